@@ -33,8 +33,10 @@ from torch import Tensor, nn
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
-from fsl_async.learn.split import task, weights
+from fsl_async.learn.split import build, weights
+from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining
@@ -286,9 +288,11 @@ def unmoved(module: nn.Module) -> Any:
 
 def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """All weights of the run's end, from the files of its servers."""
-    parts = task.build_parts(config, at_client=False)
-    method = task.method_of(config)
-    half = method.client_half(parts.halves, task.optimizer_of(config), auxiliary=parts.auxiliary)
+    parts = build.build_parts(config, at_client=False)
+    method = split_method(config)
+    half = build.client_part(
+        method, parts.model, ClientPartOptions(build.optimizer_of(config)), parts.auxiliary
+    )
     body: nn.Module = half.part("client")
     if config.split.method == "cse-fsl":
         body = nn.ModuleDict({"client": body, "auxiliary": half.part("auxiliary")})
@@ -317,8 +321,8 @@ def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
 
 def wanted_by(config: Config, kind: torch.dtype) -> list[np.ndarray]:
     """The same by plain torch, in the same order."""
-    parts, method = task.build_parts(config, at_client=False), config.split.method
-    plain = Plain(method, config, parts.halves.client, parts.halves.server, parts.auxiliary, kind)
+    parts, method = build.build_parts(config, at_client=False), config.split.method
+    plain = Plain(method, config, parts.model.client, parts.model.server, parts.auxiliary, kind)
     facts = facts_of(config)
     opened = {who: open_samples(config, facts, (n, len(NAMES))) for n, who in enumerate(NAMES)}
     for number in range(ROUNDS):

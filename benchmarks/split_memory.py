@@ -17,28 +17,34 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 from fsl_async.config.load import load
+from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
-from fsl_async.learn.split import task
-from fsl_async.learn.split.methods.base import CutGradient, Position
+from fsl_async.learn.split import build, task
+from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.shapes import shapes_of
-from fsl_async.plan.memory import client_memory, whole_model
+from fsl_async.plan.memory import whole_model_memory
+from fsl_async.plan.methods import PLANNED
 from fsl_async.process.memory import MemoryMark
+from fsl_async.roles.split.methods.base import CutGradient, Position
 from fsl_async.tools.demo import whole_memory
 
 STEPS = 4
 
 
 def client(overrides: list[str]) -> None:
-    """Train a client's half for some steps; answers that would come from the server are zeros."""
+    """Train a client's part for some steps; answers that would come from the server are zeros."""
     torch.set_num_threads(1)
     config = described(load(None, overrides))
     task.warm_up()
-    method = task.method_of(config)
+    method = split_method(config)
     samples = open_samples(config, facts_of(config), (0, config.shards))
-    parts = task.build_parts(config, at_client=True)
-    half = method.client_half(
-        parts.halves, task.optimizer_of(config), auxiliary=parts.auxiliary, name="a"
+    parts = build.build_parts(config, at_client=True)
+    half = build.client_part(
+        method,
+        parts.model,
+        ClientPartOptions(build.optimizer_of(config), name="a"),
+        parts.auxiliary,
     )
     del parts
     for number, batch in zip(range(STEPS), samples.round(0), strict=False):
@@ -74,7 +80,8 @@ def main() -> None:
     overrides = [f"split.method={options.method}", *options.set]
     config = described(load(None, overrides))
     shapes, batch = shapes_of(config), config.train.batch
-    planned = client_memory(options.method, shapes, batch).total, whole_model(shapes, batch).total
+    memories = PLANNED[options.method].memory(shapes, batch), whole_model_memory(shapes, batch)
+    planned = [memory.total for memory in memories]
     found = measured("client", overrides), measured("whole", overrides)
     row = {
         "client_mb": round(found[0] / 1e6, 1),

@@ -35,7 +35,7 @@ import torch
 from fsl_async.config.load import load
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.data.facts import described
-from fsl_async.learn.split import task, weights
+from fsl_async.learn.split import build, weights
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
@@ -78,7 +78,7 @@ def settings(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
 def kept_bytes(chosen: Mapping[str, Any]) -> dict[str, int]:
     """What the server keeps for one client, by what it is."""
     config = load(None, [f"{key}={json.dumps(value)}" for key, value in chosen.items()])
-    parts = task.build_parts(described(config), at_client=False)
+    parts = build.build_parts(described(config), at_client=False)
     values = int(config.model.sizes.partition("=")[2]) * (SIDE // 2) ** 2
     sample = 4 * values + 8  # fp32 activations, an int64 label
     under_way = config.split.in_flight * chosen["train.batch"]
@@ -91,8 +91,8 @@ def kept_bytes(chosen: Mapping[str, Any]) -> dict[str, int]:
             "moments": 2 * model,
             "buffer": chosen["split.buffer_samples"] * sample,
         }
-    assert parts.halves.server is not None
-    model = weights.state_bytes(parts.halves.server)
+    assert parts.model.server is not None
+    model = weights.state_bytes(parts.model.server)
     return found | {"model": model, "moments": 2 * model, "answers": under_way * 4 * values}
 
 

@@ -169,7 +169,7 @@ def check_task(task: str, option: str = "--task") -> str:
 
 def check_function(task: str) -> None:
     """Import `file.py:function` and look at the function; raises TaskError. A run does so by itself before it dials."""
-    from fsl_async.learn.client.tasks import load_task
+    from fsl_async.learn.user_code import load_task
 
     load_task(task)
 

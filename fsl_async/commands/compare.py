@@ -13,6 +13,7 @@ from fsl_async.commands.client import check_data
 from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output, encoded
 from fsl_async.errors import UsageError
+from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, names_of
 
 if TYPE_CHECKING:
     from fsl_async.tools.compare.choices import Choices
@@ -26,7 +27,7 @@ _FILE = click.Path(path_type=Path)
 @click.command("compare")
 @click.option(
     "--methods", required=True, metavar="A,B,...",
-    help="sl, splitfed-v1, splitfed-v2, cse-fsl, fsl-sage, fedavg.",
+    help=f"{', '.join(names_of())}.",
 )  # fmt: skip
 @click.option(
     "--data",
@@ -44,7 +45,7 @@ _FILE = click.Path(path_type=Path)
     "--auxiliary",
     default="blocks:1",
     show_default=True,
-    help="cse-fsl, fsl-sage: linear | blocks:N | FILE.py:FUNCTION",
+    help=f"{AUXILIARY}: linear | blocks:N | FILE.py:FUNCTION",
 )
 @click.option("--clients", default=4, show_default=True, type=click.IntRange(1, 64))
 @click.option("--rounds", default=10, show_default=True, type=_COUNT)
@@ -64,21 +65,21 @@ _FILE = click.Path(path_type=Path)
     default=5,
     show_default=True,
     type=_COUNT,
-    help="cse-fsl, fsl-sage: steps from one upload to the next.",
+    help=f"{AUXILIARY}: steps from one upload to the next.",
 )
 @click.option(
     "--align-every",
     default=2,
     show_default=True,
     type=_COUNT,
-    help="fsl-sage: rounds from one alignment to the next.",
+    help=f"{ALIGNED}: rounds from one alignment to the next.",
 )
 @click.option(
     "--align-passes",
     default=20,
     show_default=True,
     type=_COUNT,
-    help="fsl-sage: passes over the buffer per alignment.",
+    help=f"{ALIGNED}: passes over the buffer per alignment.",
 )
 @click.option("--align-rate", default=3e-3, show_default=True, type=Finite())
 @click.option(
@@ -86,7 +87,7 @@ _FILE = click.Path(path_type=Path)
     default=256,
     show_default=True,
     type=_COUNT,
-    help="fsl-sage: newest samples kept of each client.",
+    help=f"{ALIGNED}: newest samples kept of each client.",
 )
 @click.option(
     "--alpha",

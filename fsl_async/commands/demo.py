@@ -22,6 +22,7 @@ from fsl_async.errors import (
     UsageError,
 )
 from fsl_async.files.private_files import make_folder
+from fsl_async.roles.split.methods import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,7 +102,7 @@ _OPTIONS = {
 )
 @click.option(
     "--method", default="fsl-sage", show_default=True, help="split: how to train.",
-    type=click.Choice(["sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage"]),
+    type=click.Choice(names_of(lambda method: method.has_server)),
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects, the result last.")
 def command(

@@ -9,16 +9,19 @@ import click
 
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
+from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, names_of
 
 if TYPE_CHECKING:
     from fsl_async.accounting.shapes import ModelShapes
 
-_METHODS = "sl|sl-u|splitfed-v1|splitfed-v2|cse-fsl|fsl-sage|fedavg|pretrain"
 _COUNT = click.IntRange(1, 10**12)
 
 
 @click.command("plan")
-@click.option("--method", required=True, metavar=_METHODS, help="The method to plan.")
+@click.option(
+    "--method", required=True, metavar="|".join((*names_of(), "pretrain")),
+    help=f"What to train with. With -u behind it ({GRADIENTS}) labels stay at home.",
+)  # fmt: skip
 @click.option(
     "--model", required=True, metavar="NAME",
     help="resnet18-cifar10, resnet18-cifar100, a built-in GPT: gpt-0.5m ... gpt-1b, or a value of"
@@ -42,11 +45,11 @@ _COUNT = click.IntRange(1, 10**12)
 )  # fmt: skip
 @click.option(
     "--upload-every", default=5, show_default=True, type=_COUNT,
-    help="cse-fsl, fsl-sage: steps from one upload to the next.",
+    help=f"{AUXILIARY}: steps from one upload to the next.",
 )  # fmt: skip
 @click.option(
     "--align-every", default=10, show_default=True, type=_COUNT,
-    help="fsl-sage: rounds from one alignment to the next.",
+    help=f"{ALIGNED}: rounds from one alignment to the next.",
 )  # fmt: skip
 @click.option(
     "--link", default="100mbit,20ms", show_default=True, metavar="RATE,DELAY",
@@ -121,13 +124,17 @@ def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]
     from fsl_async.config.load import load
     from fsl_async.learn.data.facts import described
     from fsl_async.learn.split.shapes import shapes_of
+    from fsl_async.plan.methods import U_SHAPE
 
-    chosen = "splitfed-v2" if method in {"sl-u", "pretrain"} else method
+    name = method.removesuffix(U_SHAPE)
+    u_shape = name != method
+    if name not in METHODS:  # pretrain: the whole model is counted, however it is cut
+        name = names_of(lambda each: each.gradients)[0]
     given = {
-        "split.method": chosen,
+        "split.method": name,
         "split.cut": cut or "",
         "model.family": model,
-        "split.labels_at_home": method == "sl-u",
+        "split.labels_at_home": u_shape,
     }
     sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     options = {"split.method": "--method", "split.cut": "--cut", "model.family": "--model"}

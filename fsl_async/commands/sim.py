@@ -12,6 +12,7 @@ from attrs import asdict, evolve
 from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
+from fsl_async.roles.split.methods import METHODS, names_of
 
 _NOT_SIMULATED = {
     *("loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio", "run_dir"),
@@ -38,7 +39,7 @@ def _split(
     method: str, *, lockstep: bool
 ) -> Callable[[SimulationSettings, Journal | None], Simulation]:
     """A function that makes a simulation of a method. Raises UsageError with all names."""
-    from fsl_async.roles.split.methods import METHODS, SplitRules
+    from fsl_async.roles.split.methods import SplitRules
     from fsl_async.tools.sim.split_simulation import simulate
 
     if method not in METHODS:
@@ -60,7 +61,7 @@ def _split(
 )  # fmt: skip
 @click.option(
     "--split", "method", default="", metavar="METHOD",
-    help="Simulate split learning: sl, splitfed-v1, splitfed-v2, cse-fsl, fsl-sage or fedavg.",
+    help=f"Simulate split learning: {', '.join(names_of())}.",
 )  # fmt: skip
 @click.option(
     "--lockstep", is_flag=True, help="With --split: one client, and one upload, at a time."

@@ -8,7 +8,7 @@ Pure: no file is opened and nothing is looked up.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
@@ -27,13 +27,17 @@ from fsl_async.config.rules import (
     show,
     span,
 )
+from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, WHOLE, names_of
 
 Source = Literal["site", "built-in"]
 Sharding = Literal["disjoint", "local"]
 PartitionKind = Literal["iid", "dirichlet"]
 # The keys of fsl_async.config.presets.SIZES, named again for type checkers.
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
-SplitMethod = Literal["none", "sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"]
+if TYPE_CHECKING:
+    SplitMethod = str
+else:
+    SplitMethod = Literal["none", *METHODS]
 SplitMode = Literal["free", "lockstep"]
 SplitOptimizer = Literal["adamw", "adam", "sgd"]
 
@@ -184,7 +188,13 @@ class SplitConfig:
 
     method: SplitMethod = setting(
         "none",
-        "none (no split) | sl | splitfed-v1 | splitfed-v2 | cse-fsl | fsl-sage | fedavg (whole models, by rounds)",
+        " | ".join(
+            (
+                "none (no split)",
+                *names_of(lambda method: method.has_server),
+                *(f"{name} (whole models, by rounds)" for name in WHOLE),
+            )
+        ),
         fixed=True,
     )
     mode: SplitMode = setting(
@@ -197,11 +207,11 @@ class SplitConfig:
         fixed=True,
     )
     labels_at_home: bool = setting(
-        False, "U-shape, sl and splitfed only: norm and head at the clients too", fixed=True
+        False, f"U-shape, {GRADIENTS} only: norm and head at the clients too", fixed=True
     )
     auxiliary: str = setting(
         "blocks:1",
-        "auxiliary model of cse-fsl and fsl-sage: linear | blocks:N | file.py:function",
+        f"auxiliary model of {AUXILIARY}: linear | blocks:N | file.py:function",
         fixed=True,
     )
     lora_client: int = setting(
@@ -225,7 +235,7 @@ class SplitConfig:
     )
     listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
     optimizer: SplitOptimizer = setting(
-        "adamw", "of both halves, at train.learning_rate: adamw | adam | sgd"
+        "adamw", "of both parts, at train.learning_rate: adamw | adam | sgd"
     )
     samples: int = setting(
         128,
@@ -233,19 +243,19 @@ class SplitConfig:
         span(least=0, most=1 << 40),
     )
     upload_every: int = setting(
-        5, "cse-fsl, fsl-sage: steps from one upload to the next", span(least=1, most=1 << 30)
+        5, f"{AUXILIARY}: steps from one upload to the next", span(least=1, most=1 << 30)
     )
     align_every: int = setting(
-        10, "fsl-sage: rounds from one alignment to the next", span(least=1, most=1 << 30)
+        10, f"{ALIGNED}: rounds from one alignment to the next", span(least=1, most=1 << 30)
     )
     align_passes: int = setting(
-        20, "fsl-sage: passes over the buffer in an alignment", span(least=1, most=1 << 20)
+        20, f"{ALIGNED}: passes over the buffer in an alignment", span(least=1, most=1 << 20)
     )
     align_rate: float = setting(
-        1e-3, "fsl-sage: learning rate of an alignment", span(above=0, most=10)
+        1e-3, f"{ALIGNED}: learning rate of an alignment", span(above=0, most=10)
     )
     buffer_samples: int = setting(
-        256, "fsl-sage: newest samples kept of each client", span(least=1, most=1 << 30)
+        256, f"{ALIGNED}: newest samples kept of each client", span(least=1, most=1 << 30)
     )
     up: Format = setting("bf16", "activations: fp32 | bf16 | e4m3 | e5m2 | uniform")
     down: Format = setting("bf16", "gradients: fp32 | bf16 | e4m3 | e5m2 | uniform")
@@ -275,13 +285,17 @@ class SplitConfig:
         return self.method != "none"
 
     @property
+    def has_server(self) -> bool:
+        """Whether the model is cut, and a split server holds a part of it."""
+        return self.is_on and METHODS[self.method].has_server
+
+    @property
     def sends_whole(self) -> bool:
         """Whether clients send their weights as they are, and not what a round changed of them (docs/adr/0045)."""
         return self.is_on and self.models == "fp32"
 
     def __attrs_post_init__(self) -> None:
-        with_gradients = {"none", "sl", "splitfed-v1", "splitfed-v2"}
-        if self.labels_at_home and self.method not in with_gradients:
+        if self.labels_at_home and self.is_on and not METHODS[self.method].gradients:
             raise SettingError(
                 "split.labels_at_home", f"{self.method} needs labels at the split server"
             )

@@ -25,6 +25,7 @@ from attrs import frozen
 
 from fsl_async.config.settings import Config
 from fsl_async.errors import NotAllowedError, UsageError
+from fsl_async.roles.split.methods import METHODS
 
 DELTAS, ADAPTERS, SCALARS = "deltas", "adapters", "scalars"
 ACTIVATIONS, LABELS, METRICS = "activations", "labels", "metrics"
@@ -85,9 +86,10 @@ def needs_of(config: Config) -> tuple[str, ...]:
     """The kinds that every client of a run with this configuration sends."""
     split = config.split
     # Linear auxiliary models and those of the user's own have no adapters: they train, and are sent, whole.
-    auxiliary = split.method in {"cse-fsl", "fsl-sage"} and not split.auxiliary.startswith("blocks")
+    has_auxiliary = split.is_on and METHODS[split.method].auxiliary != "none"
+    auxiliary = has_auxiliary and not split.auxiliary.startswith("blocks")
     weights = ADAPTERS if split.is_on and split.lora_client and not auxiliary else DELTAS
-    if split.method in {"none", "fedavg"}:
+    if not split.has_server:
         return (weights,)
     return (weights, ACTIVATIONS) if split.labels_at_home else (weights, ACTIVATIONS, LABELS)
 

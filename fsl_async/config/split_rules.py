@@ -9,7 +9,7 @@ import attrs
 from fsl_async.config.address import parse_listen, parse_told
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError
-from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.methods import Method, SplitRules, method_of
 
 
 def split_rules(config: Config) -> SplitRules:
@@ -30,6 +30,11 @@ def split_rules(config: Config) -> SplitRules:
     )
 
 
+def split_method(config: Config) -> Method:
+    """The run's method; `config.split.is_on`."""
+    return method_of(split_rules(config))
+
+
 def with_split_server(config: Config, key: str = "") -> Config:
     """Say where the split server of another process is reached, as far as that can be known: where it is told to listen, with the same keys.
 
@@ -37,8 +42,7 @@ def with_split_server(config: Config, key: str = "") -> Config:
     where clients would come here encrypted and go there unencrypted.
     """
     split = config.split
-    needed = split.is_on and decisions_of(split_rules(config)).has_server
-    if not needed:
+    if not split.has_server:
         return config
     if split.server:
         address = parse_told(split.server)
@@ -70,7 +74,7 @@ def with_implied(config: Config) -> Config:
                 "model.family",
             )
         return config
-    wanted = decisions_of(split_rules(config)).trigger
+    wanted = split_method(config).trigger
     if config.sync.trigger not in {"clock", wanted}:
         raise ConfigError(
             f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method} in mode {config.split.mode}"

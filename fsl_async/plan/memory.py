@@ -5,7 +5,7 @@ All values are fp32:
   * gradients: 4 bytes for each trained parameter; optimizer: 8 more, Adam's two moments;
   * activations: 4 bytes for each value that a batch keeps for the backward pass
     (`Part.activations`); with the split methods also the tensors at the cut, sent and received.
-FSL-SAGE's auxiliary model is frozen at the client, but gradients pass through it: its weights and
+An auxiliary model that the split server aligns (FSL-SAGE) is frozen at the client, but gradients pass through it: its weights and
 activations count, its gradients and moments do not. Left out, because they depend on the library
 and the device: temporary buffers, fragmentation, the framework itself (some hundred megabytes with
 CUDA), and in pretraining the synchronization's own vectors in host memory.
@@ -16,6 +16,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from fsl_async.accounting.shapes import ModelShapes, Part
+from fsl_async.roles.split.methods import Method
 
 _VALUE_BYTES = 4
 _ADAM_BYTES = 8
@@ -62,22 +63,22 @@ def frozen_part(part: Part, batch: int) -> Memory:
     )
 
 
-def whole_model(shapes: ModelShapes, batch: int) -> Memory:
+def whole_model_memory(shapes: ModelShapes, batch: int) -> Memory:
     """Memory of training the whole model in one process."""
     return trained(shapes.whole, batch)
 
 
-def client_memory(method: str, shapes: ModelShapes, batch: int) -> Memory:
+def client_memory(method: Method, shapes: ModelShapes, batch: int) -> Memory:
     """Memory of one client of `method`."""
-    if method in {"pretrain", "fedavg"}:
-        return whole_model(shapes, batch)
+    if not method.has_server:
+        return whole_model_memory(shapes, batch)
     crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)
-    own = trained(shapes.client, batch) + crossing
-    if method == "sl-u":
+    found = trained(shapes.client, batch) + crossing
+    if method.legs > 1:
         second = Memory(activations=2 * _VALUE_BYTES * batch * shapes.tail_values)
-        return own + trained(shapes.tail, batch) + second
-    if method == "cse-fsl":
-        return own + trained(shapes.auxiliary, batch)
-    if method == "fsl-sage":
-        return own + frozen_part(shapes.auxiliary, batch)
-    return own
+        found += trained(shapes.tail, batch) + second
+    if method.auxiliary == "trained":
+        found += trained(shapes.auxiliary, batch)
+    if method.auxiliary == "aligned":
+        found += frozen_part(shapes.auxiliary, batch)
+    return found

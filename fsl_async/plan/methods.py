@@ -1,8 +1,8 @@
 """What a client sends and receives in a round of each method, by category and direction. Pure.
 
-A client has n samples in batches of B, so K = ceil(n / B) steps a round. Every q-th step uploads
-(steps 0, q, 2q, ...); every l-th round aligns (rounds 0, l, 2l, ...). Each sample has d values at
-the cut. |c|, |a|, |t| are the client's part, the auxiliary model, the tail.
+A client has n samples in batches of B, so K = ceil(n / B) steps a round. With an auxiliary model every
+q-th step uploads (steps 0, q, 2q, ...) and every l-th round aligns (rounds 0, l, 2l, ...). Each sample
+has d values at the cut. |c|, |a|, |t| are the client's part, the auxiliary model, the tail.
 
     method        up                                   down                             source
     sl            n d, labels, |c| to the next client  n d gradients, |c|               [1]
@@ -18,16 +18,18 @@ the cut. |c|, |a|, |t| are the client's part, the auxiliary model, the tail.
     [2] Vepakomma et al., arXiv:1812.00564     [5] Nair et al., arXiv:2505.23182
     [3] Thapa et al., arXiv:2004.12088         [6] McMahan et al., arXiv:1602.05629
 
-d' is the second cut of sl-u, where labels stay at the client. In sl and sl-u a client passes its
-part to the next one through the parameter server, because clients only dial out: every turn begins
-with one transfer down and ends with one up. The first turn needs no transfer: all clients have
-downloaded the weights before. After the last turn all download once more, so that every site ends
-with the run's weights. splitfed-v1 averages the split server's copies inside one process.
+All of it follows from what a method decides (`fsl_async.roles.split.methods`). The name of a method
+that waits for gradients, with "-u" behind it, is its U-shape: labels stay at the client, and d' values
+cross a second cut. In sl and sl-u a client passes its part to the next one through the parameter
+server, because clients only dial out: every turn begins with one transfer down and ends with one up.
+The first turn needs no transfer: all clients have downloaded the weights before. After the last turn
+all download once more, so that every site ends with the run's weights. splitfed-v1 averages the split
+server's copies inside one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from attrs import frozen
 
@@ -35,6 +37,8 @@ from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.shapes import ModelShapes, Part
 from fsl_async.accounting.sizes import Accounting, Kind, Size
 from fsl_async.errors import UsageError
+from fsl_async.plan.memory import Memory, client_memory
+from fsl_async.roles.split.methods import METHODS, Method, SplitRules
 
 
 @frozen
@@ -76,22 +80,23 @@ class Workload:
         """Steps of a client in a round."""
         return -(-self.samples // self.batch)
 
-    @property
-    def uploaded_samples(self) -> int:
-        """Samples of every `upload_every`-th step; the last batch may be short."""
-        uploads = -(-self.steps // self.upload_every)
-        last_step = (uploads - 1) * self.upload_every
+    def samples_of(self, every: int) -> int:
+        """Samples of every `every`-th step; the last batch may be short."""
+        uploads = -(-self.steps // every)
+        last_step = (uploads - 1) * every
         last_batch = min(self.batch, self.samples - last_step * self.batch)
         return (uploads - 1) * self.batch + last_batch
 
 
 @frozen
-class Method:
+class PlannedMethod:
     """The planner's row of a method.
 
     flows: what a client sends and receives in a round.
     first: what it downloads before the first round.
     waits: one-way delays per round that nothing overlaps, on average over rounds.
+    memory: of a client, given shapes and batch.
+    is_cut: a split server holds a part of the model.
     sequential: clients take turns, so a round lasts as long as all turns together.
     published: whether FSL-SAGE's figures cover it.
     """
@@ -100,109 +105,115 @@ class Method:
     flows: Callable[[ModelShapes, Workload, Accounting], tuple[Flow, ...]]
     first: Callable[[ModelShapes], Mapping[Category, Part]]
     waits: Callable[[Workload], float]
+    memory: Callable[[ModelShapes, int], Memory]
+    is_cut: bool = True
     sequential: bool = False
-    published: bool = True
+    published: bool = False
 
 
-def _both_ways(category: Category, size: Size) -> tuple[Flow, Flow]:
-    return Flow(category, Direction.UP, size), Flow(category, Direction.DOWN, size)
-
-
-def _exchange(shapes: ModelShapes, work: Workload, count: Accounting) -> tuple[Flow, ...]:
-    values = work.samples * shapes.cut_values
-    return (
-        Flow(Category.ACTIVATIONS, Direction.UP, count.values(values, Kind.ACTIVATIONS)),
-        Flow(Category.LABELS, Direction.UP, count.plain(work.samples * shapes.label_bytes)),
-        Flow(Category.GRADIENTS, Direction.DOWN, count.values(values, Kind.GRADIENTS)),
-        *_both_ways(Category.CLIENT_MODEL, count.weights(shapes.client)),
-    )
-
-
-def _u_shaped(shapes: ModelShapes, work: Workload, count: Accounting) -> tuple[Flow, ...]:
-    first, second = work.samples * shapes.cut_values, work.samples * shapes.tail_values
-    return (
-        Flow(Category.ACTIVATIONS, Direction.UP, count.values(first, Kind.ACTIVATIONS)),
-        Flow(Category.GRADIENTS, Direction.UP, count.values(second, Kind.GRADIENTS)),
-        Flow(Category.ACTIVATIONS, Direction.DOWN, count.values(second, Kind.ACTIVATIONS)),
-        Flow(Category.GRADIENTS, Direction.DOWN, count.values(first, Kind.GRADIENTS)),
-        *_both_ways(Category.CLIENT_MODEL, count.weights(shapes.client + shapes.tail)),
-    )
-
-
-def _uploads(shapes: ModelShapes, work: Workload, count: Accounting) -> tuple[Flow, ...]:
-    samples = work.uploaded_samples
-    sent = count.values(samples * shapes.cut_values, Kind.ACTIVATIONS)
-    return (
-        Flow(Category.ACTIVATIONS, Direction.UP, sent),
-        Flow(Category.LABELS, Direction.UP, count.plain(samples * shapes.label_bytes)),
-        *_both_ways(Category.CLIENT_MODEL, count.weights(shapes.client)),
-    )
-
-
-def _cse_fsl(shapes: ModelShapes, work: Workload, count: Accounting) -> tuple[Flow, ...]:
-    auxiliary = _both_ways(Category.AUXILIARY, count.weights(shapes.auxiliary))
-    return (*_uploads(shapes, work, count), *auxiliary)
-
-
-def _fsl_sage(shapes: ModelShapes, work: Workload, count: Accounting) -> tuple[Flow, ...]:
-    aligned = count.weights(shapes.auxiliary)
-    down = Flow(Category.AUXILIARY, Direction.DOWN, aligned, every=work.align_every)
-    return (*_uploads(shapes, work, count), down)
-
-
-def _fedavg(shapes: ModelShapes, _: Workload, count: Accounting) -> tuple[Flow, ...]:
-    return _both_ways(Category.FULL_MODEL, count.weights(shapes.whole))
-
-
-def _client_part(shapes: ModelShapes) -> Mapping[Category, Part]:
-    return {Category.CLIENT_MODEL: shapes.client}
-
-
-def _client_and_tail(shapes: ModelShapes) -> Mapping[Category, Part]:
-    return {Category.CLIENT_MODEL: shapes.client + shapes.tail}
-
-
-def _client_and_auxiliary(shapes: ModelShapes) -> Mapping[Category, Part]:
-    return {Category.CLIENT_MODEL: shapes.client, Category.AUXILIARY: shapes.auxiliary}
-
-
-def whole_model(shapes: ModelShapes) -> Mapping[Category, Part]:
-    """First download of methods without a cut: the whole model."""
-    return {Category.FULL_MODEL: shapes.whole}
-
+_PUBLISHED = {"splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"}
+"""In the figures of FSL-SAGE."""
 
 _MODEL_WAITS = 2
 """A model goes up, and the average comes down."""
 
-METHODS: Mapping[str, Method] = {
-    one.name: one
-    for one in (
-        Method(
-            "sl",
-            _exchange,
-            _client_part,
-            lambda work: _MODEL_WAITS + 2 * work.steps,
-            sequential=True,
-            published=False,
-        ),
-        Method(
-            "sl-u",
-            _u_shaped,
-            _client_and_tail,
-            lambda work: _MODEL_WAITS + 4 * work.steps,
-            sequential=True,
-            published=False,
-        ),
-        Method("splitfed-v1", _exchange, _client_part, lambda work: _MODEL_WAITS + 2 * work.steps),
-        Method("splitfed-v2", _exchange, _client_part, lambda work: _MODEL_WAITS + 2 * work.steps),
-        Method("cse-fsl", _cse_fsl, _client_and_auxiliary, lambda _: _MODEL_WAITS),
-        # Once in l rounds a client waits for the answer to an upload: the aligned model.
-        Method(
-            "fsl-sage",
-            _fsl_sage,
-            _client_part,  # both ends initialize auxiliary models from the seed
-            lambda work: _MODEL_WAITS + 2 / work.align_every,
-        ),
-        Method("fedavg", _fedavg, whole_model, lambda _: _MODEL_WAITS),
+U_SHAPE = "-u"
+
+
+def both_ways(category: Category, size: Size) -> tuple[Flow, Flow]:
+    """The same up and down."""
+    return Flow(category, Direction.UP, size), Flow(category, Direction.DOWN, size)
+
+
+def whole_model(shapes: ModelShapes) -> Mapping[Category, Part]:
+    """Of methods that cut nothing: all of it is downloaded first."""
+    return {Category.FULL_MODEL: shapes.whole}
+
+
+def _crossing(
+    method: Method, shapes: ModelShapes, work: Workload, count: Accounting
+) -> Iterator[Flow]:
+    """What crosses the cut in the steps of a round."""
+    samples = work.samples_of(method.upload_every)
+    first, second = samples * shapes.cut_values, samples * shapes.tail_values
+    yield Flow(Category.ACTIVATIONS, Direction.UP, count.values(first, Kind.ACTIVATIONS))
+    if method.legs > 1:
+        yield Flow(Category.GRADIENTS, Direction.UP, count.values(second, Kind.GRADIENTS))
+        yield Flow(Category.ACTIVATIONS, Direction.DOWN, count.values(second, Kind.ACTIVATIONS))
+    else:
+        yield Flow(Category.LABELS, Direction.UP, count.plain(samples * shapes.label_bytes))
+    if method.gradients:
+        yield Flow(Category.GRADIENTS, Direction.DOWN, count.values(first, Kind.GRADIENTS))
+
+
+def _flows(
+    method: Method, shapes: ModelShapes, work: Workload, count: Accounting
+) -> Iterator[Flow]:
+    if not method.has_server:
+        yield from both_ways(Category.FULL_MODEL, count.weights(shapes.whole))
+        return
+    yield from _crossing(method, shapes, work, count)
+    yield from both_ways(Category.CLIENT_MODEL, count.weights(_client(method, shapes)))
+    auxiliary = count.weights(shapes.auxiliary)
+    if "auxiliary" in method.averaged:
+        yield from both_ways(Category.AUXILIARY, auxiliary)
+    if method.aligned:
+        yield Flow(Category.AUXILIARY, Direction.DOWN, auxiliary, every=work.align_every)
+
+
+def _client(method: Method, shapes: ModelShapes) -> Part:
+    return shapes.client + shapes.tail if method.legs > 1 else shapes.client
+
+
+def _first(method: Method, shapes: ModelShapes) -> Mapping[Category, Part]:
+    if not method.has_server:
+        return whole_model(shapes)
+    found = {Category.CLIENT_MODEL: _client(method, shapes)}
+    if "auxiliary" in method.averaged:  # others begin as the seed makes them, at both ends
+        found[Category.AUXILIARY] = shapes.auxiliary
+    return found
+
+
+def _waits(method: Method, work: Workload) -> float:
+    """Of each upload that is answered the way there and back; an aligned model answers one upload in l rounds."""
+    answered = work.steps * method.legs if method.gradients else 0
+    return _MODEL_WAITS + 2 * answered + (2 / work.align_every if method.aligned else 0)
+
+
+def _planned(kind: type[Method], *, labels_at_home: bool = False) -> PlannedMethod:
+    name = kind.name + (U_SHAPE if labels_at_home else "")
+
+    def method(work: Workload) -> Method:
+        rules = SplitRules(
+            kind.name,
+            labels_at_home=labels_at_home,
+            upload_every=work.upload_every,
+            align_every=work.align_every,
+        )
+        return kind(rules)
+
+    any_work = method(Workload(1, 1, 1))
+    return PlannedMethod(
+        name,
+        lambda shapes, work, count: tuple(_flows(method(work), shapes, work, count)),
+        lambda shapes: _first(any_work, shapes),
+        lambda work: _waits(method(work), work),
+        lambda shapes, batch: client_memory(any_work, shapes, batch),
+        is_cut=kind.has_server,
+        sequential=kind.sequential,
+        published=name in _PUBLISHED,
     )
-}
+
+
+def planned_methods() -> dict[str, PlannedMethod]:
+    """All methods by name, each U-shape behind its straight form."""
+    found = {}
+    for kind in METHODS.values():
+        forms = [_planned(kind)]
+        if kind.gradients:
+            forms.append(_planned(kind, labels_at_home=True))
+        found.update({form.name: form for form in forms})
+    return found
+
+
+PLANNED: Mapping[str, PlannedMethod] = planned_methods()

@@ -8,10 +8,11 @@ Method: DiLoCo (Douillard et al., arXiv:2311.08105); docs/ARCHITECTURE.md.
 
 from __future__ import annotations
 
-from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.categories import Category
 from fsl_async.accounting.shapes import ModelShapes
 from fsl_async.accounting.sizes import Accounting, Kind
-from fsl_async.plan.methods import Flow, Method, Workload, whole_model
+from fsl_async.plan.memory import whole_model_memory
+from fsl_async.plan.methods import Flow, PlannedMethod, Workload, both_ways, whole_model
 
 WAITS = 5
 """The call comes down, the delta goes up; the version is announced, requested, and comes down."""
@@ -19,10 +20,9 @@ WAITS = 5
 
 def _sync(shapes: ModelShapes, _: Workload, count: Accounting) -> tuple[Flow, ...]:
     size = count.values(shapes.whole.values, Kind.DELTA)
-    return (
-        Flow(Category.FULL_MODEL, Direction.UP, size),
-        Flow(Category.FULL_MODEL, Direction.DOWN, size),
-    )
+    return both_ways(Category.FULL_MODEL, size)
 
 
-PRETRAIN = Method("pretrain", _sync, whole_model, lambda _: WAITS, published=False)
+PRETRAIN = PlannedMethod(
+    "pretrain", _sync, whole_model, lambda _: WAITS, whole_model_memory, is_cut=False
+)

@@ -18,11 +18,11 @@ from fsl_async.accounting.shapes import ModelShapes
 from fsl_async.accounting.sizes import FORMATS, Accounting, OurAccounting, PublishedAccounting, Size
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec
-from fsl_async.plan.memory import Memory, client_memory, whole_model
-from fsl_async.plan.methods import METHODS, Flow, Method, Workload
+from fsl_async.plan.memory import Memory, whole_model_memory
+from fsl_async.plan.methods import PLANNED, Flow, PlannedMethod, Workload
 from fsl_async.plan.pretraining import PRETRAIN
 
-ALL_METHODS: dict[str, Method] = {**METHODS, PRETRAIN.name: PRETRAIN}
+ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}
 
 KIB = 1 << 10
 GIB = 1 << 30
@@ -32,7 +32,7 @@ GIB = 1 << 30
 class Plan:
     """Bytes, seconds and memory of a run."""
 
-    method: Method
+    method: PlannedMethod
     shapes: ModelShapes
     work: Workload
     link: LinkSpec
@@ -90,12 +90,12 @@ class Plan:
     @property
     def memory(self) -> Memory:
         """Memory of a client."""
-        return client_memory(self.method.name, self.shapes, self.work.batch)
+        return self.method.memory(self.shapes, self.work.batch)
 
     @property
     def whole_memory(self) -> Memory:
         """Memory of training the whole model."""
-        return whole_model(self.shapes, self.work.batch)
+        return whole_model_memory(self.shapes, self.work.batch)
 
 
 def make_plan(
@@ -187,7 +187,7 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
     work, memory, whole = plan.work, plan.memory, plan.whole_memory
     total = plan.total_size(rounds)
     kept = "as published" if plan.as_published else f"{plan.format}; coded sizes are estimates"
-    where = "" if plan.method.name in {"fedavg", "pretrain"} else f" cut at {plan.shapes.cut}"
+    where = f" cut at {plan.shapes.cut}" if plan.method.is_cut else ""
     share = f"{memory.total / whole.total:.0%}"
     lines = [
         (

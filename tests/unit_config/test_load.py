@@ -455,7 +455,7 @@ def test_presets_and_formats_are_the_ones_that_exist():
 @pytest.mark.parametrize("preset", get_args(settings_training.Preset))
 def test_resolved_sizes_are_those_that_clients_build(preset, more):
     """What --dry-run shows must be the model that is trained."""
-    from fsl_async.learn.client.pretrain import gpt_config
+    from fsl_async.learn.models.gpt import gpt_config
 
     loaded = load(None, [f"model.preset={preset}", *more])
     model = resolved(loaded).model

@@ -14,6 +14,7 @@ import attrs
 import msgpack
 import numpy as np
 import torch
+from split_stand_ins import RunAlone
 from target_parts import (
     CROOK,
     HEAD_LIMIT,
@@ -34,20 +35,18 @@ from torch import nn
 import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.methods import method
-from fsl_async.learn.split.model_parts import ClientPart
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
-from fsl_async.learn.split.remote import SplitTraining
+from fsl_async.learn.split.remote import SplitTraining, TrainingOptions
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import Cut, ServerTraining
+from fsl_async.learn.split.server_training import ServerTraining, UploadShape
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_transport.session import frames
@@ -58,7 +57,7 @@ INPUTS, WIDTH, CLASSES, SAMPLES = 5, 4, 3, 2
 FORMATS = Formats(up="fp32", down="fp32")
 
 
-def method_of(steps):
+def chosen_by(steps):
     """The method that an input is for, and the rest of it."""
     if steps and type(steps[0]) is int:
         return METHODS[steps[0] % len(METHODS)], steps[1:]
@@ -91,7 +90,7 @@ class SplitWorld:
         self.ended, self.is_over = [], False
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
         rules = SplitRules(method=name, checkpoint_every=2, align_every=1)
-        half = SplitServer(
+        server = SplitServer(
             linear(WIDTH, CLASSES),
             ServerSettings(
                 replicas=name == "splitfed-v1",
@@ -103,7 +102,7 @@ class SplitWorld:
         )
         self.disk = ServerDisk(Path(folder) / "server", QuietFiles())
         self.room = ServerTraining(
-            method(name), half, Cut((WIDTH,), CLASSES, per_token=False), self.disk
+            method_of(rules), server, UploadShape((WIDTH,), CLASSES, per_token=False), self.disk
         )
         workers = [VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)]
         self.shell = SplitServerShell(
@@ -204,7 +203,7 @@ def upload():
 @one_thread()
 def run_split_server(data):
     """A number for the method, then steps of the crook as for the parameter server."""
-    name, steps = method_of(steps_of(data))
+    name, steps = chosen_by(steps_of(data))
     with room() as folder:
         world = SplitWorld(folder, name)
         try:
@@ -278,15 +277,13 @@ def server_seeds():
 def training_of(name):
     """A client's training thread, which is let go wherever it would wait; and how it computes."""
     rules = SplitRules(method=name, upload_every=1, align_every=1)
-    chosen = method(name)
+    chosen = method_of(rules)
     auxiliary = linear(WIDTH, CLASSES) if chosen.auxiliary != "none" else None
     training = SplitTraining(
-        ClientPart(linear(INPUTS, WIDTH), OptimizerSpec(), auxiliary=auxiliary, in_flight=2),
+        ClientPart(linear(INPUTS, WIDTH), ClientPartOptions(in_flight=2), auxiliary=auxiliary),
         chosen,
-        decisions_of(rules),
-        classes=CLASSES,
-        stopped=lambda: True,
-        version=lambda: 0,
+        TrainingOptions(CLASSES),
+        RunAlone(running=False),
     )
     return rules, training
 
@@ -321,7 +318,7 @@ def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no st
         incarnation=1,
         chance=random.Random(0),
     )
-    training.post = shell.feed
+    training._run.post_split = shell.feed
     shell.dial()
     return shell, training
 
@@ -329,7 +326,7 @@ def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no st
 @one_thread()
 def run_split_client(data):
     """A number for the method, then steps of a server: heads, payloads on the bulk lane, waits."""
-    name, steps = method_of(steps_of(data))
+    name, steps = chosen_by(steps_of(data))
     scheduler, link = tp.VirtualScheduler(), Loopback()
     shell, training = client_of(scheduler, link, name)
     training.begin_round(0)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fsl_async.learn.split.batches import IGNORED, Batch
+from fsl_async.learn.models.forward import Batch
+from fsl_async.learn.split.smashed import IGNORED
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS, Kind
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.plan.memory import client_memory, whole_model
-from fsl_async.plan.methods import METHODS, Workload
+from fsl_async.plan.memory import whole_model_memory
+from fsl_async.plan.methods import PLANNED, Workload
 from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan, readable
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 
@@ -157,7 +157,7 @@ def test_uploaded_samples_are_those_of_every_qth_batch(samples, batch, every):
     work = Workload(1, batch, samples, every)
     batches = [min(batch, samples - start) for start in range(0, samples, batch)]
     assert work.steps == len(batches)
-    assert work.uploaded_samples == sum(batches[::every])
+    assert work.samples_of(every) == sum(batches[::every])
 
 
 def test_formats_state_payload_exactly_and_never_estimate_more_than_it():
@@ -205,19 +205,19 @@ def test_memory_follows_the_stated_rule():
     """The rule is worked out by hand for one method of each kind."""
     found = find_shapes("gpt-0.5m")
     batch = 7
-    own = client_memory("splitfed-v1", found, batch)
+    own = ALL_METHODS["splitfed-v1"].memory(found, batch)
     assert own.weights == own.gradients == 4 * found.client.parameters
     assert own.optimiser == 8 * found.client.parameters
     assert own.activations == 4 * 7 * (found.client.activations + 2 * found.cut_values)
-    sage, cse = (client_memory(method, found, batch) for method in ("fsl-sage", "cse-fsl"))
+    sage, cse = (ALL_METHODS[method].memory(found, batch) for method in ("fsl-sage", "cse-fsl"))
     assert sage.weights == cse.weights == own.weights + 4 * found.auxiliary.values
     assert sage.activations == cse.activations == own.activations + 28 * found.auxiliary.activations
     assert (sage.gradients, sage.optimiser) == (own.gradients, own.optimiser)
     assert cse.optimiser == own.optimiser + 8 * found.auxiliary.parameters
-    tailed = client_memory("sl-u", found, batch)
+    tailed = ALL_METHODS["sl-u"].memory(found, batch)
     assert tailed.gradients == 4 * (found.client.parameters + found.tail.parameters)
-    assert client_memory("pretrain", found, batch) == whole_model(found, batch)
-    assert own.total < whole_model(found, batch).total
+    assert ALL_METHODS["pretrain"].memory(found, batch) == whole_model_memory(found, batch)
+    assert own.total < whole_model_memory(found, batch).total
     assert sum((own.weights, own.gradients, own.optimiser, own.activations)) == own.total
 
 
@@ -333,6 +333,6 @@ def test_sizes_are_readable():
 
 def test_methods_of_the_reference_have_its_accounting():
     """--as-published must offer the five published methods and no others."""
-    published = {name for name, one in METHODS.items() if one.published}
+    published = {name for name, one in PLANNED.items() if one.published}
     assert published == {"splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"}
     assert find_shapes("resnet18-cifar100").cut in RESNET_CUTS

@@ -8,7 +8,7 @@ import pytest
 from fsl_async import cli
 from fsl_async.config.load import load
 from fsl_async.learn.split.shapes import shapes_of
-from fsl_async.plan.memory import client_memory
+from fsl_async.plan.methods import PLANNED
 from fsl_async.plan.shapes import find_shapes
 
 IMAGES = ["data.sample_shape=3x32x32", "data.classes=100"]
@@ -62,7 +62,7 @@ def test_frozen_weights_are_held_and_not_sent():
     assert lora.client.parameters < whole.client.parameters / 4
     assert lora.client.frozen == whole.client.parameters
     assert lora.server == whole.server
-    a, b = (client_memory("splitfed-v2", each, 4) for each in (whole, lora))
+    a, b = (PLANNED["splitfed-v2"].memory(each, 4) for each in (whole, lora))
     assert b.weights > a.weights
     assert b.gradients + b.optimiser < (a.gradients + a.optimiser) / 4
 

@@ -9,11 +9,11 @@
 
 Runs by rounds (`sync.trigger` other than "clock"), and split learning:
 
-    split = fed.split(half, method, ...)          # in place of attach
-    for number in fed.rounds():                   # waits until this client is called; ends with the run
+    training = fsl_async.learn.split.task.begin(fed)    # instead of attach
+    for number in fed.rounds():                         # waits until this client is called; ends with the run
         for inputs, labels in batches(number):
-            split.train_batch(inputs, labels)
-        fed.end_round(samples=n)                  # returns when the next version is here
+            training.train_batch(inputs, labels)
+        fed.end_round(samples=n)                        # returns when the next version is here
 
 Weights change inside `attach`, `step` and `end_round` and nowhere else, in place, so the optimiser keeps its state over a rebase: its moments
 stay local and are never averaged (DiLoCo, arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under
@@ -24,24 +24,20 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, Protocol, SupportsFloat, TypeVar
 
 import attrs
 import torch
 from torch import nn
 
-from fsl_async.config.site_policy import ACTIVATIONS, DELTAS, LABELS, SitePolicy
+from fsl_async.config.site_policy import DELTAS, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
-from fsl_async.learn.split.methods.base import Method
-from fsl_async.learn.split.model_parts import ClientPart
-from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.weights import exchanged
-from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.machine import Event
 
 T = TypeVar("T")
 TOLERATED_STEPS = 3
@@ -78,11 +74,37 @@ class ClientContext:
     """What may leave this site."""
 
 
+class RoundTraining(Protocol):
+    """What trains the batches of a round (`fsl_async.learn.split.remote.SplitTraining`)."""
+
+    waited_s: float
+    """Seconds that the training thread has waited in it for the network."""
+
+    def begin_round(self, number: int) -> None:
+        """The next batch is the first of this round."""
+
+    def end_round(self) -> int:
+        """Finish what is open; returns the samples trained in the round."""
+
+
+class SplitPort(Protocol):
+    """A client's session with the split server (`fsl_async.nodes.client.node.ClientRuntime`).
+
+    For the training thread.
+    """
+
+    def open_split(self, training: Any, architecture: dict[str, str]) -> None:
+        """Open it, once; what comes is handed to `training`."""
+
+    def post_split(self, event: Event) -> None:
+        """Give its machine an event; nothing happens before it is opened."""
+
+
 class FedBase:
     """What Fed and LocalFed have in common.
 
     client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as config["train"]["batch"];
-    log: takes a line for the journal.
+    log: takes a line for the journal; policy: what may leave this site.
     """
 
     def __init__(self, place: ClientContext) -> None:
@@ -91,6 +113,7 @@ class FedBase:
         self.device = place.device
         self.config = place.config
         self.log = place.log
+        self.policy = place.policy
         self._place = place
         self._steps_after_end = 0
 
@@ -202,13 +225,13 @@ class Fed(FedBase):
         self,
         training: Training,
         place: ClientContext,
-        open_split: Callable[[SplitTraining, dict[str, str]], None] | None = None,
+        session: SplitPort | None = None,
     ) -> None:
         super().__init__(place)
         self._training = training
-        self._meter = training.meter
-        self._open_split = open_split
-        self._split: SplitTraining | None = None
+        self.meter = training.meter
+        self._session = session
+        self._rounds: RoundTraining | None = None
         self._waited_s = 0.0
 
     @property
@@ -235,7 +258,7 @@ class Fed(FedBase):
 
     def _check_weights(self, model: nn.Module) -> None:
         """Raise NotAllowedError where a site that lets adapters out alone would send other tensors, whatever the run's configuration says."""
-        policy = self._place.policy
+        policy = self.policy
         if policy.lets(DELTAS):
             return
         tensors = ModelWeights(model).manifest.tensors
@@ -246,60 +269,42 @@ class Fed(FedBase):
             what = f"this task exchanges {others[0]}, which is no LoRA adapter: it"
             policy.require({DELTAS: "the parameter server"}, what)
 
-    def split(
+    def attach_rounds(
         self,
-        half: ClientPart,
-        method: Method,
-        rules: SplitRules,
-        *,
-        classes: int,
-        architecture: Mapping[str, str],
-        features: tuple[int, ...] = (),
-    ) -> SplitTraining:
-        """Train `half` with the run's split server: open the session, and wait until the weights are the run's.
+        model: nn.Module,
+        training: RoundTraining,
+        architecture: Mapping[str, str] | None = None,
+    ) -> None:
+        """Hand `model` over in a run by rounds that `training` trains; wait until its weights are the run's.
 
-        architecture: what must be the same at the server, by name, in the order of comparison. classes: labels are in 0 ... classes - 1.
-        features: of a U-shape, the shape of one sample's where it is not that of the activations but for the last size.
-        Raises as `attach` does, and NotAllowedError where this site's policy keeps here what the method sends.
+        architecture: in split learning, what must be the same at the split server, by name, in the order of
+        comparison; the session with it is opened. None: there is no split server.
+        Raises as `attach` does, and TaskError for a second call.
         """
-        if self._split is not None:
-            raise TaskError("fed.split was called twice: one half to a client")
-        if self._open_split is None:
-            raise TaskError("fed.split needs a run with a split server")
-        decisions = decisions_of(rules)
-        policy = self._place.policy
-        if decisions.has_server:
-            sent = [ACTIVATIONS] if rules.labels_at_home else [ACTIVATIONS, LABELS]
-            policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
-        self._split = SplitTraining(
-            half,
-            method,
-            decisions,
-            classes=classes,
-            stopped=lambda: self._training.stopped,
-            version=lambda: self._training.version,
-            features=features,
-            on_step=lambda loss, _: self._meter.count(0, {"loss": loss}),
-            meter=self._meter,
-            labels_stay=not policy.lets(LABELS),
-        )
-        parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
-        whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
-        self._check_weights(whole)
+        if self._rounds is not None:
+            raise TaskError("a split model was attached twice: one to a client")
+        if architecture is not None and self._session is None:
+            raise TaskError("this client can open no session with a split server")
+        self._rounds = training
+        self._check_weights(model)
         self._training.expect_rounds()
-        if decisions.has_server:
-            self._open_split(self._split, dict(architecture))
-        self._training.attach(whole)
-        return self._split
+        if architecture is not None and self._session is not None:
+            self._session.open_split(training, dict(architecture))
+        self._training.attach(model)
+
+    def post_split(self, event: Event) -> None:
+        """Give the session with the split server an event of the training thread."""
+        if self._session is not None:
+            self._session.post_split(event)
 
     def rounds(self) -> Iterator[int]:
         """The rounds that this client is called to train, until the run ends."""
         self._training.expect_rounds()
         while (number := self._timed(self._training.next_round)) is not None:
-            if self._split is not None:
-                self._split.begin_round(number)
+            if self._rounds is not None:
+                self._rounds.begin_round(number)
             yield number
-            self._meter.step_dropped()  # a loop that did not end its round: what it waits for now is no step
+            self.meter.step_dropped()  # a loop that did not end its round: what it waits for now is no step
 
     def end_round(
         self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
@@ -308,17 +313,17 @@ class Fed(FedBase):
 
         samples: trained in it; the weight of this client in the average.
         """
-        if self._split is not None:
-            self._split.end_round()
+        if self._rounds is not None:
+            self._rounds.end_round()
         if self._training.stopped:
             return False
-        self._meter.count(samples, metrics)
+        self.meter.count(samples, metrics)
         return self._timed(self._training.end_round)
 
     @property
     def waited_s(self) -> float:
         """How long the training thread has waited for the network in a run by rounds: for answers, for calls, for versions."""
-        return self._waited_s + (self._split.waited_s if self._split is not None else 0.0)
+        return self._waited_s + (self._rounds.waited_s if self._rounds is not None else 0.0)
 
     def _timed(self, wait: Callable[[], T]) -> T:
         begun = time.monotonic()
@@ -335,16 +340,16 @@ class Fed(FedBase):
         Returns False once the run has ended; then leave the loop. Takes microseconds unless the
         run wants something of the model.
         """
-        self._meter.step_ended()
-        self._meter.count(tokens, metrics)
+        self.meter.step_ended()
+        self.meter.count(tokens, metrics)
         if self._training.orders.attention and not self._training.attend():
             return self._ended()
-        self._meter.step_begins()
+        self.meter.step_begins()
         return True
 
     def progress(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
-        return {"version": self._training.version, **self._meter.progress()}
+        return {"version": self._training.version, **self.meter.progress()}
 
 
 class LocalFed(FedBase):

@@ -17,15 +17,12 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import attrs
 import torch
 
-from fsl_async.errors import DataError, TaskError
+from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import FedBase
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
-from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig
-
-Tables = Mapping[str, Mapping[str, Any]]
+from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 
 EVALUATED_BYTES = 1 << 14
 """The held-out tail is sampled down to this: half a second for the smallest model on one core."""
@@ -66,20 +63,6 @@ def train(fed: FedBase) -> None:
             break
     if corpus.held_out.bytes:
         fed.log(f"eval_loss {evaluate(model, corpus):.4f} nats/byte on the held-out tail")
-
-
-def gpt_config(tables: Tables) -> GPTConfig:
-    """Read [model]: a preset, and sizes that are not 0 in its place. Raises TaskError."""
-    given = tables.get("model", {})
-    preset = given.get("preset", "0.5m")
-    if preset not in PRESETS:
-        raise TaskError(f"model.preset {preset!r} does not exist: use one of {', '.join(PRESETS)}")
-    names = ("layers", "width", "heads", "context")
-    changed = {name: given[name] for name in names if given.get(name)}
-    try:
-        return attrs.evolve(PRESETS[preset], **changed)
-    except ValueError as error:
-        raise TaskError(str(error)) from error
 
 
 def open_corpus(tables: Tables, context: int) -> Corpus:

@@ -1,13 +1,13 @@
 """Auxiliary models: small nets at a client that map activations at the cut to outputs, so that it can train without waiting.
 
     "linear"              one linear layer; images are averaged over their places first
-    "blocks:2"            the first 2 pieces of the server's half and a head: for transformers 2 blocks, norm and head,
+    "blocks:2"            the first 2 pieces of the server's part and a head: for transformers 2 blocks, norm and head,
                           for an nn.Sequential 2 children with weights, then as "linear"
     "file.py:function"    the user's own: function(shape, outputs) -> nn.Module, where `shape` is that of one sample's
                           activations and `outputs` the size of the last dimension of the outputs
 
 ResNet-18 cut after "layer2" with "blocks:1" is the auxiliary model FSL-SAGE was published with (stage "layer3" and a linear
-layer: 8,419,408 bytes for 10 classes). Pieces taken from the server's half start with its weights: the estimate of the server's gradient
+layer: 8,419,408 bytes for 10 classes). Pieces taken from the server's part start with its weights: the estimate of the server's gradient
 starts close. The head of a language model is a copy of its own; where it must not cross the wire, train by LoRA.
 """
 
@@ -16,39 +16,44 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fsl_async.errors import TaskError, one_line
-from fsl_async.learn.client.tasks import load_function
+from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.models.cuts import Chain, CutModel
+from fsl_async.learn.models.forward import Batch, call, drawing, evaluating
 from fsl_async.learn.models.gpt_parts import GPTPart
 from fsl_async.learn.models.hf import HFPart
-from fsl_async.learn.split.batches import Batch, call
-from fsl_async.learn.split.errors import AuxiliaryError
-from fsl_async.learn.split.modes import evaluating
-from fsl_async.learn.split.rng import drawing
+from fsl_async.learn.user_code import load_function
+
+
+class AuxiliaryError(ConfigError):
+    """An auxiliary model does not fit the cut, or cannot be made. One line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, key="split.auxiliary")
+
 
 KINDS = "linear, blocks:N, file.py:function"
 
 
-def build(kind: str, halves: CutModel, example: Batch, *, seed: int = 0) -> nn.Module:
-    """The auxiliary model called `kind` for `halves`, checked against `example` (any batch of the right shapes).
+def build(kind: str, model: CutModel, example: Batch, *, seed: int = 0) -> nn.Module:
+    """The auxiliary model called `kind` for `model`, checked against `example` (any batch of the right shapes).
 
     Raises AuxiliaryError in one line: no such kind, too many blocks, outputs that do not fit, a user's function that fails.
     """
-    if halves.server is None or halves.tail is not None:
-        raise AuxiliaryError("an auxiliary model needs a server's half that ends in the outputs")
-    values, outputs = _shapes(halves, example)
+    if model.server is None or model.tail is not None:
+        raise AuxiliaryError("an auxiliary model needs a server's part that ends in the outputs")
+    values, outputs = _shapes(model, example)
     shape, width = tuple(values.shape[1:]), outputs.shape[-1]
     with drawing(torch.device("cpu"), seed, "auxiliary"):
         if kind == "linear":
-            model: nn.Module = _linear(shape, width)
+            made: nn.Module = _linear(shape, width)
         elif kind.startswith("blocks:"):
-            model = _blocks(kind, halves.server, values, width)
+            made = _blocks(kind, model.server, values, width)
         elif ":" in kind:
-            model = _own(kind, shape, width)
+            made = _own(kind, shape, width)
         else:
             raise AuxiliaryError(f"auxiliary model {kind!r} is unknown: {KINDS}")
-    check(model, values, outputs, example.lengths, kind)
-    return model.train()
+    check(made, values, outputs, example.lengths, kind)
+    return made.train()
 
 
 def check(
@@ -66,20 +71,20 @@ def check(
     if not isinstance(found, Tensor) or found.shape != outputs.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise AuxiliaryError(
-            f"auxiliary model {kind!r} gives {got} for a batch where the server's half gives {tuple(outputs.shape)}"
+            f"auxiliary model {kind!r} gives {got} for a batch where the server's part gives {tuple(outputs.shape)}"
         )
     way = found.requires_grad and torch.autograd.grad(found.sum(), given, allow_unused=True)[0]
     if not isinstance(way, Tensor):
         raise AuxiliaryError(f"auxiliary model {kind!r} passes no gradient to its input")
 
 
-def _shapes(halves: CutModel, example: Batch) -> tuple[Tensor, Tensor]:
-    """Activations and outputs for the example, without a trace in the halves."""
-    if halves.server is None:
-        raise AuxiliaryError("there is no server's half")
-    with torch.no_grad(), evaluating(halves.client, halves.server):
-        values = call(halves.client, example.inputs, example.lengths)
-        return values, call(halves.server, values, example.lengths)
+def _shapes(model: CutModel, example: Batch) -> tuple[Tensor, Tensor]:
+    """Activations and outputs for the example, without a trace in the parts."""
+    if model.server is None:
+        raise AuxiliaryError("there is no server's part")
+    with torch.no_grad(), evaluating(model.client, model.server):
+        values = call(model.client, example.inputs, example.lengths)
+        return values, call(model.server, values, example.lengths)
 
 
 def _linear(shape: tuple[int, ...], width: int) -> nn.Module:
@@ -103,9 +108,9 @@ def _blocks(kind: str, server: nn.Module, values: Tensor, width: int) -> nn.Modu
         raise AuxiliaryError(f"auxiliary model {kind!r}: a {type(server).__name__} has no blocks")
     if not 1 <= count <= there:
         raise AuxiliaryError(
-            f"auxiliary model {kind!r}: the server's half has blocks:1 to blocks:{there}"
+            f"auxiliary model {kind!r}: the server's part has blocks:1 to blocks:{there}"
             if there
-            else f"auxiliary model {kind!r}: the server's half has no blocks besides its head"
+            else f"auxiliary model {kind!r}: the server's part has no blocks besides its head"
         )
     if isinstance(server, GPTPart | HFPart):
         return copy.deepcopy(server.first_blocks(count))

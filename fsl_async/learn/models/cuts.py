@@ -23,10 +23,17 @@ from typing import Protocol
 import attrs
 from torch import Tensor, nn
 
+from fsl_async.errors import ConfigError
 from fsl_async.learn.models import gpt_parts, hf
+from fsl_async.learn.models.forward import call
 from fsl_async.learn.models.gpt import GPT
-from fsl_async.learn.split.batches import call
-from fsl_async.learn.split.errors import CutError
+
+
+class CutError(ConfigError):
+    """A model cannot be cut there. One line, with the cuts that exist."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, key="split.cut")
 
 
 @attrs.frozen(slots=True, eq=False)

@@ -20,16 +20,13 @@ from fsl_async.config.presets import SIZES
 from fsl_async.config.rules import LANGUAGE_FAMILIES, is_own
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError, TaskError, one_line
-from fsl_async.learn.client.pretrain import gpt_config
-from fsl_async.learn.client.tasks import load_function
 from fsl_async.learn.data.facts import Facts, context_of
 from fsl_async.learn.models import gpt_parts, hf
-from fsl_async.learn.models.cuts import cuts_of
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.cuts import CutError, cuts_of
+from fsl_async.learn.models.forward import Batch, drawing
+from fsl_async.learn.models.gpt import GPT, GPTConfig, gpt_config
 from fsl_async.learn.models.images import resnet18, small_cnn
-from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.errors import CutError
-from fsl_async.learn.split.rng import drawing
+from fsl_async.learn.user_code import load_function
 
 _CUTS = {"resnet18": "layer2", "small-cnn": "pool1"}
 

@@ -16,7 +16,8 @@ Shape suffixes: B batch, S window (context + 1), T context, V vocabulary, C widt
 # ruff: noqa: N803, N806 - shapes are suffixes
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -24,6 +25,10 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor, nn
 
 from fsl_async.config.presets import SIZES
+from fsl_async.errors import TaskError
+
+Tables = Mapping[str, Mapping[str, Any]]
+"""A run's configuration as plain tables, as `fed.config` has it."""
 
 VOCABULARY = 256
 ROTARY_BASE = 10_000.0
@@ -56,6 +61,20 @@ PRESETS = {
     name: GPTConfig(sizes.layers, sizes.width, sizes.heads, sizes.context)
     for name, sizes in SIZES.items()
 }
+
+
+def gpt_config(tables: Tables) -> GPTConfig:
+    """Read [model]: a preset, and sizes that are not 0 in its place. Raises TaskError."""
+    given = tables.get("model", {})
+    preset = given.get("preset", "0.5m")
+    if preset not in PRESETS:
+        raise TaskError(f"model.preset {preset!r} does not exist: use one of {', '.join(PRESETS)}")
+    names = ("layers", "width", "heads", "context")
+    changed = {name: given[name] for name in names if given.get(name)}
+    try:
+        return attrs.evolve(PRESETS[preset], **changed)
+    except ValueError as error:
+        raise TaskError(str(error)) from error
 
 
 class Linear(nn.Linear):
@@ -155,11 +174,11 @@ class GPT(nn.Module):
         if not self.embedding.is_meta:
             self._initialise(torch.Generator().manual_seed(seed))
 
-    def _initialise(self, chance: torch.Generator) -> None:
+    def _initialise(self, rng: torch.Generator) -> None:
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 std = initial_deviation(name, weight.shape[1], self.config.layers)
-                nn.init.normal_(weight, std=std, generator=chance)
+                nn.init.normal_(weight, std=std, generator=rng)
 
     def forward(self, byte_BT: Tensor) -> Tensor:
         """byte_BT: int64 in [0, vocabulary), T <= context. Returns logits_BTV in fp32."""

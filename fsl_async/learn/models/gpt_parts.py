@@ -68,12 +68,12 @@ def build(config: GPTConfig, *, seed: int, blocks: Collection[int], ends: bool) 
     """
     with torch.device("meta"):
         model = GPT(config)
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for name, weight in list(model.named_parameters()):
         drawn = torch.ones(weight.shape)
         if weight.dim() == 2:  # drawn in any case, so that those after it come out the same
             std = initial_deviation(name, weight.shape[1], config.layers)
-            nn.init.normal_(drawn, std=std, generator=chance)
+            nn.init.normal_(drawn, std=std, generator=rng)
         place, _, last = name.rpartition(".")
         number = place.split(".")[1] if place.startswith("blocks.") else ""
         if int(number) in blocks if number else ends:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.errors import ConfigError, one_line
-from fsl_async.learn.split.rng import drawing
+from fsl_async.learn.models.forward import drawing
 
 
 @attrs.frozen(slots=True)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor, nn
 
-from fsl_async.learn.split.rng import drawing
+from fsl_async.learn.models.forward import drawing
 
 
 class BasicBlock(nn.Module):

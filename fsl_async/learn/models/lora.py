@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., arXiv:2106.09685) on either half, by `peft`: only low-rank additions to linear layers train and are exchanged.
+"""LoRA (Hu et al., arXiv:2106.09685) on either part, by `peft`: only low-rank additions to linear layers train and are exchanged.
 
 Weights that are frozen never cross the wire and are not in checkpoints: every site must have the same ones, from the same seed or files.
 """
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fsl_async.errors import ConfigError, one_line
+from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.models.hf import extra
-from fsl_async.learn.split.rng import drawing
 
 HEADS = ("head", "lm_head")
 
@@ -32,7 +32,7 @@ def apply_lora(
     peft = extra("peft")
     found = list(targets) or _linear_layers(module)
     if not found:
-        raise ConfigError("LoRA finds no linear layers in this half", "split.lora")
+        raise ConfigError("LoRA finds no linear layers in this part", "split.lora")
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,

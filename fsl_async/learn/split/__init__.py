@@ -1,4 +1,5 @@
-"""The torch rooms of federated split learning: cuts, halves, auxiliary models and the mathematics of the methods.
+"""Split learning in torch: the parts of a cut model at work, and what a client and the split server do with them.
 
-Nothing here knows a network, a clock or a thread. A role's shell (or `lockstep.Lockstep`) carries what crosses the cut.
+Which computations a method is made of is in `fsl_async.roles.split.methods`. A shell (or `lockstep.Lockstep`)
+carries what crosses the cut.
 """

@@ -25,12 +25,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.models.forward import call, untouched
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.batches import Smashed, call, joined
-from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_async.learn.split.model_parts import ServerPart
-from fsl_async.learn.split.modes import untouched
 from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
+from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, joined
 
 
 @attrs.frozen(slots=True)

@@ -12,14 +12,15 @@ import torch
 from torch import nn
 
 from fsl_async.learn.models.cuts import CutModel
+from fsl_async.learn.models.forward import Batch, call, evaluating
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.batches import IGNORED, Batch, Loss, call, cross_entropy
-from fsl_async.learn.split.errors import ModelPartMisused
-from fsl_async.learn.split.methods.base import Method, Position
-from fsl_async.learn.split.model_parts import ClientPart, StepReport, total_loss
-from fsl_async.learn.split.modes import evaluating
+from fsl_async.learn.split.build import client_part, split_server
+from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, StepReport, total_loss
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.smashed import IGNORED, Loss, ModelPartMisused, cross_entropy
+from fsl_async.roles.split.methods import Method
+from fsl_async.roles.split.methods.base import Position
 
 
 @attrs.frozen(slots=True)
@@ -50,7 +51,7 @@ class Lockstep:
         self.server = server
         self.rounds = 0
         self._shares = shares or dict.fromkeys(clients, 1.0)
-        self._turn: str | None = None  # who had x_c last, for a relay
+        self._turn: str | None = None  # the client that had x_c last, where they take turns
 
     def round(self, batches: Mapping[str, Iterable[Batch]]) -> dict[str, float]:
         """One round of the clients in `batches` (in the run's order); the others are away. Returns their mean losses."""
@@ -58,7 +59,7 @@ class Lockstep:
         losses = {name: self._visit(name, batches[name]) for name in present}
         shares = {name: self._shares[name] for name in present}
         if present:
-            for part in self.method.averaged:
+            for part in () if self.method.sequential else self.method.averaged:
                 exported = [self.clients[name].export(part) for name in present]
                 vector = weights.average(exported, list(shares.values()))
                 for client in self.clients.values():
@@ -82,16 +83,16 @@ class Lockstep:
                 raise ModelPartMisused(f"{self.method.name} has no server")
             answer = self.method.serve(self.server, name, crossing)
 
-    def halves(self) -> CutModel:
-        """The model to evaluate: x_c (of the last client in a relay) and x_s."""
-        name = self._turn if self.method.relay and self._turn else next(iter(self.clients))
-        model = self.clients[name].model
+    def model(self) -> CutModel:
+        """The model to evaluate: x_c (of the last client where they take turns) and x_s."""
+        name = self._turn if self.method.sequential and self._turn else next(iter(self.clients))
+        front = self.clients[name].model
         server = None if self.server is None else self.server.common.model
-        return CutModel(model.body, server, model.tail)
+        return CutModel(front.body, server, front.tail)
 
     def _visit(self, name: str, batches: Iterable[Batch]) -> float:
         client = self.clients[name]
-        if self.method.relay and self._turn not in (None, name):
+        if self.method.sequential and self._turn not in (None, name):
             client.load(self.clients[str(self._turn)].export())
         reports = [
             self.step(name, batch, Position(self.rounds, number))
@@ -103,7 +104,7 @@ class Lockstep:
 
 def start(
     method: Method,
-    halves: CutModel,
+    model: CutModel,
     names: Iterable[str],
     optimizer: OptimizerSpec,
     *,
@@ -113,25 +114,25 @@ def start(
     server: ServerSettings | None = None,
     shares: Mapping[str, float] | None = None,
 ) -> Lockstep:
-    """A run whose clients and server all start from copies of the same halves and auxiliary model."""
+    """A run whose clients and server all start from copies of the same parts and auxiliary model."""
 
     def own() -> nn.Module | None:
         return None if auxiliary is None else copy.deepcopy(auxiliary)
 
     clients = {
-        name: method.client_half(
-            halves.copies(), optimizer, auxiliary=own(), loss=loss, seed=seed, name=name
+        name: client_part(
+            method, model.copies(), ClientPartOptions(optimizer, loss, seed, name), own()
         )
         for name in names
     }
     settings = server or ServerSettings(optimizer, loss, seed)
-    split = method.server(halves.copies(), settings, own()) if method.has_server else None
+    split = split_server(method, model.copies(), settings, own()) if method.has_server else None
     return Lockstep(method, clients, split, shares)
 
 
-def evaluate(halves: CutModel, batches: Iterable[Batch], loss: Loss = cross_entropy) -> Score:
+def evaluate(model: CutModel, batches: Iterable[Batch], loss: Loss = cross_entropy) -> Score:
     """Loss and accuracy in evaluation mode, each batch moved to the device of each part in turn."""
-    parts = [part for part in (halves.client, halves.server, halves.tail) if part is not None]
+    parts = [part for part in (model.client, model.server, model.tail) if part is not None]
     summed, right, count = 0.0, 0, 0
     with torch.no_grad(), evaluating(*parts):
         for batch in batches:

@@ -1,4 +1,4 @@
-"""The two halves at work: each holds its modules and optimiser and knows one step of mathematics at a time.
+"""The two parts of a cut model at work: each holds its modules and its optimizer, and computes one step at a time.
 
 A client's step is `forward`, then one of `apply` (a cut gradient came back), `tail_step` and `apply` (U-shape), or `auxiliary_step`.
 A server's is `step`, or `forward` and `backward` (U-shape). What a step has begun is held in a Pending: several may be open.
@@ -7,7 +7,7 @@ Gradients late. With `in_flight` > 1 a client may begin a batch before the gradi
 between a batch's forward and its backward pass, so every forward pass computes with copies of the weights (weight stashing, as in
 PipeDream, Narayanan et al., SOSP 2019): the gradient is exactly that of the weights it was asked with, and is applied late.
 
-Chance. Forward passes draw dropout from (seed, part, owner, number of the step); see chance.py. Backward passes draw nothing.
+Chance. Forward passes draw dropout from (seed, part, owner, number of the step); see `models.forward`. Backward passes draw nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,43 @@ from torch.func import functional_call
 
 from fsl_async.errors import one_line
 from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.models.forward import Batch, call, drawing, untouched
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.batches import Batch, Loss, Smashed, call, check_smashed, cross_entropy
-from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
-from fsl_async.learn.split.modes import untouched
 from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
-from fsl_async.learn.split.rng import drawing
+from fsl_async.learn.split.smashed import (
+    Loss,
+    ModelPartMisused,
+    Smashed,
+    SmashedRefused,
+    check_smashed,
+    cross_entropy,
+)
+
+
+@attrs.frozen(slots=True)
+class ClientPartOptions:
+    """How a client's part trains. `name` goes into the seeds of dropout; in_flight: steps that may be open at once."""
+
+    optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
+    loss: Loss = cross_entropy
+    seed: int = 0
+    name: str = ""
+    in_flight: int = 1
+
+
+@attrs.frozen(slots=True)
+class ServerPartOptions:
+    """How a part of the server's trains.
+
+    `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients send;
+    None: anything.
+    """
+
+    optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
+    loss: Loss = cross_entropy
+    seed: int = 0
+    shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True)
+    classes: int | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen(slots=True)
@@ -74,36 +105,34 @@ class _ClientModel(nn.Module):
 class ClientPart:
     """A client's part of the model, its tail if it has one, and its auxiliary model if the method has one.
 
-    `trains_auxiliary`: the auxiliary model has an optimiser of its own (CSE-FSL); else it is looked through, untouched (FSL-SAGE).
-    `name` goes into the seeds of dropout. The modules stay where they are; batches are moved to their device.
+    `trains_auxiliary`: the auxiliary model has an optimizer of its own (CSE-FSL); else gradients only pass through
+    it (FSL-SAGE). The modules stay where they are; batches are moved to their device.
     """
 
     def __init__(
         self,
         body: nn.Module,
-        optimizer: OptimizerSpec,
+        options: ClientPartOptions,
         *,
         tail: nn.Module | None = None,
         auxiliary: nn.Module | None = None,
         trains_auxiliary: bool = False,
-        loss: Loss = cross_entropy,
-        seed: int = 0,
-        name: str = "",
-        in_flight: int = 1,
     ) -> None:
         self.model = _ClientModel(body, tail).train()
         self.auxiliary = None if auxiliary is None else auxiliary.train()
         self.steps = 0
-        """Forward passes begun: the counter behind dropout's chance."""
-        self._optimizer = Optimizer(optimizer, weights.parameter_tensors(self.model))
+        """Forward passes begun: the counter behind dropout's random numbers."""
+        self._options = options
+        self._optimizer = Optimizer(options.optimizer, weights.parameter_tensors(self.model))
         found = weights.parameter_tensors(auxiliary) if auxiliary and trains_auxiliary else {}
-        self._auxiliary_optimizer = Optimizer(optimizer, found)
+        self._auxiliary_optimizer = Optimizer(options.optimizer, found)
         self._trains_auxiliary = trains_auxiliary
-        self._loss = loss
-        self._seed = seed
-        self._name = name
-        self._in_flight = in_flight
         self._open = 0
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether the last pieces, the loss and the labels are here too (U-shape)."""
+        return self.model.tail is not None
 
     @property
     def device(self) -> torch.device:
@@ -112,9 +141,9 @@ class ClientPart:
 
     def forward(self, batch: Batch) -> Pending:
         """Begin a step. Raises ModelPartMisused when `in_flight` steps are open already."""
-        if self._open >= self._in_flight:
+        if self._open >= self._options.in_flight:
             raise ModelPartMisused(
-                f"{self._open} steps are open at this client, {self._in_flight} may be"
+                f"{self._open} steps are open at this client, {self._options.in_flight} may be"
             )
         device = self.device
         batch = Batch(
@@ -124,7 +153,7 @@ class ClientPart:
         )
         number, self.steps = self.steps, self.steps + 1
         used: dict[str, Tensor] = dict(self._optimizer.weights)
-        if self._in_flight > 1:
+        if self._options.in_flight > 1:
             used = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
         pending = Pending(number, batch, torch.empty(0), used, [None] * len(used))
         pending.values = self._run(pending, "body", batch.inputs)
@@ -145,7 +174,7 @@ class ClientPart:
         if self.model.tail is None:
             raise ModelPartMisused("this client has no tail")
         given = features.detach().to(self.device).requires_grad_()
-        loss = self._loss(self._run(pending, "tail", given), pending.batch.labels)
+        loss = self._options.loss(self._run(pending, "tail", given), pending.batch.labels)
         pending.loss = loss.item()
         return self._collect(pending, loss, None, given)
 
@@ -167,11 +196,13 @@ class ClientPart:
         labels, lengths = pending.batch.labels, pending.batch.lengths
         if not self._trains_auxiliary:
             with untouched(model):
-                loss = self._loss(call(model, pending.values, lengths), labels)
+                loss = self._options.loss(call(model, pending.values, lengths), labels)
             self._collect(pending, loss, None)
         else:
-            with drawing(self.device, self._seed, "auxiliary", self._name, pending.number):
-                loss = self._loss(call(model, pending.values, lengths), labels)
+            with drawing(
+                self.device, self._options.seed, "auxiliary", self._options.name, pending.number
+            ):
+                loss = self._options.loss(call(model, pending.values, lengths), labels)
             own = list(self._auxiliary_optimizer.weights.values())
             found = _gradients(loss, [*pending.used.values(), *own], None)
             self._auxiliary_optimizer.step(found[len(pending.used) :])
@@ -219,9 +250,9 @@ class ClientPart:
         self._open = 0
 
     def _run(self, pending: Pending, part: str, values: Tensor) -> Tensor:
-        with drawing(self.device, self._seed, part, self._name, pending.number):
+        with drawing(self.device, self._options.seed, part, self._options.name, pending.number):
             arguments = (part, values, pending.batch.lengths)
-            if self._in_flight == 1:
+            if self._options.in_flight == 1:
                 found: Tensor = self.model(*arguments)
             else:
                 found = functional_call(self.model, pending.used, arguments, tie_weights=True)
@@ -268,35 +299,24 @@ class ServerPending:
 
 
 class ServerPart:
-    """The server's part of the model, one copy of it. `name` tells replicas apart in the seeds of dropout.
-
-    `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients send.
-    """
+    """The server's part of the model, one copy of it. `name` tells replicas apart in the seeds of dropout."""
 
     def __init__(
         self,
         body: nn.Module,
-        optimizer: OptimizerSpec,
-        *,
-        loss: Loss = cross_entropy,
-        seed: int = 0,
+        options: ServerPartOptions,
         name: str = "",
-        shape: tuple[int, ...] | None = None,
-        classes: int | None = None,
     ) -> None:
         self.model = body.train()
         self.updates = 0
         """Optimiser steps so far: the version of x_s."""
         self.steps = 0
-        """Forward passes begun: the counter behind dropout's chance."""
+        """Forward passes begun: the counter behind dropout's random numbers."""
         self.last_loss = 0.0
         """Of the newest step whose loss was computed here."""
-        self._optimizer = Optimizer(optimizer, weights.parameter_tensors(body))
-        self._loss = loss
-        self._seed = seed
+        self._options = options
         self._name = name
-        self._shape = shape
-        self._classes = classes
+        self._optimizer = Optimizer(options.optimizer, weights.parameter_tensors(body))
 
     @property
     def device(self) -> torch.device:
@@ -306,11 +326,11 @@ class ServerPart:
     @property
     def loss(self) -> Loss:
         """The loss its gradients are of."""
-        return self._loss
+        return self._options.loss
 
     def received(self, smashed: Smashed) -> Smashed:
-        """What a client sent, checked and on this half's device. Raises SmashedRefused."""
-        check_smashed(smashed, self._shape, self._classes)
+        """What a client sent, checked and on this part's device. Raises SmashedRefused."""
+        check_smashed(smashed, self._options.shape, self._options.classes)
         return smashed.to(self.device)
 
     def step(self, smashed: Smashed, *, wants_gradient: bool) -> ServerResult:
@@ -320,7 +340,7 @@ class ServerPart:
             raise SmashedRefused("activations came without labels")
         given = smashed.values.detach().requires_grad_(wants_gradient)
         outputs = self._run(given, smashed.lengths, self._begin())
-        loss = self._loss(outputs, smashed.labels)
+        loss = self._options.loss(outputs, smashed.labels)
         gradient = self._update(loss, None, given if wants_gradient else None)
         self.last_loss = loss.item()
         return ServerResult(self.last_loss, smashed.samples, gradient, self.updates)
@@ -352,7 +372,7 @@ class ServerPart:
         if smashed.labels is None:
             raise ModelPartMisused("activations without labels cannot be aligned to")
         with untouched(self.model):
-            loss = self._loss(call(self.model, given, smashed.lengths), smashed.labels)
+            loss = self._options.loss(call(self.model, given, smashed.lengths), smashed.labels)
         return torch.autograd.grad(loss, given)[0]
 
     def export(self) -> Vector:
@@ -381,12 +401,12 @@ class ServerPart:
 
     def _run(self, values: Tensor, lengths: Tensor | None, number: int) -> Tensor:
         try:
-            with drawing(self.device, self._seed, "server", self._name, number):
+            with drawing(self.device, self._options.seed, "server", self._name, number):
                 return call(self.model, values, lengths)
         except (ValueError, IndexError) as error:
             # Batch norm does not train on one sample; of those in front of it the statistics, nothing else, have moved.
             raise SmashedRefused(
-                f"the server's half cannot take it: {one_line(str(error))}"
+                f"the server's part cannot take it: {one_line(str(error))}"
             ) from error
 
     def _update(

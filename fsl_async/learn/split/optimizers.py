@@ -1,6 +1,6 @@
-"""Optimisers of halves: built from a few numbers, stepped with explicit gradients, saved as named tensors.
+"""Optimizers of model parts: built from a few numbers, stepped with explicit gradients, saved as named tensors.
 
-All of them work value by value, with no norm over the whole model, so two halves with an optimiser each move as the uncut model
+All of them work value by value, with no norm over the whole model, so two parts with an optimizer each move as the uncut model
 with one would. That is what makes SplitFed V1 equal to FedAvg.
 """
 
@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.split.smashed import ModelPartMisused
 
 
 @attrs.frozen(slots=True)
@@ -25,7 +25,7 @@ class OptimizerSpec:
     betas: tuple[float, float] = (0.9, 0.999)
 
     def build(self, weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimiser over `weights`."""
+        """The torch optimizer over `weights`."""
         rate, decay = self.learning_rate, self.weight_decay
         if self.name == "sgd":
             return torch.optim.SGD(weights, lr=rate, momentum=self.momentum, weight_decay=decay)
@@ -34,7 +34,7 @@ class OptimizerSpec:
 
 
 class Optimizer:
-    """A torch optimiser over named weights; one without weights does nothing."""
+    """A torch optimizer over named weights; one without weights does nothing."""
 
     def __init__(self, spec: OptimizerSpec, weights: Mapping[str, nn.Parameter]) -> None:
         self.weights = dict(weights)
@@ -64,7 +64,7 @@ class Optimizer:
         """Go on from what `state` gave. Raises ModelPartMisused for a weight that is not here or of another shape."""
         if self._torch is None:
             if state:
-                raise ModelPartMisused("an optimiser without weights cannot take up a state")
+                raise ModelPartMisused("an optimizer without weights cannot take up a state")
             return
         self._torch.state.clear()
         for text, value in state.items():
@@ -72,7 +72,7 @@ class Optimizer:
             weight = self.weights.get(name)
             if weight is None or (value.dim() and value.shape != weight.shape):
                 raise ModelPartMisused(
-                    f"the saved optimiser has {text!r}, which does not fit this half"
+                    f"the saved optimizer has {text!r}, which does not fit this part"
                 )
             # counters stay on the CPU, where torch reads them without waiting for a GPU
             moved = value.clone() if not value.dim() else value.to(weight.device, copy=True)

@@ -1,9 +1,9 @@
-"""A client's training thread with the server's half on another machine.
+"""A client's training thread with the server's part on another machine.
 
-    split = fed.split(half, method, ...)            half: ClientPart, from method.client_half(...)
+    training = open_training(fed, part, ...)        part: ClientPart, from build.client_part(...)
     for number in fed.rounds():
         for inputs, labels in batches(number):
-            split.train_batch(inputs, labels)       forward to the cut, what the method wants sent, one update
+            training.train_batch(inputs, labels)    forward to the cut, what the method wants sent, one update
         fed.end_round(samples=n)
 
 `train_batch` drives the method's local step and puts what is to cross into a queue of `in_flight` slots. It blocks only when the queue is
@@ -11,46 +11,48 @@ full, and where the method needs an answer; with more than one in flight the nex
 gradient of the one before is there. A step whose answer will not come is left out.
 
 Three threads come here, as with `fsl_async.learn.client.learner`: the training thread calls `train_batch` and `end_round`, the loop thread
-hands answers in and never waits, a worker codes what is kept in `parcel`.
+hands answers in and never waits, a worker codes what `payload` keeps.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fsl_async.config.site_policy import ACTIVATIONS, LABELS
 from fsl_async.errors import NotAllowedError
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.split.batches import Batch, Smashed
-from fsl_async.learn.split.methods.base import (
+from fsl_async.learn.models.forward import Batch
+from fsl_async.learn.split.model_parts import ClientPart, StepReport
+from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
+from fsl_async.learn.split.smashed import Smashed
+from fsl_async.learn.split.weights import exchanged, weights_of
+from fsl_async.roles.machine import Event
+from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
+from fsl_async.roles.split.methods import Method
+from fsl_async.roles.split.methods.base import (
     Activations,
     AuxiliaryWanted,
     CutGradient,
     FeatureGradient,
     Features,
-    Method,
     Position,
     Steps,
 )
-from fsl_async.learn.split.model_parts import ClientPart, StepReport
-from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
-from fsl_async.learn.split.weights import weights_of
-from fsl_async.roles.machine import Event
-from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
-from fsl_async.roles.split.methods import Decisions
 
 POLL_S = 0.2
 """How often a wait looks whether the run has ended."""
 
-ClientContext = tuple[int, int, int]
-"""Round, step and leg: an upload's key without whose it is."""
+StepKey = tuple[int, int, int]
+"""Round, step and leg: an upload's key within this client's incarnation."""
 
 
 @attrs.define(eq=False)
@@ -66,48 +68,57 @@ class _Open:
     labels_at_home: bool = False
 
     @property
-    def place(self) -> ClientContext:
+    def key(self) -> StepKey:
         return self.at.round, self.before + self.at.step, self.leg
 
 
+class Run(Protocol):
+    """What the training needs of the run (`fsl_async.learn.client.fed.Fed`)."""
+
+    # ruff: noqa: D102 - the implementation has them
+    meter: Meter
+
+    @property
+    def running(self) -> bool: ...
+    @property
+    def version(self) -> int: ...
+    def post_split(self, event: Event) -> None: ...
+
+
+@attrs.frozen
+class TrainingOptions:
+    """What a client's training must know of its data and of its site.
+
+    classes: labels are in 0 ... classes - 1. features: of a U-shape, the shape of one sample's features where
+    it differs from that of the activations in more than the last size. labels_stay: raise NotAllowedError
+    instead of sending labels, whatever the method asks for.
+    """
+
+    classes: int
+    features: tuple[int, ...] = ()
+    labels_stay: bool = False
+
+
 class SplitTraining:
-    """See the module. `post` is set by whoever has the session with the split server."""
+    """See the module. `run.meter` gets the begin, end and network waits of each step, which detects one that hangs."""
 
     def __init__(
         self,
-        half: ClientPart,
+        part: ClientPart,
         method: Method,
-        decisions: Decisions,
-        *,
-        classes: int,
-        stopped: Callable[[], bool],
-        version: Callable[[], int],
-        features: tuple[int, ...] = (),
-        on_step: Callable[[float, int], None] = lambda _, __: None,
-        meter: Meter | None = None,
-        labels_stay: bool = False,
+        options: TrainingOptions,
+        run: Run,
     ) -> None:
-        """meter: gets the begin, end and network waits of each step, which detects one that hangs.
-
-        labels_stay: raise NotAllowedError instead of sending labels, whatever the method wants.
-        """
-        self._labels_stay = labels_stay
-        self.half = half
+        self.part = part
         self.method = method
-        self.decisions = decisions
-        self.post: Callable[[Event], None] = lambda _: None
         self.server_loss = float("nan")
         """Of the newest upload that the server has trained without an answer."""
         self.waited_s = 0.0
         """How long the training thread has waited here: for room in the queue, for answers, for the end of a round."""
         self.installed = 0
         """Auxiliary models that came and were used."""
-        self._classes = classes
-        self._features = features
-        self._stopped = stopped
-        self._version = version
-        self._on_step = on_step
-        self._meter = meter or Meter()
+        self._options = options
+        self._run = run
         self._round = -1
         self._step = 0
         self._counted = 0  # steps of this round before, when it is trained again: keys grow
@@ -115,9 +126,9 @@ class SplitTraining:
         self._open: deque[_Open] = deque()
         # Guarded by the condition: what both the training thread and the loop touch.
         self._changed = threading.Condition()
-        self._slots = decisions.in_flight
-        self._kept: dict[ClientContext, Payload] = {}
-        self._answers: dict[ClientContext, tuple[Vector, float] | None] = {}
+        self._slots = method.in_flight
+        self._kept: dict[StepKey, Payload] = {}
+        self._answers: dict[StepKey, tuple[Vector, float] | None] = {}
         self._model: Vector | None = None
         self._aligning = False
         self._settled = -1
@@ -125,7 +136,7 @@ class SplitTraining:
     @property
     def left_out(self) -> int:
         """Steps whose answer did not come, or whose only sample cannot be trained on. Heartbeats tell."""
-        return self._meter.left_out
+        return self._run.meter.left_out
 
     # --- training thread --------------------------------------------------------------------------------------
 
@@ -133,7 +144,7 @@ class SplitTraining:
         """The next batch is the first of round `number`."""
         self._counted = self._counted + self._step if number == self._round else 0
         self._round, self._step, self._samples = number, 0, 0
-        self._meter.step_begins()
+        self._run.meter.step_begins()
 
     def train_batch(
         self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None
@@ -145,40 +156,40 @@ class SplitTraining:
         try:
             return self._train_batch(inputs, labels, lengths)
         finally:
-            self._meter.step_ended()
-            self._meter.step_begins()  # what the caller does until the next one, such as reading data, is a part of that
+            self._run.meter.step_ended()
+            self._run.meter.step_begins()  # what the caller does until the next one, such as reading data, is a part of that
 
     def _train_batch(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None) -> float | None:
         self._load_model()
         found: float | None = None
-        while len(self._open) >= self.decisions.in_flight:
+        while len(self._open) >= self.method.in_flight:
             found = self._finish_oldest()
         batch = Batch(inputs, labels, lengths)
         at = Position(self._round, self._step)
         self._step += 1
         self._samples += inputs.shape[0]
-        entry = _Open(self.method.local_step(self.half, batch, at), at, batch, before=self._counted)
+        entry = _Open(self.method.local_step(self.part, batch, at), at, batch, before=self._counted)
         try:
             done = self._drive(entry, None)
         except ValueError:
             if inputs.shape[0] > 1:
                 raise
-            self._meter.left_out += 1
+            self._run.meter.left_out += 1
             self._samples -= 1
             return found
         if done is None:
             self._open.append(entry)
-            if self.decisions.in_flight == 1:
+            if self.method.in_flight == 1:
                 return self._finish_oldest()
         return found if done is None else done.loss
 
     def end_round(self) -> int:
         """Finish what is open, say so to the split server, wait until the round may go on. Returns its samples."""
-        self._meter.step_dropped()
+        self._run.meter.step_dropped()
         while self._open:
             self._finish_oldest()
-        if self.decisions.has_server:
-            self.post(RoundEnded(self._round, self._samples))
+        if self.method.has_server:
+            self._run.post_split(RoundEnded(self._round, self._samples))
             self._wait(lambda: self._settled >= self._round)
         return self._samples
 
@@ -189,7 +200,7 @@ class SplitTraining:
                 crossing = entry.steps.send(answer)
             except StopIteration as end:
                 report: StepReport = end.value
-                self._on_step(report.loss, report.samples)
+                self._run.meter.count(0, {"loss": report.loss})
                 return report
             answer = None
             match crossing:
@@ -203,41 +214,40 @@ class SplitTraining:
                     entry.leg = 1
                     self._upload(entry, Smashed(values, None, entry.batch.lengths), wants=True)
                     return None
-                case AuxiliaryWanted() if self.decisions.waits_for_alignment():
+                case AuxiliaryWanted() if self.method.waits_for_alignment():
                     self._wait(lambda: not self._aligning)
                     answer = self._take_model()
                 case AuxiliaryWanted():
                     pass
 
     def _upload(self, entry: _Open, smashed: Smashed, *, wants: bool) -> None:
-        parcel = self._parcel(smashed)
-        place = entry.place
-        number, step, leg = place
-        decisions = self.decisions
-        due = decisions.aligned and entry.at.step == 0 and decisions.aligns_in(number)
+        payload = self._payload(smashed)
+        key = entry.key
+        number, step, leg = key
+        due = self.method.aligns_at(entry.at)
         self._wait(lambda: self._slots > 0)
         with self._changed:
             self._slots -= 1
-            self._kept[place] = parcel
+            self._kept[key] = payload
             self._aligning = self._aligning or due
-        self.post(
+        self._run.post_split(
             UploadReady(
                 number,
                 step,
-                self._version(),
+                self._run.version,
                 smashed.samples,
-                parcel.shape,
-                len(parcel.labels),
-                parcel.lengths,
+                payload.shape,
+                len(payload.labels),
+                payload.lengths,
                 wants,
                 due,
                 leg,
             )
         )
 
-    def _parcel(self, smashed: Smashed) -> Payload:
+    def _payload(self, smashed: Smashed) -> Payload:
         values = smashed.values.detach().float().cpu().numpy()
-        if smashed.labels is not None and self._labels_stay:
+        if smashed.labels is not None and self._options.labels_stay:
             raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
         labels = None if smashed.labels is None else smashed.labels.cpu().numpy()
         lengths: tuple[int, ...] = ()
@@ -246,7 +256,7 @@ class SplitTraining:
             values = valid_rows(values, lengths)
             if labels is not None and labels.ndim > 1:
                 labels = valid_rows(labels, lengths)
-        packed = b"" if labels is None else pack_labels(labels, self._classes)
+        packed = b"" if labels is None else pack_labels(labels, self._options.classes)
         # A copy: what is kept must not change, and must not hold the step's graph.
         return Payload(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
 
@@ -254,13 +264,13 @@ class SplitTraining:
         """Wait for the oldest open step's answers; its loss, or None where it was left out."""
         entry = self._open.popleft()
         while True:
-            self._wait(lambda: entry.place in self._answers)
+            self._wait(lambda: entry.key in self._answers)
             with self._changed:
-                answer = self._answers.pop(entry.place, None)
+                answer = self._answers.pop(entry.key, None)
             crossing = None if answer is None else self._crossing(entry, *answer)
             if crossing is None:
                 entry.steps.close()
-                self._meter.left_out += 1
+                self._run.meter.left_out += 1
                 return None
             report = self._drive(entry, crossing)
             if report is not None:
@@ -282,7 +292,7 @@ class SplitTraining:
             found = put_back(rows, lengths, shape[1], 0.0)
         elif entry.labels_at_home and entry.leg == 0:
             # Where nothing else is known, of another width than the activations at the most.
-            found = values.reshape(shape[0], *(self._features or (*shape[1:-1], -1)))
+            found = values.reshape(shape[0], *(self._options.features or (*shape[1:-1], -1)))
         else:
             found = values.reshape(shape)
         tensor = torch.from_numpy(found)
@@ -293,7 +303,7 @@ class SplitTraining:
     def _load_model(self) -> None:
         vector = self._take_model()
         if vector is not None:
-            self.half.load(vector, "auxiliary")
+            self.part.load(vector, "auxiliary")
             self.installed += 1
 
     def _take_model(self) -> Vector | None:
@@ -306,31 +316,31 @@ class SplitTraining:
             if ready():
                 return
             begun = time.monotonic()
-            in_step = self._meter.step_waits()
-            while not ready() and not self._stopped():
+            in_step = self._run.meter.step_waits()
+            while not ready() and self._run.running:
                 self._changed.wait(POLL_S)
             self.waited_s += time.monotonic() - begun
             if in_step:
-                self._meter.step_begins()
+                self._run.meter.step_begins()
 
     # --- worker thread ----------------------------------------------------------------------------------------
 
     @property
     def auxiliary_values(self) -> int:
         """How many a model must have that is installed."""
-        return weights_of(self.half.part("auxiliary")).manifest.values
+        return weights_of(self.part.part("auxiliary")).manifest.values
 
-    def parcel(self, place: ClientContext) -> Payload | None:
+    def payload(self, key: StepKey) -> Payload | None:
         """What is kept of an upload."""
         with self._changed:
-            return self._kept.get(place)
+            return self._kept.get(key)
 
     # --- loop thread: never waits -----------------------------------------------------------------------------
 
-    def drop(self, place: ClientContext) -> None:
+    def drop(self, key: StepKey) -> None:
         """Forget an upload."""
         with self._changed:
-            self._kept.pop(place, None)
+            self._kept.pop(key, None)
 
     def hand(self, key: UploadKey, values: Vector, loss: float) -> None:
         """The answer to an upload is here, float32."""
@@ -373,3 +383,29 @@ class SplitTraining:
         with self._changed:
             self._settled = max(self._settled, number)
             self._changed.notify_all()
+
+
+def open_training(
+    fed: Fed,
+    part: ClientPart,
+    method: Method,
+    *,
+    classes: int,
+    architecture: Mapping[str, str],
+    features: tuple[int, ...] = (),
+) -> SplitTraining:
+    """Train `part` with the run's split server: open the session, and wait until the weights are the run's.
+
+    architecture: what must be the same at the server, by name, in the order of comparison. classes, features:
+    as in `TrainingOptions`. Raises as `Fed.attach` does, and NotAllowedError where this site's policy keeps
+    here what the method sends.
+    """
+    if method.has_server:
+        sent = [ACTIVATIONS] if method.rules.labels_at_home else [ACTIVATIONS, LABELS]
+        fed.policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
+    options = TrainingOptions(classes, features, labels_stay=not fed.policy.lets(LABELS))
+    training = SplitTraining(part, method, options, fed)
+    parts = {name: exchanged(part.part(name)) for name in method.averaged}
+    whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
+    fed.attach_rounds(whole, training, architecture if method.has_server else None)
+    return training

@@ -30,7 +30,8 @@ from fsl_async.learn.data.facts import (
 )
 from fsl_async.learn.data.find import is_text
 from fsl_async.learn.data.partition import epoch_order
-from fsl_async.learn.split.batches import IGNORED, Batch
+from fsl_async.learn.models.forward import Batch
+from fsl_async.learn.split.smashed import IGNORED
 
 EVALUATED_BATCH = 64
 

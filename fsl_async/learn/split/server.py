@@ -14,23 +14,16 @@ from torch import Tensor, nn
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
-from fsl_async.learn.split.batches import Loss, cross_entropy
-from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
-from fsl_async.learn.split.model_parts import ServerPart, ServerPending
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.model_parts import ServerPart, ServerPartOptions, ServerPending
+from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused
 
 
 @attrs.frozen(slots=True)
-class ServerSettings:
-    """How a server's halves are made; `shape` and `classes` are what clients may send (None: anything)."""
+class ServerSettings(ServerPartOptions):
+    """How a server's parts are made. replicas: one for each client."""
 
-    optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
-    loss: Loss = cross_entropy
-    seed: int = 0
-    replicas: bool = False
-    align: AlignSettings = attrs.field(factory=AlignSettings)
-    shape: tuple[int, ...] | None = None
-    classes: int | None = None
+    replicas: bool = attrs.field(default=False, kw_only=True)
+    align: AlignSettings = attrs.field(factory=AlignSettings, kw_only=True)
 
 
 class SplitServer:
@@ -40,20 +33,21 @@ class SplitServer:
         self, body: nn.Module, settings: ServerSettings, auxiliary: nn.Module | None = None
     ) -> None:
         self.settings = settings
-        self.common = self._half(body, "")
-        """The one half, or with replicas their last average: what is evaluated, and what a new client's replica starts as."""
+        self.common = ServerPart(body, settings)
+        """The one part, or with replicas their last average: what is evaluated, and what a new client's replica starts as."""
         self.pending: dict[str, deque[ServerPending]] = {}
         """U-shape: steps that wait for the gradient of their features, oldest first."""
         self._auxiliary = auxiliary
         self._replicas: dict[str, ServerPart] = {}
         self._alignments: dict[str, Alignment] = {}
 
-    def half(self, client: str) -> ServerPart:
-        """The half that trains on this client's activations."""
+    def part(self, client: str) -> ServerPart:
+        """The part that trains on this client's activations."""
         if not self.settings.replicas:
             return self.common
         if client not in self._replicas:
-            self._replicas[client] = self._half(copy.deepcopy(self.common.model), client)
+            body = copy.deepcopy(self.common.model)
+            self._replicas[client] = ServerPart(body, self.settings, client)
         return self._replicas[client]
 
     def alignment(self, client: str) -> Alignment:
@@ -66,12 +60,21 @@ class SplitServer:
             )
         return self._alignments[client]
 
-    def open(self, client: str) -> ServerPending:
-        """Take the oldest open step of a client (U-shape)."""
+    def forward(self, client: str, smashed: Smashed) -> Tensor:
+        """U-shape: open a step; returns the features that the client's tail is given. Raises SmashedRefused."""
+        pending = self.part(client).forward(smashed)
+        self.pending.setdefault(client, deque()).append(pending)
+        return pending.features.detach()
+
+    def backward(self, client: str, gradient: Tensor) -> Tensor:
+        """U-shape: end the client's oldest open step with the gradient of its features; returns the cut gradient.
+
+        Raises SmashedRefused where no step is open, or the gradient has another shape or is not finite.
+        """
         waiting = self.pending.get(client)
         if not waiting:
             raise SmashedRefused("a gradient of features came for no open step")
-        return waiting.popleft()
+        return self.part(client).backward(waiting.popleft(), gradient)
 
     def forget(self, client: str) -> None:
         """Drop a client's open steps: its session is gone, their answers would go nowhere."""
@@ -80,14 +83,14 @@ class SplitServer:
     def average(self, shares: Mapping[str, float]) -> None:
         """Replicas only: average those of `shares` (in its order), and give the average to every replica."""
         # One by one: all replicas at once would take another model of memory for each client.
-        exported = (self.half(client).export() for client in shares)
+        exported = (self.part(client).export() for client in shares)
         vector = weights.average(exported, list(shares.values()))
-        for half in (self.common, *self._replicas.values()):
-            half.load(vector)
+        for part in (self.common, *self._replicas.values()):
+            part.load(vector)
 
     def export(self) -> dict[str, Vector]:
-        """New flat fp32 vectors: of the common half (""), and of each replica by its client."""
-        return {name: half.export() for name, half in [("", self.common), *self._replicas.items()]}
+        """New flat fp32 vectors: of the common part (""), and of each replica by its client."""
+        return {name: part.export() for name, part in [("", self.common), *self._replicas.items()]}
 
     @property
     def clients(self) -> Sequence[str]:
@@ -95,7 +98,7 @@ class SplitServer:
         return list({**self._replicas, **self._alignments})
 
     def state(self, client: str | None = None, *, live: bool = False) -> dict[str, Tensor]:
-        """Named tensors on the CPU: of the common half, or of all that is kept for one client.
+        """Named tensors on the CPU: of the common part, or of all that is kept for one client.
 
         Copies, or `live`: then they cost no memory, and have to be read before anything else is computed.
         """
@@ -119,16 +122,4 @@ class SplitServer:
             prefix = f"{kind}/"
             found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             if found:
-                (self.half if kind == "replica" else self.alignment)(client).restore(found)
-
-    def _half(self, body: nn.Module, name: str) -> ServerPart:
-        settings = self.settings
-        return ServerPart(
-            body,
-            settings.optimizer,
-            loss=settings.loss,
-            seed=settings.seed,
-            name=name,
-            shape=settings.shape,
-            classes=settings.classes,
-        )
+                (self.part if kind == "replica" else self.alignment)(client).restore(found)

@@ -1,6 +1,7 @@
-"""The split server's torch room: uploads that wait, the halves, answers that are kept. Every job is one of its training thread.
+"""What the split server trains: uploads that wait, its parts of the model, answers that are kept.
 
-It carries out what the machine (`roles.split_server`) decides and answers in its events. What cannot be trained on changes nothing.
+It carries out what the machine (`fsl_async.roles.split.server`) decides, in its training thread, and answers in
+the machine's events. An upload that cannot be trained on changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +14,6 @@ from torch import Tensor
 
 from fsl_async.errors import RunDirError, one_line
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.split.batches import Smashed
-from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
-from fsl_async.learn.split.methods.base import (
-    Activations,
-    AuxiliaryWanted,
-    Crossing,
-    CutGradient,
-    FeatureGradient,
-    Features,
-    Method,
-)
 from fsl_async.learn.split.payload import (
     IGNORED,
     Payload,
@@ -35,16 +25,26 @@ from fsl_async.learn.split.payload import (
 )
 from fsl_async.learn.split.server import SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.methods import Method
+from fsl_async.roles.split.methods.base import (
+    Activations,
+    AuxiliaryWanted,
+    Crossing,
+    CutGradient,
+    FeatureGradient,
+    Features,
+)
 
 MAX_VALUES = 1 << 28
 """Of one upload: 1 GiB."""
 
 
 @attrs.frozen
-class Cut:
+class UploadShape:
     """What uploads must look like: activations of one sample (-1: any size), classes, whether labels are one per token.
 
     longest: no sequence may have more tokens; 0 where a model has no such limit.
@@ -59,10 +59,12 @@ class Cut:
 class ServerTraining:
     """Joins a method, its SplitServer and their disk."""
 
-    def __init__(self, method: Method, server: SplitServer, cut: Cut, disk: ServerDisk) -> None:
+    def __init__(
+        self, method: Method, server: SplitServer, shape: UploadShape, disk: ServerDisk
+    ) -> None:
         self.method = method
         self.server = server
-        self.cut = cut
+        self.shape = shape
         self.disk = disk
         self.uploads: dict[UploadKey, Crossing] = {}
         self.answers: dict[UploadKey, Payload] = {}
@@ -99,7 +101,7 @@ class ServerTraining:
             found = (samples, max(lengths), *shape[1:])
         elif samples != shape[0]:
             return "samples do not fit the shape"
-        wanted, longest = self.cut.shape, self.cut.longest
+        wanted, longest = self.shape.shape, self.shape.longest
         if size_of(found) > MAX_VALUES:
             return f"more than {MAX_VALUES} values once padded"
         if longest and not (len(found) > 1 and 0 < found[1] <= longest):
@@ -115,14 +117,14 @@ class ServerTraining:
         return None if label_bytes in (0, count, 2 * count, 4 * count) else "labels do not fit"
 
     def _labels(self, shape: Sequence[int], lengths: Sequence[int], samples: int) -> int:
-        if not self.cut.per_token:
+        if not self.shape.per_token:
             return samples
         return shape[0] if lengths else shape[0] * shape[1]
 
-    def put(self, key: UploadKey, parcel: Payload) -> None:
+    def put(self, key: UploadKey, payload: Payload) -> None:
         """Take a decoded upload. Raises PayloadError."""
-        lengths, shape = parcel.lengths, parcel.shape
-        values: Any = parcel.values.reshape(shape)
+        lengths, shape = payload.lengths, payload.shape
+        values: Any = payload.values.reshape(shape)
         if lengths:
             values = put_back(values, lengths, max(lengths), 0.0)
         tensor = torch.from_numpy(values)
@@ -130,13 +132,13 @@ class ServerTraining:
             self.uploads[key] = FeatureGradient(tensor)
             return
         labels: Tensor | None = None
-        if parcel.labels:
+        if payload.labels:
             samples = len(lengths) or shape[0]
             count = self._labels(shape, lengths, samples)
-            found: Any = unpack_labels(parcel.labels, count, self.cut.classes)
-            if lengths and self.cut.per_token:
+            found: Any = unpack_labels(payload.labels, count, self.shape.classes)
+            if lengths and self.shape.per_token:
                 found = put_back(found, lengths, max(lengths), IGNORED)
-            elif self.cut.per_token:
+            elif self.shape.per_token:
                 found = found.reshape(shape[:2])
             labels = torch.from_numpy(found)
         elif self.method.auxiliary != "none":
@@ -162,17 +164,17 @@ class ServerTraining:
         """Train on an upload."""
         key = effect.key
         crossing = self.uploads.pop(key)
-        half = self.server.half(key.client)
-        updates = half.updates
+        part = self.server.part(key.client)
+        updates = part.updates
         try:
             given = self.method.serve(self.server, key.client, crossing)
         except (SmashedRefused, ModelPartMisused) as error:
             return ev.UploadTrained(key, 0.0, updates, problem=str(error)[:400])
-        loss = half.last_loss
+        loss = part.last_loss
         if not isinstance(given, CutGradient | Features) or not effect.wants_answer:
             return ev.UploadTrained(key, loss, updates)
         lengths = getattr(getattr(crossing, "smashed", None), "lengths", None)
-        self.answers[key] = _parcel(given.values, lengths)
+        self.answers[key] = _payload(given.values, lengths)
         if isinstance(given, Features):
             loss = 0.0  # it is computed at the client
         return ev.UploadTrained(key, loss, updates, answer=True)
@@ -182,9 +184,8 @@ class ServerTraining:
         before = self.server.alignment(effect.client).export()
         try:
             self.method.serve(self.server, effect.client, AuxiliaryWanted())
-        except (
-            ValueError
-        ) as error:  # batch norm and one sample: what one client sent must not end the server
+        except ValueError as error:
+            # Batch norm and one sample: what one client sent must not end the server.
             self.server.alignment(effect.client).load(before)
             return ev.Aligned(effect.client, effect.version, one_line(str(error))[:400])
         alignment = self.server.alignment(effect.client)
@@ -218,7 +219,7 @@ class ServerTraining:
         return lambda: self.disk.seal(staged)
 
 
-def _parcel(values: Tensor, lengths: Tensor | None) -> Payload:
+def _payload(values: Tensor, lengths: Tensor | None) -> Payload:
     found = values.detach().float().cpu().numpy()
     if lengths is not None:
         found = valid_rows(found, [int(each) for each in lengths])

@@ -1,4 +1,4 @@
-"""What the planner must know of any model that can be cut: its halves counted, what crosses and what is kept of a batch measured.
+"""What the planner must know of any model that can be cut: its parts counted, what crosses the cut and what a batch keeps measured.
 
 `fsl_async.plan` is arithmetic and knows the shapes of two families by heart. Any other model is built on the CPU, cut, and sent a batch through:
 parameters, buffers, sizes at the cuts, and what torch keeps of each part for the backward pass. (Torch's meta device would need no
@@ -12,18 +12,20 @@ from torch import Tensor, nn
 
 from fsl_async.accounting.shapes import ModelShapes, Part, label_width
 from fsl_async.config.settings import Config
+from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
 from fsl_async.learn.models.cuts import CutModel, in_one, split
-from fsl_async.learn.split.batches import Batch, call, cross_entropy
-from fsl_async.learn.split.task import adapted, method_of
+from fsl_async.learn.models.forward import Batch, call
+from fsl_async.learn.split.build import adapted
+from fsl_async.learn.split.smashed import cross_entropy
 
 BATCH = 2
 
 
 def shapes_of(config: Config) -> ModelShapes:
-    """The shapes of the run's model, cut where the run cuts it. Raises what `task.build_parts` does, each in one line."""
+    """The shapes of the run's model, cut where the run cuts it. Raises what `build.build_parts` does, each in one line."""
     facts = facts_of(config)
     model = models.build_model(config, facts)
     cut, end = models.default_cut(config, model), models.tail_cut(model)
@@ -32,7 +34,7 @@ def shapes_of(config: Config) -> ModelShapes:
     adapted(config, whole, None)
     straight = split(models.build_model(config, facts), cut)
     extra = None
-    if method_of(config).auxiliary != "none":
+    if split_method(config).auxiliary != "none":
         extra = auxiliaries.build(config.split.auxiliary, straight, batch)
     adapted(config, straight, extra)
     client, server = straight.client, straight.server
@@ -65,19 +67,19 @@ def _batch(example: Batch) -> Batch:
     return Batch(torch.cat([example.inputs] * BATCH), torch.cat([example.labels] * BATCH))
 
 
-def _bent(config: Config, halves: CutModel, batch: Batch) -> tuple[Part, int]:
+def _bent(config: Config, model: CutModel, batch: Batch) -> tuple[Part, int]:
     """What a U-shape adds to the client, and the values of one sample's features."""
-    adapted(config, halves, None)
-    assert halves.server is not None
-    assert halves.tail is not None
+    adapted(config, model, None)
+    assert model.server is not None
+    assert model.tail is not None
     with torch.no_grad():
-        features = call(halves.server, call(halves.client, batch.inputs, None), None)
-    first, both = counted([halves.client]), counted([halves.client, halves.tail])
+        features = call(model.server, call(model.client, batch.inputs, None), None)
+    first, both = counted([model.client]), counted([model.client, model.tail])
     added = Part(
         both.parameters - first.parameters,
         both.buffers - first.buffers,
         both.counters - first.counters,
-        kept(halves.tail, features, batch.labels),
+        kept(model.tail, features, batch.labels),
         both.frozen - first.frozen,
     )
     return added, features[0].numel()

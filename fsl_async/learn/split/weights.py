@@ -1,6 +1,6 @@
-"""The exchanged weights of a half as one flat fp32 vector, and all of its state as named tensors.
+"""The exchanged weights of a model part as one flat fp32 vector, and all of its state as named tensors.
 
-For the wire there is `ModelWeights`: the vector and its manifest, made of every floating point parameter and buffer. Of a half in which
+For the wire there is `ModelWeights`: the vector and its manifest, made of every floating point parameter and buffer. Of a part in which
 some weights are frozen (LoRA) only those that train are exchanged, and the buffers: the frozen ones are the same everywhere.
 
 For checkpoints there are dictionaries of named tensors on the CPU, exact in every dtype, ready for a safetensors file.
@@ -15,40 +15,40 @@ from torch import Tensor, nn
 
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.split.smashed import ModelPartMisused
 from fsl_codecs import new_vector
 
 _PIECE = 1 << 17
 """Values that are averaged at a time: what is wide must not double the memory."""
 
 
-class _Room(nn.Module):
-    """A place for weights under a dotted name."""
+class _View(nn.Module):
+    """Holds weights under a dotted name."""
 
 
 def exchanged(module: nn.Module) -> nn.Module:
     """The module itself, or where some weights are frozen a view of those that train and of the buffers, names unchanged."""
     if all(weight.requires_grad for weight in module.parameters()):
         return module
-    view = _Room()
+    view = _View()
     listed = module.state_dict()
     for name, weight in module.named_parameters():
         if weight.requires_grad:
-            place, last = _room(view, name)
+            place, last = _place(view, name)
             place.register_parameter(last, weight)
     for name, buffer in module.named_buffers():
         if name in listed:
-            place, last = _room(view, name)
+            place, last = _place(view, name)
             place.register_buffer(last, buffer)
     return view
 
 
-def _room(view: nn.Module, name: str) -> tuple[nn.Module, str]:
-    *rooms, last = name.split(".")
-    for room in rooms:
-        if not hasattr(view, room):
-            view.add_module(room, _Room())
-        view = view.get_submodule(room)
+def _place(view: nn.Module, dotted: str) -> tuple[nn.Module, str]:
+    *names, last = dotted.split(".")
+    for name in names:
+        if not hasattr(view, name):
+            view.add_module(name, _View())
+        view = view.get_submodule(name)
     return view, last
 
 
@@ -70,7 +70,7 @@ def load(module: nn.Module, vector: Vector) -> None:
     weights = weights_of(module)
     if vector.shape != (weights.manifest.values,):
         raise ModelPartMisused(
-            f"{vector.size} values for a half that exchanges {weights.manifest.values}"
+            f"{vector.size} values for a part that exchanges {weights.manifest.values}"
         )
     weights.copy_in(vector)
 

@@ -21,7 +21,7 @@ from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.fed import ClientContext, Fed, choose_device
 from fsl_async.learn.client.orders import RunFinishedError
-from fsl_async.learn.client.tasks import Task, load_task, own_failure
+from fsl_async.learn.user_code import Task, load_task, own_failure
 from fsl_async.nodes.client.node import ClientRuntime, Summary
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.observe.client_state import counted
@@ -95,7 +95,7 @@ def _start_line(context: ClientContext, threads: int | None) -> str:
 
 
 def _fed(runtime: ClientRuntime, context: ClientContext) -> Fed:
-    return Fed(runtime.training, context, runtime.open_split)
+    return Fed(runtime.training, context, runtime)
 
 
 def join_run(

@@ -128,6 +128,13 @@ class ClientRuntime:
         node = self._node
         node.loop.call_soon_threadsafe(node.open_split, training, architecture)
 
+    def post_split(self, event: Event) -> None:
+        """Give the session with the split server an event of the training thread."""
+        node = self._node
+        if node is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
+                node.loop.call_soon_threadsafe(node.feed_split, event)
+
     def training_ended(self, error: str | None) -> None:
         """The training function has returned: wait until what it trained has arrived or the run is given up."""
         self.training.meter.step_ended()  # what follows its last step is not one that hangs
@@ -282,6 +289,11 @@ class ClientNode:
         except (AddressError, KeysError) as error:
             self._split_finished(Finish(error.message, int(ExitCode.BAD_INPUT)))
 
+    def feed_split(self, event: Event) -> None:
+        """Give the session with the split server an event of the training thread."""
+        if self._split is not None:
+            self._split.feed(event)
+
     def _dialer(self, take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
         parts = self._parts
         settings = tp.TransportSettings()  # until the welcome brings the run's
@@ -359,8 +371,8 @@ class ClientNode:
         parts = self._parts
         manifest = parts.exchange.manifest
         if manifest is not None and parts.welcome.done():
-            method = parts.welcome.result().config.split.method
-            parts.traffic.weights(method, manifest, direction, index, frame)
+            is_cut = parts.welcome.result().config.split.has_server
+            parts.traffic.weights(manifest, direction, index, frame, is_cut=is_cut)
 
     # --- the welcome; each may bring another configuration ---
 
@@ -399,6 +411,6 @@ class ClientNode:
 
     def _split_place(self, config: Config) -> str:
         """Address of the run's split server; empty where it has none. Raises AddressError."""
-        if config.split.method in {"none", "fedavg"}:
+        if not config.split.has_server:
             return ""
         return addresses.seen_from(config.split.server, self._parts.address.fsl).tcp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SplitSession:
-    """On the loop thread but for `post`. Raises AddressError and KeysError where the split server cannot be dialed."""
+    """On the loop thread. Raises AddressError and KeysError where the split server cannot be dialed."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class SplitSession:
         say: Callable[[Note], None],
         finished: Callable[[Finish], None],
     ) -> None:
-        self._loop = loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         config, name = member.config, parts.options.name
         settings = transport_settings(config)
         place = addresses.seen_from(config.split.server, parts.address.fsl)
@@ -68,13 +67,11 @@ class SplitSession:
             incarnation=incarnation,
             role="split-client",
         )
-        training.post = self.post
         shell.dial()
 
-    def post(self, event: Event) -> None:
-        """Give the session an event of the training thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the run is over
-            self._loop.call_soon_threadsafe(self._shell.feed, event)
+    def feed(self, event: Event) -> None:
+        """Take an event of the training thread."""
+        self._shell.feed(event)
 
     def end(self, event: Event) -> None:
         """The run is over at the parameter server, or this client's training is."""

@@ -51,7 +51,7 @@ class Training(Protocol):
     # ruff: noqa: D102 - the implementation has them
     @property
     def auxiliary_values(self) -> int: ...
-    def parcel(self, place: tuple[int, int, int]) -> Payload | None: ...
+    def payload(self, place: tuple[int, int, int]) -> Payload | None: ...
     def drop(self, place: tuple[int, int, int]) -> None: ...
     def hand(self, key: UploadKey, values: Values, loss: float) -> None: ...
     def give_up(self, key: UploadKey) -> None: ...
@@ -287,10 +287,10 @@ class SplitClientShell:
         if isinstance(taken.what, UploadKey):
             key = taken.what
             # A cut gradient is as large as the activations, which in a U-shape were the first leg.
-            parcel = self.training.parcel((key.round, key.step, 0))
-            answers_features = self.machine.decisions.legs > 1 and not key.leg
-            if parcel is not None and not answers_features and values.size != parcel.values.size:
-                raise PayloadError(f"{values.size} gradients for {parcel.values.size} activations")
+            payload = self.training.payload((key.round, key.step, 0))
+            answers_features = self.machine.method.legs > 1 and not key.leg
+            if payload is not None and not answers_features and values.size != payload.values.size:
+                raise PayloadError(f"{values.size} gradients for {payload.values.size} activations")
         elif values.size != self.training.auxiliary_values:
             wanted = self.training.auxiliary_values
             raise PayloadError(f"{values.size} values for an auxiliary model of {wanted}")
@@ -315,7 +315,7 @@ class SplitClientShell:
 
     def _take(self, stream: str, what: UploadKey | int) -> None:
         if isinstance(what, UploadKey):
-            features = self.machine.decisions.legs > 1 and not what.leg
+            features = self.machine.method.legs > 1 and not what.leg
             category = Category.ACTIVATIONS if features else Category.GRADIENTS
             taken = _Taken(what, category, self.formats.down, self.traffic)
         else:
@@ -330,12 +330,12 @@ class SplitClientShell:
         ready = self._ready[place]
         source = self._sources.get(place)
         if source is None:
-            parcel = self.training.parcel(place)
-            if parcel is None:
+            payload = self.training.payload(place)
+            if payload is None:
                 return
             source = self._sources[place] = Outgoing(
-                chunks_of(parcel.values.size) + (1 if parcel.labels else 0),
-                lambda: self.training.parcel(place),
+                chunks_of(payload.values.size) + (1 if payload.labels else 0),
+                lambda: self.training.payload(place),
                 self.worker,
                 self.formats.up,
                 self.formats.step_log2,

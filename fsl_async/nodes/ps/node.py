@@ -442,7 +442,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         journal=journal,
         say=journal.say,
         finished=finish,
-        count=lambda *chunk: traffic.weights(config.split.method, *chunk),
+        count=lambda *chunk: traffic.weights(*chunk, is_cut=config.split.has_server),
         after_commit=after_commit,
     )
     relauncher = _relauncher(

@@ -21,7 +21,7 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.roles.machine import RunEnded
 from fsl_async.roles.split.messages import PS_ROLE
-from fsl_async.roles.split.methods import decisions_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -73,7 +73,7 @@ class RunEndNotifier:
         self._shell: RunEndNotifierShell | None = None
         rules = split_rules(config)
         split = config.split
-        if not (dials and split.is_on and decisions_of(rules).has_server and split.server):
+        if not (dials and split.is_on and method_of(rules).has_server and split.server):
             return
         settings = transport_settings(config)
         try:

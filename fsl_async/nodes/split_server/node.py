@@ -1,4 +1,4 @@
-"""A split server process, with or without the parameter server in it: halves, machine, endpoint and loop put together. Imports torch."""
+"""A split server process, with or without the parameter server in it: parts, machine, endpoint and loop put together. Imports torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.fed import choose_device
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.facts import described
+from fsl_async.learn.split.build import build_server
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining
-from fsl_async.learn.split.task import build_server
 from fsl_async.nodes.capacity import within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps import node as node_ps
@@ -48,7 +48,6 @@ from fsl_async.process.threads import threads_here
 from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.split.events import PsEnded
 from fsl_async.roles.split.messages import PS_ROLE
-from fsl_async.roles.split.methods import decisions_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqListener
@@ -60,7 +59,7 @@ SERVER = "server"
 
 _COPY_S = 60.0
 Scored = Callable[[int, Callable[[], dict[str, Vector]]], None]
-"""Takes a version, and a function that copies the server's halves."""
+"""Takes a version, and a function that copies the server's weights."""
 
 
 @frozen
@@ -95,7 +94,7 @@ def serve(
     """Run the split server until the run ends or `stop` is asked; with_ps: and the parameter server in the same loop. Blocks.
 
     announce: called with "server" or "ps" and the bound address once clients can come. scored: with_ps only; called in the store's thread with each
-    version that is durable, before anybody hears of it, and a way to copy the server's halves; it must not raise.
+    version that is durable, before anybody hears of it, and a way to copy the server's weights; it must not raise.
     keys: encrypt with this pair, and let in who is on this list. record: takes a kind and fields, for programs that watch.
     Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
     """
@@ -103,7 +102,7 @@ def serve(
     config = described(with_implied(config))
     if not config.split.is_on:
         raise ConfigError("split.method is none: say what to train with", "split.method")
-    if not decisions_of(split_rules(config)).has_server:
+    if not config.split.has_server:
         raise ConfigError(
             f"{config.split.method} has no split server: start --role ps alone", "split.method"
         )
@@ -142,7 +141,7 @@ def serve(
             announce=lambda address: announce(PS, address),
             log=log,
             stop=stop,
-            after_commit=None if scored is None else lambda v: scored(v, served.halves),
+            after_commit=None if scored is None else lambda v: scored(v, served.weights),
             keys=keys,
             capacity=capacity,
         )
@@ -164,9 +163,9 @@ class _Serving:
         with_ps: bool,
         max_connections: int,
     ) -> None:
-        server, method, cut, parts = build_server(config, choose_device(config.train.device))
+        server, method, uploads, parts = build_server(config, choose_device(config.train.device))
         self.config = config
-        self.room = ServerTraining(method, server, cut, disk)
+        self.training = ServerTraining(method, server, uploads, disk)
         rules = split_rules(config)
         if with_ps:  # it is told in this process
             rules = attrs.evolve(rules, alone_s=0.0)
@@ -177,13 +176,13 @@ class _Serving:
         self._gate = gate
         self._max_connections = max_connections
 
-    def halves(self) -> dict[str, Vector]:
-        """Copies of the server's halves as they are between two trainings: "" is the common one, replicas have their clients' names.
+    def weights(self) -> dict[str, Vector]:
+        """Copies of the server's weights as they are between two trainings: "" is the common one, replicas have their clients' names.
 
         For any thread but the loop's and the training's.
         """
         found: concurrent.futures.Future[dict[str, Vector]] = concurrent.futures.Future()
-        self._trainer.submit(self.room.server.export, found.set_result, found.set_exception)
+        self._trainer.submit(self.training.server.export, found.set_result, found.set_exception)
         return found.result(_COPY_S)
 
     async def alone(self) -> Summary:
@@ -257,7 +256,7 @@ class _Serving:
         formats = Formats(split.up, split.down, split.models, config.codec.step_log2)
         self._shell = shell = SplitServerShell(
             self.machine,
-            self.room,
+            self.training,
             formats=formats,
             code=workers[0],
             train=workers[1],

@@ -65,8 +65,8 @@ class Disk(Protocol):
         ...
 
 
-class Room(Protocol):
-    """What the shell needs from the mathematics (`fsl_async.learn.split.server_training.ServerTraining`)."""
+class Training(Protocol):
+    """What the shell needs of the parts that train (`fsl_async.learn.split.server_training.ServerTraining`)."""
 
     # ruff: noqa: D102 - the implementation has them
     @property
@@ -75,7 +75,7 @@ class Room(Protocol):
     def objection(
         self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
     ) -> str | None: ...
-    def put(self, key: UploadKey, parcel: Payload) -> None: ...
+    def put(self, key: UploadKey, payload: Payload) -> None: ...
     def drop(self, key: UploadKey) -> None: ...
     def drop_answer(self, key: UploadKey) -> None: ...
     def answer(self, key: UploadKey) -> Payload | None: ...
@@ -129,7 +129,7 @@ class Incoming:
             self.traffic.plain(Category.LABELS, Direction.UP, len(found))
         done(True)
 
-    def parcel(self) -> Payload:
+    def payload(self) -> Payload:
         """Decode; raises PayloadError."""
         shape = tuple(self.meta.shape)
         frames = [bytes(chunk or b"") for chunk in self.chunks]
@@ -161,11 +161,11 @@ class Outgoing:
     @property
     def size(self) -> int:
         """About how many bytes it will be, rather more than fewer: what may be sent before it is accepted."""
-        parcel = self.give()
-        if parcel is None:
+        payload = self.give()
+        if payload is None:
             return 0
-        coded = FORMATS[self.number_format].payload(parcel.values.size)
-        return coded + len(parcel.labels) + coded // 32 + self.chunks * _FRAME_HEAD_BYTES
+        coded = FORMATS[self.number_format].payload(payload.values.size)
+        return coded + len(payload.labels) + coded // 32 + self.chunks * _FRAME_HEAD_BYTES
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Code a chunk."""
@@ -176,26 +176,26 @@ class Outgoing:
         )
 
     def _frame(self, index: int) -> bytes | None:
-        parcel = self.give()
-        if parcel is None:
+        payload = self.give()
+        if payload is None:
             return None
-        if index >= chunks_of(parcel.values.size):
-            return parcel.labels
+        if index >= chunks_of(payload.values.size):
+            return payload.labels
         # Coded anew when it is asked for again, which is seldom: frames that are kept would be memory per client.
-        spec = spec_for(self.number_format, parcel.shape[-1], self.step_log2)
-        frame = encode_chunk(parcel.values, index, spec)
+        spec = spec_for(self.number_format, payload.shape[-1], self.step_log2)
+        frame = encode_chunk(payload.values, index, spec)
         if index not in self.measured:
             self.measured.add(index)
-            self.losses[index] = coding_loss(parcel.values, index, frame)
+            self.losses[index] = coding_loss(payload.values, index, frame)
         return frame
 
     def _counted(
         self, index: int, frame: bytes | None, deliver: Callable[[tp.Buffer | None], None]
     ) -> None:
-        parcel = self.give()
-        if frame is not None and parcel is not None:
-            if index < chunks_of(parcel.values.size):
-                values = frame_values(parcel.values.size, index)
+        payload = self.give()
+        if frame is not None and payload is not None:
+            if index < chunks_of(payload.values.size):
+                values = frame_values(payload.values.size, index)
                 place = (self.category, self.direction, self.number_format)
                 self.traffic.values(*place, values, len(frame))
                 loss = self.losses.pop(index, None)
@@ -207,12 +207,12 @@ class Outgoing:
 
 
 class SplitServerShell:
-    """Joins a SplitServerMachine with an endpoint, a room and three workers."""
+    """Joins a SplitServerMachine with an endpoint, the parts that train, and three workers."""
 
     def __init__(
         self,
         machine: SplitServerMachine,
-        room: Room,
+        training: Training,
         *,
         formats: Formats,
         code: Worker,
@@ -225,7 +225,7 @@ class SplitServerShell:
         traffic: Traffic,
     ) -> None:
         self.machine = machine
-        self.room = room
+        self.training = training
         self.formats = formats
         self.traffic = traffic
         self.node = Node(machine, scheduler, self._execute, journal)
@@ -258,12 +258,14 @@ class SplitServerShell:
             Finish: lambda e, _: self._finished(e),
             split.AdmitSplit: lambda e, _: self.endpoint.welcome(e.peer, msg.to_wire(e.welcome)),
             split.ReceiveUpload: self._receive,
-            split.DropUpload: lambda e, _: self.room.drop(e.key),
+            split.DropUpload: lambda e, _: self.training.drop(e.key),
             split.TrainUpload: self._train_upload,
-            split.Align: lambda e, n: self._run(lambda: self.room.align(e), n),
-            split.AverageReplicas: lambda e, n: self._run(lambda: self.room.average(e), n),
-            split.RecordUpload: lambda e, _: self.room.disk.append(e.key.text, e.outcome, e.reason),
-            split.RecordAuxiliary: lambda e, _: self.room.disk.append_auxiliary(
+            split.Align: lambda e, n: self._run(lambda: self.training.align(e), n),
+            split.AverageReplicas: lambda e, n: self._run(lambda: self.training.average(e), n),
+            split.RecordUpload: lambda e, _: self.training.disk.append(
+                e.key.text, e.outcome, e.reason
+            ),
+            split.RecordAuxiliary: lambda e, _: self.training.disk.append_auxiliary(
                 e.client, e.version
             ),
             split.SendAnswer: self._send_answer,
@@ -275,7 +277,7 @@ class SplitServerShell:
 
     def start(self) -> None:
         """Go on from the disk; call once, before any transport event."""
-        self.node.feed(self.room.recover())
+        self.node.feed(self.training.recover())
 
     # --- from the transport ---
 
@@ -345,7 +347,7 @@ class SplitServerShell:
         key = UploadKey.parse(meta.key)
         if event.stream_id != msg.upload_stream(key.text):
             raise MessageError(f"stream {event.stream_id[:80]!r} carries upload {key.text}")
-        problem = self.room.objection(meta.shape, meta.lengths, meta.samples, meta.label_bytes)
+        problem = self.training.objection(meta.shape, meta.lengths, meta.samples, meta.label_bytes)
         wanted = chunks_of(size_of(meta.shape)) + (1 if meta.label_bytes else 0)
         if problem is None and event.chunks != wanted:
             problem = f"{event.chunks} chunks where {wanted} are right"
@@ -353,7 +355,7 @@ class SplitServerShell:
             self.endpoint.decline(event.peer, event.stream_id, "refused")
             told = msg.UploadRefused(key.text, "refused", problem)
             self.endpoint.send(event.peer, msg.to_wire(told))
-            self.room.disk.append(key.text, "declined", f"refused: {problem}")
+            self.training.disk.append(key.text, "declined", f"refused: {problem}")
             return
         self._metas[event.peer, event.stream_id] = meta
         self.node.feed(
@@ -376,7 +378,7 @@ class SplitServerShell:
         key = incoming.key
         size = sum(len(chunk or b"") for chunk in incoming.chunks)
         self._code.submit(
-            lambda: self.room.put(key, incoming.parcel()),
+            lambda: self.training.put(key, incoming.payload()),
             lambda _: self.node.feed(ev.UploadReceived(event.peer, key, size)),
             lambda error: self._violated(event.peer, problem_of(error)),
         )
@@ -420,30 +422,32 @@ class SplitServerShell:
                 self._losses[event.key] = (event.loss, event.updates)
             self.node.feed(event, number)
 
-        self._train.submit(lambda: self.room.train(effect), trained, self._broken)
+        self._train.submit(lambda: self.training.train(effect), trained, self._broken)
 
     def _drop_answer(self, effect: split.DropAnswer, number: int) -> None:
         self._losses.pop(effect.key, None)
-        self.room.drop_answer(effect.key)
+        self.training.drop_answer(effect.key)
 
     def _broken(self, error: Exception) -> None:
-        # The halves may be half way through a step: what is on disk is what counts.
+        # The parts may be half way through a step: what is on disk is what counts.
         self._finished(Finish(f"training failed: {type(error).__name__}: {error}", 1))
 
     def _forget(self, effect: split.ForgetSteps, number: int) -> None:
-        self._train.submit(lambda: self.room.forget(effect.client), lambda _: None, self._broken)
+        self._train.submit(
+            lambda: self.training.forget(effect.client), lambda _: None, self._broken
+        )
 
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:
         key = effect.key
-        parcel = self.room.answer(key)
-        if parcel is None:
+        payload = self.training.answer(key)
+        if payload is None:
             return
         trained = self._losses.get(key, (0.0, 0))
         meta = msg.GradientMeta(key.text, *trained)
-        features = self.machine.decisions.legs > 1 and not key.leg
+        features = self.machine.method.legs > 1 and not key.leg
         source = Outgoing(
-            chunks_of(parcel.values.size),
-            lambda: self.room.answer(key),
+            chunks_of(payload.values.size),
+            lambda: self.training.answer(key),
             self._code,
             self.formats.down,
             self.formats.step_log2,
@@ -459,10 +463,10 @@ class SplitServerShell:
         peer = effect.peer
 
         def ready(vector: Values) -> None:
-            parcel = Payload(vector, vector.shape)
+            payload = Payload(vector, vector.shape)
             source = Outgoing(
                 chunks_of(vector.size),
-                lambda: parcel,
+                lambda: payload,
                 self._code,
                 self.formats.models,
                 self.formats.step_log2,
@@ -474,7 +478,7 @@ class SplitServerShell:
             stream = msg.auxiliary_stream(peer, effect.version)
             self.endpoint.offer(peer, stream, meta, source)
 
-        self._train.submit(lambda: self.room.auxiliary(peer), ready, self._broken)
+        self._train.submit(lambda: self.training.auxiliary(peer), ready, self._broken)
 
     def _checkpoint(self, effect: split.Checkpoint, number: int) -> None:
         def failed(error: Exception) -> None:
@@ -484,4 +488,4 @@ class SplitServerShell:
             written = ev.CheckpointWritten(effect.number)
             self._write.submit(write, lambda _: self.node.feed(written, number), failed)
 
-        self._train.submit(lambda: self.room.copy(effect), copied, failed)
+        self._train.submit(lambda: self.training.copy(effect), copied, failed)

@@ -65,7 +65,7 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.sync.client_state import EXIT_REFUSED, SERVER
 
 
@@ -88,11 +88,11 @@ class SplitClientMachine:
 
     def __init__(self, rules: SplitRules, name: str, incarnation: int) -> None:
         self.rules = rules
-        self.decisions = decisions_of(rules)
+        self.method = method_of(rules)
         self.name = name
         self.incarnation = incarnation
         self.connected = False
-        self.in_flight = self.decisions.in_flight
+        self.in_flight = self.method.in_flight
         self.sent: dict[UploadKey, Sent] = {}  # in the order of their keys
         self.auxiliary = -1  # version that is installed
         self.aligning: int | None = None  # round for which a model is expected
@@ -155,7 +155,7 @@ class SplitClientMachine:
             return []
         self.connected = True
         self.deadlines.cancel("dial")
-        self.in_flight = max(1, min(self.decisions.in_flight, event.in_flight))
+        self.in_flight = max(1, min(self.method.in_flight, event.in_flight))
         if event.incarnation is not None and event.incarnation != self.incarnation:
             self._rename(event.incarnation)  # the handshake raised it; nothing was sent before
         for sent in self.sent.values():
@@ -340,7 +340,7 @@ class SplitClientMachine:
     # --- auxiliary models ---
 
     def _auxiliary_offered(self, event: ev.AuxiliaryOffered, now: float) -> list[Effect]:
-        if not self.decisions.aligned or self.over:
+        if not self.method.aligned or self.over:
             return [DeclineStream(SERVER, event.stream, "not wanted")]
         self.coming = (event.stream, event.version, event.round)
         return [split.ReceiveAuxiliary(event.stream, event.version)]
@@ -368,7 +368,7 @@ class SplitClientMachine:
         self.done, self.said, self.noted = (event.round, event.samples), False, False
         self.waiting_round = event.round
         effects = self._say_done()
-        return effects if self.decisions.waits_at_round_end else [*effects, *self._settle_round()]
+        return effects if self.method.waits_at_round_end else [*effects, *self._settle_round()]
 
     def _say_done(self) -> list[Effect]:
         """Say that the round is done once everything of it is settled."""

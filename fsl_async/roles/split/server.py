@@ -1,4 +1,4 @@
-"""The split server's decisions. Pure: no socket, no clock, no chance, no tensor.
+"""The split server's method. Pure: no socket, no clock, no chance, no tensor.
 
 It holds the upper half of the model (x_s, or a replica of it per client), and per client perhaps an auxiliary model with its buffer.
 It opens no rounds: it trains on uploads as they come. What a method wants of it is in `roles.split_methods`.
@@ -154,9 +154,9 @@ class SplitServerMachine(SplitServerState):
         effects = [*self._lose_session(peer), *peer.begin_session(event)]
         self._look(now)
         held = peer.book.auxiliary
-        welcome = msg.SplitWelcome(self.run, self.decisions.in_flight, peer.known, held)
+        welcome = msg.SplitWelcome(self.run, self.method.in_flight, peer.known, held)
         effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
-        if self.decisions.aligned and event.auxiliary != held:
+        if self.method.aligned and event.auxiliary != held:
             effects.append(self._send_auxiliary(peer))
         return effects
 
@@ -189,7 +189,7 @@ class SplitServerMachine(SplitServerState):
         peer = self.peers.get(event.peer)
         if peer is None or key.client != event.peer or not peer.is_here(key):
             return [DeclineStream(event.peer, event.stream, "not yours")]
-        answer = peer.answer_to(key, self.decisions.in_flight)
+        answer = peer.answer_to(key, self.method.in_flight)
         answer = answer or self.ending.answer() or self._too_late(key)
         if answer is None:
             peer.uploads.setdefault(key, Upload(event)).offer = event
@@ -260,7 +260,7 @@ class SplitServerMachine(SplitServerState):
                 effects.extend(self.checkpoints.due(self.book))
                 self.ready.popleft()
                 offer = peer.uploads[key].offer
-                wants = offer.wants_gradient and self.decisions.gradients
+                wants = offer.wants_gradient and self.method.gradients
                 self.busy = split.TrainUpload(key, wants, offer.version)
             effects.append(self.busy)
         if self.busy is None:
@@ -289,7 +289,7 @@ class SplitServerMachine(SplitServerState):
         self.round = max(self.round, key.round)
         peer.book = attrs.evolve(peer.book, last=key, round=key.round)
         effects = [split.RecordUpload(key, "trained"), *self._answer(peer, event)]
-        if self.decisions.aligns_in(key.round) and peer.book.aligned_round < key.round:
+        if self.method.aligns_in(key.round) and peer.book.aligned_round < key.round:
             version = peer.book.auxiliary_seen + 1
             self.busy = split.Align(peer.name, version, key.round)
             effects += [split.RecordAuxiliary(peer.name, version), self.busy]
@@ -300,7 +300,7 @@ class SplitServerMachine(SplitServerState):
     def _answer(self, peer: Peer, event: ev.UploadTrained) -> list[Effect]:
         """Say that an upload is trained, by what it gave where it gave something."""
         key = event.key
-        if self.decisions.legs > 1:
+        if self.method.legs > 1:
             peer.open_step = key if not key.leg and peer.is_here(key) else None
             if not key.leg and peer.open_step is None:
                 return [split.DropAnswer(key), split.ForgetSteps(peer.name)]
@@ -310,7 +310,7 @@ class SplitServerMachine(SplitServerState):
             return [split.DropAnswer(key)]
         peer.answers.append(key)
         effects: list[Effect] = []
-        while len(peer.answers) > self.decisions.in_flight:
+        while len(peer.answers) > self.method.in_flight:
             effects.append(split.DropAnswer(peer.answers.popleft()))
         return [*effects, split.SendAnswer(peer.name, key)] if peer.connected else effects
 
@@ -321,7 +321,7 @@ class SplitServerMachine(SplitServerState):
         aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
         if not offer.alignment_due or not peer.is_here(offer.key) or aligning:
             return []
-        if self.decisions.aligned and peer.book.auxiliary != offer.auxiliary:
+        if self.method.aligned and peer.book.auxiliary != offer.auxiliary:
             return [self._send_auxiliary(peer)]
         stays = msg.AuxiliaryStays(offer.key.round, peer.book.auxiliary)
         return [Send(peer.name, stays)]

@@ -13,7 +13,7 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.liveness import Liveness
-from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.peers import Answer, Peer, replicas_due
 from fsl_async.roles.split.shutdown import SplitShutdown
 
@@ -23,7 +23,7 @@ class SplitServerState:
 
     def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
         self.rules = rules
-        self.decisions = decisions_of(rules)
+        self.method = method_of(rules)
         self.architecture = dict(architecture)
         self.run = ""
         self.round = -1
@@ -66,12 +66,12 @@ class SplitServerState:
 
     def _average(self, round_: int) -> Effect | None:
         """What must be averaged before an upload of this round is trained."""
-        if not self.decisions.replicas:
+        if not self.method.replicas:
             return None
         return replicas_due(self.peers.values(), self.averaged, round_)
 
     def _too_late(self, key: UploadKey) -> Answer | None:
         behind = self.round - key.round
-        if behind > self.decisions.max_stale_rounds:
+        if behind > self.method.max_stale_rounds:
             return Answer("stale", f"{counted(behind, 'round')} behind the newest")
         return None

@@ -85,12 +85,12 @@ class Choices:
         return tuple(f"client-{number}" for number in range(1, self.clients + 1))
 
     def versions(self, method: str) -> int:
-        """How many versions the parameter server makes: in a relay every client's turn is one."""
+        """How many versions the parameter server makes: where clients take turns every turn is one."""
         return self.rounds * self.turns(method)
 
     def turns(self, method: str) -> int:
         """Versions of one round: until every client has trained."""
-        return self.clients if method == "sl" else 1
+        return self.clients if METHODS[method].sequential else 1
 
     def as_dict(self) -> dict[str, Any]:
         """For rows, and for nodes that are processes of their own."""

@@ -44,7 +44,7 @@ class ReportingFed(Fed):
     """Fed that reports each round's end with the client's counters."""
 
     def __init__(self, runtime: ClientRuntime, place: ClientContext, emit: Emit) -> None:
-        super().__init__(runtime.training, place, runtime.open_split)
+        super().__init__(runtime.training, place, runtime)
         self._runtime, self._emit = runtime, emit
         self._began = -1.0
         self._waited_before = 0.0

@@ -17,13 +17,14 @@ from torch import nn
 
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
-from fsl_async.config.split_rules import split_rules
+from fsl_async.config.split_rules import split_method
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.facts import described, facts_of
-from fsl_async.learn.split import lockstep, samples, task, weights
+from fsl_async.learn.split import build, lockstep, samples, weights
+from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.weights import exchanged
-from fsl_async.roles.split.methods import decisions_of
+from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import GPT, Choices
 from fsl_async.tools.demo.evaluate import load_last
 
@@ -72,7 +73,7 @@ def config_of(choices: Choices, method: str) -> Config:
         wanted["model.sizes"] = choices.sizes
     if choices.alpha:
         wanted |= {"data.partition": "dirichlet", "data.alpha": choices.alpha}
-    if method in {"cse-fsl", "fsl-sage"}:
+    if METHODS[method].auxiliary != "none":
         wanted["split.auxiliary"] = choices.auxiliary
     sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in wanted.items()]
     return described(load(None, sets, _OPTIONS))
@@ -99,7 +100,7 @@ _OPTIONS = {
 def check(choices: Choices, method: str) -> None:
     """Build everything once, so that what is wrong is said before anything is started. Raises FslError in one line."""
     config = config_of(choices, method)
-    task.build_parts(config, at_client=False)
+    build.build_parts(config, at_client=False)
     facts = facts_of(config)
     samples.open_samples(config, facts, (0, choices.clients))
     next(iter(samples.held_out(config, facts, 1)))
@@ -116,23 +117,23 @@ class Scorer:
         self, config: Config, ps_dir: Path, turns: int, emit: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self._ps_dir, self._turns, self._emit = ps_dir, turns, emit
-        self._parts = parts = task.build_parts(config, at_client=False)
-        method = task.method_of(config)
-        half = method.client_half(
-            parts.halves, task.optimizer_of(config), auxiliary=parts.auxiliary
-        )
-        sent = decisions_of(split_rules(config)).averaged
-        kept = {name: exchanged(half.part(name)) for name in sent}
+        self._parts = parts = build.build_parts(config, at_client=False)
+        method = split_method(config)
+        options = ClientPartOptions(build.optimizer_of(config))
+        part = build.client_part(method, parts.model, options, parts.auxiliary)
+        kept = {name: exchanged(part.part(name)) for name in method.averaged}
         self._client = ModelWeights(kept["client"] if len(kept) == 1 else nn.ModuleDict(kept))
         self._batches = list(samples.held_out(config, facts_of(config)))
 
-    def __call__(self, version: int, halves: Callable[[], dict[str, Vector]] | None = None) -> None:
+    def __call__(
+        self, version: int, server_weights: Callable[[], dict[str, Vector]] | None = None
+    ) -> None:
         """Score a version; a failure is told, not raised."""
         if version < 1 or version % self._turns:
             return
         at = time.monotonic()
         try:
-            score = self._score(halves)
+            score = self._score(server_weights)
         except Exception as error:  # noqa: BLE001 - the run itself is fine
             self._emit({"event": "failed", "text": f"version {version} was not scored: {error}"})
             return
@@ -148,11 +149,11 @@ class Scorer:
             }
         )
 
-    def _score(self, halves: Callable[[], dict[str, Vector]] | None) -> lockstep.Score:
+    def _score(self, server_weights: Callable[[], dict[str, Vector]] | None) -> lockstep.Score:
         record = load_last(self._ps_dir, self._client).record
-        server = self._parts.halves.server
-        if halves is not None and server is not None:
-            found = halves()
+        server = self._parts.model.server
+        if server_weights is not None and server is not None:
+            found = server_weights()
             shares = {
                 one.key.client: float(one.delta.tokens)
                 for one in record.merged
@@ -163,4 +164,4 @@ class Scorer:
                 vector = weights.average([found[name] for name in shares], list(shares.values()))
             weights.load(server, vector)
         torch.set_num_threads(1)
-        return lockstep.evaluate(self._parts.halves, self._batches)
+        return lockstep.evaluate(self._parts.model, self._batches)

@@ -10,8 +10,8 @@ from attrs import frozen
 
 from fsl_async.errors import RunDirError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.pretrain import Tables, evaluate, gpt_config, open_corpus
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.client.pretrain import evaluate, open_corpus
+from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.store.checkpoint import WEIGHTS, Checkpoint, Checkpoints, open_flat
 from fsl_async.store.errors import Damage
 from fsl_async.store.files import Files

@@ -19,6 +19,7 @@ from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalReader
+from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.demo.settings import HERE, SERVER, Places
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ DEEP: dict[str, str | float | int] = {
     "model.context": 128,
 }
 """The demo's own model: 0.4 M parameters in as many blocks as they go into, because what a client saves are blocks."""
-
-
-AIDED = ("cse-fsl", "fsl-sage")
 
 
 @frozen(kw_only=True)
@@ -287,26 +285,28 @@ def evaluate_split(demo: SplitDemo) -> float:
     import torch
 
     from fsl_async.config.load import load, to_dict
-    from fsl_async.learn.client.pretrain import gpt_config, open_corpus
+    from fsl_async.config.split_rules import split_method
+    from fsl_async.learn.client.pretrain import open_corpus
     from fsl_async.learn.data.corpus import held_out_windows
-    from fsl_async.learn.split import lockstep, task, weights
-    from fsl_async.learn.split.batches import Batch
+    from fsl_async.learn.models.forward import Batch
+    from fsl_async.learn.models.gpt import gpt_config
+    from fsl_async.learn.split import build, lockstep, weights
+    from fsl_async.learn.split.model_parts import ClientPartOptions
     from fsl_async.learn.split.server_disk import ServerDisk
     from fsl_async.tools.demo.evaluate import load_last
 
     torch.set_num_threads(1)
     config = load(None, demo.overrides())
-    parts = task.build_parts(config, at_client=False)
-    half = task.method_of(config).client_half(
-        parts.halves, task.optimizer_of(config), auxiliary=parts.auxiliary
-    )
-    load_last(demo.run_dir / "ps", weights.weights_of(half.part("client")))
+    parts = build.build_parts(config, at_client=False)
+    options = ClientPartOptions(build.optimizer_of(config))
+    part = build.client_part(split_method(config), parts.model, options, parts.auxiliary)
+    load_last(demo.run_dir / "ps", weights.weights_of(part.part("client")))
     disk = ServerDisk(demo.run_dir / "server")
     state = disk.recover()
     disk.close()
-    assert parts.halves.server is not None
+    assert parts.model.server is not None
     assert state.common is not None
-    weights.load_named(parts.halves.server, "server/", state.common)
+    weights.load_named(parts.model.server, "server/", state.common)
     sizes = gpt_config(to_dict(config))
     corpus = open_corpus(to_dict(config), sizes.context)
     batches = [
@@ -315,7 +315,7 @@ def evaluate_split(demo: SplitDemo) -> float:
             torch.from_numpy(each).long() for each in held_out_windows(corpus, batch=8, limit=64)
         )
     ]
-    return round(lockstep.evaluate(parts.halves, batches).loss, 4)
+    return round(lockstep.evaluate(parts.model, batches).loss, 4)
 
 
 def words(demo: SplitDemo, found: Summary) -> list[str]:
@@ -323,8 +323,12 @@ def words(demo: SplitDemo, found: Summary) -> list[str]:
     lines = [
         "",
         f"{found.rounds} rounds of {found.method}, {found.uploads} uploads trained, {found.seconds:.0f} s",
-        f"loss {found.eval_loss} of both halves on text that no client has seen (nats/byte)"
-        + ("; above it is that of auxiliary models" if found.method in AIDED else ""),
+        f"loss {found.eval_loss} of both parts on text that no client has seen (nats/byte)"
+        + (
+            "; above it is that of auxiliary models"
+            if METHODS[found.method].auxiliary != "none"
+            else ""
+        ),
         f"{'bytes, all clients':28}{'payload':>14}{'coded':>14}",
     ]
     lines += [

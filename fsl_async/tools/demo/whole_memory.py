@@ -12,8 +12,9 @@ import torch
 from fsl_async.config.load import load
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.families import build_model
-from fsl_async.learn.split.batches import cross_entropy
-from fsl_async.learn.split.task import optimizer_of, warm_up
+from fsl_async.learn.split.build import optimizer_of
+from fsl_async.learn.split.smashed import cross_entropy
+from fsl_async.learn.split.task import warm_up
 from fsl_async.process.memory import MemoryMark
 
 STEPS = 3

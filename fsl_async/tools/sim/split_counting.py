@@ -18,7 +18,7 @@ from fsl_async.roles.machine import Event
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.methods import Decisions
+from fsl_async.roles.split.methods import Method
 from fsl_async.roles.sync.events import Attached, Snapshotted
 from fsl_async.tools.sim.counting import MANIFEST, CountingLearner
 from fsl_transport import Scheduler
@@ -67,9 +67,9 @@ class SplitDisk:
 class CountingModelParts:
     """The torch room of a split server. Every method is one job of its training thread."""
 
-    def __init__(self, disk: SplitDisk, decisions: Decisions) -> None:
+    def __init__(self, disk: SplitDisk, method: Method) -> None:
         self.disk = disk
-        self.decisions = decisions
+        self.method = method
         self.state = disk.state
         self.uploads: dict[UploadKey, int] = {}  # here, not trained: samples
         self.answers: dict[UploadKey, str] = {}
@@ -85,7 +85,7 @@ class CountingModelParts:
         return ev.SplitRecovered(self.disk.book, lost, dict(self.disk.versions))
 
     def _half(self, client: str) -> str:
-        return client if self.decisions.replicas else ""
+        return client if self.method.replicas else ""
 
     def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
         """Step the half, or open a step (first leg of a U-shape)."""
@@ -101,7 +101,7 @@ class CountingModelParts:
         half = self._half(key.client)
         halves = {**self.state.halves, half: mixed(self.state.halves.get(half, "x_s"), key.text)}
         buffers = dict(self.state.buffers)
-        if self.decisions.aligned:
+        if self.method.aligned:
             held = buffers.get(key.client, 0) + samples
             buffers[key.client] = min(BUFFER_SAMPLES, held)
         self.state = evolve(
@@ -111,7 +111,7 @@ class CountingModelParts:
             halves=halves,
             buffers=buffers,
         )
-        if self.decisions.legs > 1 and not key.leg:
+        if self.method.legs > 1 and not key.leg:
             self.open[key.client] = key
         if effect.wants_answer:
             self.answers[key] = mixed("gradient", key.text)
@@ -173,7 +173,7 @@ class RoundLearner(CountingLearner):
         clock: Scheduler,
         on_event: Callable[[Event], None],
         on_split: Callable[[Event], None],
-        decisions: Decisions,
+        method: Method,
         *,
         step_s: float,
         tokens_per_step: int,
@@ -182,7 +182,7 @@ class RoundLearner(CountingLearner):
         super().__init__(
             clock, on_event, step_s=step_s, tokens_per_step=tokens_per_step, initial=initial
         )
-        self.decisions = decisions
+        self.method = method
         self.auxiliary: tuple[int, str] = (-1, "x_a")
         self.applied: list[UploadKey] = []
         self.given_up = 0
@@ -192,7 +192,7 @@ class RoundLearner(CountingLearner):
         self._on_split = on_split
         self._tokens = 0
         self._sent = 0
-        self._slots = decisions.in_flight
+        self._slots = method.in_flight
         self._asked: tuple[int, int] | None = None  # sequence and round
         self._step = 0
         self._counted = 0  # steps of this round before, when it is trained again
@@ -271,7 +271,7 @@ class RoundLearner(CountingLearner):
 
     def _send(self) -> None:
         """The forward pass of a step is done."""
-        if self.decisions.uploads_at(self._step):
+        if self.method.uploads_at(self._step):
             self._wait(lambda: self._slots > 0, self._upload)
         else:
             self._go_on()
@@ -280,10 +280,10 @@ class RoundLearner(CountingLearner):
         assert self._asked is not None
         number, step = self._asked[1], self._counted + self._step
         self._slots -= 1
-        due = self.decisions.aligned and self._step == 0 and self.decisions.aligns_in(number)
-        if self.decisions.gradients:
+        due = self.method.aligned and self._step == 0 and self.method.aligns_in(number)
+        if self.method.gradients:
             self._out[(number, step)] = Step(step)
-        self._wants_alignment = due and self.decisions.waits_for_alignment()
+        self._wants_alignment = due and self.method.waits_for_alignment()
         self._on_split(self._ready(number, step, 0, due=due))
         self._wait(lambda: not self._wants_alignment, self._go_on)
 
@@ -294,7 +294,7 @@ class RoundLearner(CountingLearner):
             self.model.version,
             SAMPLES,
             (SAMPLES, 4),
-            wants_gradient=self.decisions.gradients,
+            wants_gradient=self.method.gradients,
             alignment_due=due,
             leg=leg,
         )
@@ -308,7 +308,7 @@ class RoundLearner(CountingLearner):
 
     def _end_round(self) -> None:
         assert self._asked is not None
-        if self.decisions.has_server:
+        if self.method.has_server:
             self._on_split(ev.RoundEnded(self._asked[1], STEPS * SAMPLES))
         else:
             self.settle_round(self._asked[1])
@@ -334,7 +334,7 @@ class RoundLearner(CountingLearner):
         assert step is not None, "somebody waits for it"
         assert step.leg == key.leg, "legs come in order"
         self.applied.append(key)
-        if key.leg + 1 < self.decisions.legs:
+        if key.leg + 1 < self.method.legs:
             step.leg = key.leg + 1
             self._slots -= 1
             self._on_split(self._ready(key.round, key.step, step.leg))
@@ -351,7 +351,7 @@ class RoundLearner(CountingLearner):
     def free_slot(self) -> None:
         """One more upload may go."""
         self._slots += 1
-        assert self._slots <= self.decisions.in_flight, "slots are not made from nothing"
+        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
         self._look()
 
     def install(self, version: int, content: str) -> None:

@@ -131,7 +131,7 @@ class SplitServerShell(_Shell):
     ) -> None:
         super().__init__(sent, received)
         self.machine = machine
-        self.halves = CountingModelParts(disk, machine.decisions)
+        self.halves = CountingModelParts(disk, machine.method)
         self.disk = disk
         self.node = Node(machine, scheduler, self._execute, journal)
         self._train = train

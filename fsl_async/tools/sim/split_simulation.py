@@ -31,7 +31,7 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
@@ -106,7 +106,7 @@ class SplitInvariants:
         self, shell: SplitServerShell, peer: Peer | None, effects: list[Effect], now: float
     ) -> None:
         machine, state = shell.machine, shell.halves.state
-        bound = machine.decisions.in_flight
+        bound = machine.method.in_flight
         if peer is not None:
             lives = Counter(key.incarnation for key in peer.uploads)
             if any(count > bound for count in lives.values()):
@@ -126,7 +126,7 @@ class SplitInvariants:
             self.violated("answers are kept that nobody waits for", now)
 
     def _averaged_before(self, machine: SplitServerMachine, key: UploadKey, now: float) -> None:
-        if not machine.decisions.replicas:
+        if not machine.method.replicas:
             return
         done = [peer.book.done_round for peer in machine.peers.values()]
         if any(machine.averaged < number < key.round for number in done):
@@ -143,7 +143,7 @@ class SplitInvariants:
             self.settled[event.key] = "trained"
         elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
             self.settled[event.key] = "declined"
-        bound = machine.decisions.in_flight + machine.rules.retain
+        bound = machine.method.in_flight + machine.rules.retain
         if len(machine.sent) > bound or len(shell.kept) > bound:
             self.violated(f"{machine.name} keeps more than {bound} uploads", now)
         for effect in effects:
@@ -175,11 +175,11 @@ class SplitSimulation(Simulation):
     ) -> None:
         super().__init__(settings, keep_journal=keep_journal)
         self.split_settings = split_settings
-        self.decisions = decisions_of(split_settings.rules)
+        self.method = method_of(split_settings.rules)
         first = settings.clients if split_settings.rules.lockstep else 1
         self._rules = evolve(
             self._rules,
-            trigger=self.decisions.trigger,
+            trigger=self.method.trigger,
             round_cap_s=split_settings.round_cap_s,
             min_clients=first,
         )
@@ -204,7 +204,7 @@ class SplitSimulation(Simulation):
 
     def _launch_server(self) -> None:
         super()._launch_server()
-        if self.split_process is None and self.decisions.has_server and not self.split_disk.ledger:
+        if self.split_process is None and self.method.has_server and not self.split_disk.ledger:
             self._launch_split()
             self._plan(self.profile.server_kill_every_s, self._kill_split)
             self._plan(self.profile.server_kill_every_s, self._ask_split)
@@ -258,7 +258,7 @@ class SplitSimulation(Simulation):
             clock,
             lambda event: shell.node.feed(event),  # noqa: PLW0108 - shell comes next
             lambda event: split_shell.feed(event),  # noqa: PLW0108
-            self.decisions,
+            self.method,
             step_s=chance.uniform(0.5, 1.5) * STEP_S,
             tokens_per_step=TOKENS_PER_STEP,
             initial=chance.getrandbits(40),
@@ -275,7 +275,7 @@ class SplitSimulation(Simulation):
             self.split_truth.after_client(split_shell, event, effects, now)
 
         def welcomed(welcome: Welcome) -> None:
-            if not split_shell.run and self.decisions.has_server:
+            if not split_shell.run and self.method.has_server:
                 split_shell.dial(welcome.run, welcome.shard)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:

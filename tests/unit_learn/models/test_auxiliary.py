@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from fsl_async.learn.models import auxiliary
+from fsl_async.learn.models.auxiliary import AuxiliaryError
 from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.models.images import small_cnn
-from fsl_async.learn.split.batches import Batch, call
-from fsl_async.learn.split.errors import AuxiliaryError
 
 PICTURES = Batch(torch.randn(2, 3, 32, 32), torch.zeros(2).long())
 TEXT = Batch(torch.randint(0, 256, (2, 6)), torch.zeros(2, 6).long())
@@ -91,7 +91,7 @@ def test_a_users_own_model_is_taken(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("own.py:narrow", r"gives \(2, 4\) for a batch where the server's half gives \(2, 5\)"),
+        ("own.py:narrow", r"gives \(2, 4\) for a batch where the server's part gives \(2, 5\)"),
         ("own.py:flat", r"cannot take activations of shape \(2, 16, 16, 16\)"),
         ("own.py:none", "gave a int, not a module"),
         ("own.py:raises", "raised RuntimeError: no; luck"),
@@ -114,11 +114,11 @@ def test_a_model_that_does_not_fit_is_one_line(kind, message, tmp_path):
     assert raised.value.exit_code == 2
 
 
-def test_halves_without_outputs_at_the_server_have_none():
+def test_parts_without_outputs_at_the_server_have_none():
     """In a U-shape the labels are at home, and with FedAvg there is no server to stand in for."""
-    with pytest.raises(AuxiliaryError, match="server's half that ends in the outputs"):
+    with pytest.raises(AuxiliaryError, match="server's part that ends in the outputs"):
         auxiliary.build("linear", split(small_cnn(), 2, 5), PICTURES)
-    with pytest.raises(AuxiliaryError, match="server's half that ends in the outputs"):
+    with pytest.raises(AuxiliaryError, match="server's part that ends in the outputs"):
         auxiliary.build("linear", whole(small_cnn()), PICTURES)
     last = split(small_cnn(), "relu3")
     with pytest.raises(AuxiliaryError, match="no blocks besides its head"):

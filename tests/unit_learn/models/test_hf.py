@@ -8,14 +8,14 @@ import torch
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models import auxiliary, hf
-from fsl_async.learn.models.cuts import cuts_of, split
+from fsl_async.learn.models.cuts import CutError, cuts_of, split
+from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import IGNORED, Batch, call
-from fsl_async.learn.split.errors import CutError
 from fsl_async.learn.split.lockstep import start
-from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.smashed import IGNORED
+from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
 
 needs_hf = pytest.mark.skipif(
     not importlib.util.find_spec("transformers"), reason="needs the extra hf"
@@ -173,11 +173,13 @@ def test_one_client_trains_as_the_uncut_model_does(name, difference):
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
         optimizer.step()
     _still(model)
-    run = start(method("splitfed-v2"), split(model, 1), "a", OptimizerSpec("adamw", 1e-3))
+    run = start(
+        method_of(SplitRules("splitfed-v2")), split(model, 1), "a", OptimizerSpec("adamw", 1e-3)
+    )
     for _ in range(3):
         run.round({"a": [Batch(ids, labels)]})
     # keys' biases have no gradient but rounding, which Adam blows up
-    kept = {k: v for k, v in run.halves().whole_state().items() if "k_proj.bias" not in k}
+    kept = {k: v for k, v in run.model().whole_state().items() if "k_proj.bias" not in k}
     wanted = {k: v for k, v in uncut.state_dict().items() if "k_proj.bias" not in k}
     if name == "gpt2":
         kept, wanted = (
@@ -203,7 +205,7 @@ def test_every_method_runs_on_sequences_of_many_lengths(name):
     example = Batch(tokens(), tokens())
     net = auxiliary.build("blocks:1", halves, example)
     run = start(
-        method(name, MethodSettings(1, 1)),
+        method_of(SplitRules(name, upload_every=1, align_every=1)),
         halves,
         "ab",
         OptimizerSpec("adamw", 1e-2),

@@ -10,15 +10,15 @@ from torch import nn
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models import auxiliary, hf
 from fsl_async.learn.models.cuts import split
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.models.lora import apply_lora
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.lockstep import start
-from fsl_async.learn.split.methods import MethodSettings, method
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
+from fsl_async.roles.split.methods import SplitRules, method_of
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 ADAM = OptimizerSpec("adamw", 1e-2)
@@ -56,7 +56,7 @@ def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
         for name, value in halves.server.named_parameters()
         if not value.requires_grad
     }
-    run = start(method("splitfed-v2"), halves, "ab", ADAM)
+    run = start(method_of(SplitRules("splitfed-v2")), halves, "ab", ADAM)
     losses = [run.round({"a": [batch()], "b": [batch()]})["a"] for _ in range(8)]
     assert losses[-1] < losses[0] - 0.05
     now = dict(run.server.common.model.named_parameters())
@@ -69,7 +69,7 @@ def test_either_half_may_be_the_one_that_is_frozen():
     for which in ("client", "server"):
         halves = split(gpt(), 1)
         apply_lora(getattr(halves, which), rank=2)
-        run = start(method("splitfed-v1"), halves, "ab", ADAM)
+        run = start(method_of(SplitRules("splitfed-v1")), halves, "ab", ADAM)
         start_sizes = run.clients["a"].export().size, run.server.common.export().size
         assert (start_sizes[0] < start_sizes[1]) == (which == "client")
         losses = [run.round({"a": [batch()], "b": [batch()]})["a"] for _ in range(4)]
@@ -84,7 +84,12 @@ def test_adapters_of_an_auxiliary_model_are_aligned_and_sent():
         apply_lora(part, rank=2, seed=3)
     settings = ServerSettings(ADAM, align=AlignSettings(5, optimizer=OptimizerSpec("adam", 1e-2)))
     run = start(
-        method("fsl-sage", MethodSettings(1, 1)), halves, "a", ADAM, auxiliary=net, server=settings
+        method_of(SplitRules("fsl-sage", upload_every=1, align_every=1)),
+        halves,
+        "a",
+        ADAM,
+        auxiliary=net,
+        server=settings,
     )
     before = run.clients["a"].export("auxiliary")
     assert before.size < net.head.numel()
@@ -100,8 +105,8 @@ def test_what_is_saved_is_the_adapters_and_enough(difference):
     halves = split(gpt(), 1)
     for part in (halves.client, halves.server):
         apply_lora(part, rank=2, seed=3)
-    first = start(method("splitfed-v2"), halves, "a", ADAM)
-    second = start(method("splitfed-v2"), halves, "a", ADAM)
+    first = start(method_of(SplitRules("splitfed-v2")), halves, "a", ADAM)
+    second = start(method_of(SplitRules("splitfed-v2")), halves, "a", ADAM)
     first.round({"a": [batch(), batch()]})
     state = first.clients["a"].state()
     assert all("lora_" in name for name in state if name.startswith(("client/", "optimizer/")))
@@ -109,7 +114,7 @@ def test_what_is_saved_is_the_adapters_and_enough(difference):
     second.server.restore(first.server.state())
     for run in (first, second):
         run.round({"a": [batch()]})
-    found, wanted = (dict(run.halves().client.state_dict()) for run in (second, first))
+    found, wanted = (dict(run.model().client.state_dict()) for run in (second, first))
     assert difference(found, wanted) == 0
 
 

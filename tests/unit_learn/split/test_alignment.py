@@ -8,10 +8,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
-from fsl_async.learn.split.batches import IGNORED, Smashed, cross_entropy
-from fsl_async.learn.split.errors import ModelPartMisused
-from fsl_async.learn.split.model_parts import ServerPart
+from fsl_async.learn.split.model_parts import ServerPart, ServerPartOptions
 from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, cross_entropy
 
 SGD = OptimizerSpec("sgd", 0.5)
 
@@ -22,7 +21,7 @@ def dense(seed=0, inner=7):
 
 
 def server_of(model):
-    return ServerPart(model, OptimizerSpec("adam", 1e-3))
+    return ServerPart(model, ServerPartOptions(OptimizerSpec("adam", 1e-3)))
 
 
 def smashed(count, seed=0):

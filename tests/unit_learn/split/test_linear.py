@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.lockstep import start
-from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
+from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
 
 INPUTS, CUT, OUTPUTS = 5, 4, 3
 RATE, MOMENTUM = 0.05, 0.5
@@ -132,7 +132,7 @@ def test_linear_models_move_by_the_formulas(name, difference):
         align=AlignSettings(PASSES, optimizer=OptimizerSpec("sgd", ALIGN_RATE)),
     )
     run = start(
-        method(name, MethodSettings(UPLOAD_EVERY, ALIGN_EVERY)),
+        method_of(SplitRules(name, upload_every=UPLOAD_EVERY, align_every=ALIGN_EVERY)),
         whole(model) if name == "fedavg" else split(model, 0),
         SHARES,
         spec,

@@ -15,9 +15,9 @@ from fsl_async.learn.models.cuts import split, whole
 from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.lockstep import start
-from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
+from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
 
 SHARES = {"a": 3.0, "b": 1.0, "c": 2.0}
 ROUNDS, RATE, DECAY = 3, 2e-3, 0.01
@@ -213,7 +213,7 @@ def flat(modules):
 
 def lockstep(name, halves, auxiliary, data, **settings):
     run = start(
-        method(name, MethodSettings(UPLOAD_EVERY, ALIGN_EVERY)),
+        method_of(SplitRules(name, upload_every=UPLOAD_EVERY, align_every=ALIGN_EVERY)),
         halves,
         SHARES,
         SPEC,
@@ -276,11 +276,11 @@ def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts,
         optimizer.zero_grad()
         loss_of(uncut(batch.inputs), batch.labels).backward()
         optimizer.step()
-    run = start(method(name), split(model, 1, tail_cut), "a", SPEC)
-    assert len({id(weight) for weight in run.halves().tail.parameters()}) > 1
+    run = start(method_of(SplitRules(name)), split(model, 1, tail_cut), "a", SPEC)
+    assert len({id(weight) for weight in run.model().tail.parameters()}) > 1
     for number in range(ROUNDS):
         run.round({"a": data["a"][number]})
-    found = run.halves()
+    found = run.model()
     assert found.tail.head is found.client.embedding
     state = found.whole_state()
     assert difference(state, uncut.state_dict()) <= 1e-6
@@ -292,9 +292,9 @@ def test_splitfed_v1_is_fedavg(tail, images, difference):
     data, model = images(), cnn()
     federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
     parallel = lockstep("splitfed-v1", split(model, 2, 5) if tail else split(model, 2), None, data)
-    parts = (parallel.halves().client, parallel.halves().server, parallel.halves().tail)
+    parts = (parallel.model().client, parallel.model().server, parallel.model().tail)
     found = flat([part for part in parts if part is not None])
-    assert difference(found, flat([federated.halves().client])) <= 1e-6
+    assert difference(found, flat([federated.model().client])) <= 1e-6
 
 
 def test_splitfed_v2_is_not_fedavg(images, difference):
@@ -302,13 +302,13 @@ def test_splitfed_v2_is_not_fedavg(images, difference):
     data, model = images(), cnn()
     federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
     shared = lockstep("splitfed-v2", split(model, 2), None, data)
-    found = flat([shared.halves().client, shared.halves().server])
-    assert difference(found, flat([federated.halves().client])) > 1e-2
+    found = flat([shared.model().client, shared.model().server])
+    assert difference(found, flat([federated.model().client])) > 1e-2
 
 
 def test_labels_stay_at_home_in_a_u_shape(texts):
     """That is what the second cut is for."""
-    run = start(method("splitfed-v2"), split(gpt(), 1, 2), "a", SPEC)
+    run = start(method_of(SplitRules("splitfed-v2")), split(gpt(), 1, 2), "a", SPEC)
     steps = run.method.local_step(run.clients["a"], texts(names="a")["a"][0][0], None)
     first = steps.send(None)
     assert first.smashed.labels is None
@@ -320,7 +320,7 @@ def test_labels_stay_at_home_in_a_u_shape(texts):
 def test_uploads_and_alignments_come_when_they_should(images):
     """U = ceil(K / q) uploads a round, an alignment in rounds 0, l, 2l after the first upload: the byte model counts them."""
     run = start(
-        method("fsl-sage", MethodSettings(2, 3)),
+        method_of(SplitRules("fsl-sage", upload_every=2, align_every=3)),
         split(cnn(), 2),
         "a",
         SPEC,

@@ -7,26 +7,31 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from split_stand_ins import RunAlone
 from torch import nn
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client import meter as meters
-from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.cuts import CutError, split, whole
+from fsl_async.learn.models.forward import Batch, derived_seed
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import IGNORED, Batch, Smashed
-from fsl_async.learn.split.errors import CutError, ModelPartMisused, SmashedRefused
+from fsl_async.learn.split.build import client_part
 from fsl_async.learn.split.lockstep import evaluate, start
-from fsl_async.learn.split.methods import METHODS, MethodSettings, method
-from fsl_async.learn.split.methods.base import Activations, Position
-from fsl_async.learn.split.model_parts import ClientPart, ServerPart
+from fsl_async.learn.split.model_parts import (
+    ClientPart,
+    ClientPartOptions,
+    ServerPart,
+    ServerPartOptions,
+)
 from fsl_async.learn.split.optimizers import OptimizerSpec
-from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.rng import derived_seed
+from fsl_async.learn.split.remote import SplitTraining, TrainingOptions
 from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.process.hang import HangRules, HangWatch, Hung
-from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
+from fsl_async.roles.split.methods.base import Activations, Position
 
 ADAM = OptimizerSpec("adamw", 1e-2)
 
@@ -65,7 +70,7 @@ def run_of(name, *, dropout=0.0, seed=0, names="ab", every=2):
     extra = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Dropout(dropout), nn.Linear(5, 4))
     settings = ServerSettings(ADAM, seed=seed, align=AlignSettings(2, 12, 5))
     return start(
-        method(name, MethodSettings(every, 1)),
+        method_of(SplitRules(name, upload_every=every, align_every=1)),
         halves,
         names,
         ADAM,
@@ -89,7 +94,7 @@ def test_a_gradient_that_comes_late_is_that_of_the_weights_it_was_asked_with():
     body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     plain = copy.deepcopy(body)
     spec = OptimizerSpec("sgd", 0.1)
-    client = ClientPart(body, spec, in_flight=2)
+    client = ClientPart(body, ClientPartOptions(spec, in_flight=2))
     made = batches(4)
     gradients = [torch.randn(5, 4, generator=torch.Generator().manual_seed(n)) for n in range(4)]
     # by hand: the update of batch n uses the weights before the update of batch n - 1
@@ -112,7 +117,7 @@ def test_a_gradient_that_comes_late_is_that_of_the_weights_it_was_asked_with():
 
 def test_only_so_many_steps_are_open():
     """Each holds activations, and a copy of the weights."""
-    client = ClientPart(net()[:3], ADAM, in_flight=2)
+    client = ClientPart(net()[:3], ClientPartOptions(ADAM, in_flight=2))
     first, *_ = [client.forward(batch) for batch in batches(2)]
     with pytest.raises(ModelPartMisused, match="2 steps are open at this client, 2 may be"):
         client.forward(batches(1)[0])
@@ -125,8 +130,10 @@ def test_only_so_many_steps_are_open():
 def test_one_step_is_the_same_with_and_without_copies(tail, in_flight):
     """Stashed weights are an economy of time, not another method."""
     halves = split(net(), 2, tail)
-    server = ServerPart(copy.deepcopy(halves.server), ADAM)
-    client = ClientPart(halves.client, ADAM, tail=halves.tail, in_flight=in_flight)
+    server = ServerPart(copy.deepcopy(halves.server), ServerPartOptions(ADAM))
+    client = ClientPart(
+        halves.client, ClientPartOptions(ADAM, in_flight=in_flight), tail=halves.tail
+    )
     plain = net()
     steps = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
     for batch in batches(3):
@@ -154,7 +161,7 @@ def test_a_u_shape_that_was_overtaken_computes_again():
     model = nn.Sequential(nn.Linear(8, 7), nn.Tanh())
     plain = copy.deepcopy(model)
     spec = OptimizerSpec("sgd", 0.1)
-    server = ServerPart(model, spec)
+    server = ServerPart(model, ServerPartOptions(spec))
     z = [torch.randn(5, 8), torch.randn(5, 8)]
     g = [torch.randn(5, 7), torch.randn(5, 7)]
     first, second = (server.forward(Smashed(values, None)) for values in z)
@@ -192,9 +199,9 @@ def test_every_step_client_and_part_has_dropout_of_its_own():
     ones = Batch(torch.ones(1, 64), torch.zeros(1).long())
     masks = []
     for name in "ab":
-        client = ClientPart(copy.deepcopy(body), ADAM, name=name, in_flight=4)
+        client = ClientPart(copy.deepcopy(body), ClientPartOptions(ADAM, name=name, in_flight=4))
         masks += [client.forward(ones).values for _ in range(2)]
-    server = ServerPart(copy.deepcopy(body), ADAM, name="a")
+    server = ServerPart(copy.deepcopy(body), ServerPartOptions(ADAM), "a")
     masks += [server.forward(Smashed(torch.ones(1, 64), None)).features for _ in range(2)]
     assert all(not torch.equal(a, b) for number, a in enumerate(masks) for b in masks[number + 1 :])
     assert derived_seed(1, "a", 2) != derived_seed(1, "a2")
@@ -224,13 +231,15 @@ def test_a_run_goes_on_where_it_was_saved(name):
 
 def test_a_state_of_another_model_is_refused():
     """Not taken in half."""
-    client = ClientPart(net()[:3], ADAM)
+    client = ClientPart(net()[:3], ClientPartOptions(ADAM))
     state = client.state()
-    other = ClientPart(nn.Sequential(nn.Linear(6, 9)), ADAM)
+    other = ClientPart(nn.Sequential(nn.Linear(6, 9)), ClientPartOptions(ADAM))
     with pytest.raises(ModelPartMisused, match="saved client is of another model"):
         other.restore(state)
-    with pytest.raises(ModelPartMisused, match="3 values for a half that exchanges 80"):
-        ClientPart(nn.Sequential(nn.Linear(7, 10)), ADAM).load(np.zeros(3, np.float32))
+    with pytest.raises(ModelPartMisused, match="3 values for a part that exchanges 80"):
+        ClientPart(nn.Sequential(nn.Linear(7, 10)), ClientPartOptions(ADAM)).load(
+            np.zeros(3, np.float32)
+        )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +261,7 @@ def test_a_state_of_another_model_is_refused():
 )
 def test_what_a_client_sends_is_checked_before_anything_moves(smashed, message):
     """One bad client must not spoil the model of all, nor stop a GPU."""
-    half = ServerPart(net()[2:], ADAM, shape=(8,), classes=4)
+    half = ServerPart(net()[2:], ServerPartOptions(ADAM, shape=(8,), classes=4))
     before = half.state()
     with pytest.raises(SmashedRefused, match=message):
         half.step(smashed, wants_gradient=True)
@@ -271,12 +280,12 @@ def test_what_is_refused_is_not_kept_for_alignment():
 
 def test_lengths_are_checked():
     """A mask made of nonsense would mean NaN in attention."""
-    half = ServerPart(nn.Linear(3, 4), ADAM, shape=(-1, 3))
+    half = ServerPart(nn.Linear(3, 4), ServerPartOptions(ADAM, shape=(-1, 3)))
     for lengths in ([0, 2], [1, 6], [1]):
         with pytest.raises(SmashedRefused, match=r"lengths must be one per sample, in 1 \.\.\. 5"):
             half.forward(Smashed(torch.zeros(2, 5, 3), None, torch.tensor(lengths)))
     with pytest.raises(SmashedRefused, match="for no open step"):
-        SplitServer(nn.Linear(3, 4), ServerSettings()).open("a")
+        SplitServer(nn.Linear(3, 4), ServerSettings()).backward("a", torch.zeros(1))
     pending = half.forward(Smashed(torch.zeros(2, 5, 3), None))
     for bad in (torch.zeros(2, 5, 3), torch.full((2, 5, 4), float("inf"))):
         with pytest.raises(SmashedRefused, match="another shape or is not finite"):
@@ -286,7 +295,7 @@ def test_lengths_are_checked():
 
 def test_misuse_is_named():
     """Our own mistakes are told apart from a peer's."""
-    client = ClientPart(net()[:3], ADAM)
+    client = ClientPart(net()[:3], ClientPartOptions(ADAM))
     pending = client.forward(batches(1)[0])
     with pytest.raises(ModelPartMisused, match=r"shape \(1,\) for activations of \(5, 8\)"):
         client.apply(pending, torch.zeros(1))
@@ -298,22 +307,18 @@ def test_misuse_is_named():
         client.export("auxiliary")
     with pytest.raises(ModelPartMisused, match="shares"):
         weights.average([], [])
-    with pytest.raises(ConfigError, match="'sage' is unknown: sl, splitfed-v1"):
-        method("sage")
-    with pytest.raises(ConfigError, match=r"split\.upload_every is 0"):
-        MethodSettings(upload_every=0)
 
 
 def test_halves_that_a_method_cannot_use_are_refused():
     """Before a run begins, in one line."""
     with pytest.raises(CutError, match="sl needs a model that is cut"):
-        start(method("sl"), whole(net()), "a", ADAM)
+        start(method_of(SplitRules("sl")), whole(net()), "a", ADAM)
     with pytest.raises(CutError, match="do not cut it"):
-        start(method("fedavg"), split(net(), 2), "a", ADAM)
+        start(method_of(SplitRules("fedavg")), split(net(), 2), "a", ADAM)
     with pytest.raises(CutError, match="it has no U-shape"):
-        start(method("fsl-sage"), split(net(), 2, 4), "a", ADAM)
+        start(method_of(SplitRules("fsl-sage")), split(net(), 2, 4), "a", ADAM)
     with pytest.raises(ConfigError, match="cse-fsl needs an auxiliary model"):
-        start(method("cse-fsl"), split(net(), 2), "a", ADAM)
+        start(method_of(SplitRules("cse-fsl")), split(net(), 2), "a", ADAM)
 
 
 def test_averages_take_shares_of_those_present():
@@ -328,8 +333,8 @@ def test_a_client_that_comes_late_starts_from_the_average():
     run = run_of("splitfed-v1", names="abc")
     run.round({"a": batches(2), "b": batches(2, 1)})
     server = run.server
-    assert np.array_equal(server.half("c").export(), server.common.export())
-    assert np.array_equal(server.half("a").export(), server.half("b").export())
+    assert np.array_equal(server.part("c").export(), server.common.export())
+    assert np.array_equal(server.part("a").export(), server.part("b").export())
     assert not np.array_equal(server.common.export(), weights.export(split(net(), 2).server))
 
 
@@ -377,22 +382,20 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
     """33 images in batches of 32: every client of the run ended with "this is a bug"."""
     halves = whole(net()) if name == "fedavg" else split(net(), 0)
     extra = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
-    one = method(name)
+    one = method_of(SplitRules(name))
     training = SplitTraining(
-        one.client_half(halves, ADAM, auxiliary=extra),
+        client_part(one, halves, ClientPartOptions(ADAM), extra),
         one,
-        decisions_of(SplitRules(name)),
-        classes=4,
-        stopped=lambda: False,
-        version=lambda: 0,
+        TrainingOptions(classes=4),
+        RunAlone(),
     )
     training.begin_round(0)
     training.free_slot()
     for batch in [*batches(2, size=5), *batches(2, size=1), *batches(1, size=2)]:
-        training.install(training.half.export("auxiliary")) if name == "fsl-sage" else None
+        training.install(training.part.export("auxiliary")) if name == "fsl-sage" else None
         training.train_batch(batch.inputs, batch.labels)
     assert (training.left_out, training._samples, training._step) == (2, 12, 5)
-    assert training._meter.progress()["left_out"] == 2, "heartbeats tell"
+    assert training._run.meter.progress()["left_out"] == 2, "heartbeats tell"
     broken = batches(1, size=2)[0]
     with pytest.raises(RuntimeError):
         training.train_batch(broken.inputs[:, :3], broken.labels)
@@ -402,21 +405,28 @@ def test_steps_of_split_learning_are_seen_by_the_watch_that_looks_for_hangs(monk
     """It saw none: a client whose GPU hung in the middle of a round was reported nowhere. Waiting for the server is not hanging."""
     now = [0.0]
 
-    def waited():
-        now[0] += 1000.0  # for room in the queue
-        return True
+    class Run(RunAlone):
+        @property
+        def running(self):
+            now[0] += 1000.0  # for room in the queue
+            return False
+
+        @running.setter
+        def running(self, value):
+            pass
+
+    class Meter(meters.Meter):
+        def count(self, *_):
+            now[0] += 2.0
 
     monkeypatch.setattr(meters, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    one, meter = method("cse-fsl", MethodSettings(upload_every=1)), meters.Meter()
+    one = method_of(SplitRules("cse-fsl", in_flight=1, upload_every=1))
+    meter = Meter()
     training = SplitTraining(
-        one.client_half(split(net(), 0), ADAM, auxiliary=nn.Linear(8, 4)),
+        client_part(one, split(net(), 0), ClientPartOptions(ADAM), nn.Linear(8, 4)),
         one,
-        decisions_of(SplitRules("cse-fsl", in_flight=1, upload_every=1)),
-        classes=4,
-        stopped=waited,
-        version=lambda: 0,
-        on_step=lambda *_: now.__setitem__(0, now[0] + 2.0),
-        meter=meter,
+        TrainingOptions(classes=4),
+        Run(meter=meter),
     )
     watch = HangWatch(HangRules(factor=3.0, least_s=5.0))
     training.begin_round(0)

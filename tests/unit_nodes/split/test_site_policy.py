@@ -180,13 +180,13 @@ class TestWhatLeaves:
         from fsl_async.learn.split import remote
 
         training = object.__new__(remote.SplitTraining)
-        training._labels_stay = True
+        training._options = remote.TrainingOptions(4, labels_stay=True)
         import torch
 
-        from fsl_async.learn.split.batches import Smashed
+        from fsl_async.learn.split.smashed import Smashed
 
         with pytest.raises(Exception, match="keeps labels here"):
-            training._parcel(Smashed(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), None))
+            training._payload(Smashed(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), None))
 
     @pytest.mark.parametrize("allowed", [False, True])
     def test_metrics_leave_where_they_are_allowed(self, nodes, configured, text, tmp_path, allowed):

@@ -14,7 +14,8 @@ from fsl_async.config.site_code import SiteCode
 from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
-from fsl_async.learn.split import lockstep, task, weights
+from fsl_async.learn.split import build, lockstep, weights
+from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
@@ -70,17 +71,17 @@ def sentences(tmp_path):
 
 def oracle(config, names=("site-a", "site-b")):
     """The same computation in one process: what the split server and x_c have to be after the run's rounds."""
-    parts = task.build_parts(config, at_client=False)
-    server, method, *_ = task.build_server(config, torch.device("cpu"))
+    parts = build.build_parts(config, at_client=False)
+    server, method, *_ = build.build_server(config, torch.device("cpu"))
     found = lockstep.start(
         method,
-        parts.halves,
+        parts.model,
         names,
-        task.optimizer_of(config),
+        build.optimizer_of(config),
         auxiliary=parts.auxiliary,
         seed=config.run.seed,
         server=ServerSettings(
-            task.optimizer_of(config), seed=config.run.seed, align=server.settings.align
+            build.optimizer_of(config), seed=config.run.seed, align=server.settings.align
         ),
         shares=dict.fromkeys(names, config.split.samples),
     )
@@ -195,11 +196,11 @@ def test_the_example_of_an_own_model_is_one(configured):
         "data.sample_shape=3x32x32",
         "data.classes=10",
     )
-    parts = task.build_parts(config, at_client=True)
-    _, _, cut, other = task.build_server(config, torch.device("cpu"))
+    parts = build.build_parts(config, at_client=True)
+    _, _, cut, other = build.build_server(config, torch.device("cpu"))
     assert cut.shape == (16, 16, 16)
     assert parts.architecture == other.architecture
-    first, second = parts.halves.client.state_dict(), other.halves.client.state_dict()
+    first, second = parts.model.client.state_dict(), other.model.client.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first), "the seed is the run's"
 
 
@@ -267,7 +268,7 @@ def test_a_client_of_another_architecture_is_refused(
     error = run.errors["site-a"]
     assert isinstance(error, RefusedError)
     assert error.exit_code == 2
-    assert "half of site-a is" in str(error) or "cut of site-a is" in str(error), str(error)
+    assert "part of site-a is" in str(error) or "cut of site-a is" in str(error), str(error)
 
 
 @needs_hf
@@ -300,12 +301,14 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
     for more in ((), ("split.labels_at_home=true",)):
         config = configured("split.method=splitfed-v2", f"model.family={family}", *more)
         facts = facts_of(config)
-        parts = task.build_parts(config, at_client=True)
-        server, method, cut, other = task.build_server(config, torch.device("cpu"))
+        parts = build.build_parts(config, at_client=True)
+        server, method, cut, other = build.build_server(config, torch.device("cpu"))
         assert parts.architecture == other.architecture
         assert cut.shape == (-1, 32)
         assert models.build_model(config, facts).get_submodule("").training
-        half = method.client_half(parts.halves, task.optimizer_of(config), seed=0, name="a")
+        half = build.client_part(
+            method, parts.model, ClientPartOptions(build.optimizer_of(config), name="a")
+        )
         run = lockstep.Lockstep(method, {"a": half}, server)
         ids = torch.arange(48).reshape(3, 16) % 7
         batch = lockstep.Batch(ids, (ids + 1) % 7)
@@ -357,4 +360,4 @@ def test_sizes_that_no_family_has_are_one_line(configured):
         "split.method=splitfed-v2", "model.family=llama", "model.sizes=hiden_size=64"
     )
     with pytest.raises(ConfigError, match="llama has no size 'hiden_size'"):
-        task.build_parts(config, at_client=True)
+        build.build_parts(config, at_client=True)

@@ -7,15 +7,15 @@ from torch import nn
 from fsl_async.config.load import load
 from fsl_async.errors import RunDirError
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import Smashed
-from fsl_async.learn.split.methods import method
+from fsl_async.learn.split.build import build_server
 from fsl_async.learn.split.payload import Payload
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import MAX_VALUES, Cut, ServerTraining
-from fsl_async.learn.split.task import build_server
+from fsl_async.learn.split.server_training import MAX_VALUES, ServerTraining, UploadShape
+from fsl_async.learn.split.smashed import Smashed
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.methods import SplitRules, method_of
 
 KEY = UploadKey("a", 1, 0, 0)
 
@@ -29,8 +29,8 @@ def room(tmp_path):
         config = load(None, ["split.method=splitfed-v2", "train.device=cpu", *sets])
         if rooms:
             rooms[-1].disk.close()
-        server, method, cut, _ = build_server(config, torch.device("cpu"))
-        rooms.append(ServerTraining(method, server, cut, ServerDisk(tmp_path)))
+        server, method, uploads, _ = build_server(config, torch.device("cpu"))
+        rooms.append(ServerTraining(method, server, uploads, ServerDisk(tmp_path)))
         return rooms[-1]
 
     yield make
@@ -83,14 +83,14 @@ def test_what_the_half_cannot_take_is_refused_and_the_server_goes_on(room):
 def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_path):
     """All that a client has sent is one image, which batch norm at the cut can take and behind it cannot: by one client the run ended for all."""
     torch.manual_seed(0)
-    found = method("fsl-sage")
+    found = method_of(SplitRules("fsl-sage"))
     server = SplitServer(
         nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4)),
         ServerSettings(align=AlignSettings(passes=1)),
         nn.Sequential(nn.Flatten(), nn.Linear(8, 4)),
     )
     disk = ServerDisk(tmp_path)
-    one = ServerTraining(found, server, Cut((2, 2, 2), 4, per_token=False), disk)
+    one = ServerTraining(found, server, UploadShape((2, 2, 2), 4, per_token=False), disk)
     server.alignment("a").remember(Smashed(torch.rand(1, 2, 2, 2), torch.tensor([1])))
     before = one.auxiliary("a")
     told = one.align(split.Align("a", 1, 0))

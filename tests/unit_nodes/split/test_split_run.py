@@ -8,10 +8,11 @@ import torch
 
 from fsl_async.config.load import load, to_dict
 from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.pretrain import open_corpus
-from fsl_async.learn.split import lockstep, task, weights
-from fsl_async.learn.split.batches import Batch
+from fsl_async.learn.models.forward import Batch
+from fsl_async.learn.split import build, lockstep, samples, weights
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining
@@ -137,18 +138,18 @@ class Run:
 
 def oracle(config, rounds):
     """The same computation in one process, from the same parts, seeds and batches."""
-    parts = task.build_parts(config, at_client=False)
-    method = task.method_of(config)
-    server, *_ = task.build_server(config, torch.device("cpu"))
+    parts = build.build_parts(config, at_client=False)
+    method = split_method(config)
+    server, *_ = build.build_server(config, torch.device("cpu"))
     found = lockstep.start(
         method,
-        parts.halves,
+        parts.model,
         NAMES,
-        task.optimizer_of(config),
+        build.optimizer_of(config),
         auxiliary=parts.auxiliary,
         seed=config.run.seed,
         server=ServerSettings(
-            task.optimizer_of(config), seed=config.run.seed, align=server.settings.align
+            build.optimizer_of(config), seed=config.run.seed, align=server.settings.align
         ),
     )
     tables = to_dict(config)
@@ -158,13 +159,13 @@ def oracle(config, rounds):
             {
                 name: [
                     Batch(*each)
-                    for each in task.batches(
+                    for each in samples.batches(
                         corpus,
                         corpus.shard(shard, len(NAMES)),
                         config,
                         shard,
                         # in a relay every turn is a round of its own
-                        number * len(NAMES) + shard if method.relay else number,
+                        number * len(NAMES) + shard if method.sequential else number,
                     )
                 ]
                 for shard, name in enumerate(NAMES)

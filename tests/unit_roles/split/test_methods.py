@@ -1,11 +1,14 @@
-"""The decisions of the methods, as a table, and that they are those of the mathematics."""
+"""The decisions of the methods, as a table, and what follows from the registry."""
 
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
+from click import Context
 
-from fsl_async.config import settings
-from fsl_async.roles.split.methods import METHODS, SplitRules, decisions_of
+from fsl_async.commands import compare, demo, plan, sim
+from fsl_async.config import settings, settings_training
+from fsl_async.plan.methods import PLANNED
+from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
 
 TABLE = {
     #               free      lockstep  steps that upload    answer wait  replicas averaged
@@ -21,8 +24,8 @@ TABLE = {
 @pytest.mark.parametrize("name", METHODS)
 def test_the_table(name):
     """What each method does, in one place."""
-    free = decisions_of(SplitRules(method=name, upload_every=3, align_every=4))
-    lock = decisions_of(SplitRules(method=name, lockstep=True))
+    free = method_of(SplitRules(method=name, upload_every=3, align_every=4))
+    lock = method_of(SplitRules(method=name, lockstep=True))
     steps = [step for step in range(7) if free.uploads_at(step)]
     row = (free.trigger, lock.trigger, steps, free.gradients, free.waits_at_round_end)
     assert (*row, free.replicas, free.averaged) == TABLE[name]
@@ -37,7 +40,7 @@ def test_the_table(name):
 
 def test_the_u_shape():
     """Two legs a step, where an answer comes at all, and one step at a time."""
-    home = {name: decisions_of(SplitRules(method=name, labels_at_home=True)) for name in METHODS}
+    home = {name: method_of(SplitRules(method=name, labels_at_home=True)) for name in METHODS}
     assert [name for name, one in home.items() if one.legs == 2] == [
         "sl",
         "splitfed-v1",
@@ -49,21 +52,18 @@ def test_the_u_shape():
 def test_an_unknown_method():
     """The configuration names those that exist."""
     with pytest.raises(KeyError):
-        decisions_of(SplitRules(method="other"))
+        method_of(SplitRules(method="other"))
 
 
-def test_they_are_those_of_the_mathematics():
-    """One run, two files a method: what they say twice must be the same."""
-    from fsl_async.learn.split.methods import METHODS as MATHEMATICS
-
-    assert set(METHODS) == set(MATHEMATICS)
-    for name, decisions in METHODS.items():
-        method = MATHEMATICS[name]
-        assert decisions.has_server == method.has_server
-        assert decisions.replicas == method.replicas
-        assert decisions.aligned == (method.auxiliary == "aligned")
-        assert ("auxiliary" in decisions.averaged) == (method.auxiliary == "trained")
-        sequential = decisions_of(SplitRules(method=name)).trigger == "sequential"
-        assert sequential == method.relay
-        averaged = () if sequential else decisions.averaged
-        assert averaged == method.averaged
+def test_whatever_offers_methods_offers_all_of_the_registry():
+    """A new method is one file and one line: settings, planner, options of commands follow."""
+    assert get_args(get_type_hints(settings_training.SplitConfig)["method"]) == ("none", *METHODS)
+    assert set(METHODS) <= set(PLANNED)
+    straight = [name for name in PLANNED if not name.endswith("-u")]
+    assert straight == list(METHODS)
+    cut = [name for name, method in METHODS.items() if method.has_server]
+    (choice,) = (each.type for each in demo.command.params if each.name == "method")
+    assert list(choice.choices) == cut
+    for command in (sim.command, compare.command, plan.command):
+        shown = " ".join(command.get_help(Context(command)).split())
+        assert all(name in shown for name in METHODS), command.name

@@ -201,7 +201,7 @@ def test_u_shape():
     server = split_server("sl", labels_at_home=True)
     server.join("a")
     first, second = key("a"), key("a", leg=1)
-    assert server.machine.decisions.in_flight == 1
+    assert server.machine.method.in_flight == 1
     server.upload(first, answer=True)
     assert of(server.offer(second), split.ReceiveUpload)
     server.arrive(second)

@@ -6,9 +6,10 @@ import torch
 
 import fsl_transport
 from fsl_async.cli import main
+from fsl_async.config.split_rules import split_method
 from fsl_async.errors import FslError, UsageError
 from fsl_async.learn.data.facts import facts_of
-from fsl_async.learn.split import lockstep, samples, task
+from fsl_async.learn.split import build, lockstep, samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.choices import Choices
@@ -52,11 +53,11 @@ def run(choices, folder, said=None):
 def in_one_process(choices, method_name):
     """Scores of the same run without a network."""
     config = config_of(choices, method_name)
-    facts, method = facts_of(config), task.method_of(config)
-    parts, optimizer = task.build_parts(config, at_client=False), task.optimizer_of(config)
+    facts, method = facts_of(config), split_method(config)
+    parts, optimizer = build.build_parts(config, at_client=False), build.optimizer_of(config)
     settings = ServerSettings(optimizer, seed=config.run.seed)
     found = lockstep.start(
-        method, parts.halves, choices.names, optimizer, seed=config.run.seed, server=settings
+        method, parts.model, choices.names, optimizer, seed=config.run.seed, server=settings
     )
     own = {
         name: samples.open_samples(config, facts, (number, choices.clients))
@@ -65,7 +66,7 @@ def in_one_process(choices, method_name):
     held_out = list(samples.held_out(config, facts))
     for number in range(choices.rounds):
         found.round({name: list(one.round(number)) for name, one in own.items()})
-        yield lockstep.evaluate(found.halves(), held_out)
+        yield lockstep.evaluate(found.model(), held_out)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.methods import METHODS, SplitRules
+from fsl_async.roles.split.methods import METHODS, SplitRules, names_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.shutdown import SplitShutdown
@@ -57,7 +57,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
     simulation = run(method, lockstep=lockstep)
     assert simulation.truth.violations == []
     assert len(simulation.disk.models) > 4
-    if method != "fedavg":
+    if METHODS[method].has_server:
         assert simulation.counts.kinds["split server killed"] >= 2
         assert simulation.counts.kinds["split server asked to end"] >= 2
         assert simulation.split_facts()["uploads"]["dropped"] > 0
@@ -70,7 +70,7 @@ def test_a_storm_over_a_u_shape(worse):
     assert any(key.leg for key in simulation.order)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg"])
+@pytest.mark.parametrize("method", names_of(lambda method: method.has_server))
 def test_lockstep_is_the_computation_in_one_process(method):
     """Without faults: clients by shard, each with all its uploads, round after round; nothing is lost, and bytes are counted once."""
     simulation = run(method, faults="none", hours=0.2, lockstep=True)
@@ -79,12 +79,11 @@ def test_lockstep_is_the_computation_in_one_process(method):
     rounds = {}
     for key in simulation.order:
         rounds.setdefault(key.round, []).append((shard[key.client], key.step))
-    decisions = simulation.decisions
-    steps = [step for step in range(STEPS) if decisions.uploads_at(step)]
+    steps = [step for step in range(STEPS) if simulation.method.uploads_at(step)]
     whole = [rounds[number] for number in sorted(rounds)][:-1]  # the last one was cut off
     assert len(whole) > 3
     for number, trained in enumerate(whole):
-        turn = [number % 3] if method == "sl" else range(3)
+        turn = [number % 3] if simulation.method.sequential else range(3)
         assert trained == [(client, step) for client in turn for step in steps]
     assert simulation.sent == simulation.received
     assert set(simulation.split_facts()["uploads"]) == {"trained"}

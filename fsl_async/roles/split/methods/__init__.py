@@ -1,10 +1,14 @@
-"""The decisions of the methods, by name. The mathematics of the same names is in `fsl_async.learn.split.methods`."""
+"""The methods of split learning, by the name that `split.method` gives them.
+
+To add one: a file beside these, and a line in METHODS. Settings, options and help of commands, planner,
+comparison, demo and simulator follow from it (docs/adding-a-method.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from fsl_async.roles.split.methods.base import Decisions, SplitRules
+from fsl_async.roles.split.methods.base import Method, SplitRules
 from fsl_async.roles.split.methods.cse_fsl import CseFsl
 from fsl_async.roles.split.methods.fedavg import FedAvg
 from fsl_async.roles.split.methods.fsl_sage import FslSage
@@ -12,14 +16,37 @@ from fsl_async.roles.split.methods.sl import SplitLearning
 from fsl_async.roles.split.methods.splitfed_v1 import SplitFedV1
 from fsl_async.roles.split.methods.splitfed_v2 import SplitFedV2
 
-__all__ = ["METHODS", "Decisions", "SplitRules", "decisions_of"]
+__all__ = [
+    "ALIGNED",
+    "AUXILIARY",
+    "GRADIENTS",
+    "METHODS",
+    "WHOLE",
+    "Method",
+    "SplitRules",
+    "method_of",
+    "names_of",
+]
 
-METHODS: Mapping[str, type[Decisions]] = {
+METHODS: Mapping[str, type[Method]] = {
     method.name: method
     for method in (SplitLearning, SplitFedV1, SplitFedV2, CseFsl, FslSage, FedAvg)
 }
 
 
-def decisions_of(rules: SplitRules) -> Decisions:
-    """The decisions of `rules.method`; raises KeyError when there is none of that name."""
+def method_of(rules: SplitRules) -> Method:
+    """The method `rules.method`, with these rules; raises KeyError when there is none of that name."""
     return METHODS[rules.method](rules)
+
+
+def names_of(which: Callable[[type[Method]], bool] = lambda _: True) -> tuple[str, ...]:
+    """Names of the methods of a kind, such as those with an auxiliary model; for options and their help."""
+    return tuple(name for name, method in METHODS.items() if which(method))
+
+
+ALIGNED = ", ".join(names_of(lambda method: method.auxiliary == "aligned"))
+AUXILIARY = ", ".join(names_of(lambda method: method.auxiliary != "none"))
+GRADIENTS = ", ".join(names_of(lambda method: method.gradients))
+WHOLE = names_of(lambda method: not method.has_server)
+"""For help: the methods with an aligned auxiliary model, with any, those whose steps wait for gradients,
+and those without a split server."""

@@ -1,25 +1,53 @@
-"""What a method of split learning decides, apart from its mathematics: the interface of `split.method`. Pure.
+"""What a method of split learning is: its decisions, and the order of its computations. Pure.
 
-    method        trigger           uploads          answer     aligned     averaged at the ps   at the split server
-    sl            sequential        every step       gradient               handed over          one x_s
-    splitfed-v1   rounds (turns)    every step       gradient               x_c                  a replica per client, averaged after a round
-    splitfed-v2   rounds (turns)    every step       gradient               x_c                  one x_s
-    cse-fsl       rounds (turns)    every q-th step                         x_c, x_a             one x_s
-    fsl-sage      rounds (turns)    every q-th step             per client  x_c                  one x_s, and x_a per client
-    fedavg        rounds (turns)    none                                    x                    nothing: there is none
+    method        trigger        uploads          answer     aligned     averaged at the ps   at the split server
+    sl            sequential     every step       gradient               handed over          one x_s
+    splitfed-v1   rounds/turns   every step       gradient               x_c                  a replica per client,
+                                                                                              averaged after a round
+    splitfed-v2   rounds/turns   every step       gradient               x_c                  one x_s
+    cse-fsl       rounds/turns   every q-th step                         x_c, x_a             one x_s
+    fsl-sage      rounds/turns   every q-th step             per client  x_c                  one x_s, x_a per client
+    fedavg        rounds/turns   none                                    x                    nothing: there is none
 
-The trigger in brackets is that of lockstep, where one client trains at a time and has one upload in flight, so that a run is the same
-computation as in one process. In free mode everybody trains at their own pace; uploads overlap computation.
+x_c is the client's part of the model, x_s the server's, x_a an auxiliary model at the client. The trigger `turns`
+is that of lockstep, where one client trains at a time and has one upload in flight, so that a run is the same
+computation as in one process. In free mode all train at their own pace; uploads overlap computation.
 
-To add a method: a file beside these, a line in `split_methods.METHODS`, and its mathematics in `fsl_async/learn/split/methods`.
+A local step is a generator. It yields what has to cross the cut and is sent what came back:
+
+    steps = method.local_step(client, batch, at)
+    answer = None
+    while True:
+        try: crossing = steps.send(answer)
+        except StopIteration as end: report = end.value; break
+        answer = ...        # carry `crossing` to method.serve(server, name, crossing), and its result back
+
+So one method serves a driver in one process, a client's training thread that waits for a network, and one that
+does not wait. Several generators of one client may be open. Tensors pass through here and are not looked into:
+`Client` and `Server` compute (`fsl_async.learn.split`).
+
+    crossing            from     answer                                      the client may go on at once
+    Activations         client   Features (U-shape), CutGradient, or None    if no answer is wanted
+    FeatureGradient     client   CutGradient                                 no
+    AuxiliaryWanted     client   vector of the auxiliary model, or None      yes; a later one is loaded before a step
+
+At the end of a round the client-side parts named in `averaged` are averaged, in the order of the clients, with
+shares renormalized over those present, and `end_round` does the split server's part.
 """
 
 from __future__ import annotations
 
-from abc import ABC
-from typing import ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from typing import Any, ClassVar, Literal, Protocol
 
 from attrs import frozen
+
+Tensor = Any
+"""A torch.Tensor. This package does not import torch."""
+
+Auxiliary = Literal["none", "trained", "aligned"]
+"""The auxiliary model at the clients: none, trained there and averaged, or aligned by the server, one per client."""
 
 
 @frozen
@@ -31,7 +59,9 @@ class SplitRules:
     labels_at_home: bool = False
     """U-shape: every step has two legs."""
     upload_every: int = 5
+    """Steps from one upload to the next, for methods with an auxiliary model."""
     align_every: int = 10
+    """Rounds from one alignment to the next."""
     in_flight: int = 2
     """Uploads of one client that are not settled."""
     retain: int = 2
@@ -46,29 +76,133 @@ class SplitRules:
     retry_s: float = 30.0
     """Before a checkpoint is tried again."""
     alone_s: float = 0.0
-    """A split server that has a run ends after so long without a client and without the parameter server; 0: it waits for ever."""
+    """A split server that has a run ends after so long without a client and without the parameter server.
+
+    0: it waits without limit.
+    """
 
 
-class Decisions(ABC):
-    """One method's decisions. It holds rules and no state."""
+# --- what crosses the cut ---------------------------------------------------------------------------------
+
+
+@frozen
+class Position:
+    """Which round, and which local step of the client's in that round, both from 0."""
+
+    round: int
+    step: int
+
+
+@frozen(eq=False)
+class Activations:
+    """Up: smashed data, with labels unless the client has a tail."""
+
+    smashed: Any
+    wants_answer: bool
+
+
+@frozen(eq=False)
+class FeatureGradient:
+    """Up, U-shape: the gradient with respect to the features that the tail was given."""
+
+    values: Tensor
+
+
+@frozen
+class AuxiliaryWanted:
+    """Up, empty: align this client's auxiliary model and send it."""
+
+
+@frozen(eq=False)
+class Features:
+    """Down, U-shape: the input of the tail."""
+
+    values: Tensor
+
+
+@frozen(eq=False)
+class CutGradient:
+    """Down: the gradient with respect to the activations, and the loss unless it was computed at home.
+
+    updates: of x_s before it.
+    """
+
+    values: Tensor
+    loss: float | None
+    updates: int
+
+
+Crossing = Activations | FeatureGradient | AuxiliaryWanted
+Steps = Generator[Crossing, Any, Any]
+"""Ends in the client's report of the step (`fsl_async.learn.split.model_parts.StepReport`)."""
+
+
+# --- what computes ----------------------------------------------------------------------------------------
+
+# ruff: noqa: D102 - the implementations have them
+
+
+class Client(Protocol):
+    """A client's part of the model (`fsl_async.learn.split.model_parts.ClientPart`)."""
+
+    @property
+    def has_tail(self) -> bool: ...
+    def forward(self, batch: Any) -> Any: ...
+    def apply(self, pending: Any, cut_gradient: Tensor) -> Any: ...
+    def tail_step(self, pending: Any, features: Tensor) -> Tensor: ...
+    def auxiliary_step(self, pending: Any) -> Any: ...
+    def drop(self, pending: Any) -> None: ...
+    def load(self, vector: Any, part: str = "client") -> None: ...
+
+
+class Server(Protocol):
+    """The split server's parts (`fsl_async.learn.split.server.SplitServer`)."""
+
+    def part(self, client: str) -> Any: ...
+    def alignment(self, client: str) -> Any: ...
+    def forward(self, client: str, smashed: Any) -> Tensor: ...
+    def backward(self, client: str, gradient: Tensor) -> Tensor: ...
+    def average(self, shares: Mapping[str, float]) -> None: ...
+
+
+# --- the method -------------------------------------------------------------------------------------------
+
+
+class Method(ABC):
+    """One method. It holds rules and no state: that is in the parts and in the machines."""
 
     name: ClassVar[str]
+    """As `split.method` has it."""
     has_server: ClassVar[bool] = True
-    replicas: ClassVar[bool] = False
-    """Whether the server keeps one x_s per client, and averages them after a round."""
+    """Whether the model is cut, and a split server holds a part of it."""
+    sequential: ClassVar[bool] = False
+    """Whether clients take turns in either mode, each from the weights of the one before."""
     gradients: ClassVar[bool] = False
     """Whether an upload is answered, and the client's step waits for that."""
-    aligned: ClassVar[bool] = False
-    """Whether the server keeps and aligns an auxiliary model per client."""
-    averaged: ClassVar[tuple[str, ...]] = ("client",)
-    """What the delta to the parameter server is made of, in this order: x_c ("client"), x_a ("auxiliary")."""
+    auxiliary: ClassVar[Auxiliary] = "none"
+    replicas: ClassVar[bool] = False
+    """Whether the server keeps one x_s per client, and averages them after a round."""
 
     def __init__(self, rules: SplitRules) -> None:
         self.rules = rules
 
+    # --- decisions ---
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """Parts of the client that its delta to the parameter server is made of, in order."""
+        return ("client", "auxiliary") if self.auxiliary == "trained" else ("client",)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the server keeps and aligns an auxiliary model per client."""
+        return self.auxiliary == "aligned"
+
     @property
     def trigger(self) -> str:
         """How the parameter server runs rounds (`sync.trigger`)."""
+        if self.sequential:
+            return "sequential"
         return "turns" if self.rules.lockstep else "rounds"
 
     @property
@@ -83,22 +217,95 @@ class Decisions(ABC):
 
     @property
     def waits_at_round_end(self) -> bool:
-        """Whether a round ends at the client only when the server has noted it: others go by what it has then."""
-        return self.has_server and (self.rules.lockstep or self.replicas)
+        """Whether a round ends at the client only when the server has noted it.
+
+        With replicas the others' average is made of what it has then; where clients take turns, the next one
+        trains with x_s as this one leaves it.
+        """
+        return self.has_server and (self.rules.lockstep or self.replicas or self.sequential)
 
     @property
     def max_stale_rounds(self) -> int:
         """How many rounds an upload may be behind. A replica has been replaced at the end of its round."""
         return 0 if self.replicas else self.rules.max_stale_rounds
 
+    @property
+    def upload_every(self) -> int:
+        """Steps from one upload to the next. Who waits for gradients uploads every step."""
+        return 1 if self.auxiliary == "none" else self.rules.upload_every
+
     def uploads_at(self, step: int) -> bool:
         """Whether the batch of this local step, from 0 in each round, is sent."""
-        return self.has_server
+        return self.has_server and step % self.upload_every == 0
 
     def aligns_in(self, round_: int) -> bool:
         """Whether the auxiliary model is aligned in this round, after its first upload."""
-        return False
+        return self.aligned and round_ % self.rules.align_every == 0
+
+    def aligns_at(self, at: Position) -> bool:
+        """Whether this step asks for the aligned model."""
+        return at.step == 0 and self.aligns_in(at.round)
 
     def waits_for_alignment(self) -> bool:
         """Whether the client's step waits for the aligned model; else it is used from when it is there."""
         return self.aligned and self.rules.lockstep
+
+    # --- computations ---
+
+    @abstractmethod
+    def local_step(self, client: Client, batch: Any, at: Position) -> Steps:
+        """Train on one batch."""
+
+    def train_upload(
+        self, server: Server, client: str, smashed: Any
+    ) -> Features | CutGradient | None:
+        """Train on what `client` sent of a batch; the answer, if there is one.
+
+        Raises SmashedRefused, with nothing changed, for data that cannot be trained on.
+        """
+        raise NotImplementedError(f"{self.name} sends no uploads")
+
+    def serve(self, server: Server, client: str, crossing: Crossing) -> Any:
+        """Answer what crossed. Raises as `train_upload`, and ModelPartMisused for what the server has no part for."""
+        if isinstance(crossing, Activations):
+            return self.train_upload(server, client, crossing.smashed)
+        part = server.part(client)
+        if isinstance(crossing, FeatureGradient):
+            gradient = server.backward(client, crossing.values)
+            return CutGradient(gradient, None, part.updates)
+        alignment = server.alignment(client)
+        alignment.align(part)
+        return alignment.export()
+
+    def end_round(self, server: Server, shares: Mapping[str, float]) -> None:
+        """The split server's part of a round's end; `shares` are those of the clients that took part."""
+        if self.replicas:
+            server.average(shares)
+
+
+class GradientMethod(Method):
+    """Every step waits for the server's own gradient: what SL, SplitFed V1 and V2 have in common."""
+
+    gradients: ClassVar[bool] = True
+
+    def local_step(self, client: Client, batch: Any, at: Position) -> Steps:
+        """One step, straight or U-shaped."""
+        pending = client.forward(batch)
+        try:
+            if not client.has_tail:
+                gradient: CutGradient = yield Activations(pending.smashed, wants_answer=True)
+                pending.loss = pending.loss if gradient.loss is None else gradient.loss
+            else:
+                features: Features = yield Activations(pending.without_labels, wants_answer=True)
+                gradient = yield FeatureGradient(client.tail_step(pending, features.values))
+        except GeneratorExit:  # the answer will not come
+            client.drop(pending)
+            raise
+        return client.apply(pending, gradient.values)
+
+    def train_upload(self, server: Server, client: str, smashed: Any) -> Features | CutGradient:
+        """Step the part that this client trains with; features where its labels stay at home."""
+        if smashed.labels is None:
+            return Features(server.forward(client, smashed))
+        result = server.part(client).step(smashed, wants_gradient=True)
+        return CutGradient(result.gradient, result.loss, result.updates)

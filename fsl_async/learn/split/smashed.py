@@ -10,26 +10,23 @@ from collections.abc import Callable, Sequence
 import attrs
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
-from torch import Tensor, nn
+from torch import Tensor
 
-from fsl_async.learn.split.errors import SmashedRefused
+from fsl_async.store.errors import LearnError
 
 IGNORED = -100
 """A label that asks for nothing: padding, a prompt."""
 
+
+class SmashedRefused(LearnError):  # noqa: N818 - named after what happened, like FrameRefused
+    """What a peer sent cannot be trained on; nothing was changed by it. The sender is at fault."""
+
+
+class ModelPartMisused(LearnError):  # noqa: N818
+    """A model part was used in the wrong order or with the wrong shapes. This node is at fault."""
+
+
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-@attrs.frozen(slots=True, eq=False)
-class Batch:
-    """Inputs and labels at a client; the first dimension counts samples.
-
-    `lengths`, int64 (B,), is for sequences padded at their end: how many positions of each are real.
-    """
-
-    inputs: Tensor
-    labels: Tensor
-    lengths: Tensor | None = None
 
 
 @attrs.frozen(slots=True, eq=False)
@@ -60,12 +57,6 @@ class Smashed:
             None if self.labels is None else self.labels[start:stop],
             None if self.lengths is None else self.lengths[start:stop],
         )
-
-
-def call(module: nn.Module, values: Tensor, lengths: Tensor | None) -> Tensor:
-    """Run a half. Only those that read sequences take lengths, so without any a plain nn.Sequential will do."""
-    found: Tensor = module(values) if lengths is None else module(values, lengths)
-    return found
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

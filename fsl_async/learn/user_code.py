@@ -1,4 +1,7 @@
-"""Find the training function that `train.task` or --task names. Does not import torch by itself."""
+"""Loads functions that a user names, such as `train.task`, and tells the user's errors from ours.
+
+Does not import torch by itself.
+"""
 
 import importlib
 import importlib.util
@@ -63,7 +66,7 @@ def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..
     return found
 
 
-_OURS = (str(Path(__file__).parents[2]) + os.sep, fsl_codecs.__path__[0] + os.sep)
+_OURS = (str(Path(__file__).parents[1]) + os.sep, fsl_codecs.__path__[0] + os.sep)
 _LIBRARIES = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )

@@ -6,7 +6,7 @@ import pytest
 
 import fsl_async.learn.client.pretrain  # noqa: F401 - torch breaks when first imported into the copy of sys.modules below
 from fsl_async.errors import TaskError, TaskRaisedError
-from fsl_async.learn.client.tasks import load_task, own_failure
+from fsl_async.learn.user_code import load_task, own_failure
 
 SOURCE = """
 from dataclasses import dataclass

@@ -1,0 +1,14 @@
+"""Stand-ins for what the training thread of split learning meets: a run without a network."""
+
+from fsl_async.learn.client.meter import Meter
+
+
+class RunAlone:
+    """A run whose events go nowhere, until `post_split` is replaced. It does not end until `running` is False."""
+
+    def __init__(self, *, running=True, meter=None):
+        self.running, self.version = running, 0
+        self.meter = meter or Meter()
+
+    def post_split(self, event):
+        """Nobody listens."""
