@@ -93,7 +93,8 @@ def relayed():
     async def make(limit=100, server="", *, requires_curve=False):
         one = Setup(limit, server, requires_curve=requires_curve)
         try:
-            yield one
+            async with asyncio.timeout(60):
+                yield one
         finally:
             await one.relay.aclose()
             for connection in (*one.opened, one.server):

@@ -72,6 +72,23 @@ def test_a_client_that_still_sends_gets_what_the_server_said_before_it_hung_up(r
     run(main())
 
 
+def test_the_other_direction_may_finish(relayed):
+    """What the server still sends when its client has no more to say arrives."""
+
+    async def main():
+        async with relayed() as one:
+            near, far = await one.joined()
+            near.shutdown(socket.SHUT_WR)
+            assert await one.read(far) == b""
+            await asyncio.sleep(0.1)
+            far.send(b"last words")
+            far.close()
+            assert await one.read(near) == b"last words"
+            assert (await one.ended())["reason"] == "the client closed it"
+
+    run(main())
+
+
 def test_a_slow_reader_gets_what_was_sent_before_the_end(relayed):
     """The end comes behind what waits, in the relay and in the kernel."""
 
