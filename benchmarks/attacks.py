@@ -21,7 +21,7 @@ from attrs import field, frozen
 
 from fsl_async.nodes.wire import Hello
 from fsl_transport.session import frames
-from fsl_transport.zmq.frame_trailer import end_of
+from fsl_transport.session.frames import trailer
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 HANDS_S = 5.0
@@ -81,7 +81,7 @@ def part(data: bytes, *, more: bool = False, command: bool = False) -> bytes:
 
 def message(parts: Sequence[bytes]) -> bytes:
     """The ZMTP frames of a message with this head, or this head and payload, as a dialer of ours sends it."""
-    whole = [*parts, end_of(parts[0])] if len(parts) > 1 else parts
+    whole = [*parts, trailer(parts[0])] if len(parts) > 1 else parts
     return b"".join(part(one, more=one is not whole[-1]) for one in whole)
 
 

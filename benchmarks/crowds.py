@@ -88,21 +88,21 @@ class World:
     ) -> None:  # fmt: skip
         self.clock = VirtualScheduler()
         network = MemNetwork(self.clock, seed, conditions, stripes)
-        settings = tp.TransportSettings(budget_bytes=budget_mib * MIB)
+        settings = tp.TransportSettings(receive_budget_bytes=budget_mib * MIB)
         self.writer: Writer | None = None
         self.last: dict[str, float] = {}  # when a client's newest chunk came
         self.waits_s = 0.0
         self.up = self.sent = 0
         link = network.listener("ps")
         self.server = tp.ListenerEndpoint(
-            link, self.clock, settings, self._take, "ps", incarnation=1, chance=random.Random(1)
+            link, self.clock, settings, self._take, "ps", incarnation=1, rng=random.Random(1)
         )
         self.clients = []
         for number in range(clients):
             name = f"c{number}"
             client = tp.DialerEndpoint(
                 network.dialer(name, "ps"), self.clock, settings, self._take, name, incarnation=2,
-                chance=random.Random(name),
+                rng=random.Random(name),
             )  # fmt: skip
             client.connect(dict)
             self.clients.append(client)

@@ -177,7 +177,7 @@ class World:
             shell.on_transport,
             SERVER,
             incarnation=int(self.now(launch) * 1e9),
-            chance=random.Random(f"{SERVER}/{launch}"),
+            rng=random.Random(f"{SERVER}/{launch}"),
         )
         self.alive[SERVER] = (clock, endpoint, shell)
         shell.start(recovered)
@@ -302,7 +302,7 @@ class World:
                 take,
                 name,
                 incarnation=incarnation,
-                chance=chance,
+                rng=chance,
             ),
             worker=self._worker(clock, "client", name),
             scheduler=clock,

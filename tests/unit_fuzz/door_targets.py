@@ -25,7 +25,7 @@ from fsl_async.process.watches import SpotWatch
 from fsl_transport import TransportSettings
 from fsl_transport.relay.buffer import PipePool
 from fsl_transport.relay.zmtp_greeting import GREETING_BYTES, SIGNATURE_BYTES
-from fsl_transport.session.access_control import ArrivalLimits
+from fsl_transport.session.access_control import ConnectionLimits
 from fsl_transport.zmq.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
 
 # --- a relay, until it passes what it does not look at ------------------------------------------------------------
@@ -169,9 +169,9 @@ def run_zap(data):
     ]
     requests.append(request_of())  # the honest one comes in after whatever came before
     zap, failed = Remembers(requests), []
-    arrivals = ArrivalLimits(TransportSettings(), 0.0)
+    limits = ConnectionLimits(TransportSettings(), 0.0)
     handler = ZapHandler(
-        SimpleNamespace(socket=lambda _: zap), FRIEND.__eq__, failed.append, arrivals.settled
+        SimpleNamespace(socket=lambda _: zap), FRIEND.__eq__, failed.append, limits.authenticated
     )
     with contextlib.suppress(EOFError):
         handler.run().send(None)

@@ -125,7 +125,7 @@ class SplitWorld:
             self.shell.on_transport,
             "server",
             incarnation=1,
-            chance=random.Random(0),
+            rng=random.Random(0),
         )
         self.shell.start()
         self.name = name
@@ -316,7 +316,7 @@ def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no st
         shell.on_transport,
         CROOK,
         incarnation=1,
-        chance=random.Random(0),
+        rng=random.Random(0),
     )
     training._run.post_split = shell.feed
     shell.dial()

@@ -273,7 +273,7 @@ class World:
             self.shell.on_transport,
             "ps",
             incarnation=1,
-            chance=random.Random(0),
+            rng=random.Random(0),
         )
         self.shell.start(self.store.recover())
         self.sessions = {name: self.enter(name) for name in (HONEST, CROOK)}
@@ -376,7 +376,7 @@ def client_of(scheduler, link, told=Quiet()):  # noqa: B008 - it has no state
             take,
             CROOK,
             incarnation=1,
-            chance=random.Random(0),
+            rng=random.Random(0),
         ),
         worker=VirtualWorker(scheduler, lambda: 0.001),
         scheduler=scheduler,

@@ -87,7 +87,7 @@ class Loopback:
     def redial(self):
         pass
 
-    def address_of(self):
+    def remote_address(self):
         return "192.0.2.1"
 
 

@@ -106,7 +106,7 @@ def listening(node, shell, told, handle=None):
         told.seen(event)
         handle(event)
 
-    node._on_event = on_transport
+    node._context.events._on_event = on_transport
 
 
 class Servers:
@@ -288,7 +288,7 @@ class RunEndNotifier(Dialers):
             shell.on_transport,
             split.PS_ROLE,
             incarnation=1,
-            chance=random.Random(0),
+            rng=random.Random(0),
         )
         shell.dial()
         return shell

@@ -9,6 +9,7 @@ scaled by a tenth, so that slow machines can be given more.
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import threading
@@ -26,6 +27,7 @@ from fsl_transport import (
     TransportSettings,
     VirtualScheduler,
 )
+from fsl_transport.peer import Peer
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
@@ -156,7 +158,7 @@ class World:
             self.unit_s, expire_after_s=self.expire_units * self.unit_s, stripes_first=self.stripes
         )
 
-    def listener(self, *, name="ps", incarnation=1, settings=None, seed=1):
+    def listener(self, *, name="ps", incarnation=1, settings=None, seed=1, **options):
         node = Node(self, name)
         node.link = self._listener_link(name)
         node.endpoint = ListenerEndpoint(
@@ -166,13 +168,16 @@ class World:
             node.take,
             name,
             incarnation=incarnation,
-            chance=random.Random(f"{seed}/{incarnation}"),
+            rng=random.Random(f"{seed}/{incarnation}"),
+            **options,
         )
         node.on[HelloReceived] = lambda event: node.endpoint.welcome(event.peer, {"run": "r"})
         self.nodes.append(node)
         return node
 
-    def dialer(self, name="c", *, incarnation=10, settings=None, connect=True, hello=dict):
+    def dialer(
+        self, name="c", *, incarnation=10, settings=None, connect=True, hello=dict, **options
+    ):
         node = Node(self, name)
         node.link = self._dialer_link(name)
         node.endpoint = DialerEndpoint(
@@ -182,7 +187,8 @@ class World:
             node.take,
             name,
             incarnation=incarnation,
-            chance=random.Random(f"{name}/{incarnation}"),
+            rng=random.Random(f"{name}/{incarnation}"),
+            **options,
         )
         self.nodes.append(node)
         if connect:
@@ -484,6 +490,46 @@ def zmq_world():
     made = ZmqWorld()
     yield made
     made.close()
+
+
+@pytest.fixture
+def intercept(monkeypatch):
+    """Replace a method of a node's peers by ``replacement(plain, *arguments)``.
+
+    ``plain`` is the bound original. Return a function that restores it.
+    """
+
+    def replace(node, name, replacement):
+        original = getattr(Peer, name)
+
+        def method(peer, *arguments):
+            plain = functools.partial(original, peer)
+            if peer._context is node.endpoint._context:
+                return replacement(plain, *arguments)
+            return plain(*arguments)
+
+        monkeypatch.setattr(Peer, name, method)
+        return lambda: monkeypatch.setattr(Peer, name, original)
+
+    return replace
+
+
+@pytest.fixture
+def watch_operations(monkeypatch):
+    """Record the stream operations that a node sends from now on: (peer's name, op, fields)."""
+
+    def watch(node):
+        operations, original = [], Peer.send_op
+
+        def send_op(peer, op, fields):
+            if peer._context is node.endpoint._context:
+                operations.append((peer.name, op, fields))
+            original(peer, op, fields)
+
+        monkeypatch.setattr(Peer, "send_op", send_op)
+        return operations
+
+    return watch
 
 
 @pytest.fixture(scope="session")

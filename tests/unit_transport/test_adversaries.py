@@ -22,7 +22,7 @@ from fsl_transport import (
     TransportSettings,
 )
 from fsl_transport.session import frames
-from fsl_transport.zmq.frame_trailer import is_whole
+from fsl_transport.session.frames import is_whole
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "attacks.py"
 GROWN_LIMIT_BYTES = 200 << 20
@@ -91,9 +91,9 @@ EVIDENCE = {
     ),
     "fast speaker": lambda field: (
         len(field.of("crook", MessageReceived)) >= 10
-        and field.ps.endpoint.early_held_bytes >= 4 * attacks.EARLY_BYTES
+        and field.ps.endpoint.receive_budget.eager_bytes >= 4 * attacks.EARLY_BYTES
         and not field.of("crook", PeerDown)
-        and not field.ps.link.torn
+        and not field.ps.link.incomplete
     ),
 }
 """What the listener must have seen for an attack to be the one that it says."""
@@ -133,7 +133,7 @@ def test_the_honest_client_notices_little(name, zmq_world, new_source, new_sink)
     assert len(places) == 1, "the session's id goes to one connection"
     assert client.count(PeerUp) == 1
     assert not client.count(PeerDown)
-    assert ps.endpoint.early_held_bytes <= ps.endpoint.settings.eager_total_bytes
+    assert ps.endpoint.receive_budget.eager_bytes <= ps.endpoint.settings.eager_total_bytes
     assert resident_bytes() - before < GROWN_LIMIT_BYTES
 
 

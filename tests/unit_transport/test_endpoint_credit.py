@@ -11,25 +11,14 @@ def world(mem_world):
     return mem_world(Conditions(delay_s=0.02))
 
 
-def said(node):
-    """The operations of streams that ``node`` sends, from now on: (op, fields)."""
-    operations = []
-    send_op = node.endpoint.send_op
-
-    def watch(peer, op, fields):
-        operations.append((op, fields))
-        send_op(peer, op, fields)
-
-    node.endpoint.send_op = watch
-    return operations
-
-
 def limits(operations, op, field):
     """The credit in each of these operations."""
-    return [fields[field] for one, fields in operations if one == op]
+    return [fields[field] for _, one, fields in operations if one == op]
 
 
-def test_credit_is_what_the_line_was_measured_to_need(mem_world, new_source, new_sink):
+def test_credit_is_what_the_line_was_measured_to_need(
+    mem_world, new_source, new_sink, watch_operations
+):
     """On a long fat line the first stream asks for more while the line is measured; the next one begins with enough."""
     bytes_per_s, delay_s = 125e6, 0.045
     world = mem_world(Conditions(delay_s=delay_s, bytes_per_s=bytes_per_s))
@@ -37,7 +26,7 @@ def test_credit_is_what_the_line_was_measured_to_need(mem_world, new_source, new
     ps, client = world.listener(settings=settings), world.dialer(settings=settings)
     world.until(lambda: client.count(PeerUp))
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
-    theirs, ours = said(ps), said(client)
+    theirs, ours = watch_operations(ps), watch_operations(client)
     chunks = [b"x" * (1 << 20)] * 48
     client.endpoint.offer("", "first", {}, new_source(chunks))
     world.until(lambda: client.count(StreamSent) == 1)
@@ -65,45 +54,47 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "window"), LINES)
 def test_a_sender_may_claim_any_line_and_gets_no_more_than_the_limits(
-    new_settings, world, new_sink, line, window
+    new_settings, world, new_sink, watch_operations, *, line, window
 ):
     """It is its word alone: the largest window and the budget of all are ours. With the offer, and later."""
     ps = world.listener(settings=new_settings(window_limit_bytes=1 << 22))
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
-    theirs = said(ps)
+    theirs = watch_operations(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
-    send_op, peer = client.endpoint.send_op, client.endpoint._peer
-    send_op(peer, frames.OFFER, (1, "s", 90, line, {}))
-    send_op(peer, frames.OFFER, (2, "t", 90, 0, {}))
+    send_op = client.endpoint._peer.send_op
+    send_op(frames.OFFER, (1, "s", 90, line, {}))
+    send_op(frames.OFFER, (2, "t", 90, 0, {}))
     world.until(lambda: ps.count(StreamOffered) == 2)
     assert limits(theirs, frames.ACCEPT, 4) == [window, 1 << 20]
-    send_op(peer, frames.BLOCKED, (2, 1 << 20, line))
+    send_op(frames.BLOCKED, (2, 1 << 20, line))
     world.run(1)
     grown = window if window > 1 << 20 else 2 << 20  # doubled: it had what its line needs
     assert limits(theirs, frames.CREDIT, 1) == [grown]
 
 
-def test_the_streams_of_one_session_share_its_part_of_the_budget(new_settings, world, new_sink):
+def test_the_streams_of_one_session_share_its_part_of_the_budget(
+    new_settings, world, new_sink, watch_operations
+):
     """However many it begins, and whatever it says that its line needs: what it does not finish must leave room for the others. What it finishes counts no more."""
-    settings = new_settings(window_limit_bytes=1 << 23, budget_bytes=1 << 24)
-    part, chunk = settings.budget_bytes // 4, settings.chunk_limit_bytes
+    settings = new_settings(window_limit_bytes=1 << 23, receive_budget_bytes=1 << 24)
+    part, chunk = settings.receive_budget_bytes // 4, settings.chunk_limit_bytes
     ps, client = world.listener(settings=settings), world.dialer()
     world.until(lambda: client.count(PeerUp))
-    theirs = said(ps)
+    theirs = watch_operations(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
-    send_op, peer = client.endpoint.send_op, client.endpoint._peer
+    send_op = client.endpoint._peer.send_op
     told = {}
 
     def claim(numbers):
         for _ in range(5):
             for number in numbers:
                 if number in told:
-                    send_op(peer, frames.BLOCKED, (number, told[number], 1 << 40))
+                    send_op(frames.BLOCKED, (number, told[number], 1 << 40))
                 else:
-                    send_op(peer, frames.OFFER, (number, f"s{number}", 90, 1 << 40, {}))
+                    send_op(frames.OFFER, (number, f"s{number}", 90, 1 << 40, {}))
             world.run(0.5)
-            for op, fields in theirs:
+            for _, op, fields in theirs:
                 if op in {frames.ACCEPT, frames.CREDIT}:
                     told[fields[0]] = fields[4 if op == frames.ACCEPT else 1]
             theirs.clear()
@@ -114,22 +105,24 @@ def test_the_streams_of_one_session_share_its_part_of_the_budget(new_settings, w
     assert sum(told.values()) <= part + 9 * chunk
     assert all(told[number] >= chunk for number in range(1, 11))
     for number in range(1, 11):
-        send_op(peer, frames.STOP, (number, "it is not needed any more"))
+        send_op(frames.STOP, (number, "it is not needed any more"))
     world.run(1)
     told.clear()
-    send_op(peer, frames.OFFER, (11, "s11", 90, 0, {}))
+    send_op(frames.OFFER, (11, "s11", 90, 0, {}))
     world.run(0.5)
     told[11] = settings.window_bytes
     claim([11])
     assert part - chunk < told[11] <= part, "alone it may ask its way up"
 
 
-def test_what_is_written_is_no_credit_any_more(new_settings, world, new_source, new_sink):
+def test_what_is_written_is_no_credit_any_more(
+    new_settings, world, new_source, new_sink, watch_operations
+):
     """A long stream does not use up its session's part by going on."""
-    settings = new_settings(budget_bytes=1 << 24)
+    settings = new_settings(receive_budget_bytes=1 << 24)
     ps, client = world.listener(settings=settings), world.dialer()
     world.until(lambda: client.count(PeerUp))
-    sink, theirs = new_sink(), said(ps)
+    sink, theirs = new_sink(), watch_operations(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sink)
     source = new_source([bytes(250_000)] * 40, later=True)
     client.endpoint.offer("", "long", {}, source)
@@ -140,21 +133,21 @@ def test_what_is_written_is_no_credit_any_more(new_settings, world, new_source, 
             deliver(data)
     world.until(lambda: len(sink.got) == 30)
     theirs.clear()
-    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (9, "s", 90, 1 << 40, {}))
+    client.endpoint._peer.send_op(frames.OFFER, (9, "s", 90, 1 << 40, {}))
     world.run(0.5)
     (limit,) = limits(theirs, frames.ACCEPT, 4)
-    assert sum(map(len, sink.got.values())) > settings.budget_bytes // 4
+    assert sum(map(len, sink.got.values())) > settings.receive_budget_bytes // 4
     assert limit == settings.window_limit_bytes
 
 
 def test_a_sender_that_holds_itself_back_does_not_complain(
-    new_settings, world, new_source, new_sink
+    new_settings, world, new_source, new_sink, watch_operations
 ):
     """Its own limit of what is not written is lower than the credit: more of that would be of no use."""
     ps = world.listener(settings=new_settings(window_bytes=1 << 25, window_limit_bytes=1 << 26))
     client = world.dialer()  # 8 MiB and a chunk
     world.until(lambda: client.count(PeerUp))
-    sink, ours = new_sink(hold=True), said(client)
+    sink, ours = new_sink(hold=True), watch_operations(client)
     world.accept_all(ps, sink)
     client.endpoint.offer("", "s", {}, new_source([bytes(200_000)] * 64))
     world.run(20)
@@ -167,25 +160,25 @@ def test_a_sender_that_holds_itself_back_does_not_complain(
 
 
 def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
-    new_settings, world, new_sink
+    new_settings, world, new_sink, watch_operations
 ):
     """Nothing is known of the writer then, and a limit that was told stays. Who is done gives it back."""
-    settings = new_settings(window_limit_bytes=1 << 22, budget_bytes=1 << 24)
+    settings = new_settings(window_limit_bytes=1 << 22, receive_budget_bytes=1 << 24)
     ps = world.listener(settings=settings)
     nodes = [world.dialer(f"c{number}") for number in range(5)]
     world.until(lambda: all(node.count(PeerUp) for node in nodes))
     clients = [node.endpoint for node in nodes]
-    theirs = said(ps)
+    theirs = watch_operations(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
 
     def stop(client):
-        client.send_op(client._peer, frames.STOP, (1, "it is not needed any more"))
+        client._peer.send_op(frames.STOP, (1, "it is not needed any more"))
         world.run(0.1)
 
     for number, client in enumerate(clients):
         if number == 4:
             stop(clients[0])
-        client.send_op(client._peer, frames.OFFER, (1, "s", 9, 3 << 19, {}))
+        client._peer.send_op(frames.OFFER, (1, "s", 9, 3 << 19, {}))
         world.until(lambda number=number: ps.count(StreamOffered) == number + 1)
     mib = [limit >> 20 for limit in limits(theirs, frames.ACCEPT, 4)]
     assert mib == [3, 3, 1, 1, 3], "a quarter of 16, of which each takes 2 beyond its 1"
@@ -195,12 +188,16 @@ def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
     assert ps.endpoint.receive_budget.extra_bytes == 0
 
 
-def test_what_a_writer_still_has_counts_for_its_session(new_settings, world, new_source, new_sink):
+def test_what_a_writer_still_has_counts_for_its_session(
+    new_settings, world, new_source, new_sink, watch_operations
+):
     """Also when its stream is over; otherwise a peer that begins and stops streams fills the room of all."""
-    settings = new_settings(window_bytes=1 << 21, window_limit_bytes=1 << 22, budget_bytes=1 << 24)
+    settings = new_settings(
+        window_bytes=1 << 21, window_limit_bytes=1 << 22, receive_budget_bytes=1 << 24
+    )
     ps, client = world.listener(settings=settings), world.dialer(settings=settings)
     world.until(lambda: client.count(PeerUp))
-    sinks, theirs = [new_sink(hold=True), *(new_sink() for _ in range(3))], said(ps)
+    sinks, theirs = [new_sink(hold=True), *(new_sink() for _ in range(3))], watch_operations(ps)
     left = list(sinks)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, left.pop(0))
     client.endpoint.offer("", "first", {}, new_source([bytes(1 << 18)] * 20))
@@ -211,9 +208,9 @@ def test_what_a_writer_still_has_counts_for_its_session(new_settings, world, new
         world.run(0.5)
         theirs.clear()
         fields = (number, f"s{number}", 90, 1 << 40, {})
-        client.endpoint.send_op(client.endpoint._peer, frames.OFFER, fields)
+        client.endpoint._peer.send_op(frames.OFFER, fields)
         world.run(0.5)
-        client.endpoint.send_op(client.endpoint._peer, frames.STOP, (number, "nor is this"))
+        client.endpoint._peer.send_op(frames.STOP, (number, "nor is this"))
         return limits(theirs, frames.ACCEPT, 4)
 
     assert granted(7) == [(1 << 22) - (8 << 18)]

@@ -62,7 +62,7 @@ def test_an_id_that_is_offered_twice_on_the_wire(world, pair, new_source):
     """The receiver keeps one stream per id even when a sender forgets to stop the old one."""
     ps, client = pair
     client.endpoint.offer("", "s", {}, new_source([b"x"]))
-    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (2, "s", 1, 0, {}))
+    client.endpoint._peer.send_op(frames.OFFER, (2, "s", 1, 0, {}))
     world.until(lambda: ps.count(StreamOffered) == 2)
     assert ps.count(StreamFailed) == 1
     assert len(ps.endpoint.transfers()) == 1
@@ -103,7 +103,7 @@ def test_any_contiguous_buffer_is_a_chunk(world, pair, new_source, new_sink):
 
 def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink):
     """A thousand clients at once must not each get four megabytes of our memory."""
-    small = new_settings(budget_bytes=1 << 20, chunk_limit_bytes=1 << 16)
+    small = new_settings(receive_budget_bytes=1 << 20, chunk_limit_bytes=1 << 16)
     ps = world.listener(settings=small)
     sinks = []
 
@@ -159,21 +159,20 @@ def test_a_slow_line_is_not_filled_with_repetitions(world, new_source, new_sink)
     assert len(source.reads) < 120
 
 
-def test_a_loss_in_the_middle_and_at_the_end(world, pair, new_source, new_sink):
+def test_a_loss_in_the_middle_and_at_the_end(world, pair, new_source, new_sink, intercept):
     """A gap is repaired at once; a lost tail by the stall clock."""
     ps, client = pair
     sink, source = new_sink(), new_source([bytes([index]) for index in range(6)])
     world.accept_all(ps, sink)
     lost = {2, 5}
-    plain = client.endpoint.send_bulk
 
-    def lossy(peer, stripe, parts):
+    def lossy(plain, stripe, parts):
         if len(parts) == 2 and parts[1][0] in lost:
             lost.discard(parts[1][0])
         else:
-            plain(peer, stripe, parts)
+            plain(stripe, parts)
 
-    client.endpoint.send_bulk = lossy
+    intercept(client, "send_bulk", lossy)
     client.endpoint.offer("", "s", {}, source)
     world.until(lambda: client.count(StreamSent))
     assert sink.content == bytes(range(6))
@@ -198,19 +197,22 @@ def lost_piece(head):
 
 
 @pytest.mark.parametrize("hold", [False, True])
-def test_the_stall_clock_is_armed(world, quiet_pair, new_source, new_sink, hold):
+def test_the_stall_timeout_is_armed(world, quiet_pair, new_source, new_sink, *, intercept, hold):
     """A lost tail is asked for after ``stall_s``, counted from when the writer was done."""
     ps, client = quiet_pair
     sink, source = new_sink(hold=hold), new_source([b"a", b"b"])
     world.accept_all(ps, sink)
-    plain = client.endpoint.send_bulk
-    # What is lost without the sender's stripes knowing it: dropped by the receiver, for want of credit.
-    client.endpoint.send_bulk = lambda peer, stripe, parts: plain(
-        peer, stripe, parts if parts[-1] == b"a" else lost_piece(parts[0])
+    # Lost without the stripes detecting it, as if the receiver had dropped it for lack of credit.
+    restore = intercept(
+        client,
+        "send_bulk",
+        lambda plain, stripe, parts: plain(
+            stripe, parts if parts[-1] == b"a" else lost_piece(parts[0])
+        ),
     )
     client.endpoint.offer("", "s", {}, source)
     world.until(lambda: sink.got)
-    client.endpoint.send_bulk = plain
+    restore()
     if hold:
         world.run(20)
         assert source.reads == [0, 1]
@@ -277,7 +279,7 @@ def test_no_more_is_sent_early_than_all_streams_may(world, new_settings, new_sou
     for name, source in sources.items():
         client.endpoint.offer("", name, {}, source, 700)
     world.run(1)
-    kept = ps.endpoint._peers["c"].streams._eager._kept
+    kept = ps.endpoint._peers["c"].streams.incoming._eager._kept
     assert {number: len(chunks) for number, chunks in kept.items()} == {1: 2, 2: 1}
     ps.endpoint.decline("c", "b", "no")
     assert 2 not in kept
@@ -288,21 +290,20 @@ def test_no_more_is_sent_early_than_all_streams_may(world, new_settings, new_sou
     assert sources["a"].reads == [0, 1, 2, 3]  # nothing was read again
 
 
-def test_early_chunks_may_overtake_their_offer(world, pair, new_source, new_sink):
+def test_eager_chunks_may_overtake_their_offer(world, pair, new_source, new_sink, intercept):
     """They travel on another connection."""
     ps, client = pair
     sink = new_sink()
     world.accept_all(ps, sink)
-    streams = client.endpoint._peer_streams(client.endpoint._peer)
-    send_op, held = client.endpoint.send_op, []
-    client.endpoint.send_op = lambda *given: held.append(given)
-    streams.offer("s", {}, new_source([b"abc"] * 3), 1 << 16)
+    held = []
+    restore = intercept(client, "send_op", lambda plain, *operation: held.append(operation))
+    client.endpoint.offer("", "s", {}, new_source([b"abc"] * 3), 1 << 16)
     world.run(1)
     assert not sink.got
-    client.endpoint.send_op = send_op
+    restore()
     begun = world.scheduler.time()
-    for given in held:
-        send_op(*given)
+    for operation in held:
+        client.endpoint._peer.send_op(*operation)
     world.until(lambda: client.count(StreamSent))
     assert sink.content == b"abc" * 3
     assert world.scheduler.time() - begun < 0.1  # nothing was waited for
@@ -322,10 +323,10 @@ def test_a_receiver_may_have_some_of_it_already(world, pair, new_source, new_sin
 def test_early_bytes_that_make_no_sense_are_the_peers_fault(world, pair, new_sink):
     """They are looked at when the stream is accepted: the owner that accepts must not hear of it as an error of its own."""
     ps, client = pair
-    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "s", 2, 0, {}))
+    client.endpoint._peer.send_op(frames.OFFER, (1, "s", 2, 0, {}))
     world.until(lambda: ps.count(StreamOffered))
     eager = frames.Chunk(b"", 1, 0, 7, 0, 5, 0, 1, False, b"12345")
-    ps.endpoint._peers[client.name].streams.handle_chunk(eager, ps.endpoint.now())
+    ps.endpoint._peers[client.name].streams.handle_bulk(eager, world.scheduler.time())
     ps.endpoint.accept(client.name, "s", new_sink())
     assert [event.reason for event in ps.all(PeerDown)] == ["protocol"]
     ps.endpoint.accept(client.name, "s", new_sink())

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from fsl_transport import Conditions, PeerDown, PeerUp, StreamReceived, StreamSent
-from fsl_transport.bulk.parallelism import LONG_FIRST
+from fsl_transport.bulk.parallelism import LONG_START
 
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ def meet(mem_world, new_settings):
 
 def count_of(node):
     peers = node.endpoint._all_peers()
-    return peers[0].count.count
+    return peers[0].parallelism.count
 
 
 @pytest.mark.parametrize("down", [False, True])
@@ -61,15 +61,17 @@ def test_small_streams_on_a_long_line_have_several(meet, new_source, new_sink, d
         source = new_source([bytes(64_000)])
         sender.endpoint.offer("c", f"s{number}", {}, source, 70_000)
         world.until(lambda number=number: sender.count(StreamSent) == number)
-    assert count_of(sender) == LONG_FIRST
-    stripes = sender.endpoint._all_peers()[0].streams._bulk._stripes.values()
-    assert sum(stripe.is_open for stripe in stripes) == LONG_FIRST
+    assert count_of(sender) == LONG_START
+    stripes = sender.endpoint._all_peers()[0].streams.outgoing._bulk._stripes.values()
+    assert sum(stripe.is_open for stripe in stripes) == LONG_START
     assert sum(stripe.delivered > 0 for stripe in stripes) >= 5
-    before = sum(stripe.seq for stripe in stripes)
+    before = sum(stripe.last_number for stripe in stripes)
     world.accept_all(receiver, new_sink())
     sender.endpoint.offer("c", "batch", {}, new_source([bytes(140_000)] * 4), 600_000)
     world.until(lambda: sender.count(StreamSent) == 4)
-    assert sum(stripe.seq for stripe in stripes) - before <= 4 * 9, "cut for all of the stream"
+    assert sum(stripe.last_number for stripe in stripes) - before <= 4 * 9, (
+        "cut for all of the stream"
+    )
 
 
 def test_what_was_found_is_remembered(meet, new_source, new_sink):
@@ -97,7 +99,7 @@ def test_a_setting_bounds_them(meet, new_source, new_sink):
     client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 20))
     world.until(lambda: client.count(StreamSent))
     assert count_of(client) == 1
-    assert len(client.endpoint._peer.streams._bulk._stripes) == 1
+    assert len(client.endpoint._peer.streams.outgoing._bulk._stripes) == 1
 
 
 def test_a_dialer_takes_over_what_the_listener_says(meet, new_source, new_sink, new_settings):
@@ -110,8 +112,8 @@ def test_a_dialer_takes_over_what_the_listener_says(meet, new_source, new_sink, 
     assert count_of(client) == 3
     client.endpoint.adopt(settings_of(new_settings, stripes_limit=1, window_limit_bytes=5 * MIB))
     assert count_of(client) == 1
-    bulk = client.endpoint._peer.streams._bulk
-    assert (bulk._window_limit, bulk.line._window_limit) == (5 * MIB, 5 * MIB)
+    bulk = client.endpoint._peer.streams.outgoing._bulk
+    assert (bulk._window_limit, bulk.congestion_window._window_limit) == (5 * MIB, 5 * MIB)
 
 
 def test_ends_that_were_set_differently_do_not_wait_for_each_other(
@@ -162,10 +164,10 @@ def test_many_streams_over_bad_connections(meet, new_source, new_sink, seed):
     """Loss, doubling, overtaking and a reset: every byte of every stream arrives once, in order."""
     bad = Conditions(delay_s=0.02, jitter_s=0.03, drop=0.05, duplicate=0.1, reorder=0.1)
     world, ps, client = meet(stripes=5, conditions=bad, seed=seed, stripes_first=5)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     sinks = {}
     for number in range(6):
-        data = [chance.randbytes(chance.randrange(100_000)) for _ in range(12)]
+        data = [rng.randbytes(rng.randrange(100_000)) for _ in range(12)]
         for sender, way in ((client, "up"), (ps, "down")):
             sinks[f"{way}{number}"] = new_sink(), b"".join(data)
             sender.endpoint.offer("c", f"{way}{number}", {}, new_source(data), 1 << 16)
@@ -200,8 +202,8 @@ def test_real_connections(zmq_world, new_source, new_sink):
     client.endpoint.offer("", "up", {}, new_source(data))
     ps.endpoint.offer("c", "down", {}, new_source(data))
     made.until(lambda: client.count(StreamSent) and ps.count(StreamSent))
-    made.until(lambda: client.endpoint._peer.streams._bulk.open_count >= 8)
-    made.until(lambda: ps.endpoint._peers["c"].streams._bulk.open_count >= 8)
+    made.until(lambda: client.endpoint._peer.streams.outgoing._bulk.open_count >= 8)
+    made.until(lambda: ps.endpoint._peers["c"].streams.outgoing._bulk.open_count >= 8)
     made.reset(client)
     again = new_sink()
     made.accept_all(ps, again)

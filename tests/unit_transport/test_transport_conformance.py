@@ -314,9 +314,9 @@ def test_a_goodbye_leaves_even_when_closed_at_once(world):
 
 def test_beats_carry_payloads_both_ways(world):
     """Heartbeats show a node that is alive but stuck."""
-    ps, client = pair(world)
-    client.endpoint.set_beat_payload(lambda peer: {"step": 4, "to": peer})
-    ps.endpoint.set_beat_payload(lambda peer: {"members": 1, "to": peer})
+    ps = world.listener(beat_payload=lambda peer: {"members": 1, "to": peer})
+    client = world.dialer(beat_payload=lambda peer: {"step": 4, "to": peer})
+    world.until(lambda: client.count(PeerUp) and ps.count(PeerUp))
     world.until(lambda: ps.count(HeartbeatReceived) >= 2 and client.count(HeartbeatReceived) >= 2)
     assert ps.last(HeartbeatReceived) == HeartbeatReceived("c", {"step": 4, "to": ""})
     assert client.last(HeartbeatReceived) == HeartbeatReceived("", {"members": 1, "to": "c"})

@@ -1,12 +1,11 @@
 """Links, sessions and streams: moves opaque frames between named peers over bad networks.
 
-Start with ``ListenerEndpoint`` and ``DialerEndpoint``; what they tell is in ``events.py``, what
-goes over the wire in ``docs/WIRE.md``. The ZeroMQ link is imported from ``fsl_transport.zmq.link``
+Start with ``ListenerEndpoint`` and ``DialerEndpoint``. ``events.py`` has the events that they
+report, ``docs/WIRE.md`` the protocol. The ZeroMQ link is imported from ``fsl_transport.zmq.link``
 and the loop runner from ``fsl_transport.loop``, so that simulations load neither zmq nor asyncio.
 """
 
-from fsl_transport.bulk.stream_context import Transfer
-from fsl_transport.endpoint import DialerEndpoint, ListenerEndpoint
+from fsl_transport.dialer import DialerEndpoint
 from fsl_transport.errors import LocalError, PeerError, TransportError
 from fsl_transport.events import (
     Body,
@@ -22,19 +21,21 @@ from fsl_transport.events import (
     StreamReceived,
     StreamSent,
     Superseded,
+    Transfer,
     TransportEvent,
     Unreachable,
 )
 from fsl_transport.link import (
     Buffer,
     Cancellable,
-    Chance,
     ChunkSink,
     ChunkSource,
     Lane,
     Link,
+    Rng,
     Scheduler,
 )
+from fsl_transport.listener import ListenerEndpoint
 from fsl_transport.session.frames import PROTOCOL_VERSION
 from fsl_transport.settings import STRIPES_LIMIT, TransportSettings
 from fsl_transport.testing.mem_link import Conditions, MemLink, MemNetwork
@@ -46,7 +47,6 @@ __all__ = [
     "Body",
     "Buffer",
     "Cancellable",
-    "Chance",
     "ChunkSink",
     "ChunkSource",
     "Conditions",
@@ -64,6 +64,7 @@ __all__ = [
     "PeerError",
     "PeerUp",
     "Refused",
+    "Rng",
     "Scheduler",
     "StreamDeclined",
     "StreamFailed",

@@ -1,22 +1,22 @@
-"""The errors of the transport room.
+"""Errors of the transport.
 
     TransportError
-    +-- PeerError     the other side sent something it must not send: it loses its session, this node goes on
-    +-- LocalError    this process used the library wrongly, or the machine refused (port in use)
+    +-- PeerError     the peer broke the protocol: its session ends, this node continues
+    +-- LocalError    this process misused the library, or the machine refused (port in use)
 
-A failing network is no error: it is an event (see ``events.py``).
+A failing network is not an error: it is reported as an event (``events.py``).
 """
 
 from __future__ import annotations
 
 
 class TransportError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of every exception that this package raises on purpose."""
 
 
 class PeerError(TransportError):
-    """The peer's bytes break the protocol. Costs the peer its session, never this node its life."""
+    """The peer's bytes break the protocol. Ends the peer's session, never this process."""
 
 
 class LocalError(TransportError):
-    """Our own misuse: a bad argument, an unknown peer, a port that is taken."""
+    """Misuse by this process: a bad argument, an unknown peer, a port that is taken."""

@@ -1,10 +1,10 @@
-"""What an endpoint tells its owner: frozen values, delivered one at a time on the loop thread.
+"""Events that an endpoint reports to its application, one at a time, on the loop thread.
 
 ``peer`` is the dialer's name on the listening side and ``""`` on the dialing side, which has only
-one peer. Bodies and payloads are dicts with ``str`` keys, as they came out of msgpack.
+one peer. Bodies and payloads are dicts with ``str`` keys, as msgpack decoded them.
 
-When a session ends both sides forget its streams without a word per stream: ``PeerDown`` covers
-them. ``StreamFailed`` is for one stream that failed while the session lives.
+``PeerDown`` ends all streams of the session; they get no events of their own. ``StreamFailed``
+reports a stream that fails while its session lives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Body: TypeAlias = dict[str, Any]
 
 @frozen
 class HelloReceived:
-    """Listener: a dialer asks to come in; answer with ``welcome`` or ``refuse``. ``key`` is its public key where the link is encrypted."""
+    """Listener: a dialer requests a session; answer with ``welcome`` or ``refuse``.
+
+    ``key`` is the dialer's public key on an encrypted link.
+    """
 
     peer: str
     incarnation: int
@@ -29,7 +32,7 @@ class HelloReceived:
 
 @frozen
 class PeerUp:
-    """The session stands. Dialer: ``body`` is the welcome; listener: ``body`` is the hello."""
+    """The session is established. ``body`` is the welcome at a dialer, the hello at a listener."""
 
     peer: str
     incarnation: int
@@ -40,9 +43,13 @@ class PeerUp:
 class PeerDown:
     """The session and its streams are gone.
 
-    ``reason`` is one of ``expired`` (nothing heard), ``bye`` (it said so), ``superseded`` (a
-    higher incarnation of the name came), ``reset`` (the other side started a new session or no
-    longer knows this one), ``protocol`` (it sent bytes it must not send) and ``revoked`` (its key is no longer allowed).
+    ``reason`` is one of
+      * ``expired``: nothing was received for ``expire_after_s``;
+      * ``bye``: the peer ended the session;
+      * ``superseded``: a higher incarnation of the name connected;
+      * ``reset``: the peer started a new session or does not hold this one;
+      * ``protocol``: the peer broke the protocol;
+      * ``revoked``: the peer's key is no longer allowed.
     """
 
     peer: str
@@ -53,7 +60,7 @@ class PeerDown:
 
 @frozen
 class Refused:
-    """Dialer: the listener said no. The dialer is quiet until ``connect`` is called again."""
+    """Dialer: the listener refused the session. The dialer stops until ``connect`` is called."""
 
     code: str
     text: str
@@ -61,12 +68,12 @@ class Refused:
 
 @frozen
 class Superseded:
-    """Dialer: a process of this name with a higher incarnation took over; this one is quiet."""
+    """Dialer: a process of this name with a higher incarnation took over. The dialer stops."""
 
 
 @frozen
 class Unreachable:
-    """Dialer: no welcome for ``seconds`` now; it goes on trying."""
+    """Dialer: no answer for ``seconds`` so far. The dialer keeps trying."""
 
     address: str
     seconds: float
@@ -74,7 +81,7 @@ class Unreachable:
 
 @frozen
 class MessageReceived:
-    """One control message, in order, exactly once per session."""
+    """A control message, in order, exactly once per session."""
 
     peer: str
     body: Body
@@ -82,7 +89,7 @@ class MessageReceived:
 
 @frozen
 class HeartbeatReceived:
-    """A heartbeat and the small dict it carried."""
+    """A heartbeat and the small dict that it carried."""
 
     peer: str
     payload: Body
@@ -90,7 +97,7 @@ class HeartbeatReceived:
 
 @frozen
 class StreamOffered:
-    """The peer wants to send a stream; answer with ``accept`` or ``decline``."""
+    """The peer offers a stream; answer with ``accept`` or ``decline``."""
 
     peer: str
     stream_id: str
@@ -100,7 +107,7 @@ class StreamOffered:
 
 @frozen
 class StreamReceived:
-    """Every chunk is written to the sink."""
+    """Every chunk of an incoming stream is written to its sink."""
 
     peer: str
     stream_id: str
@@ -116,7 +123,7 @@ class StreamSent:
 
 @frozen
 class StreamDeclined:
-    """The receiver does not want our offer."""
+    """The receiver declined the offer."""
 
     peer: str
     stream_id: str
@@ -125,7 +132,7 @@ class StreamDeclined:
 
 @frozen
 class StreamFailed:
-    """One stream ended early while its session lives: cancelled, source or sink failed."""
+    """A stream ended early while its session lives: cancelled, or its source or sink failed."""
 
     peer: str
     stream_id: str
@@ -147,3 +154,18 @@ TransportEvent: TypeAlias = (
     | StreamDeclined
     | StreamFailed
 )
+
+
+@frozen
+class Transfer:
+    """Progress of one stream, for a status page. ``done`` counts chunks the receiver has written.
+
+    Not an event: ``transfers()`` of an endpoint returns these.
+    """
+
+    peer: str
+    stream_id: str
+    sending: bool
+    accepted: bool
+    chunks: int
+    done: int

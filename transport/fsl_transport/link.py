@@ -1,8 +1,8 @@
-"""The seams of the room: what an endpoint needs from a network, a clock, a source and a sink.
+"""Interfaces between the transport's parts: link, clock, randomness, sources, sinks, streams.
 
-A link moves lists of frames between named peers and promises nothing: it may lose, repeat and
-reorder like UDP. Sessions and streams above it mend that. Two implementations, ``mem_link`` and
-``zmq_link``, pass one conformance suite.
+A link moves lists of frames between named peers and guarantees nothing: like UDP, it may lose,
+repeat and reorder them. Sessions and streams repair that. ``testing/mem_link.py`` and
+``zmq/link.py`` implement it and pass one conformance suite.
 """
 
 from __future__ import annotations
@@ -10,48 +10,49 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from fsl_transport.errors import LocalError
+from fsl_transport.events import TransportEvent
 from fsl_transport.settings import TransportSettings
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Contiguous bytes. A ``bytes`` object may be sent without a copy, because nobody can change it."""
+"""Contiguous bytes. A ``bytes`` object is immutable and may be sent without a copy."""
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Peer names: safe in a routing id, a file name and a log line."""
 
 
 class Lane(enum.IntEnum):
-    """Two roads that do not wait for each other."""
+    """Control and bulk traffic: neither waits for the other."""
 
     CONTROL = 0
     BULK = 1
 
 
 Receiver: TypeAlias = Callable[[str, Lane, Sequence[Buffer], bytes], None]
-"""Peer, lane, frames, and the origin: which of the connections under that name brought them."""
+"""Takes (peer, lane, frames, origin). The origin identifies one dialer under the peer's name."""
 
 TAG_BYTES = 8
-"""Of an origin; what follows is the sender's public key, where the link is encrypted."""
+"""Length of the dialer's tag at the start of an origin. On an encrypted link the key follows."""
 
 
-def key_of(origin: bytes) -> str:
-    """The public key (Z85) that an origin was authenticated with; empty on a plain link."""
+def public_key(origin: bytes) -> str:
+    """Return the public key (Z85) that an origin was authenticated with; empty if plain."""
     return origin[TAG_BYTES:].decode("ascii")
 
 
 class Link(Protocol):
-    """Frames in, frames out, by peer name. Everything happens on the loop thread."""
+    """Sends and receives frames by peer name. All calls and callbacks are on the loop thread."""
 
     @property
     def address(self) -> str:
-        """Where it listens or dials, for messages to people."""
+        """Where the link listens or dials, for messages to people."""
         ...
 
     @property
     def stripes_limit(self) -> int:
-        """Connections of the bulk lane between two peers at most."""
+        """Maximum number of bulk connections between two peers."""
         ...
 
     def send(
@@ -62,56 +63,56 @@ class Link(Protocol):
         origin: bytes = b"",
         stripe: int = 0,
     ) -> None:
-        """Queue one message. Never blocks; silently drops what is for an absent peer.
+        """Queue one message. Never blocks; silently drops a message to an absent peer.
 
-        A listener says by ``origin``, as it was received, which connection of the name is meant:
-        anybody may connect under any name. A dialer has one listener and leaves it empty.
+        Any process may connect under any name, so a listener passes the ``origin`` that it received
+        to select the connection. A dialer has one listener and leaves it empty.
         ``stripe`` is the number of the connection on the bulk lane.
         """
         ...
 
     def open_stripes(self, count: int) -> None:
-        """A dialer: have ``count`` connections on the bulk lane, at least; they come up by themselves."""
+        """Dialer: keep at least ``count`` bulk connections. Does not wait for them to come up."""
         ...
 
     def adopt(self, settings: TransportSettings) -> None:
-        """Go by other settings: for what is kept and queued at once, for the rest with the next connection."""
+        """Use other settings: for queue limits now, for socket options from the next connection."""
         ...
 
     def set_receiver(self, receive: Receiver) -> None:
         """Call ``receive(peer, lane, frames, origin)`` for each message.
 
-        A dialer's peer is ``""``. The origin is empty where one name has one connection.
+        A dialer's peer is ``""``. The origin is empty where a name has one connection only.
         """
         ...
 
-    def address_of(self) -> str:
-        """Network address of the message that is being received, for limits; empty where there is none."""
+    def remote_address(self) -> str:
+        """Network address of the message being received, for rate limits; empty if unknown."""
         ...
 
     def redial(self) -> None:
-        """A dialer heard nothing for too long: make new connections, where there are any."""
+        """Dialer: the peer was silent for too long; replace the connections."""
         ...
 
     def close(self) -> None:
-        """Send what is queued as far as it goes at once, then stop."""
+        """Send as much of the queue as goes without waiting, then stop."""
         ...
 
     async def aclose(self) -> None:
-        """``close``, and wait until tasks and sockets are gone."""
+        """Call ``close`` and wait until tasks and sockets are gone."""
         ...
 
 
 class Cancellable(Protocol):
-    """What ``call_at`` returns."""
+    """Returned by ``call_at``."""
 
     def cancel(self) -> object:
-        """Forget the call; harmless when it already happened."""
+        """Cancel the call; no effect if it already happened."""
         ...
 
 
 class Scheduler(Protocol):
-    """The part of an asyncio loop that an endpoint uses; ``VirtualScheduler`` is the other one."""
+    """The part of an asyncio loop that an endpoint uses; ``VirtualScheduler`` implements it too."""
 
     def time(self) -> float:
         """Seconds, monotonic."""
@@ -122,43 +123,80 @@ class Scheduler(Protocol):
         ...
 
 
-class Chance(Protocol):
-    """Randomness as an argument: ``random.Random(seed)`` or ``random.SystemRandom()``."""
+class Rng(Protocol):
+    """Source of randomness: ``random.Random(seed)`` or ``random.SystemRandom()``."""
 
     def random(self) -> float:
         """A float in [0, 1)."""
         ...
 
     def getrandbits(self, k: int, /) -> int:
-        """A number of ``k`` random bits."""
+        """An integer of ``k`` random bits."""
         ...
 
 
 class ChunkSource(Protocol):
-    """Where a stream's chunks come from. Chunks may be asked for again after a loss."""
+    """Provides a stream's chunks. A chunk may be requested again after a loss."""
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are, numbered from 0."""
+        """Number of chunks, numbered from 0."""
         ...
 
     def read(self, index: int, deliver: Callable[[Buffer | None], None]) -> None:
-        """Call ``deliver(data)`` once, now or later, on the loop thread; ``None`` = failed.
+        """Call ``deliver(data)`` once, now or later, on the loop thread; ``None`` means failure.
 
-        The data must not change afterwards. Asked again for an index, give the same bytes.
+        The data must not change afterwards. Every read of an index must give the same bytes.
         """
         ...
 
 
 class ChunkSink(Protocol):
-    """Where a stream's chunks go, in order of index."""
+    """Takes a stream's chunks in order of index."""
 
     def write(self, index: int, data: Buffer, done: Callable[[bool], None]) -> None:
-        """Take the chunk and call ``done(True)`` once it may be counted as kept.
+        """Take the chunk and call ``done(True)`` once it counts as written.
 
-        ``done`` returns the byte credit, now or later, on the loop thread; several writes may be
-        open at once. ``done(False)`` ends the stream. A chunk's buffer is free after ``done``.
+        ``done`` returns the chunk's byte credit; call it on the loop thread, now or later. Several
+        writes may be pending. ``done(False)`` ends the stream. The buffer is free after ``done``.
         """
+        ...
+
+
+class StreamContext(Protocol):
+    """Services that the streams of one session need from their endpoint."""
+
+    @property
+    def settings(self) -> TransportSettings:
+        """Settings in use."""
+        ...
+
+    def now(self) -> float:
+        """Scheduler time."""
+        ...
+
+    def emit(self, event: TransportEvent) -> None:
+        """Report an event to the application, after those reported before."""
+        ...
+
+    def send_op(self, op: int, fields: tuple[Any, ...]) -> None:
+        """Send one operation on the session's reliable control channel."""
+        ...
+
+    def send_bulk(self, stripe: int, frames: Sequence[Buffer]) -> None:
+        """Send one message on a connection of the bulk lane."""
+        ...
+
+    def send_unreliable(self, head: bytes) -> None:
+        """Send one message on the control lane that may be lost."""
+        ...
+
+    def open_stripes(self, count: int) -> bool:
+        """Have ``count`` bulk connections. False where the peer opens them."""
+        ...
+
+    def rearm(self, now: float) -> None:
+        """Ensure that the timer fires no later than the session's next deadline."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Runs the program on uvloop where it is installed, on asyncio's own loop elsewhere."""
+"""Runs a program on uvloop where it is installed, else on asyncio's own event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run(main)``, on uvloop when it can be imported."""
+    """Like ``asyncio.run(main)``, on uvloop where it can be imported."""
     try:
         import uvloop
     except ImportError:

@@ -1,7 +1,8 @@
-"""Token buckets: how much of something may happen in a time, with room for bursts. Pure.
+"""Token buckets: limit the rate of an activity and allow bursts. Pure.
 
-A bucket holds up to ``burst`` tokens and gets ``per_s`` more each second; what happens takes tokens, and may not happen when there are not
-enough (the leaky bucket as a meter, Turner 1986). Times are seconds of one monotonic clock.
+A bucket holds at most ``burst`` tokens and gains ``per_s`` per second. Each action takes tokens and
+is denied where too few are left (the leaky bucket as a meter, Turner 1986). Times are seconds of
+one monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from fsl_transport.errors import LocalError
 
 @frozen
 class Rate:
-    """So many a second in the long run, so many at once."""
+    """``per_s`` actions per second on average, ``burst`` at once."""
 
     per_s: float
     burst: float
 
     def __attrs_post_init__(self) -> None:
-        """Check."""
+        """Check that the rate allows anything at all."""
         if not (self.per_s > 0 and self.burst >= 1):
             raise LocalError(f"{self} must let something through: per_s above 0, burst 1 or more")
 
@@ -37,14 +38,17 @@ class TokenBucket:
         self._at = now
 
     def fill(self, now: float) -> float:
-        """How many tokens there are now. A clock that went back gives nothing."""
+        """Add the tokens due by ``now`` and return the total. A clock that goes back adds none."""
         if now > self._at:
             self._tokens = min(self.rate.burst, self._tokens + (now - self._at) * self.rate.per_s)
             self._at = now
         return self._tokens
 
     def take(self, now: float, tokens: float = 1.0) -> bool:
-        """Take so many, or none. More than ``burst`` at once are taken from a full bucket, which then owes them."""
+        """Take ``tokens`` or none; return whether they were taken.
+
+        An action that needs more than ``burst`` passes when the bucket is full and leaves a debt.
+        """
         if self.fill(now) < min(tokens, self.rate.burst):
             return False
         self._tokens -= tokens
@@ -52,10 +56,11 @@ class TokenBucket:
 
 
 class RateLimit:
-    """A bucket for each of many keys, which strangers choose: no more than ``limit`` are remembered.
+    """One bucket per key, for keys that unauthenticated peers choose: at most ``limit`` are kept.
 
-    One that is full again says nothing and is forgotten first; then the one that was used least recently, whose key so gets a
-    full bucket back: who has ``limit`` keys is not held by buckets of one key each, but by that for all.
+    Full buckets carry no information and are dropped first, then the least recently used. A dropped
+    key starts again with a full bucket, so a peer with more than ``limit`` keys is bounded only by
+    a bucket shared by all keys.
     """
 
     __slots__ = ("_buckets", "_limit", "_rate")
@@ -75,11 +80,11 @@ class RateLimit:
             while len(self._buckets) >= self._limit:
                 del self._buckets[next(iter(self._buckets))]
             bucket = TokenBucket(self._rate, now)
-        self._buckets[key] = bucket  # the newest is last
+        self._buckets[key] = bucket  # the most recently used is last
         return bucket.take(now)
 
     def forget_full(self, now: float) -> None:
-        """Drop the buckets that are full again, among the oldest few."""
+        """Drop full buckets among the 64 least recently used."""
         for key in list(islice(self._buckets, 64)):
             if self._buckets[key].fill(now) >= self._rate.burst:
                 del self._buckets[key]

@@ -305,8 +305,8 @@ class ClientNode:
             take,
             parts.options.name,
             incarnation=parts.machine.incarnation,
+            beat_payload=lambda _: self._beat(),
         )
-        endpoint.set_beat_payload(lambda _: self._beat())
         return endpoint
 
     def _beat(self) -> dict[str, float]:

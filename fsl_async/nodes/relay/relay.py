@@ -21,7 +21,7 @@ from fsl_async.roles.relay.admission import Admission, Drop
 from fsl_transport import LocalError
 from fsl_transport.relay.buffer import PipePool
 from fsl_transport.relay.resolver import Resolver, describe
-from fsl_transport.session.access_control import place_of
+from fsl_transport.session.access_control import address_prefix
 from fsl_transport.zmq.link import split_address
 
 REPORT_S: Final = 60.0
@@ -254,7 +254,7 @@ def amount(size: float) -> str:
 
 def _address_of(host: str) -> str:
     """Return the address that limits count by: one host has a whole /64 of IPv6 addresses."""
-    place = place_of(host) or host
+    place = address_prefix(host) or host
     return f"{place}::/64" if ":" in place else place
 
 

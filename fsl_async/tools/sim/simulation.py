@@ -273,7 +273,7 @@ class Simulation:
             shell.on_transport,
             SERVER_NAME,
             incarnation=incarnation,
-            chance=random.Random(f"{self.settings.seed}/{SERVER_NAME}/{incarnation}"),  # noqa: S311
+            rng=random.Random(f"{self.settings.seed}/{SERVER_NAME}/{incarnation}"),  # noqa: S311
         )
         self.processes[SERVER_NAME] = _Process(clock, shell)
         shell.start(store.recover())
@@ -303,7 +303,7 @@ class Simulation:
                 take,
                 name,
                 incarnation=incarnation,
-                chance=chance,
+                rng=chance,
             )
 
         shell = ClientShell(

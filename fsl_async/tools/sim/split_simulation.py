@@ -241,7 +241,7 @@ class SplitSimulation(Simulation):
             shell.on_transport,
             SPLIT_NAME,
             incarnation=incarnation,
-            chance=random.Random(f"{self.settings.seed}/split/{incarnation}"),  # noqa: S311
+            rng=random.Random(f"{self.settings.seed}/split/{incarnation}"),  # noqa: S311
         )
         for name, book in self.split_disk.book.clients.items():
             shell.endpoint.remember(name, book.incarnation)
@@ -286,7 +286,7 @@ class SplitSimulation(Simulation):
                 take,
                 name,
                 incarnation=incarnation,
-                chance=chance,
+                rng=chance,
             )
 
         shell = RoundClientShell(
@@ -319,7 +319,7 @@ class SplitSimulation(Simulation):
             split_shell.on_transport,
             name,
             incarnation=incarnation,
-            chance=chance,
+            rng=chance,
         )
         self.processes[name] = _Process(clock, shell)
         self.split_clients[name] = split_shell

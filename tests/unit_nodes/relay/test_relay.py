@@ -14,7 +14,7 @@ from fsl_async.nodes.relay import pair, relay
 from fsl_async.nodes.relay.relay import Route, amount
 from fsl_async.roles.relay.admission import Drop
 from fsl_transport import Lane
-from fsl_transport.link import key_of
+from fsl_transport.link import public_key
 from fsl_transport.loop import run
 from fsl_transport.relay.buffer import COPY_BYTES, PIPE_BYTES, PipePool, can_splice
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
@@ -466,7 +466,7 @@ def test_all_connections_of_a_dialer_go_through_the_relay(relayed):
                     for stripe in range(4):
                         dialer.send("", Lane.BULK, [b"%d" % stripe], stripe=stripe)
                     await asyncio.sleep(0.01)
-                assert {key_of(origin) for *_, origin in got} == {own.public}
+                assert {public_key(origin) for *_, origin in got} == {own.public}
 
             dialer.open_stripes(4)
             await all_arrive()

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from fsl_transport import PeerError
 from fsl_transport.bulk.chunks import (
-    PATIENCE_LIMIT,
+    BACKOFF_LIMIT,
     READS_LIMIT,
     RESUMES_LIMIT,
     ReceiveStream,
     SendStream,
 )
-from fsl_transport.bulk.credit import Granting, Spending
+from fsl_transport.bulk.credit import ReceiveCredit, SendCredit
 
 UNWRITTEN = 500
-"""What a sender has under way at most: above every window here but those of the receiver alone."""
+"""Limit of a sender's unwritten bytes: above every window here but those of the receiver alone."""
 
 
 def accepted(chunks=10, window=1000, limit=100, chunk=0):
@@ -33,9 +33,9 @@ def sending(chunks=10, limit=1000, chunk=0):
     return stream
 
 
-def test_grants_rise_in_steps_of_a_quarter():
+def test_credit_rises_in_steps_of_a_quarter():
     """Small chunks must not cost one CREDIT each."""
-    credit = Granting(1000, 400)
+    credit = ReceiveCredit(1000, 400)
     credit.receive(600)
     assert not credit.consume(200, 1000)
     assert credit.limit == 1000
@@ -45,37 +45,37 @@ def test_grants_rise_in_steps_of_a_quarter():
 
 
 def test_a_window_of_one_chunk_grants_every_time():
-    """With window == largest chunk a step of a quarter would block both sides for ever."""
-    credit = Granting(100, 100)
-    assert credit.fits(100)
-    assert not credit.fits(101)
+    """If the window is one chunk, a step of a quarter would block both sides for ever."""
+    credit = ReceiveCredit(100, 100)
+    assert credit.covers(100)
+    assert not credit.covers(101)
     credit.receive(10)
     assert credit.consume(10, 100)
     assert credit.limit == 110
 
 
 def test_a_shrinking_window_takes_nothing_back():
-    """What was granted stays granted when more streams come to share the budget."""
-    credit = Granting(1000, 100)
+    """Granted credit stays granted when more streams share the budget."""
+    credit = ReceiveCredit(1000, 100)
     credit.receive(500)
     assert not credit.consume(50, 200)
-    assert credit.consume(450, 200)  # the limit stays, what is written is news all the same
+    assert credit.consume(450, 200)  # the limit stays, but written chunks are reported
     assert credit.limit == 1000
 
 
-def test_spending_ignores_old_grants():
-    """Grants are absolute: a lower one is an old one."""
-    credit = Spending()
+def test_old_grants_are_ignored():
+    """Grants are absolute: a lower one is older."""
+    credit = SendCredit()
     credit.grant(100)
     credit.grant(50)
     credit.spend(60)
     assert credit.left == 40
-    assert credit.fits(40)
-    assert not credit.fits(41)
+    assert credit.covers(40)
+    assert not credit.covers(41)
 
 
 def test_sender_waits_for_accept_and_credit():
-    """Nothing is read before the receiver wants it, nor without credit."""
+    """Nothing is read before the receiver accepts, nor without credit."""
     stream = SendStream(1, 3, UNWRITTEN)
     assert stream.next_read() is None
     assert stream.take() is None
@@ -94,7 +94,7 @@ def test_sender_waits_for_accept_and_credit():
 
 
 def test_sender_stops_after_the_last_chunk():
-    """The end of the stream is the end of the reading."""
+    """No chunk is read beyond the end."""
     stream = sending(chunks=1)
     _index, serial = stream.next_read()
     stream.delivered(serial, b"x")
@@ -102,8 +102,8 @@ def test_sender_stops_after_the_last_chunk():
     assert stream.next_read() is None
 
 
-def test_a_resume_goes_back_and_forgets_the_reading():
-    """A reading from before a resume must not be taken for the chunk asked for now."""
+def test_a_resume_goes_back_and_drops_the_pending_read():
+    """Data from before a resume must not be taken for the chunk requested now."""
     stream = sending()
     for _ in range(3):
         _, serial = stream.next_read()
@@ -120,8 +120,8 @@ def test_a_resume_goes_back_and_forgets_the_reading():
     assert stream.take() == (1, b"right")
 
 
-def test_a_resume_for_the_chunk_in_hand_keeps_it():
-    """A source slower than the stall time would otherwise never get on."""
+def test_a_resume_at_the_current_chunk_keeps_its_read():
+    """A source slower than the stall timeout would otherwise make no progress."""
     stream = sending()
     _, serial = stream.next_read()
     stream.accept(1, 0, 0, 1000)
@@ -131,8 +131,8 @@ def test_a_resume_for_the_chunk_in_hand_keeps_it():
     assert stream.take() == (0, b"x")
 
 
-def test_a_resume_drops_a_held_chunk_of_another_place():
-    """What is held for lack of credit belongs to one place only."""
+def test_a_resume_drops_a_held_chunk_of_another_index():
+    """A chunk held for lack of credit belongs to one position only."""
     stream = sending(limit=10)
     _, serial = stream.next_read()
     stream.delivered(serial, b"x" * 10)
@@ -153,8 +153,8 @@ def send_one(stream, size=10):
     return stream.take()
 
 
-def test_a_generous_receiver_is_not_believed():
-    """A limit of 2**62 from somebody who never reads must not fill the sender's memory."""
+def test_a_receivers_credit_is_not_trusted():
+    """A limit of 2**62 from a peer that never reads must not fill the sender's memory."""
     stream = sending(limit=1 << 62)
     for _ in range(5):
         assert send_one(stream, 100)
@@ -168,8 +168,8 @@ def test_a_generous_receiver_is_not_believed():
     assert stream.next_read()[0] == 6  # a resume counts by the chunk's place, not by what it says
 
 
-def test_what_was_not_sent_is_not_written():
-    """Or the limit above could be talked away; nor does anybody need a written chunk again."""
+def test_a_receiver_cannot_confirm_what_was_not_sent():
+    """That would circumvent the limit above. Nor may it request a chunk that it confirmed."""
     for operation in (
         lambda stream: stream.grant(100, 3),
         lambda stream: stream.accept(1, 3, 30, 100),
@@ -184,7 +184,7 @@ def test_what_was_not_sent_is_not_written():
 
 
 def test_a_credit_beyond_a_resume_skips_what_arrived_late():
-    """Chunks of before a resume were written meanwhile: sending them again is of no use."""
+    """Chunks from before a resume were written meanwhile: they are not sent again."""
     stream = sending(limit=100)
     for _ in range(5):
         send_one(stream)
@@ -195,8 +195,8 @@ def test_a_credit_beyond_a_resume_skips_what_arrived_late():
     assert send_one(stream) == (4, b"x" * 10)
 
 
-def test_readings_are_few_however_often_it_is_resumed():
-    """Every resume starts a reading of another place: a slow disk must not get them all."""
+def test_open_reads_are_bounded_however_often_it_is_resumed():
+    """Every resume starts a read at another index; a slow disk must not get them all."""
     stream = sending()
     send_one(stream)
     send_one(stream)
@@ -213,7 +213,7 @@ def test_readings_are_few_however_often_it_is_resumed():
 
 
 def test_resumes_without_progress_have_an_end():
-    """A peer that asks for the same chunk for ever has another aim than to get it."""
+    """A peer that requests the same chunk for ever does not want it."""
     stream = sending()
     for round_ in range(1, 3 * RESUMES_LIMIT):
         stream.accept(round_, 0, 0, 1000)  # nothing was sent since: it costs nothing
@@ -233,8 +233,8 @@ def test_resumes_without_progress_have_an_end():
         stream.accept(stream.round + 1, 1, 10, 1000)
 
 
-def test_sender_refuses_nonsense():
-    """A peer that accepts twice, beyond the end, or grants before accepting broke the protocol."""
+def test_sender_refuses_invalid_operations():
+    """ACCEPT twice or beyond the end, CREDIT before ACCEPT."""
     stream = SendStream(1, 3, UNWRITTEN)
     with pytest.raises(PeerError):
         stream.grant(10, 0)
@@ -250,12 +250,12 @@ def test_sender_refuses_nonsense():
 
 
 def take(stream, round_, index, size, now):
-    """A whole chunk comes in one piece: the chunks to write, or None when it is not wanted."""
-    return stream.arrived(index) if stream.begin(round_, index, size, now) else None
+    """A whole chunk arrives in one piece. Return the chunks to write, or None if it is dropped."""
+    return stream.on_complete(index) if stream.on_piece(round_, index, size, now) else None
 
 
 def test_receiver_writes_in_order_whatever_comes_first():
-    """Stripes overtake each other; old and repeated chunks are no news."""
+    """Stripes overtake each other; old and repeated chunks are dropped."""
     stream = accepted()
     assert take(stream, 0, 0, 10, 1.0) == [0]
     assert take(stream, 0, 0, 10, 1.0) is None
@@ -269,66 +269,66 @@ def test_receiver_writes_in_order_whatever_comes_first():
 
 
 def test_a_chunk_has_one_size():
-    """Its room is reserved by what its first piece says."""
+    """Its first piece determines how much credit it takes."""
     stream = accepted()
-    assert stream.begin(0, 0, 30, 1.0)
-    assert stream.begin(0, 0, 30, 1.0)
+    assert stream.on_piece(0, 0, 30, 1.0)
+    assert stream.on_piece(0, 0, 30, 1.0)
     with pytest.raises(PeerError, match="30 bytes"):
-        stream.begin(0, 0, 31, 1.0)
+        stream.on_piece(0, 0, 31, 1.0)
 
 
 def test_an_old_round_still_helps():
-    """On a slow line the chunk asked for again may be under way already."""
+    """On a slow path the chunk that is requested again may be in flight already."""
     stream = accepted()
     assert stream.handle_timer(10.0)
     assert take(stream, 0, 0, 10, 11.0) == [0]
 
 
 def test_every_piece_is_progress():
-    """A chunk that takes longer than the stall clock to cross a slow line must not be asked for again."""
+    """A chunk that takes longer than the stall timeout to arrive must not be requested again."""
     stream = accepted()
     for second in range(1, 100):
-        assert stream.begin(0, 0, 90, float(second))
+        assert stream.on_piece(0, 0, 90, float(second))
     assert not stream.handle_timer(105.0)
     assert stream.handle_timer(109.0)
 
 
-def test_receiver_refuses_nonsense():
-    """Chunks beyond the end, of a round that never was, or before the accept."""
+def test_receiver_refuses_invalid_pieces():
+    """Chunks beyond the end, of a future round, or before ACCEPT."""
     stream = accepted(chunks=3)
     with pytest.raises(PeerError):
-        stream.begin(0, 3, 10, 1.0)
+        stream.on_piece(0, 3, 10, 1.0)
     with pytest.raises(PeerError):
-        stream.begin(1, 0, 10, 1.0)
+        stream.on_piece(1, 0, 10, 1.0)
     with pytest.raises(PeerError):
-        ReceiveStream(1, 3, 10.0).begin(0, 0, 10, 1.0)
+        ReceiveStream(1, 3, 10.0).on_piece(0, 0, 10, 1.0)
 
 
-def test_what_waits_for_its_turn_counts_as_well():
-    """A sender that leaves the first chunk out must not fill our memory with the others."""
+def test_chunks_out_of_order_count_too():
+    """A sender that omits the first chunk must not fill the receiver's memory with others."""
     stream = accepted(window=100)
     assert take(stream, 0, 3, 60, 1.0) == []
-    assert not stream.begin(0, 2, 60, 1.0)
+    assert not stream.on_piece(0, 2, 60, 1.0)
     assert take(stream, 0, 0, 40, 1.0) == [0]
-    assert not stream.begin(0, 1, 1, 1.0)
+    assert not stream.on_piece(0, 1, 1, 1.0)
 
 
-def test_a_sender_knows_what_it_waits_for():
-    """Only the want of credit is told: not that of a source, nor of a line."""
+def test_only_lack_of_credit_counts_as_blocked():
+    """Waiting for the source or the path does not."""
     stream = sending(limit=10)
-    assert not stream.is_starved
+    assert not stream.is_blocked
     _, serial = stream.next_read()
-    assert not stream.is_starved
+    assert not stream.is_blocked
     stream.delivered(serial, b"x" * 10)
-    assert not stream.is_starved
+    assert not stream.is_blocked
     stream.take()
-    assert stream.is_starved
+    assert stream.is_blocked
     stream.grant(20, 1)
-    assert not stream.is_starved
+    assert not stream.is_blocked
 
 
 def test_bytes_beyond_the_credit_are_dropped():
-    """A sender that ignores credit must not fill our memory."""
+    """A sender that ignores credit must not fill the receiver's memory."""
     stream = accepted(window=100)
     assert take(stream, 0, 0, 60, 1.0) == [0]
     assert take(stream, 0, 1, 60, 1.0) is None
@@ -336,20 +336,20 @@ def test_bytes_beyond_the_credit_are_dropped():
 
 
 def test_complete_means_written():
-    """DONE promises that every chunk is kept, not only that it came."""
+    """DONE promises that every chunk is written, not only that it arrived."""
     stream = accepted(chunks=2)
     take(stream, 0, 0, 10, 1.0)
     take(stream, 0, 1, 10, 1.0)
-    stream.wrote(10, 1000, 1.0)
+    stream.on_written(10, 1000, 1.0)
     assert not stream.is_complete
-    stream.wrote(10, 1000, 1.0)
+    stream.on_written(10, 1000, 1.0)
     assert stream.is_complete
     assert accepted(chunks=5, chunk=5).is_complete
     assert not ReceiveStream(1, 0, 10.0).is_complete
 
 
-def test_the_stall_clock():
-    """It runs only while the sender is what everybody waits for, and doubles its patience."""
+def test_the_stall_timeout():
+    """It runs only while the sender is the bottleneck, and doubles."""
     offered = ReceiveStream(1, 3, 10.0)
     assert offered.next_deadline() == math.inf
     stream = accepted(chunks=3)
@@ -361,24 +361,24 @@ def test_the_stall_clock():
     assert stream.next_deadline() == 70.0
     assert take(stream, 2, 0, 10, 50.0) == [0]
     assert stream.next_deadline() == math.inf  # our writer is busy
-    stream.wrote(10, 1000, 60.0)
+    stream.on_written(10, 1000, 60.0)
     # 50 s was a wait that ended well: from now on patience is twice that.
     assert stream.next_deadline() == 160.0
     take(stream, 2, 1, 10, 61.0)
     take(stream, 2, 2, 10, 61.0)
-    stream.wrote(10, 1000, 62.0)
-    stream.wrote(10, 1000, 62.0)
+    stream.on_written(10, 1000, 62.0)
+    stream.on_written(10, 1000, 62.0)
     assert stream.next_deadline() == math.inf
 
 
-def test_patience_has_an_end():
-    """However long the silence, the receiver goes on asking now and then."""
+def test_the_stall_timeout_is_bounded():
+    """However long the silence, the receiver requests the chunk again from time to time."""
     stream = accepted()
     now = 0.0
     for _ in range(20):
         now = stream.next_deadline()
         assert stream.handle_timer(now)
-    assert stream.next_deadline() - now == 10.0 * PATIENCE_LIMIT
+    assert stream.next_deadline() - now == 10.0 * BACKOFF_LIMIT
 
 
 @given(
@@ -390,8 +390,8 @@ def test_patience_has_an_end():
 )
 @settings(max_examples=150, deadline=None)
 def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
-    """Chunks over a lane that loses, repeats and reorders: all arrive, once, within the credit."""
-    chance = random.Random(seed)
+    """A lane loses, repeats and reorders chunks: all arrive, once, within the credit."""
+    rng = random.Random(seed)
     data = [bytes([index % 256]) * size for index, size in enumerate(sizes)]
     sender, receiver = SendStream(1, len(data), unwritten), ReceiveStream(1, len(data), stall_s=5.0)
     receiver.accept(0, window, 100, now=0.0)
@@ -403,24 +403,24 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
         now += 0.1
         while (ready := sender.take()) or (wanted := sender.next_read()):
             if ready:
-                copies = 0 if chance.random() < loss else chance.choice((1, 1, 2))
+                copies = 0 if rng.random() < loss else rng.choice((1, 1, 2))
                 for _ in range(copies):
                     lane.insert(
-                        chance.randint(max(0, len(lane) - 2), len(lane)), (sender.round, *ready)
+                        rng.randint(max(0, len(lane) - 2), len(lane)), (sender.round, *ready)
                     )
             else:
                 assert sender.answered(wanted[1])
                 sender.delivered(wanted[1], data[wanted[0]])
         if lane:
             round_, index, payload = lane.pop(0)
-            if receiver.begin(round_, index, len(payload), now):
+            if receiver.on_piece(round_, index, len(payload), now):
                 kept[index] = payload
-                for ready in receiver.arrived(index):
+                for ready in receiver.on_complete(index):
                     got.append(kept.pop(ready))
                     writing.append(len(got[-1]))
         elif writing:
             size = writing.pop(0)
-            if receiver.wrote(size, window, now):
+            if receiver.on_written(size, window, now):
                 control.append((receiver.credit.limit, receiver.written))
         elif control:
             operation = control.pop(0)
@@ -438,8 +438,8 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
     assert got == data
 
 
-def began_early(*sizes):
-    """A sender that sent chunks of so many bytes on its own account, and reads the next one."""
+def began_eager(*sizes):
+    """Return a sender that sent chunks of these sizes before ACCEPT, and its next read."""
     eager = SendStream(1, 9, 1000)
     eager.begin_eager(20)
     for size in sizes:
@@ -451,8 +451,8 @@ def began_early(*sizes):
     return eager, reading
 
 
-def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
-    """Credit counts by place in the stream: what was sent early and is not wanted must not count."""
+def test_an_eager_sender_is_like_any_other_once_it_is_accepted():
+    """Credit counts by position: eager chunks that the receiver does not need must not count."""
 
     def story(machine, first, reading=None):
         machine.accept(0, first, 0, 100)
@@ -466,35 +466,35 @@ def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
             machine.next_chunk,
             machine.confirmed,
             machine.credit.left,
-            machine._place,
-            machine._written,
+            machine._offset,
+            machine._written_bytes,
             list(machine._ends),
         )
 
     for first in (2, 3):
-        eager, reading = began_early(8, 9)
+        eager, reading = began_eager(8, 9)
         told = story(eager, first, reading if first == 2 else None)
         assert told == story(SendStream(1, 9, 1000), first)
         assert eager.is_accepted
 
 
 @pytest.mark.parametrize(("first", "sent"), [(0, 17), (1, 9), (2, 0)])
-def test_what_was_sent_early_and_is_wanted_is_not_sent_again(first, sent):
-    """In the same round it might be cut otherwise by then, and pieces that overlap are an error."""
-    eager, (index, serial) = began_early(8, 9)
+def test_eager_chunks_are_not_sent_again(first, sent):
+    """In the same round they might be cut differently, and overlapping pieces are an error."""
+    eager, (index, serial) = began_eager(8, 9)
     eager.accept(0, first, 0, 100)
     assert eager.next_read() is None, "it reads already"
     eager.delivered(serial, bytes(5))
     assert eager.take() == (index, bytes(5)) == (2, bytes(5))
     assert eager.credit.left == 100 - sent - 5
     eager.grant(100, 3)
-    assert eager._written == eager._place == sent + 5
+    assert eager._written_bytes == eager._offset == sent + 5
     eager.accept(1, 3, sent + 5, 200)
     assert eager.credit.left == 200 - sent - 5
 
 
-def test_nothing_but_accept_answers_an_early_sender():
-    """CREDIT and resumes are for streams that were accepted."""
+def test_an_eager_stream_needs_accept_first():
+    """CREDIT and resumes are for accepted streams."""
     eager = SendStream(1, 9, 1000)
     eager.begin_eager(20)
     with pytest.raises(PeerError):

@@ -1,18 +1,18 @@
-"""The window of a line, over all connections: full lines and short queues, whatever the number of connections; in a simulated line."""
+"""The congestion window: full paths and short queues, however many connections; simulated paths."""
 
 import pytest
-from simulated_line import Conditions, Line
+from simulated_path import Conditions, Path
 
 from fsl_transport.bulk.congestion_window import (
     BUSY_LOOP_S,
-    FILLING_GAIN,
-    FIRST_WINDOW_BYTES,
-    LEAST_GAIN,
-    MOST_GAIN,
-    SEEK_EVERY_S,
+    INITIAL_WINDOW_BYTES,
+    MAX_GAIN,
+    MIN_GAIN,
+    PROBE_RTT_EVERY_S,
+    STARTUP_GAIN,
     CongestionWindow,
 )
-from fsl_transport.bulk.parallelism import Trial
+from fsl_transport.bulk.parallelism import State
 
 DSL = Conditions(rate=1.25e6, delay_s=0.03, buffer_s=0.2)
 LONG = Conditions(rate=10e6, delay_s=0.045, loss=0.001)
@@ -20,182 +20,195 @@ LOSSY = Conditions(rate=10e6, delay_s=0.025, loss=0.01)
 
 
 @pytest.mark.parametrize("stripes", [None, 1, 8, 64])
-def test_a_thin_line_is_full_and_not_flooded(stripes):
-    """However many connections begin at once, no control message may wait behind what they send together."""
-    line = Line(DSL, stripes=stripes)
-    first = line.run(2.0)
+def test_a_slow_path_is_full_and_has_a_short_queue(stripes):
+    """However many connections start at once, control messages must not queue behind them."""
+    path = Path(DSL, stripes=stripes)
+    first = path.run(2.0)
     assert first.queue_s < 0.2
-    later = line.run(8.0)
+    later = path.run(8.0)
     assert later.use > 0.9
     assert later.queue_s < 0.19
     assert later.late_s < 0.25
     assert first.dropped == later.dropped == 0
 
 
-def test_a_long_line_with_losses_is_filled_within_seconds():
-    """What one connection cannot do: it is found how many are needed, and they are not held back by each other's losses."""
-    alone = Line(LONG, stripes=1)
+def test_a_long_path_with_losses_is_filled_within_seconds():
+    """Enough connections are opened, and they are not slowed by each other's losses."""
+    alone = Path(LONG, stripes=1)
     alone.run(3.0)
-    line = Line(LONG)
-    line.run(3.0)
-    assert line.count.count >= 32
-    assert line.run(5.0).use > max(0.88, 2 * alone.run(5.0).use)
+    path = Path(LONG)
+    path.run(3.0)
+    assert path.parallelism.count >= 32
+    assert path.run(5.0).use > max(0.88, 2 * alone.run(5.0).use)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_lost_packet_in_a_hundred(seed):
-    """There most connections have a hole in them at any time, and the window must not shrink with what arrives."""
-    alone = Line(LOSSY, stripes=1, seed=seed)
+def test_one_percent_packet_loss(seed):
+    """Most connections are repairing a loss at any time; the window must not shrink for that."""
+    alone = Path(LOSSY, stripes=1, seed=seed)
     alone.run(2.0)
-    line = Line(LOSSY, seed=seed)
-    line.run(4.0)
-    assert line.run(3.0).use > 12 * alone.run(3.0).use
+    path = Path(LOSSY, seed=seed)
+    path.run(4.0)
+    assert path.run(3.0).use > 12 * alone.run(3.0).use
 
 
 @pytest.mark.parametrize(
     ("chunks", "round_trips"),
     [((64_000,), 0), ((97_000,), 0), ((140_000,) * 4, 2), ((195_000, 195_000), 1)],
 )
-def test_a_burst_after_a_pause_takes_no_more_round_trips_than_it_must(chunks, round_trips):
-    """A model at the end of a round, a batch of activations: TCP has forgotten what it knew of the line, and sixteen connections bring ten segments each at once."""
-    line = Line(Conditions(rate=25e6, delay_s=0.045), endless=False)
+def test_a_burst_after_an_idle_time_takes_few_round_trips(chunks, round_trips):
+    """TCP restarts slowly, but sixteen connections send ten segments each at once."""
+    path = Path(Conditions(rate=25e6, delay_s=0.045), endless=False)
     took = []
     for _ in range(8):
-        took.append(line.burst(*chunks))
-        line.run(6.0)
-    on_the_line_s = 1.1 * sum(chunks) / 25e6 + 0.005
-    assert max(took[2:]) < 0.045 + 0.09 * round_trips + on_the_line_s
+        took.append(path.burst(*chunks))
+        path.run(6.0)
+    transmission_s = 1.1 * sum(chunks) / 25e6 + 0.005
+    assert max(took[2:]) < 0.045 + 0.09 * round_trips + transmission_s
 
 
-def test_sixty_four_at_once_put_no_more_into_the_line_than_one():
-    """Before the first answer nobody knows what the line brings."""
+def test_sixty_four_connections_start_with_as_much_as_one():
+    """Before the first acknowledgement the path's rate is unknown."""
     for stripes in (1, 64):
-        line = Line(DSL, stripes=stripes)
+        path = Path(DSL, stripes=stripes)
         if stripes > 1:
-            line.run(0.13)  # their probes are answered; the first pieces were one connection's
-        assert (
-            sum(one.in_flight for one in line.bulk._stripes.values()) <= FIRST_WINDOW_BYTES + 16384
-        )
+            path.run(
+                0.13
+            )  # until the probes are acknowledged; one connection sent the first pieces
+        in_flight = sum(one.in_flight for one in path.bulk._stripes.values())
+        assert in_flight <= INITIAL_WINDOW_BYTES + 16384
 
 
-def taken(line, count, *, now, took_s, size=1 << 20, waits=False, held_up=False):
-    """``count`` pieces come after ``took_s``, at their line's speed."""
+def ack(window, count, *, now, rtt_s, size=1 << 20, limited=False, delayed=False):
+    """Acknowledge ``count`` pieces, each ``rtt_s`` after the one before."""
     for _ in range(count):
-        if waits:
-            line.waited_for()
-        for late in (0.6 * took_s, 0.0) if held_up else (0.0,):
-            line.taken(
-                size // 2 if late else size, sent_at=now - took_s - late, then=(line.delivered, now - took_s),
-                is_busy=True, piece_bytes=16_384, now=now,
-            )  # fmt: skip
-        now += took_s
+        if limited:
+            window.on_limited()
+        for late in (0.6 * rtt_s, 0.0) if delayed else (0.0,):
+            window.on_ack(
+                size // 2 if late else size,
+                sent_at=now - rtt_s - late,
+                sent_state=(window.delivered, now - rtt_s),
+                is_busy=True,
+                piece_bytes=16_384,
+                now=now,
+            )
+        now += rtt_s
     return now
 
 
-def test_the_gain_grows_while_losses_and_not_a_queue_hold_it_up():
-    """Pieces that wait for a lost one fill the window, and not the line."""
-    line = CongestionWindow(1 << 30)
-    now = taken(line, 10, now=1.0, took_s=0.1)
-    assert line.gain == FILLING_GAIN
-    now = taken(line, 10, now=now, took_s=0.1, waits=True)
-    assert line.gain == FILLING_GAIN, "nothing was held up"
-    now = taken(line, 10, now=now, took_s=0.1, held_up=True)
-    assert line.gain == FILLING_GAIN, "nobody waited for the window"
-    now = taken(line, 10, now=now, took_s=0.1, waits=True, held_up=True)
-    assert line.gain == MOST_GAIN
-    taken(line, 20, now=now, took_s=0.4, waits=True, held_up=True)
-    assert line.gain == LEAST_GAIN, "a queue"
+def test_the_gain_grows_while_losses_and_no_queue_limit_sending():
+    """Pieces that wait for a lost one fill the window, and not the path."""
+    window = CongestionWindow(1 << 30)
+    now = ack(window, 10, now=1.0, rtt_s=0.1)
+    assert window.gain == STARTUP_GAIN
+    now = ack(window, 10, now=now, rtt_s=0.1, limited=True)
+    assert window.gain == STARTUP_GAIN, "nothing was delayed"
+    now = ack(window, 10, now=now, rtt_s=0.1, delayed=True)
+    assert window.gain == STARTUP_GAIN, "the window did not limit sending"
+    now = ack(window, 10, now=now, rtt_s=0.1, limited=True, delayed=True)
+    assert window.gain == MAX_GAIN
+    ack(window, 20, now=now, rtt_s=0.4, limited=True, delayed=True)
+    assert window.gain == MIN_GAIN, "a queue"
 
 
-def test_what_the_line_needs_is_without_allowances():
-    """For a receiver's credit: what waits in this process, and how large a piece is, has nothing to do with the line."""
-    line = CongestionWindow(1 << 30)
-    assert line.needs == FIRST_WINDOW_BYTES
-    now = taken(line, 1, now=1.0, took_s=0.1)
-    product = line.rate * line.round_trip_s
-    assert line.needs == pytest.approx(FILLING_GAIN * product, rel=0.01)
-    assert line.window == pytest.approx(line.needs + line.rate * BUSY_LOOP_S + 2 * 16_384, rel=0.01)
-    needs = line.needs
-    now = taken(line, 1, now=now + 3.0, took_s=0.1, size=1000)
-    now = taken(line, 1, now=now + 3.0, took_s=0.1, size=1000)
-    assert line.rate < needs
-    assert line.needs == needs, "it takes nothing back while it is being filled"
-    line.bound(1000)
-    assert line.needs == 1000
+def test_the_target_is_without_allowances():
+    """A receiver sizes credit by it: this process's delays and piece size are not the path's."""
+    window = CongestionWindow(1 << 30)
+    assert window.target == INITIAL_WINDOW_BYTES
+    now = ack(window, 1, now=1.0, rtt_s=0.1)
+    product = window.rate * window.min_rtt_s
+    assert window.target == pytest.approx(STARTUP_GAIN * product, rel=0.01)
+    allowances = window.rate * BUSY_LOOP_S + 2 * 16_384
+    assert window.window == pytest.approx(window.target + allowances, rel=0.01)
+    target = window.target
+    now = ack(window, 1, now=now + 3.0, rtt_s=0.1, size=1000)
+    now = ack(window, 1, now=now + 3.0, rtt_s=0.1, size=1000)
+    assert window.rate < target
+    assert window.target == target, "it does not shrink during STARTUP"
+    window.set_limit(1000)
+    assert window.target == 1000
 
 
-def test_what_a_loss_held_up_is_no_speed():
-    """It comes in a burst when the hole is filled, and a window made of that would flood the line."""
-    line = CongestionWindow(1 << 30)
-    now = taken(line, 10, now=1.0, took_s=0.1)
-    rate, window = line.rate, line.window
+def test_pieces_delayed_by_a_loss_do_not_count_for_the_rate():
+    """They arrive in a burst when the gap is filled; a window from that would flood the path."""
+    window = CongestionWindow(1 << 30)
+    now = ack(window, 10, now=1.0, rtt_s=0.1)
+    before = window.rate, window.window
     for _ in range(20):
-        line.taken(
+        window.on_ack(
             1 << 16,
             sent_at=now - 0.5,
-            then=(0, now - 0.5),
+            sent_state=(0, now - 0.5),
             is_busy=True,
             piece_bytes=16_384,
             now=now,
         )
-    assert (line.rate, line.window) == (rate, window)
+    assert (window.rate, window.window) == before
 
 
-def test_a_base_that_is_old_is_sought_anew():
-    """A line may get longer, and a queue of our own looks as if it had."""
-    line = CongestionWindow(1 << 30)
-    now = taken(line, 10, now=1.0, took_s=0.1)
-    assert line.round_trip_s == pytest.approx(0.1)
-    window, begun = line.window, now
-    while line.window > 0.4 * window and now < begun + 2 * SEEK_EVERY_S:
-        now = taken(line, 1, now=now, took_s=0.2, size=2 << 20)
-    assert SEEK_EVERY_S - 1 < now - begun < SEEK_EVERY_S + 1
-    assert line.needs > 0.9 * window, "which is not what a stream that begins now will need"
-    now = taken(line, 5, now=now, took_s=0.13, size=1 << 20)
-    assert line.round_trip_s == pytest.approx(0.13), "it is longer, and not as long as with a queue"
-    assert line.window > window / 2
+def test_an_old_min_rtt_is_measured_again():
+    """A path may get longer, and the sender's own queue looks the same."""
+    window = CongestionWindow(1 << 30)
+    now = ack(window, 10, now=1.0, rtt_s=0.1)
+    assert window.min_rtt_s == pytest.approx(0.1)
+    before, begun = window.window, now
+    while window.window > 0.4 * before and now < begun + 2 * PROBE_RTT_EVERY_S:
+        now = ack(window, 1, now=now, rtt_s=0.2, size=2 << 20)
+    assert PROBE_RTT_EVERY_S - 1 < now - begun < PROBE_RTT_EVERY_S + 1
+    assert window.target > 0.9 * before, "a new stream will need as much as before"
+    now = ack(window, 5, now=now, rtt_s=0.13, size=1 << 20)
+    assert window.min_rtt_s == pytest.approx(0.13), "longer, but without the queue"
+    assert window.window > before / 2
 
 
-def test_an_empty_line_has_no_queue_to_look_behind():
-    """Little is sent now and then: half a window would only hold it up. And the line may have got longer meanwhile, or shorter."""
-    line = CongestionWindow(1 << 30)
-    now = taken(line, 10, now=1.0, took_s=0.1)
-    window = line.window
-    for took_s in (0.2, 0.05):
-        now += 2 * SEEK_EVERY_S
-        mark = line.mark(now, is_empty=True)
-        assert line.window == window, "the first pieces of a burst go as ever"
-        line.taken(1 << 20, sent_at=now, then=mark, is_busy=False, piece_bytes=16_384, now=now + took_s)  # fmt: skip
-        assert line.round_trip_s == pytest.approx(took_s)
-        assert line.window > 1 << 20
-        now, window = now + took_s, line.window
-    line.mark(now + 1.0, is_empty=True)
-    assert line.round_trip_s == pytest.approx(0.05), "what is not old is kept"
+def test_an_empty_path_has_no_queue_to_drain():
+    """With little to send, half a window would only delay it; and the RTT may have changed."""
+    window = CongestionWindow(1 << 30)
+    now = ack(window, 10, now=1.0, rtt_s=0.1)
+    before = window.window
+    for rtt_s in (0.2, 0.05):
+        now += 2 * PROBE_RTT_EVERY_S
+        state = window.on_send(now, is_empty=True)
+        assert window.window == before, "the first pieces of a burst are sent as usual"
+        window.on_ack(
+            1 << 20,
+            sent_at=now,
+            sent_state=state,
+            is_busy=False,
+            piece_bytes=16_384,
+            now=now + rtt_s,
+        )
+        assert window.min_rtt_s == pytest.approx(rtt_s)
+        assert window.window > 1 << 20
+        now, before = now + rtt_s, window.window
+    window.on_send(now + 1.0, is_empty=True)
+    assert window.min_rtt_s == pytest.approx(0.05), "a recent value is kept"
 
 
-def test_the_limit_holds_while_a_base_is_sought():
-    """On a fast line half of what fills it is more than there may be."""
+def test_the_limit_holds_in_probe_rtt():
+    """On a fast path half a bandwidth-delay product is more than the limit."""
     limit = 4 << 20
-    line = CongestionWindow(limit)
-    now = taken(line, 10, now=1.0, took_s=0.1, size=64 << 20)
+    window = CongestionWindow(limit)
+    now = ack(window, 10, now=1.0, rtt_s=0.1, size=64 << 20)
     most, begun = 0, now
-    while now < begun + 2 * SEEK_EVERY_S:
-        now = taken(line, 1, now=now, took_s=0.2, size=128 << 20)
-        most = max(most, line.window)
-    assert line.rate * line.round_trip_s > 4 * limit
+    while now < begun + 2 * PROBE_RTT_EVERY_S:
+        now = ack(window, 1, now=now, rtt_s=0.2, size=128 << 20)
+        most = max(most, window.window)
+    assert window.rate * window.min_rtt_s > 4 * limit
     assert most == limit
-    assert line.needs <= limit
-    line.bound(limit // 2)
-    assert line.window == line.needs == limit // 2
-    taken(line, 1, now=now, took_s=0.2, size=128 << 20)
-    assert line.window == limit // 2
+    assert window.target <= limit
+    window.set_limit(limit // 2)
+    assert window.window == window.target == limit // 2
+    ack(window, 1, now=now, rtt_s=0.2, size=128 << 20)
+    assert window.window == limit // 2
 
 
-def test_a_thin_line_goes_back_to_few():
+def test_a_slow_path_goes_back_to_few_connections():
     """Connections that bring nothing are given up, one trial after the other."""
-    line = Line(DSL)
-    line.run(3.0)
-    most = line.count.count
-    line.run(47.0)
-    assert line.count.count < most
-    assert line.count.trial is not Trial.GROWING
+    path = Path(DSL)
+    path.run(3.0)
+    most = path.parallelism.count
+    path.run(47.0)
+    assert path.parallelism.count < most
+    assert path.parallelism.state is not State.STARTUP

@@ -92,7 +92,7 @@ def test_full_buckets_are_looked_for_among_the_oldest_few():
     assert len(buckets) == 4096 - 64
 
 
-def gate(**changes):
+def hello_limits(**changes):
     values = {
         "hellos_of_an_origin": Rate(1.0, 3.0),
         "hellos_of_new_names": Rate(1.0, 5.0),
@@ -104,40 +104,40 @@ def gate(**changes):
 
 def test_an_origin_has_its_own_rate():
     """One site that redials madly must not shut out the next."""
-    doors = gate()
-    mad = [doors.opens(f"n{n}", "10.0.0.1", 0.0, is_known=True) for n in range(5)]
+    limits = hello_limits()
+    mad = [limits.allows(f"n{n}", "10.0.0.1", 0.0, is_known=True) for n in range(5)]
     assert mad == [True, True, True, False, False]
-    assert doors.opens("b", "10.0.0.2", 0.0, is_known=True)
-    assert doors.opens("n9", "10.0.0.1", 1.0, is_known=True)
-    assert doors.dropped == 2
+    assert limits.allows("b", "10.0.0.2", 0.0, is_known=True)
+    assert limits.allows("n9", "10.0.0.1", 1.0, is_known=True)
+    assert limits.dropped == 2
 
 
 def test_new_names_share_a_rate_that_known_ones_are_spared():
     """A flood from many origins: those who belong here still come in."""
-    doors = gate()
-    flood = [doors.opens(f"n{n}", f"10.0.{n}.1", 0.0, is_known=False) for n in range(20)]
+    limits = hello_limits()
+    flood = [limits.allows(f"n{n}", f"10.0.{n}.1", 0.0, is_known=False) for n in range(20)]
     assert sum(flood) == 5
-    assert doors.opens("member", "10.9.9.9", 0.0, is_known=True)
+    assert limits.allows("member", "10.9.9.9", 0.0, is_known=True)
 
 
 def test_half_open_names_are_limited():
     """Who asks and never speaks holds a place for seconds only, and only so many places."""
-    doors = gate(hellos_of_new_names=Rate(1000.0, 1000.0))
+    limits = hello_limits(hellos_of_new_names=Rate(1000.0, 1000.0))
     for number in range(4):
-        assert doors.opens(f"n{number}", "", 0.0, is_known=False)
-        doors.asks(f"n{number}")
-    assert not doors.opens("n4", "", 0.0, is_known=False)
-    assert doors.opens("n0", "", 0.0, is_known=False)  # the same again is no more
-    doors.settled("n1")
-    assert doors.opens("n4", "", 0.0, is_known=False)
-    assert doors.half_open == 3
+        assert limits.allows(f"n{number}", "", 0.0, is_known=False)
+        limits.open(f"n{number}")
+    assert not limits.allows("n4", "", 0.0, is_known=False)
+    assert limits.allows("n0", "", 0.0, is_known=False)  # the same again is no more
+    limits.close("n1")
+    assert limits.allows("n4", "", 0.0, is_known=False)
+    assert limits.half_open == 3
 
 
-def speech(**changes):
+def message_limits(**changes):
     values = {
         "control_messages": Rate(1.0, 6.0),
         "control_bytes": Rate(10.0, 1000.0),
-        "owner_messages": Rate(1.0, 2.0),
+        "application_messages": Rate(1.0, 2.0),
         **changes,
     }
     return MessageLimits(TransportSettings(**values), 0.0)
@@ -145,27 +145,29 @@ def speech(**changes):
 
 def test_what_the_owner_hears_is_limited_more_than_the_rest():
     """Messages, beats and offers are work and lines in a journal; credit is not."""
-    mouth = speech()
+    limits = message_limits()
     beat = Beat(SESSION, 0, True, {})
-    assert [mouth.opens(one, 10, 0.0) for one in (WORD, beat, WORD)] == [True, True, False]
-    assert mouth.opens(CREDIT, 10, 0.0)
-    assert mouth.opens(Ack(SESSION, 0, False), 10, 0.0)
-    assert mouth.opens(CREDIT, 10, 0.0)
-    assert not mouth.opens(CREDIT, 10, 0.0)
+    assert [limits.allows(one, 10, 0.0) for one in (WORD, beat, WORD)] == [True, True, False]
+    assert limits.allows(CREDIT, 10, 0.0)
+    assert limits.allows(Ack(SESSION, 0, False), 10, 0.0)
+    assert limits.allows(CREDIT, 10, 0.0)
+    assert not limits.allows(CREDIT, 10, 0.0)
 
 
 def test_bytes_of_control_are_limited():
     """Few large messages cost as much as many small ones."""
-    mouth = speech()
-    assert mouth.opens(CREDIT, 900, 0.0)
-    assert not mouth.opens(CREDIT, 900, 0.0)
-    assert mouth.opens(CREDIT, 900, 80.0)
+    limits = message_limits()
+    assert limits.allows(CREDIT, 900, 0.0)
+    assert not limits.allows(CREDIT, 900, 0.0)
+    assert limits.allows(CREDIT, 900, 80.0)
 
 
 def test_a_fast_speaker_is_slowed_and_loses_nothing(world, new_settings):
     """What is beyond its rate comes again later, in order, in the same session."""
     unit_s = world.unit_s
-    ps = world.listener(settings=new_settings(unit_s, owner_messages=Rate(40.0 / unit_s, 20.0)))
+    ps = world.listener(
+        settings=new_settings(unit_s, application_messages=Rate(40.0 / unit_s, 20.0))
+    )
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
     for number in range(60):
@@ -174,7 +176,7 @@ def test_a_fast_speaker_is_slowed_and_loses_nothing(world, new_settings):
     assert [event.body["n"] for event in ps.story if isinstance(event, MessageReceived)] == list(
         range(60)
     )
-    assert ps.endpoint.slowed > 0
+    assert ps.endpoint.throttled > 0
     assert not ps.count(PeerDown)
 
 
@@ -220,21 +222,21 @@ def test_early_chunks_of_all_together_are_bounded(memory, new_settings):
     """Chunks that nobody accepted cost memory: none of many sessions may hold much, nor all together, nor by empty ones."""
     total = 100_000
     ps = memory.listener(settings=new_settings(eager_bytes=30_000, eager_total_bytes=total))
-    crooks = [memory.dialer(f"crook-{number}") for number in range(10)]
-    memory.until(lambda: all(crook.count(PeerUp) for crook in crooks))
-    for number, crook in enumerate(crooks):
-        session = crook.endpoint._machine.session.identity
+    attackers = [memory.dialer(f"attacker-{number}") for number in range(10)]
+    memory.until(lambda: all(attacker.count(PeerUp) for attacker in attackers))
+    for number, attacker in enumerate(attackers):
+        session = attacker.endpoint._machine.session.identity
         for index in range(300):
             size = 0 if index % 2 else 2000
             fields = (session, 1 + index % 3, 0, index, 0, size, 0, index + 1, False)
             head = frames.pack((frames.CHUNK, *fields), 200)
-            ps.link.take(f"crook-{number}", Lane.BULK, [head, bytes(size)])
-        assert ps.endpoint.early_held_bytes <= min(total, 60_000 * (number + 1))
-    assert ps.endpoint.early_held_bytes > total / 2
-    for crook in crooks:
-        crook.endpoint.disconnect("", "bye")
+            ps.link.take(f"attacker-{number}", Lane.BULK, [head, bytes(size)])
+        assert ps.endpoint.receive_budget.eager_bytes <= min(total, 60_000 * (number + 1))
+    assert ps.endpoint.receive_budget.eager_bytes > total / 2
+    for attacker in attackers:
+        attacker.endpoint.disconnect("", "bye")
     memory.until(lambda: ps.count(PeerDown) == 10)
-    assert ps.endpoint.early_held_bytes == 0
+    assert ps.endpoint.receive_budget.eager_bytes == 0
 
 
 @pytest.mark.parametrize(("soft", "got"), [(256, 10_240), (20_000, 20_000)])
@@ -256,20 +258,20 @@ def test_descriptors_of_a_system_that_says_no_limit_and_has_one(monkeypatch, sof
 
 def test_the_doorkeeper_hangs_up_the_newest():
     """Those who are here stay; a number that belongs to a file by now is left alone."""
-    doors = ConnectionAdmission(TransportSettings(max_connections=2), 0.0)
+    admission = ConnectionAdmission(TransportSettings(max_connections=2), 0.0)
     pairs = [socket.socketpair() for _ in range(3)]
     for ours, _ in pairs:
-        doors.came(ours.fileno(), 0.0)
-    assert (len(doors), doors.turned_away) == (3, 1)
+        admission.accepted(ours.fileno(), 0.0)
+    assert (len(admission), admission.rejected) == (3, 1)
     pairs[2][1].settimeout(5)
     assert pairs[2][1].recv(1) == b""
     for _, theirs in pairs[:2]:
         theirs.setblocking(False)
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
-    doors.went(pairs[2][0].fileno())
+    admission.closed(pairs[2][0].fileno())
     reader, writer = os.pipe()
-    doors.came(writer, 0.0)
+    admission.accepted(writer, 0.0)
     os.write(writer, b"x")
     assert os.read(reader, 1) == b"x"
     for ours, theirs in pairs:
@@ -285,11 +287,11 @@ def test_connections_that_took_the_last_descriptors_are_hung_up(monkeypatch):
     def dup(_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    doors = ConnectionAdmission(TransportSettings(max_connections=1), 0.0)
+    admission = ConnectionAdmission(TransportSettings(max_connections=1), 0.0)
     pairs = [socket.socketpair() for _ in range(2)]
     monkeypatch.setattr("fsl_transport.zmq.admission.os.dup", dup)
     for ours, _ in pairs:
-        doors.came(ours.fileno(), 0.0)
+        admission.accepted(ours.fileno(), 0.0)
     monkeypatch.undo()
     pairs[0][1].setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -306,15 +308,15 @@ def test_a_connection_that_is_gone_is_closed_once(monkeypatch):
     """A flood whose connections go at once closed numbers twice: the second time it was another thread's, and libzmq ended the process for want of its own."""
     closed = []
     monkeypatch.setattr("fsl_transport.zmq.admission.os.close", closed.append)
-    doors = ConnectionAdmission(TransportSettings(max_connections=1), 0.0)
+    admission = ConnectionAdmission(TransportSettings(max_connections=1), 0.0)
     with (
         socket.socket() as gone
     ):  # who asks whose it is, or hangs it up, hears that it is not connected
         for _ in range(3):
-            doors.came(gone.fileno(), 0.0)
+            admission.accepted(gone.fileno(), 0.0)
     assert closed == []
     reader, writer = os.pipe()
-    doors.came(writer, 0.0)
+    admission.accepted(writer, 0.0)
     copies = [number for number in closed if number not in {reader, writer}]
     assert len(copies) >= 1, "of what is no socket the copy is ours to close"
     monkeypatch.undo()
@@ -325,12 +327,12 @@ def test_a_connection_that_is_gone_is_closed_once(monkeypatch):
 def test_a_listener_counts_its_connections(zmq_world):
     """Real ones: as many as the limit stand, the next is hung up, and the client that was there goes on."""
     ps = zmq_world.listener()
-    doors = ps.link._pipes[0].doors
-    doors.limit = 6
+    admission = ps.link._pipes[0].admission
+    admission.limit = 6
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
     others = [socket.create_connection(("127.0.0.1", ps.link.port)) for _ in range(10)]
-    zmq_world.until(lambda: doors.turned_away >= 6)
+    zmq_world.until(lambda: admission.rejected >= 6)
     zmq_world.until(lambda: ps.link.connections <= 6)
     client.endpoint.send("", {"n": 1})
     zmq_world.until(lambda: ps.count(MessageReceived))

@@ -31,7 +31,7 @@ GOOD = [
     ((frames.DATA, SESSION, 1, 0, frames.BLOCKED, 1, 99, 65_536), frames.Data),
     ((frames.DATA, SESSION, 1, 0, frames.STRIPES, 8), frames.Data),
     ((frames.ACK, SESSION, 3, False), frames.Ack),
-    ((frames.TAKEN, SESSION, 7, 3, 9), frames.Taken),
+    ((frames.PIECE_ACK, SESSION, 7, 3, 9), frames.PieceAck),
     ((frames.PROBE, SESSION, 7, 4), frames.Probe),
     ((frames.BYE, SESSION, "done"), frames.Bye),
 ]
@@ -44,7 +44,7 @@ KINDS = {
     frames.Data: frames.DATA,
     frames.Ack: frames.ACK,
     frames.Bye: frames.BYE,
-    frames.Taken: frames.TAKEN,
+    frames.PieceAck: frames.PIECE_ACK,
     frames.Probe: frames.PROBE,
 }
 
@@ -99,7 +99,7 @@ BAD = {
     "empty piece": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 2, 0, 1, True), b""),
     "piece that asks by a number": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 2, 0, 1, 1), b"ab"),
     "probe with a payload": (raw(frames.PROBE, SESSION, 1, 1), b"x"),
-    "taken without a last": (raw(frames.TAKEN, SESSION, 1, 1),),
+    "acknowledgement without a last": (raw(frames.PIECE_ACK, SESSION, 1, 1),),
     "empty head": (b"",),
     "no array": (raw()[:0] + msgpack.packb({"a": 1}),),
     "empty array": (raw(),),

@@ -240,7 +240,7 @@ def test_bye_reason_is_cut(new_settings):
 @settings(max_examples=100, deadline=None)
 def test_pair_over_a_bad_channel(new_settings, seed, count, faults, window):
     """Go-back-N: whatever is lost, repeated or reordered, each message arrives once, in order."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     drop, duplicate = faults
     values = new_settings(control_window=window, expire_after_s=1e9, heartbeat_every_s=1e3)
     ends = [Session(SESSION, values, [], 0.0, beats=False) for _ in range(2)]
@@ -252,14 +252,14 @@ def test_pair_over_a_bad_channel(new_settings, seed, count, faults, window):
         if [len(side) for side in got] == [count // 2, count]:
             break
         for side, end in enumerate(ends):
-            if todo[side] and chance.random() < 0.5:
+            if todo[side] and rng.random() < 0.5:
                 send(end, todo[side].pop(0), now)
             for head in end.outbox:
-                for _ in range((chance.random() >= drop) + (chance.random() < duplicate)):
+                for _ in range((rng.random() >= drop) + (rng.random() < duplicate)):
                     lane = lanes[1 - side]
-                    lane.insert(chance.randint(max(0, len(lane) - 3), len(lane)), head)
+                    lane.insert(rng.randint(max(0, len(lane) - 3), len(lane)), head)
             end.outbox.clear()
-            if lanes[side] and chance.random() < 0.7:
+            if lanes[side] and rng.random() < 0.7:
                 message = frames.parse([lanes[side].pop(0)], 1 << 20, 0)
                 got[side] += [up.fields[0]["n"] for up in end.handle(message, now)]
         # Waits double after each loss in a row, so a quiet time ends when something is due, however late.

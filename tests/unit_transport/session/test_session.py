@@ -16,7 +16,7 @@ from fsl_transport.session.session import (
     ListenerState,
     RefusedBy,
     Replaced,
-    SayHello,
+    SendHello,
     StillConnecting,
     Up,
 )
@@ -70,12 +70,12 @@ def test_dialer_calls_with_growing_waits(new_settings):
     """Thousands of clients must not hammer a server that is down."""
     machine = dialer(new_settings)
     assert machine.next_deadline() == math.inf
-    assert machine.connect(0.0) == [SayHello()]
+    assert machine.connect(0.0) == [SendHello()]
     assert machine.connect(0.0) == []
     times = []
     while len(times) < 4:
         now = machine.next_deadline()
-        if SayHello() in machine.handle_timer(now):
+        if SendHello() in machine.handle_timer(now):
             times.append(now)
     assert times == [1.0, 3.0, 5.0, 7.0]  # waits grow up to heartbeat_every_s
 
@@ -117,7 +117,7 @@ def test_refusal_is_final_until_connect(new_settings):
     assert machine.handle(refuse(), 0.0) == [RefusedBy("full", "because")]
     assert machine.next_deadline() == math.inf
     assert machine.handle(refuse(), 0.0) == []
-    assert machine.connect(1.0) == [SayHello()]
+    assert machine.connect(1.0) == [SendHello()]
     assert machine.attempt == 2
 
 
@@ -125,7 +125,7 @@ def test_clock_skew_raises_the_incarnation(new_settings):
     """A relaunched client with a slow clock must get in."""
     machine = dialer(new_settings)
     machine.connect(0.0)
-    assert machine.handle(refuse("superseded", known=50), 0.0) == [SayHello()]
+    assert machine.handle(refuse("superseded", known=50), 0.0) == [SendHello()]
     assert (machine.incarnation, machine.attempt) == (51, 2)
     assert machine.handle(welcome(51, 2), 0.0) == [Up(77, {"run": 1})]
 
@@ -152,7 +152,7 @@ def test_unknown_calls_again_at_once(new_settings):
     """A restarted listener costs one round trip."""
     machine = up_dialer(new_settings)
     assert machine.handle(frames.Unknown(OTHER), 1.0) == []
-    assert machine.handle(frames.Unknown(SESSION), 1.0) == [Down(77, "reset"), SayHello()]
+    assert machine.handle(frames.Unknown(SESSION), 1.0) == [Down(77, "reset"), SendHello()]
     assert machine.handle(frames.Unknown(SESSION), 1.0) == []
 
 
@@ -161,7 +161,7 @@ def test_bye_calls_again_later(new_settings):
     machine = up_dialer(new_settings)
     assert machine.handle(frames.Bye(OTHER, "x"), 1.0) == []
     assert machine.handle(frames.Bye(SESSION, "x"), 1.0) == [Down(77, "bye", "x")]
-    assert machine.handle_timer(machine.next_deadline()) == [SayHello()]
+    assert machine.handle_timer(machine.next_deadline()) == [SendHello()]
 
 
 def test_dialer_session_traffic(new_settings):
@@ -177,7 +177,7 @@ def test_dialer_expiry_calls_at_once(new_settings):
     """Silence is answered by a HELLO, not by giving up."""
     machine = up_dialer(new_settings)
     assert machine.next_deadline() == 2.0
-    assert machine.handle_timer(10.0) == [Down(77, "expired"), SayHello()]
+    assert machine.handle_timer(10.0) == [Down(77, "expired"), SendHello()]
 
 
 def test_dialer_violated(new_settings):

@@ -73,7 +73,7 @@ def test_names_and_peers():
     scheduler, _, ps, c, got = net()
     c.send("ignored", Lane.CONTROL, (b"up",))
     ps.send("c", Lane.BULK, (b"down",))
-    ps.send("deny_all", Lane.CONTROL, (b"lost",))
+    ps.send("nobody", Lane.CONTROL, (b"lost",))
     assert got == []  # never inside send
     scheduler.run_until(1.0)
     assert got == [(0, "ps", "c", Lane.CONTROL, b"up"), (0, "c", "", Lane.BULK, b"down")]
@@ -271,10 +271,10 @@ def test_a_trace_does_not_depend_on_the_hash_seed():
         "    log.append((round(s.time(), 9), e))\n"
         "    if isinstance(e, HelloReceived): ps.welcome(e.peer, {})\n"
         "ps = ListenerEndpoint(n.listener('ps'), s, TransportSettings(), on, 'ps',"
-        " chance=random.Random(1))\n"
+        " rng=random.Random(1))\n"
         "for i in range(20):\n"
         "    d = DialerEndpoint(n.dialer(f'c{i}'), s, TransportSettings(), on, f'c{i}',"
-        " incarnation=1, chance=random.Random(i))\n"
+        " incarnation=1, rng=random.Random(i))\n"
         "    d.connect(dict)\n"
         "s.run_until(60)\n"
         "print(len(log), log)\n"

@@ -43,7 +43,7 @@ def test_what_a_dialer_keeps_goes_by_the_settings_that_it_is_told(new_settings):
         assert got.count(Lane.BULK) == 7  # what fits into 8 MiB with its heads
         for pipe in dialer._pipes:
             assert pipe.socket.tcp_maxrt == 77_000
-            assert pipe._send_budget.limit_bytes == told.unsent_bytes
+            assert pipe._send_budget.limit_bytes == told.send_budget_bytes
         await dialer.aclose()
         dialer.adopt(told)
         await listener.aclose()

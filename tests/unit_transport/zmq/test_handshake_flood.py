@@ -11,7 +11,7 @@ from waiting import until
 from fsl_transport import TransportSettings
 from fsl_transport.loop import run
 from fsl_transport.rate_limit import Rate
-from fsl_transport.session.access_control import ArrivalLimits, place_of
+from fsl_transport.session.access_control import ConnectionLimits, address_prefix
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
@@ -22,32 +22,32 @@ SLOW = TransportSettings(
 HERE = "127.0.0.1"
 
 
-def gate(now=0.0):
-    return ArrivalLimits(SLOW, now)
+def limits(now=0.0):
+    return ConnectionLimits(SLOW, now)
 
 
 def test_an_address_has_its_own_rate():
     """A flood from one place leaves everybody else his place, and lasts for the flooder only as long as it does."""
-    one = gate()
-    assert sum(one.opens("192.0.2.1", 0.0) for _ in range(1000)) == 10
-    assert one.opens("192.0.2.2", 0.0)
-    assert sum(one.opens("192.0.2.1", 1.0) for _ in range(1000)) == 5
-    assert one.dropped == 990 + 995
+    one = limits()
+    assert sum(one.allows("192.0.2.1", 0.0) for _ in range(1000)) == 10
+    assert one.allows("192.0.2.2", 0.0)
+    assert sum(one.allows("192.0.2.1", 1.0) for _ in range(1000)) == 5
+    assert one.rejected == 990 + 995
 
 
 def test_all_addresses_share_one_that_members_are_spared():
     """A flood from everywhere must not keep those out whose key was let in before; they have their own bucket still."""
-    one = gate()
-    one.settled("192.0.2.1")
-    assert sum(one.opens(f"198.51.100.{n}", 0.0) for n in range(200)) == 30
-    assert sum(one.opens("192.0.2.1", 0.0) for _ in range(100)) == 10
+    one = limits()
+    one.authenticated("192.0.2.1")
+    assert sum(one.allows(f"198.51.100.{n}", 0.0) for n in range(200)) == 30
+    assert sum(one.allows("192.0.2.1", 0.0) for _ in range(100)) == 10
 
 
 def test_members_that_are_remembered_are_bounded():
     """Whoever has a key and many addresses takes little room; the newest are remembered."""
-    one = gate()
+    one = limits()
     for number in range(10_000):
-        one.settled(f"10.0.{number >> 8}.{number & 255}")
+        one.authenticated(f"10.0.{number >> 8}.{number & 255}")
     assert len(one._known) == 4096
     assert "10.0.39.15" in one._known
 
@@ -67,7 +67,7 @@ def test_members_that_are_remembered_are_bounded():
 )
 def test_what_counts_as_one_place(address, place):
     """Half of an IPv6 address is its owner's to choose, so it is not counted by."""
-    assert place_of(address) == place
+    assert address_prefix(address) == place
 
 
 def local_addresses():
@@ -164,7 +164,7 @@ def test_a_newcomer_gets_in_during_a_flood_from_one_address():
         async with flooded(["127.0.0.2"]) as (flood, listener, dial):
             flood.start()
             await until(lambda: flood.cut > 100)
-            assert listener.turned_away > 100
+            assert listener.rejected > 100
             await dial("newcomer")
 
     run(main())
@@ -184,10 +184,10 @@ def test_a_member_gets_in_during_a_flood_from_everywhere():
             await dial("before")
             flood.start()
             await until(lambda: flood.cut > 200)
-            turned = listener.turned_away
+            turned = listener.rejected
             for number in range(3):
                 await dial(f"member-{number}")
-            assert listener.turned_away > turned, "the flood went on"
+            assert listener.rejected > turned, "the flood went on"
 
     run(main())
 
@@ -201,6 +201,6 @@ def test_without_a_flood_nobody_is_hung_up():
             await until(lambda: flood.tries > 300)
             await dial("member")
             assert flood.cut == 0
-            assert listener.turned_away == 0
+            assert listener.rejected == 0
 
     run(main())

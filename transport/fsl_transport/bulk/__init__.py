@@ -1,1 +1,1 @@
-"""Streams of numbered chunks over several connections, with byte credit. Pure machines but for `streams` and `outgoing`."""
+"""Streams of chunks over several connections: credit, congestion control, reassembly. Pure."""

@@ -1,17 +1,17 @@
-"""Byte credit: how a slow writer holds a fast sender without a queue in between.
+"""Byte credit: flow control between a fast sender and a slow writer, without a queue in between.
 
 The receiver grants absolute totals ("up to byte 8,388,608 of this stream"), so a grant that is
-lost, repeated or late does no harm: the highest one counts (the idea of MAX_STREAM_DATA, RFC
-9000 section 4.1). Bytes count once, by their place in the stream: a chunk that is sent again
-takes no new credit.
+lost, repeated or late does no harm: the highest one counts (as MAX_STREAM_DATA, RFC 9000 section
+4.1). Bytes are counted by their position in the stream: a chunk that is sent again takes no new
+credit.
 
-    Granting   consumed <= received <= limit;  limit = consumed + window, raised in steps of a
-               quarter of the window, so that small chunks do not cost one grant each, but
-               never so late that the largest chunk could not go (both sides would wait);
-               what is consumed is told as often also where the limit stays, because the sender
-               has a limit of its own for what is not; how wide it is
-               is up to the receiver's machine (``chunks.py``)
-    Spending   sent <= limit; a resume sets sent back to what the receiver holds
+    ReceiveCredit   consumed <= received <= limit; limit = consumed + window.
+                    The limit rises in steps of a quarter of the window, so that small chunks do not
+                    cost one grant each, but always early enough for the largest chunk: otherwise
+                    both sides would wait. ``consumed`` is reported as often even where the limit
+                    stays, because the sender also limits what is sent and not yet written.
+                    ``chunks.ReceiveStream`` chooses the window.
+    SendCredit      sent <= limit. A resume sets ``sent`` back to what the receiver holds.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from __future__ import annotations
 from typing import Final
 
 STEP_LIMIT_BYTES: Final = 8 * 1024 * 1024
-"""A window of any size is raised at least so often."""
+"""The limit of a window of any size is raised at least this often."""
 
 
-class Granting:
-    """The receiver's half."""
+class ReceiveCredit:
+    """Credit that a receiver grants."""
 
-    __slots__ = ("_told", "consumed", "largest", "limit", "received")
+    __slots__ = ("_reported", "consumed", "largest", "limit", "received")
 
     def __init__(self, window_bytes: int, largest_chunk_bytes: int) -> None:
         self.largest = largest_chunk_bytes
         self.received = 0
         self.consumed = 0
         self.limit = window_bytes
-        self._told = 0
+        self._reported = 0
 
-    def fits(self, size: int) -> bool:
-        """Whether ``size`` more bytes are within the credit."""
+    def covers(self, size: int) -> bool:
+        """Whether the credit covers ``size`` more bytes."""
         return self.received + size <= self.limit
 
     def receive(self, size: int) -> None:
-        """``size`` bytes came and wait to be written."""
+        """``size`` bytes arrived and wait to be written."""
         self.received += size
 
     def widen(self, window_bytes: int) -> bool:
-        """Raise the limit to a wider window at once. True when it rose."""
+        """Raise the limit to a wider window at once. True if it rose."""
         target = self.consumed + window_bytes
         if target <= self.limit:
             return False
@@ -51,16 +51,17 @@ class Granting:
         return True
 
     def consume(self, size: int, window_bytes: int) -> bool:
-        """``size`` bytes are written. True when that, or the limit, is to be told."""
+        """``size`` bytes are written. True if a CREDIT is due."""
         self.consumed += size
         target = self.consumed + window_bytes
         step = min(window_bytes // 4, window_bytes - self.largest, STEP_LIMIT_BYTES)
         rises = target > self.limit and target - self.limit >= step
-        often = max(min(self.largest, STEP_LIMIT_BYTES), step)  # the sender may have smaller chunks
-        if not rises and self.consumed - self._told < often:
+        # The sender's largest chunk, and so its own limit, may be smaller than the receiver's.
+        report_step = max(min(self.largest, STEP_LIMIT_BYTES), step)
+        if not rises and self.consumed - self._reported < report_step:
             return False
         self.limit = max(self.limit, target)
-        self._told = self.consumed
+        self._reported = self.consumed
         return True
 
     @property
@@ -69,8 +70,8 @@ class Granting:
         return self.received - self.consumed
 
 
-class Spending:
-    """The sender's half."""
+class SendCredit:
+    """Credit that a sender was granted."""
 
     __slots__ = ("limit", "sent")
 
@@ -79,16 +80,16 @@ class Spending:
         self.limit = 0
 
     def grant(self, limit: int) -> None:
-        """Take a new absolute limit; an older, lower one changes nothing."""
+        """Take a new absolute limit; a lower, older one has no effect."""
         self.limit = max(self.limit, limit)
 
     def resume(self, received: int, limit: int) -> None:
-        """Go on after the ``received`` bytes that the other side holds."""
+        """Continue after the ``received`` bytes that the receiver holds."""
         self.sent = received
         self.grant(limit)
 
-    def fits(self, size: int) -> bool:
-        """Whether ``size`` more bytes are within the credit."""
+    def covers(self, size: int) -> bool:
+        """Whether the credit covers ``size`` more bytes."""
         return self.sent + size <= self.limit
 
     @property
@@ -97,5 +98,5 @@ class Spending:
         return self.limit - self.sent
 
     def spend(self, size: int) -> None:
-        """``size`` bytes went out."""
+        """``size`` bytes were sent."""
         self.sent += size

@@ -1,40 +1,49 @@
-"""How many stripes: doubled while that brings more, taken back where it does not. Pure.
+"""Chooses the number of stripes: doubled while that brings more, reduced where it does not. Pure.
 
-One TCP connection on a line with loss carries what its congestion control lets it, whatever the line could (Mathis et al. 1997: the rate
-falls with the round trip and the root of the loss). How many connections fill a line depends on both, so it is tried out.
+On a path with losses, one TCP connection carries what its congestion control allows, whatever the
+path could: the rate falls with the RTT and the square root of the loss (Mathis et al. 1997). How
+many connections fill a path depends on both, so the number is found by trial.
 
 Rules
-  * GROWING: a line with a round trip of ``LONG_ROUND_TRIP_S`` or more begins with ``LONG_FIRST``, and gets as many as the line's window is worth
-    (``congestion_window.py``), which grows with what arrives: one connection takes seconds there to get up to speed, and losses keep it from filling the line.
-    What they may send together is bounded by that window, not by their number. It ends with the first epoch in which the number was enough.
-    So it is begun where little is sent, too: TCP needs fewer round trips for it over several. Where the round trip turns out to be short after all (a process may be
-    late with its first answers) before a trial has shown that they are of use, the number is what it was before, and trials begin at once.
-  * Bytes that arrived are counted for an epoch, after a pause in which connections open and get up to speed. An epoch in which there was
-    nothing to send for more than ``IDLE_SHARE`` of the time proves nothing and is measured again.
-  * UP: twice as many. With ``GAIN`` more they stay and UP follows at once; otherwise the number from before.
-  * UP that brings less than before proves nothing yet: the line may have fallen meanwhile. A TCP connection
-    begins with a slow start far above what losses leave it later, and falls for ten seconds. With the number from before it is seen: where UP brought less than LOSS
-    of what that brings, it was the connections. More of them mean smaller packets, and these cost whoever passes them on.
-  * DOWN: half as many, for ``DOWN_S``, because a connection lives on its slow start for ten seconds. Without a loss of ``LOSS`` on
-    average, or ``DEEP_LOSS`` in two epochs (one may have had a pause), they stay, and DOWN follows at once; otherwise the number from before.
-  * Where it begins with the limit there is nothing to find out: it stays.
-  * After a trial that failed the next one waits, twice as long each time; UP and DOWN in turns. A line that changed is
-    found that way.
-  * Who owns the object keeps it: the next session on the link begins with what was found.
+  * STARTUP: on paths with an RTT of at least ``LONG_RTT_S``, open ``LONG_START`` connections, then
+    as many as the congestion window makes useful (``congestion_window.py``); it grows with what
+    arrives. There, one connection needs seconds to speed up, and losses keep it from filling the
+    path. The window bounds what they send together, whatever their number. STARTUP ends with the
+    first epoch in which the number was enough. It runs where little is sent, too: over several
+    connections TCP needs fewer round trips. If the RTT turns out to be short before a trial has
+    shown that the connections help (the first acknowledgements of a busy process may be late), the
+    number goes back, and trials begin at once.
+  * An epoch measures goodput, after a warm-up in which connections open and speed up. An epoch with
+    nothing to send for more than ``IDLE_SHARE`` of its time is measured again.
+  * PROBE_UP: twice as many. If they bring ``MIN_GAIN`` times as much, they stay and PROBE_UP
+    follows at once; otherwise the number goes back.
+  * If PROBE_UP brings less than before, that is in doubt: the path may have slowed meanwhile. (A
+    TCP connection starts with a slow start far above what losses leave it later, and falls for ten
+    seconds.) One epoch with the old number decides: if PROBE_UP brought less than ``SAME_RATE``
+    times that, the connections were the cause. (More connections mean smaller packets, which cost
+    the routers on the path more.)
+  * PROBE_DOWN: half as many, for ``PROBE_DOWN_S``, because a connection lives on its slow start for
+    ten seconds. They stay, and PROBE_DOWN follows at once, unless the average falls below
+    ``SAME_RATE``, or two epochs below ``CLEAR_DROP`` (one may have had a pause), times the old
+    rate; then the number goes back.
+  * If the first number equals the limit, it stays.
+  * After a failed trial the next one waits, twice as long each time; PROBE_UP and PROBE_DOWN
+    alternate. This finds a path that changed.
+  * The object outlives the session: the next one on the path starts with the number found.
 
-state      epoch is over, goodput is           -> state     number
-GROWING    (the measure of what follows)       -> UP        x 2
-GROWING    (a short round trip)                -> HOLD      as before
-HOLD       (the measure of what follows)       -> HOLD      same, while the next trial waits
-HOLD       its turn                            -> UP        x 2
-HOLD       its turn                            -> DOWN      / 2
-UP         GAIN better                         -> UP        x 2
-UP         about the same                      -> HOLD      as before, the next trial waits
-UP         worse                               -> HOLD      as before, in doubt
-HOLD       in doubt, better than UP was        -> HOLD      same, the next trial waits
-HOLD       in doubt, about the same            -> UP        x 2
-DOWN       as good for ``DOWN_S``              -> DOWN      / 2
-DOWN       worse                               -> HOLD      as before
+state       epoch is over, goodput is           -> state       number
+STARTUP     (the baseline for what follows)     -> PROBE_UP    x 2
+STARTUP     (a short RTT)                       -> HOLD        as before
+HOLD        (the baseline for what follows)     -> HOLD        same, while the next trial waits
+HOLD        PROBE_UP is next                    -> PROBE_UP    x 2
+HOLD        PROBE_DOWN is next                  -> PROBE_DOWN  / 2
+PROBE_UP    MIN_GAIN better                     -> PROBE_UP    x 2
+PROBE_UP    about the same                      -> HOLD        as before, the next trial waits
+PROBE_UP    worse                               -> HOLD        as before, in doubt
+HOLD        in doubt, better than PROBE_UP      -> HOLD        same, the next trial waits
+HOLD        in doubt, about the same            -> PROBE_UP    x 2
+PROBE_DOWN  as good for PROBE_DOWN_S            -> PROBE_DOWN  / 2
+PROBE_DOWN  worse                               -> HOLD        as before
 """
 
 from __future__ import annotations
@@ -42,225 +51,232 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-GAIN: Final = 1.15
-LOSS: Final = 0.95
-DEEP_LOSS: Final = 0.85
-PAUSE_S: Final = 0.25
+MIN_GAIN: Final = 1.15
+SAME_RATE: Final = 0.95
+CLEAR_DROP: Final = 0.85
+WARM_UP_S: Final = 0.25
 EPOCH_S: Final = 0.5
-PAUSE_ROUND_TRIPS: Final = 6
-EPOCH_ROUND_TRIPS: Final = 8
+WARM_UP_RTTS: Final = 6
+EPOCH_RTTS: Final = 8
 IDLE_SHARE: Final = 0.1
-LONG_ROUND_TRIP_S: Final = 0.02
-LONG_FIRST: Final = 16
-BEGIN_BYTES: Final = 32 * 1024
-"""So much must have arrived before the round trip is believed: a process may be late with its first answers."""
-OPENING_S: Final = 3.0
-"""How long connections may take to open before the epoch begins without them."""
+LONG_RTT_S: Final = 0.02
+LONG_START: Final = 16
+RTT_TRUSTED_BYTES: Final = 32 * 1024
+"""The RTT counts after this many bytes: the first acknowledgements of a busy process are late."""
+OPEN_TIMEOUT_S: Final = 3.0
+"""An epoch starts without the connections that take longer to open."""
 FIRST_WAIT_S: Final = 3.0
-DOWN_S: Final = 10.0
-LONGEST_WAIT_S: Final = 300.0
+PROBE_DOWN_S: Final = 10.0
+MAX_WAIT_S: Final = 300.0
 
 
-class Trial(enum.Enum):
-    """See the table."""
+class State(enum.Enum):
+    """States of the table."""
 
-    GROWING = "growing"
+    STARTUP = "startup"
     HOLD = "hold"
-    UP = "up"
-    DOWN = "down"
+    PROBE_UP = "probe_up"
+    PROBE_DOWN = "probe_down"
 
 
 class Parallelism:
-    """One direction of one link."""
+    """Number of stripes for one direction of one path."""
 
     def __init__(self, first: int, limit: int) -> None:
         self.limit = limit
         self.count = min(first, limit)
-        self.trial = Trial.HOLD
-        self._before = self.count  # a trial goes back to this
+        self.state = State.HOLD
+        self._before = self.count  # a failed trial goes back to this
         self._before_rate = 0.0
-        self._worse_rate: float | None = None  # of the trial before, which is in doubt
-        self._grown_from: int | None = None
-        """Before a long line's first connections, as long as no trial has shown what they are good for."""
-        self._asked_at = 0.0
-        self._begin_at: float | None = None  # of the epoch; None: the pause has not begun
-        self._bytes_at_begin: int | None = None
+        self._doubted_rate: float | None = None  # of a PROBE_UP that brought less
+        self._startup_from: int | None = None
+        """Number before STARTUP, until a trial has shown that more connections help."""
+        self._changed_at = 0.0
+        self._epoch_at: float | None = None  # start of the epoch; None: not scheduled
+        self._epoch_bytes: int | None = None  # delivered at its start; None: still warming up
         self._idle_since: float | None = None
         self._idle_s = 0.0
         self._failures = 0
-        self._next_at = 0.0
-        self._down_until = 0.0
-        self._down_rates: list[float] = []
+        self._next_trial_at = 0.0
+        self._probe_down_until = 0.0
+        self._probe_down_rates: list[float] = []
         self._first = first
         self._is_fixed = first >= limit
         self._is_new = True
 
-    def bound(self, first: int, limit: int) -> None:
-        """Other settings: what was found stays as far as they allow."""
+    def set_limits(self, first: int, limit: int) -> None:
+        """Change the settings; the number found stays as far as they allow."""
         if (first, limit) != (self._first, self.limit):
             self.count = max(min(self.count, limit), min(first, limit))
-            if self._grown_from is not None:
-                self._grown_from = max(min(self._grown_from, limit), min(first, limit))
-            self._worse_rate = None
+            if self._startup_from is not None:
+                self._startup_from = max(min(self._startup_from, limit), min(first, limit))
+            self._doubted_rate = None
             self.limit = limit
             self._first = first
             self._is_fixed = first >= limit
-            self.trial = Trial.HOLD
-            self._begin_at = None
+            self.state = State.HOLD
+            self._epoch_at = None
 
-    def forget_epoch(self) -> None:
-        """The session ended, and its count of bytes with it."""
-        self._begin_at = None
+    def begin_session(self) -> None:
+        """A new session counts its bytes from 0: forget the epoch of the last one."""
+        self._epoch_at = None
         self._idle_since = None
-        self._worse_rate = None
+        self._doubted_rate = None
 
-    def rest(self, now: float) -> None:
-        """From now on there is nothing to send, until the next ``feed``."""
+    def on_idle(self, now: float) -> None:
+        """There is nothing to send until the next ``update``."""
         if self._idle_since is None:
             self._idle_since = now
 
-    def begin(self, delivered: int, round_trip_s: float) -> bool:
-        """``delivered`` bytes in all by now. On a long line several are begun with, also where nothing ever waits to be sent. True when ``count`` changed."""
-        if not self._is_new or self._is_fixed or round_trip_s <= 0 or delivered < BEGIN_BYTES:
+    def start(self, delivered: int, rtt_s: float) -> bool:
+        """Enter STARTUP on a long path, also where nothing ever waits to be sent.
+
+        ``delivered`` is the session's total of acknowledged bytes. True if ``count`` changed.
+        """
+        if not self._is_new or self._is_fixed or rtt_s <= 0 or delivered < RTT_TRUSTED_BYTES:
             return False
         self._is_new = False
         before = self.count
-        if round_trip_s >= LONG_ROUND_TRIP_S and before < self.limit:
-            self.trial = Trial.GROWING
-            self._grown_from = before
-            self.count = max(before, min(LONG_FIRST, self.limit))
+        if rtt_s >= LONG_RTT_S and before < self.limit:
+            self.state = State.STARTUP
+            self._startup_from = before
+            self.count = max(before, min(LONG_START, self.limit))
         return self.count != before
 
-    def feed(
-        self, now: float, delivered: int, *, open_count: int, round_trip_s: float, worth: int
+    def update(
+        self, now: float, delivered: int, *, open_count: int, rtt_s: float, useful: int
     ) -> bool:
-        """``delivered`` bytes in all by now, and something waits to be sent; ``worth``: connections that the line's window is worth.
+        """Bytes were acknowledged, ``delivered`` in total, and more wait to be sent.
 
-        True when ``count`` changed.
+        ``useful`` is the number of connections that the congestion window makes useful. True if
+        ``count`` changed.
         """
         if self._is_fixed:
             return False
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = None
-        if self._begin_at is None:
-            self._asked_at = now
-            self._start(now, round_trip_s)
-        began = self.begin(max(delivered, BEGIN_BYTES), round_trip_s)
-        if self._is_short(now, round_trip_s) or self._grows(now, round_trip_s, worth) or began:
+        if self._epoch_at is None:
+            self._changed_at = now
+            self._warm_up(now, rtt_s)
+        started = self.start(max(delivered, RTT_TRUSTED_BYTES), rtt_s)
+        if self._undo_startup(now, rtt_s) or self._continue_startup(now, rtt_s, useful) or started:
             return True
-        if open_count < self.count and now < self._asked_at + OPENING_S:
-            self._start(now, round_trip_s)
+        if open_count < self.count and now < self._changed_at + OPEN_TIMEOUT_S:
+            self._warm_up(now, rtt_s)
             return False
-        assert self._begin_at is not None
-        if now < self._begin_at:
+        assert self._epoch_at is not None
+        if now < self._epoch_at:
             return False
-        if self._bytes_at_begin is None:
-            self._begin_at = now
-            self._bytes_at_begin = delivered
+        if self._epoch_bytes is None:
+            self._epoch_at = now
+            self._epoch_bytes = delivered
             self._idle_s = 0.0
             return False
-        if now < self._begin_at + max(EPOCH_S, EPOCH_ROUND_TRIPS * round_trip_s):
+        if now < self._epoch_at + max(EPOCH_S, EPOCH_RTTS * rtt_s):
             return False
-        if self._idle_s > IDLE_SHARE * (now - self._begin_at):
-            self._bytes_at_begin = None
+        if self._idle_s > IDLE_SHARE * (now - self._epoch_at):
+            self._epoch_bytes = None
             return False
-        rate = (delivered - self._bytes_at_begin) / (now - self._begin_at)
-        was = self.count
+        rate = (delivered - self._epoch_bytes) / (now - self._epoch_at)
+        before = self.count
         self._judge(rate, now)
-        self._asked_at = now
-        self._start(now, round_trip_s)
-        return self.count != was
+        self._changed_at = now
+        self._warm_up(now, rtt_s)
+        return self.count != before
 
-    def _is_short(self, now: float, round_trip_s: float) -> bool:
-        """The line was taken for a long one, and is none."""
-        if self._grown_from is None or not 0 < round_trip_s < LONG_ROUND_TRIP_S:
+    def _undo_startup(self, now: float, rtt_s: float) -> bool:
+        """Whether a path that was taken for a long one turned out to be short."""
+        if self._startup_from is None or not 0 < rtt_s < LONG_RTT_S:
             return False
-        self.count = self._grown_from
-        self._grown_from = self._worse_rate = None
+        self.count = self._startup_from
+        self._startup_from = self._doubted_rate = None
         self._failures = 0
-        self._next_at = now
-        self.trial = Trial.HOLD
-        self._asked_at = now
-        self._start(now, round_trip_s)
+        self._next_trial_at = now
+        self.state = State.HOLD
+        self._changed_at = now
+        self._warm_up(now, rtt_s)
         return True
 
-    def _grows(self, now: float, round_trip_s: float, worth: int) -> bool:
-        """GROWING goes on, or is over."""
-        if self.trial is not Trial.GROWING:
+    def _continue_startup(self, now: float, rtt_s: float, useful: int) -> bool:
+        """Whether STARTUP opened more connections."""
+        if self.state is not State.STARTUP:
             return False
-        if self.count < min(worth, self.limit):
-            self.count = min(worth, self.limit)
-            self._asked_at = now
-            self._start(now, round_trip_s)
+        if self.count < min(useful, self.limit):
+            self.count = min(useful, self.limit)
+            self._changed_at = now
+            self._warm_up(now, rtt_s)
             return True
         return False
 
-    def _start(self, now: float, round_trip_s: float) -> None:
-        self._begin_at = now + max(PAUSE_S, PAUSE_ROUND_TRIPS * round_trip_s)
-        self._bytes_at_begin = None
+    def _warm_up(self, now: float, rtt_s: float) -> None:
+        self._epoch_at = now + max(WARM_UP_S, WARM_UP_RTTS * rtt_s)
+        self._epoch_bytes = None
 
     def _judge(self, rate: float, now: float) -> None:
-        worse_rate, self._worse_rate = self._worse_rate, None
-        if self.trial is Trial.UP:
-            if rate >= GAIN * self._before_rate:
+        """An epoch is over: move on by the table."""
+        doubted_rate, self._doubted_rate = self._doubted_rate, None
+        if self.state is State.PROBE_UP:
+            if rate >= MIN_GAIN * self._before_rate:
                 self._failures = 0
-                self._grown_from = None
-                self._try_more(rate)
-            elif rate < LOSS * self._before_rate:  # or the line fell meanwhile
+                self._startup_from = None
+                self._probe_up(rate)
+            elif rate < SAME_RATE * self._before_rate:  # or the path slowed meanwhile
                 self.count = self._before
-                self.trial = Trial.HOLD
-                self._worse_rate = rate
+                self.state = State.HOLD
+                self._doubted_rate = rate
             else:
-                self._back(now)
-        elif self.trial is Trial.DOWN:
-            self._judge_fewer(rate, now)
-        elif self.trial is Trial.GROWING:
+                self._go_back(now)
+        elif self.state is State.PROBE_DOWN:
+            self._judge_probe_down(rate, now)
+        elif self.state is State.STARTUP:
             if self.count < self.limit:
-                self._try_more(rate)
+                self._probe_up(rate)
             else:
-                self.trial = Trial.HOLD
-                self._next_at = now + DOWN_S
-        elif worse_rate is not None and LOSS * rate > worse_rate:
+                self.state = State.HOLD
+                self._next_trial_at = now + PROBE_DOWN_S
+        elif doubted_rate is not None and SAME_RATE * rate > doubted_rate:
             self._hold(now)
-        elif now >= self._next_at:
+        elif now >= self._next_trial_at:
             if self.count > 1 and (self._failures % 2 or self.count == self.limit):
-                self._try_fewer(rate, now)
+                self._probe_down(rate, now)
             else:
-                self._try_more(rate)
+                self._probe_up(rate)
 
-    def _judge_fewer(self, rate: float, now: float) -> None:
-        self._down_rates.append(rate)
-        mean = sum(self._down_rates) / len(self._down_rates)
-        if len(self._down_rates) > 1 and max(self._down_rates[-2:]) < DEEP_LOSS * self._before_rate:
-            self._grown_from = None
-            self._back(now)
-        elif now >= self._down_until:
-            if mean < LOSS * self._before_rate:
-                self._grown_from = None
-                self._back(now)
+    def _judge_probe_down(self, rate: float, now: float) -> None:
+        rates = self._probe_down_rates
+        rates.append(rate)
+        mean = sum(rates) / len(rates)
+        if len(rates) > 1 and max(rates[-2:]) < CLEAR_DROP * self._before_rate:
+            self._startup_from = None
+            self._go_back(now)
+        elif now >= self._probe_down_until:
+            if mean < SAME_RATE * self._before_rate:
+                self._startup_from = None
+                self._go_back(now)
             elif self.count > 1:
-                self._try_fewer(mean, now)
+                self._probe_down(mean, now)
             else:
                 self._hold(now)
 
-    def _try_more(self, rate: float) -> None:
+    def _probe_up(self, rate: float) -> None:
         self._before, self._before_rate = self.count, rate
         self.count = min(2 * self.count, self.limit)
-        self.trial = Trial.UP if self.count > self._before else Trial.HOLD
+        self.state = State.PROBE_UP if self.count > self._before else State.HOLD
 
-    def _try_fewer(self, rate: float, now: float) -> None:
+    def _probe_down(self, rate: float, now: float) -> None:
         self._before, self._before_rate = self.count, rate
         self.count = max(1, self.count // 2)
-        self.trial = Trial.DOWN
-        self._down_until = now + DOWN_S
-        self._down_rates = []
+        self.state = State.PROBE_DOWN
+        self._probe_down_until = now + PROBE_DOWN_S
+        self._probe_down_rates = []
 
-    def _back(self, now: float) -> None:
+    def _go_back(self, now: float) -> None:
         self.count = self._before
         self._hold(now)
 
     def _hold(self, now: float) -> None:
-        self._next_at = now + min(FIRST_WAIT_S * 2 ** min(self._failures, 10), LONGEST_WAIT_S)
+        wait_s = min(FIRST_WAIT_S * 2 ** min(self._failures, 10), MAX_WAIT_S)
+        self._next_trial_at = now + wait_s
         self._failures += 1
-        self.trial = Trial.HOLD
+        self.state = State.HOLD

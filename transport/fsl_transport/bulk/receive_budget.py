@@ -1,153 +1,184 @@
-"""The room of an endpoint: its memory for what came in streams and is not written yet. Who gets how much of it, and who waits for some. Pure.
+"""Memory budget of an endpoint for incoming streams. Pure.
 
-All streams that come in, over all sessions, share ``budget_bytes``. A stream's credit is a promise of a part of it, made when nothing is known of the writer, and cannot be taken back.
-So promises may be more than there is, and what then finds no room is dropped (docs/adr/0098).
+Divides ``receive_budget_bytes`` among all incoming streams, over all sessions; streams that do not
+fit queue in arrival order. A stream's credit is a promise of part of the budget. It is made before
+anything is known of the writer and cannot be taken back, so promises may exceed the budget. What
+then does not fit is dropped and requested again later (docs/adr/0098).
 
 Rules
-  * All streams of a session may have ``1 / SESSION_PART`` of the budget as credit, or ``window_bytes`` where that is more, and each a chunk: what a peer begins and does not finish leaves room for the others.
-  * A stream may have ``window_bytes``, or twice what its line needs, within its share and ``window_limit_bytes``. What all of them begin with beyond ``window_bytes`` is ``1 / EXTRA_PART`` of the budget at the most.
-  * A chunk that comes into an empty room always fits; another one within the budget.
-  * Whose chunk did not fit waits, and is asked for it when no more than half the room is taken, or when a chunk fits and nothing is being written, because then nobody else makes room. The longest
-    waiting first, one at a time: what it writes asks the next one, and time does, since who was asked may never answer.
-  * Those who found room renew their credit, and might never leave half of it. So with time room for one chunk is kept for the longest waiting, who is asked as soon as it is there. It is kept until that chunk comes, ``KEPT_S`` at the most.
-  * Who was asked ``ASKED_IN_VAIN_LIMIT`` times in a row, and nothing new came of it, is left to its stall timer: its sender takes twice as many for an error.
+  * The streams of one session together get at most ``1 / SESSION_PART`` of the budget as credit, or
+    ``window_bytes`` where that is more, and each at least one chunk: a peer that starts streams and
+    does not finish them leaves memory for the others.
+  * A stream's window is ``window_bytes``, or twice what its path needs in flight, within its share
+    and ``window_limit_bytes``. Initial windows beyond ``window_bytes`` take at most
+    ``1 / EXTRA_PART`` of the budget, over all streams.
+  * A chunk always fits if nothing else is held; otherwise it fits within the budget.
+  * A stream whose chunk did not fit waits. It is requested when at most half the budget is used, or
+    when a chunk fits and nothing is being written, because then nothing else frees memory. The
+    longest waiting is first, one at a time: its writes request the next one, and so does the timer,
+    since a requested chunk may never arrive.
+  * Streams that are being received renew their credit, and might never leave half of the budget
+    free. So the timer reserves space for one chunk for the longest waiting stream, which is
+    requested as soon as the space is free. The reservation lasts until the chunk arrives, at most
+    ``RESERVATION_S``.
+  * A stream requested ``FRUITLESS_REQUESTS_LIMIT`` times in a row without a new chunk is left to
+    its stall timer: its sender treats twice as many as an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from fsl_transport.settings import TransportSettings
 
 EXTRA_PART: Final = 4
 SESSION_PART: Final = 4
-ASKED_IN_VAIN_LIMIT: Final = 32
+FRUITLESS_REQUESTS_LIMIT: Final = 32
 """Half of ``chunks.RESUMES_LIMIT``."""
-KEPT_S: Final = 5.0
+RESERVATION_S: Final = 5.0
 
 
 class Reservation:
-    """What the room remembers of one stream."""
+    """One stream's part of the budget, and the requests made for it."""
 
-    __slots__ = ("_asked_at", "_asked_in_vain", "extra_bytes")
+    __slots__ = ("_fruitless", "_requested", "extra_bytes")
 
     def __init__(self) -> None:
-        self.extra_bytes = 0  # of credit that it began with
-        self._asked_at = -1  # the chunk that it needed
-        self._asked_in_vain = 0  # times in a row
+        self.extra_bytes = 0  # of its initial window beyond window_bytes
+        self._requested = -1  # the chunk that was requested last
+        self._fruitless = 0  # requests in a row
 
-    def is_worth_asking(self, chunk: int) -> bool:
-        """Whether to ask once more, for ``chunk``."""
-        return chunk > self._asked_at or self._asked_in_vain < ASKED_IN_VAIN_LIMIT
+    def may_request(self, chunk: int) -> bool:
+        """Whether to request ``chunk`` once more."""
+        return chunk > self._requested or self._fruitless < FRUITLESS_REQUESTS_LIMIT
 
-    def asked(self, chunk: int) -> None:
-        """It was asked for ``chunk``."""
-        self._asked_in_vain = 1 if chunk > self._asked_at else self._asked_in_vain + 1
-        self._asked_at = chunk
+    def requested(self, chunk: int) -> None:
+        """``chunk`` was requested."""
+        self._fruitless = 1 if chunk > self._requested else self._fruitless + 1
+        self._requested = chunk
 
 
 class ReceiveBudget:
-    """Counts bytes; ``taken_bytes`` are received and not written, of which the writers have ``writing_bytes``."""
+    """Counts the bytes of all incoming streams of one endpoint and queues those that do not fit.
+
+    ``used_bytes`` are received and not written, ``writing_bytes`` of them with the writers.
+    ``eager_bytes`` arrived before their stream was accepted and are counted apart.
+    """
 
     __slots__ = (
-        "_kept_for",
-        "_kept_until",
+        "_reserved_for",
+        "_reserved_until",
+        "_settings",
         "_waiting",
+        "eager_bytes",
         "extra_bytes",
         "streams",
-        "taken_bytes",
+        "used_bytes",
         "writing_bytes",
     )
 
-    def __init__(self) -> None:
-        self.streams = 0  # that come in and are accepted
-        self.taken_bytes = 0
+    def __init__(self, settings: TransportSettings) -> None:
+        self._settings = settings
+        self.streams = 0  # incoming and accepted
+        self.used_bytes = 0
         self.writing_bytes = 0
+        self.eager_bytes = 0
         self.extra_bytes = 0
-        self._kept_for: Any = None
-        self._kept_until = 0.0
-        self._waiting: dict[Any, Callable[[], bool]] = {}
+        self._reserved_for: Reservation | None = None
+        self._reserved_until = 0.0
+        self._waiting: dict[Reservation, Callable[[], bool]] = {}
+
+    def adopt(self, settings: TransportSettings) -> None:
+        """Use other settings from now on."""
+        self._settings = settings
 
     @property
-    def waiting(self) -> list[Any]:
-        """Who waits, the longest first."""
+    def waiting(self) -> list[Reservation]:
+        """Reservations of the streams that wait, the longest waiting first."""
         return list(self._waiting)
 
-    def window_limit(self, settings: TransportSettings, others_bytes: int = 0) -> int:
-        """What a window may be now: all that come in share the budget, and those of a session its part. ``others_bytes``: credit of the session's other streams."""
-        share = settings.budget_bytes // max(1, self.streams)
-        left = max(settings.budget_bytes // SESSION_PART, settings.window_bytes) - others_bytes
+    def window_limit(self, others_bytes: int = 0) -> int:
+        """Maximum window of a stream now. All streams share the budget, a session's its part.
+
+        ``others_bytes`` is the credit of the other streams of its session.
+        """
+        settings = self._settings
+        budget = settings.receive_budget_bytes
+        share = budget // max(1, self.streams)
+        left = max(budget // SESSION_PART, settings.window_bytes) - others_bytes
         share = max(settings.chunk_limit_bytes, min(share, left))
         return min(settings.window_limit_bytes, share)
 
-    def window(self, settings: TransportSettings, line_bytes: int, others_bytes: int) -> int:
-        """The credit for a line that needs so much under way: that twice, since what waits for a piece that was lost is not under way any more."""
-        limit = self.window_limit(settings, others_bytes)
-        return min(max(settings.window_bytes, 2 * line_bytes), limit)
+    def window(self, target_bytes: int, others_bytes: int) -> int:
+        """Window for a path that needs ``target_bytes`` in flight.
 
-    def first_window(
-        self,
-        settings: TransportSettings,
-        line_bytes: int,
-        others_bytes: int,
-        reservation: Reservation,
-    ) -> int:
-        """The credit that a stream begins with."""
-        least = min(settings.window_bytes, self.window_limit(settings, others_bytes))
-        left = settings.budget_bytes // EXTRA_PART - self.extra_bytes
-        wanted = self.window(settings, line_bytes, others_bytes)
+        Twice that, because chunks that wait for a lost piece are no longer in flight.
+        """
+        limit = self.window_limit(others_bytes)
+        return min(max(self._settings.window_bytes, 2 * target_bytes), limit)
+
+    def first_window(self, reservation: Reservation, target_bytes: int, others_bytes: int) -> int:
+        """Initial window of a stream."""
+        settings = self._settings
+        least = min(settings.window_bytes, self.window_limit(others_bytes))
+        left = settings.receive_budget_bytes // EXTRA_PART - self.extra_bytes
+        wanted = self.window(target_bytes, others_bytes)
         reservation.extra_bytes = max(0, min(wanted - least, left))
         self.extra_bytes += reservation.extra_bytes
         return least + reservation.extra_bytes
 
-    def fits(self, settings: TransportSettings, size: int, stream: Any) -> bool:
-        """Whether a chunk of ``stream`` of ``size`` bytes may come in."""
-        kept = self._kept_for is not None and self._kept_for is not stream
-        size += settings.chunk_limit_bytes if kept else 0
-        return not self.taken_bytes or self.taken_bytes + size <= settings.budget_bytes
+    def admits(self, reservation: Reservation, size: int) -> bool:
+        """Whether a chunk of ``size`` bytes of a stream fits now."""
+        settings = self._settings
+        if self._reserved_for is not None and self._reserved_for is not reservation:
+            size += settings.chunk_limit_bytes
+        return not self.used_bytes or self.used_bytes + size <= settings.receive_budget_bytes
 
-    def came(self, stream: Any) -> None:
-        """A chunk of ``stream`` came in."""
-        if self._kept_for is stream:
-            self._kept_for = None
+    def on_chunk(self, reservation: Reservation) -> None:
+        """A chunk of a stream was taken in."""
+        if self._reserved_for is reservation:
+            self._reserved_for = None
 
-    def wait(self, stream: Any, ask: Callable[[], bool]) -> None:
-        """A chunk of ``stream`` did not fit. ``ask`` asks its sender for it, or returns False where that is not needed any more."""
-        self._waiting.setdefault(stream, ask)
+    def wait(self, reservation: Reservation, request: Callable[[], bool]) -> None:
+        """A chunk of a stream did not fit.
 
-    def has_waiting(self, stream: Any) -> bool:
-        """Whether ``stream`` waits."""
-        return stream in self._waiting
+        ``request`` requests it from its sender, or returns False if that is no longer necessary.
+        """
+        self._waiting.setdefault(reservation, request)
 
-    def leave(self, stream: Any, reservation: Reservation) -> None:
+    def is_waiting(self, reservation: Reservation) -> bool:
+        """Whether a stream waits."""
+        return reservation in self._waiting
+
+    def release(self, reservation: Reservation) -> None:
         """A stream is over."""
         self.extra_bytes -= reservation.extra_bytes
         reservation.extra_bytes = 0
-        self._waiting.pop(stream, None)
-        self.came(stream)
+        self._waiting.pop(reservation, None)
+        self.on_chunk(reservation)
 
-    def look(self, settings: TransportSettings, now: float) -> None:
-        """Time has passed: keep room for the longest waiting, and ask where there is some."""
-        if self._kept_for is not None and now > self._kept_until:
-            self._kept_for = None
-        if self._kept_for is None and self._waiting:
-            self._kept_for = next(iter(self._waiting))
-            self._kept_until = now + KEPT_S
-        self.use(settings)
+    def handle_timer(self, now: float) -> None:
+        """Reserve space for the longest waiting stream, and request what fits."""
+        if self._reserved_for is not None and now > self._reserved_until:
+            self._reserved_for = None
+        if self._reserved_for is None and self._waiting:
+            self._reserved_for = next(iter(self._waiting))
+            self._reserved_until = now + RESERVATION_S
+        self.request_next()
 
-    def use(self, settings: TransportSettings) -> None:
-        """Something was written or given up: ask the next one, where there is room."""
+    def request_next(self) -> None:
+        """Memory may have become free: request the next waiting stream if it fits."""
         while self._waiting:
-            stream = (
-                self._kept_for if self._kept_for in self._waiting else next(iter(self._waiting))
-            )
-            if not self._may_ask(settings, stream):
+            reservation = self._reserved_for
+            if reservation not in self._waiting:
+                reservation = next(iter(self._waiting))
+            if not self._may_request(reservation):
                 return
-            if self._waiting.pop(stream)():
+            if self._waiting.pop(reservation)():
                 return
 
-    def _may_ask(self, settings: TransportSettings, stream: Any) -> bool:
-        if self._kept_for is stream or not self.writing_bytes:
-            return self.fits(settings, settings.chunk_limit_bytes, stream)
-        return self.taken_bytes <= settings.budget_bytes // 2
+    def _may_request(self, reservation: Reservation) -> bool:
+        if self._reserved_for is reservation or not self.writing_bytes:
+            return self.admits(reservation, self._settings.chunk_limit_bytes)
+        return self.used_bytes <= self._settings.receive_budget_bytes // 2

@@ -1,1 +1,1 @@
-"""Sessions: hello, control messages in order and once, heartbeats, expiry, access. Pure machines."""
+"""Sessions: handshake, ordered control messages, heartbeats, expiry, access control. Pure."""

@@ -1,41 +1,53 @@
-"""Messages to bytes and back. Bytes from outside are hostile: they give a message or ``PeerError``.
+"""Wire format of the transport: messages to bytes and back.
 
-A message is a list of one or two frames. Frame 0, the head, is one msgpack array
-``[kind, ...]``; frame 1 exists for CHUNK only and is the raw payload. Rules:
+Bytes from outside may be hostile: parsing gives a message or raises ``PeerError``.
 
-  * sizes are checked before anything is allocated for the content;
-  * no msgpack extension types, map keys are ``str`` only, integers are in 0 .. 2**63-1 where the
-    protocol itself counts (bodies may hold any msgpack integer);
-  * a head of an unknown kind, with a missing, surplus or mistyped field, is a ``PeerError``;
-  * the first four fields of HELLO and all of REFUSE never change between protocol versions, so
-    that a mismatch can always be explained: a HELLO of another version parses to ``Foreign``;
-  * text for people (codes, texts, reasons) is made printable here (``text.py``); what is compared (a role, a stream
-    id) must be printable, or the head is a ``PeerError``.
+A message is one or two frames. Frame 0, the head, is a msgpack array ``[kind, ...]``. Frame 1, the
+raw payload, exists for CHUNK only. Rules
+  * Sizes are checked before anything is allocated for the content.
+  * There are no msgpack extension types. Map keys are ``str``. Integers that the protocol counts
+    are in 0 .. 2**63-1; bodies may hold any msgpack integer.
+  * A head of an unknown kind, or with a missing, surplus or mistyped field, is a ``PeerError``.
+  * The first four fields of HELLO and all of REFUSE never change between protocol versions, so that
+    a mismatch can be explained: a HELLO of another version parses to ``Foreign``.
+  * Text for people (codes, texts, reasons) is made printable here (``text.py``). Text that is
+    compared (a role, a stream id) must be printable, or the head is a ``PeerError``.
 
-    kind        fields after the kind
-    1 HELLO     version, incarnation, attempt, name, role, body
-    2 WELCOME   version, incarnation, attempt, session, epoch, body
-    3 REFUSE    version, incarnation, attempt, code, text, known
-    4 UNKNOWN   session
-    5 BEAT      session, ack, asks, payload
-    6 DATA      session, seq, ack, op, the op's fields
-    7 ACK       session, ack, gap
-    8 BYE       session, reason
-    9 CHUNK     session, stream, round, index, offset, size, stripe, number, asks    + frame 1: payload
-    10 TAKEN    session, stripe, first, last
-    11 PROBE    session, stripe, number
+    kind         fields after the kind
+     1 HELLO     version, incarnation, attempt, name, role, body
+     2 WELCOME   version, incarnation, attempt, session, epoch, body
+     3 REFUSE    version, incarnation, attempt, code, text, known
+     4 UNKNOWN   session
+     5 BEAT      session, ack, asks, payload
+     6 DATA      session, seq, ack, op, the op's fields
+     7 ACK       session, ack, gap
+     8 BYE       session, reason
+     9 CHUNK     session, stream, round, index, offset, size, stripe, number, asks    + payload
+    10 PIECE_ACK session, stripe, first, last
+    11 PROBE     session, stripe, number
 
     op          fields                                   sent by
     0 MESSAGE   body                                     both
-    1 OFFER     stream, stream_id, chunks, line, meta    the stream's sender
+    1 OFFER     stream, stream_id, chunks, target, meta  the stream's sender
     2 ACCEPT    stream, round, chunk, received, limit    the stream's receiver
     3 DECLINE   stream, reason                           the stream's receiver
     4 CREDIT    stream, limit, written                   the stream's receiver
     5 DONE      stream                                   the stream's receiver
     6 STOP      stream, reason                           the stream's sender
     7 ABORT     stream, reason                           the stream's receiver
-    8 BLOCKED   stream, limit, line                      the stream's sender
+    8 BLOCKED   stream, limit, target                    the stream's sender
     9 STRIPES   count                                    the listener
+
+``target`` is the number of bytes that the sender's path needs in flight, as measured so far.
+
+Trailer. Over ZeroMQ a payload is followed by its head once more, ``0xC1 + head``. CURVE
+authenticates each frame and proves that it is newer than the one before, but not that none is
+missing: nonces grow, and libzmq accepts gaps (RFC 26). Without the trailer, a relay without any key
+could drop the payload of one chunk and the head of the next, and join two genuine frames that do
+not belong together. Two chunks of a session never share a head (stream, round, index), and frames
+keep their order, so only the right payload can stand between a head and its trailer. A message that
+does not fit is dropped like a lost one. No msgpack value begins with 0xC1, so a trailer on its own
+is recognized too.
 """
 
 from __future__ import annotations
@@ -54,20 +66,25 @@ from fsl_transport.text import peer_text
 PROTOCOL_VERSION: Final = 5
 SESSION_BYTES: Final = 8
 TEXT_LIMIT: Final = 1024
-"""Characters of a reason, a code, a role or a stream id."""
+"""Maximum number of characters of a reason, a code, a role or a stream id."""
 ITEMS_LIMIT: Final = 1 << 17
-"""Entries of one array or map; without it a small message could ask for a huge list."""
+"""Maximum number of entries of one array or map, so that no small message allocates a huge list."""
 NATURAL_MAX: Final = (1 << 63) - 1
 INCARNATION_LIMIT: Final = 1 << 62
-"""Incarnations are below it: as nanoseconds since 1970 they last until 2116, and a listener can always count one more."""
+"""Incarnations are below it: nanoseconds since 1970 until 2116, with room to count one more."""
+SUPERSEDED: Final = "superseded"
+"""Code of a REFUSE: the listener holds a higher incarnation of the name."""
+REVOKED: Final = "revoked"
+"""Reason of a BYE to a peer whose key is no longer allowed: it should not come back."""
+_TRAILER_MARK: Final = b"\xc1"
 
-HELLO, WELCOME, REFUSE, UNKNOWN, BEAT, DATA, ACK, BYE, CHUNK, TAKEN, PROBE = range(1, 12)
+HELLO, WELCOME, REFUSE, UNKNOWN, BEAT, DATA, ACK, BYE, CHUNK, PIECE_ACK, PROBE = range(1, 12)
 MESSAGE, OFFER, ACCEPT, DECLINE, CREDIT, DONE, STOP, ABORT, BLOCKED, STRIPES = range(10)
 
 
 @frozen
 class Hello:
-    """A dialer asks for a session."""
+    """A dialer requests a session."""
 
     version: int
     incarnation: int
@@ -79,7 +96,7 @@ class Hello:
 
 @frozen
 class Foreign:
-    """A HELLO of another protocol version: only the part that never changes."""
+    """A HELLO of another protocol version: only the fields that never change."""
 
     version: int
     incarnation: int
@@ -88,7 +105,7 @@ class Foreign:
 
 @frozen
 class Welcome:
-    """The listener's yes; ``epoch`` is the listener's own incarnation."""
+    """The listener grants the session; ``epoch`` is the listener's own incarnation."""
 
     version: int
     incarnation: int
@@ -100,7 +117,7 @@ class Welcome:
 
 @frozen
 class Refuse:
-    """The listener's no; ``known`` is the incarnation it holds for the name, or 0."""
+    """The listener refuses; ``known`` is the incarnation it holds for the name, or 0."""
 
     version: int
     incarnation: int
@@ -112,14 +129,14 @@ class Refuse:
 
 @frozen
 class Unknown:
-    """The listener holds no such session: say HELLO again."""
+    """The listener holds no such session; the dialer sends HELLO again."""
 
     session: bytes
 
 
 @frozen
 class Beat:
-    """Alive; ``asks`` wants a beat in return."""
+    """Heartbeat; ``asks`` requests one in return."""
 
     session: bytes
     ack: int
@@ -140,7 +157,7 @@ class Data:
 
 @frozen
 class Ack:
-    """A lone acknowledgement; ``gap`` tells that something after it was missing."""
+    """A lone acknowledgement; ``gap`` reports that the next message is missing."""
 
     session: bytes
     ack: int
@@ -159,7 +176,7 @@ class Bye:
 class Chunk:
     """A piece of one chunk of a stream: ``payload`` belongs at ``offset`` of its ``size`` bytes.
 
-    It is number ``number`` on ``stripe``, counted from 1; ``asks`` wants to hear at once that it came.
+    It is number ``number`` on ``stripe``, counted from 1; ``asks`` requests an immediate PIECE_ACK.
     """
 
     session: bytes
@@ -175,8 +192,8 @@ class Chunk:
 
 
 @frozen
-class Taken:
-    """Numbers ``first`` to ``last`` of a stripe came."""
+class PieceAck:
+    """The pieces numbered ``first`` to ``last`` of a stripe arrived."""
 
     session: bytes
     stripe: int
@@ -186,7 +203,7 @@ class Taken:
 
 @frozen
 class Probe:
-    """Does this stripe stand? Numbered like a piece, and acknowledged at once."""
+    """Tests whether a stripe works. Numbered like a piece, and acknowledged at once."""
 
     session: bytes
     stripe: int
@@ -194,10 +211,21 @@ class Probe:
 
 
 Message: TypeAlias = (
-    Hello | Foreign | Welcome | Refuse | Unknown | Beat | Data | Ack | Bye | Chunk | Taken | Probe
+    Hello
+    | Foreign
+    | Welcome
+    | Refuse
+    | Unknown
+    | Beat
+    | Data
+    | Ack
+    | Bye
+    | Chunk
+    | PieceAck
+    | Probe
 )
 
-# Kind -> (class, exact types of the fields after the kind, which of them count from zero).
+# Kind -> (class, exact types of the fields after the kind, positions of natural numbers).
 _SHAPES: Final[dict[int, tuple[Any, tuple[type, ...], tuple[int, ...]]]] = {
     HELLO: (Hello, (int, int, int, str, str, dict), (0, 1, 2)),
     WELCOME: (Welcome, (int, int, int, bytes, int, dict), (0, 1, 2, 4)),
@@ -206,7 +234,7 @@ _SHAPES: Final[dict[int, tuple[Any, tuple[type, ...], tuple[int, ...]]]] = {
     BEAT: (Beat, (bytes, int, bool, dict), (1,)),
     ACK: (Ack, (bytes, int, bool), (1,)),
     BYE: (Bye, (bytes, str), ()),
-    TAKEN: (Taken, (bytes, int, int, int), (1, 2, 3)),
+    PIECE_ACK: (PieceAck, (bytes, int, int, int), (1, 2, 3)),
     PROBE: (Probe, (bytes, int, int), (1, 2)),
 }
 _OPS: Final[dict[int, tuple[tuple[type, ...], tuple[int, ...]]]] = {
@@ -231,12 +259,12 @@ _NAMES: Final = {
     BEAT: "BEAT",
     ACK: "ACK",
     BYE: "BYE",
-    TAKEN: "TAKEN",
+    PIECE_ACK: "PIECE_ACK",
     PROBE: "PROBE",
 }
 _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 
-# One packer for all: making one per message costs more than the packing.
+# One packer for all messages: making one costs more than packing a message.
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
@@ -245,7 +273,7 @@ def _no_extension(code: int, _data: bytes) -> object:
 
 
 def parse(frames: Sequence[Buffer], head_limit: int, chunk_limit: int) -> Message:
-    """Read one message; ``PeerError`` for everything that is not one, and never another error."""
+    """Parse one message. Raises ``PeerError`` for anything else, and no other exception."""
     count = len(frames)
     if count == 0 or count > 2:
         raise PeerError(f"a message has one or two frames, not {count}")
@@ -267,7 +295,7 @@ def parse(frames: Sequence[Buffer], head_limit: int, chunk_limit: int) -> Messag
 def _unpack(head: Buffer, head_limit: int) -> list[Any]:
     if len(head) > head_limit:
         raise PeerError(f"a head of {len(head)} bytes is over the limit of {head_limit}")
-    # Room for an array is made before it is read; each of its items takes a byte at least.
+    # msgpack allocates an array before it reads it; each item takes at least one byte.
     items_limit = min(ITEMS_LIMIT, len(head))
     try:
         fields = msgpack.unpackb(
@@ -280,17 +308,17 @@ def _unpack(head: Buffer, head_limit: int) -> list[Any]:
     except PeerError:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        # Of text that is not UTF-8 the error has the whole head in it.
-        raise PeerError(f"a head that is no msgpack: {peer_text(str(error), 120)}") from error
+        # For text that is not UTF-8 the error contains the whole head.
+        raise PeerError(f"a head that is not msgpack: {peer_text(str(error), 120)}") from error
     if type(fields) is not list or not fields or type(fields[0]) is not int:
-        raise PeerError("a head that is no array with a kind")
+        raise PeerError("a head that is not an array with a kind")
     return fields
 
 
 def _check(
     name: str, fields: list[Any], types: tuple[type, ...], naturals: tuple[int, ...]
 ) -> None:
-    """Types, ranges, map keys; a reason, which is always the last field, is made printable."""
+    """Check types, ranges and map keys. Make a reason, always the last field, printable."""
     if tuple(map(type, fields)) != types:
         raise PeerError(f"{name} with wrong fields")
     for position in naturals:
@@ -299,7 +327,7 @@ def _check(
     last = fields[-1]
     if type(last) is dict:
         if last and not has_str_keys(last):
-            raise PeerError("a map key that is no str")
+            raise PeerError("a map key that is not a str")
     elif type(last) is str:
         if len(last) > TEXT_LIMIT:
             raise PeerError("a reason that is too long")
@@ -353,7 +381,7 @@ def _chunk(fields: list[Any], payload: Buffer, chunk_limit: int) -> Chunk:
 
 
 def _is_identifier(text: str) -> bool:
-    """Whether a role or a stream id is one: it is compared, so it is refused and not escaped."""
+    """Whether a role or a stream id is valid. It is compared, so it is refused, not escaped."""
     return len(text) <= TEXT_LIMIT and text.isprintable()
 
 
@@ -377,7 +405,7 @@ def _data(fields: list[Any]) -> Data:
 
 
 def has_str_keys(body: Body) -> bool:
-    """Whether every map in ``body``, at every depth, has only ``str`` keys."""
+    """Whether all maps in ``body``, at every depth, have only ``str`` keys."""
     open_values: list[Any] = [body]
     while open_values:
         value = open_values.pop()
@@ -393,7 +421,7 @@ def has_str_keys(body: Body) -> bool:
 
 
 def check_body(body: Body) -> Body:
-    """Return ``body`` or raise ``LocalError`` when a peer would refuse its shape."""
+    """Return ``body``, or raise ``LocalError`` if a peer would refuse its shape."""
     if not isinstance(body, dict):
         raise LocalError(f"a body is a dict, not {type(body).__name__}")
     if not has_str_keys(body):
@@ -402,7 +430,7 @@ def check_body(body: Body) -> Body:
 
 
 def pack(fields: Sequence[object], limit: int) -> bytes:
-    """One head. ``LocalError`` when msgpack cannot hold it or it is larger than ``limit``."""
+    """Pack one head. ``LocalError`` if msgpack cannot encode it or it exceeds ``limit`` bytes."""
     try:
         head: bytes = _pack(fields)
     except (TypeError, ValueError, OverflowError) as error:
@@ -416,5 +444,37 @@ def pack(fields: Sequence[object], limit: int) -> bytes:
 
 
 def short(text: str) -> str:
-    """``text`` made printable and cut to what a reason may hold."""
+    """Make ``text`` printable and cut it to the length of a reason."""
     return peer_text(text, TEXT_LIMIT)
+
+
+def unknown_head(session: bytes) -> bytes:
+    """Pack UNKNOWN."""
+    return pack((UNKNOWN, session), TEXT_LIMIT)
+
+
+def refusal_head(incarnation: int, attempt: int, code: str, text: str, *, known: int) -> bytes:
+    """Pack REFUSE."""
+    fields = (REFUSE, PROTOCOL_VERSION, incarnation, attempt, short(code), short(text), known)
+    return pack(fields, 16 * TEXT_LIMIT)
+
+
+def protocol_refusal(message: Foreign) -> bytes:
+    """Pack REFUSE for a HELLO of another protocol version."""
+    text = (
+        f"the listener speaks protocol {PROTOCOL_VERSION}, the dialer {message.version}:"
+        " install the same release on both sides"
+    )
+    return refusal_head(message.incarnation, message.attempt, "protocol", text, known=0)
+
+
+def trailer(head: bytes | bytearray | memoryview) -> bytes:
+    """Return the frame that follows the payload of a message with this head."""
+    return _TRAILER_MARK + head
+
+
+def is_whole(parts: Sequence[bytes | memoryview]) -> bool:
+    """Whether the frames are one complete message: a head, or a head, payload and trailer."""
+    if len(parts) == 1:
+        return parts[0][:1] != _TRAILER_MARK
+    return len(parts) == 3 and parts[2] == trailer(parts[0])

@@ -1,34 +1,34 @@
-"""Sessions as pure machines: who is there, is it still there, and did it hear every message.
+"""Sessions as pure state machines: handshake, replacement by incarnation, loss and expiry.
 
-Bytes are not touched here: ``handle`` takes parsed messages and gives effects; heads to send pile
-up in ``outbox``, which the endpoint empties after each call (as aioquic's ``datagrams_to_send``).
-Time is the argument ``now``, chance the argument ``chance``.
+``handle`` takes parsed messages and returns effects. Packed heads to send collect in ``outbox``,
+which the endpoint empties after each call (like aioquic's ``datagrams_to_send``). Time is the
+argument ``now``; randomness is the argument ``random``.
 
 Rules
-  * A dialer says HELLO with its incarnation and the number of the attempt, again and again with
-    growing, jittered waits, until WELCOME or REFUSE with the same two numbers comes.
-  * A higher incarnation replaces the ghost of the name at once. A lower one is refused with code
-    ``superseded`` and the known incarnation. A dialer that was never up takes that as clock skew,
-    raises itself to known + 1 and tries again; one that had been up is superseded and quiet.
+  * A dialer sends HELLO with its incarnation and the number of its attempt, repeatedly, with
+    growing, jittered waits, until a WELCOME or REFUSE with the same two numbers arrives.
+  * A higher incarnation replaces the name's old session at once. A lower one is refused with code
+    ``superseded`` and the known incarnation. A dialer that was never up takes that for clock skew,
+    raises its incarnation to known + 1 and tries again; one that was up is superseded and stops.
   * The same incarnation with a new attempt is the same process reconnecting: a new session.
-  * Session ids are random. Traffic under an id the listener does not hold is answered UNKNOWN,
-    whereupon the dialer says HELLO at once: a restarted listener is found within one message.
-  * Control messages are numbered from 1, accepted in order only, acknowledged cumulatively, and
-    sent again from the first open one (go-back-N) after a wait or when the peer reports a gap.
-  * The dialer beats when it sent no control traffic for a while, and every second heartbeat in any
-    case, because of what rides on it; the listener answers the beat.
-    Whoever hears nothing (chunks count) for ``expire_after_s`` ends the session.
+  * Session ids are random. Traffic under an id that the listener does not hold is answered with
+    UNKNOWN, and the dialer sends HELLO at once: a restarted listener is found within one message.
+  * Control messages are numbered from 1, accepted only in order, acknowledged cumulatively, and
+    retransmitted from the first unacknowledged one (go-back-N) after a timeout or a reported gap.
+  * The dialer sends a heartbeat when it sent no control traffic for a while, and at least every
+    second interval, because of the payload; the listener answers it. A side that receives nothing
+    (chunks count) for ``expire_after_s`` ends the session.
 
 Dialer     state     event                                -> state     effects
-           IDLE      connect                              -> CALLING   SayHello
-           CALLING   timer                                -> CALLING   SayHello / StillConnecting
+           IDLE      connect                              -> CALLING   SendHello
+           CALLING   timer                                -> CALLING   SendHello / StillConnecting
            CALLING   WELCOME                              -> UP        Up
-           CALLING   REFUSE superseded, never up          -> CALLING   SayHello (known + 1)
-           CALLING   REFUSE superseded, was up            -> IDLE      Overtaken
+           CALLING   REFUSE superseded, never up          -> CALLING   SendHello (known + 1)
+           CALLING   REFUSE superseded, was up            -> IDLE      Replaced
            CALLING   REFUSE                               -> IDLE      RefusedBy
            UP        DATA, BEAT in order                  -> UP        the message itself
-           UP        UNKNOWN                              -> CALLING   Down reset, SayHello
-           UP        BYE, bad bytes, expiry               -> CALLING   Down, (later) SayHello
+           UP        UNKNOWN                              -> CALLING   Down reset, SendHello
+           UP        BYE, bad bytes, expiry               -> CALLING   Down, (later) SendHello
            UP        BYE revoked                          -> IDLE      Down, RefusedBy
            any       disconnect                           -> IDLE
 
@@ -39,12 +39,12 @@ peer)      ASKED     welcome()                            -> UP        (WELCOME)
            ASKED     timer                                -> ABSENT
            UP        HELLO, higher incarnation            -> ASKED     Down superseded, Ask
            UP        HELLO, same, newer attempt           -> ASKED     Down reset, Ask
-           UP        HELLO, same attempt, nothing heard   -> UP        (WELCOME again)
+           UP        HELLO, same attempt, session unused  -> UP        (WELCOME again)
            UP        DATA, BEAT in order                  -> UP        the message itself
            UP        BYE, bad bytes, expiry               -> ABSENT    Down
-           ASKED, UP expel()                              -> ABSENT    Down revoked
+           ASKED, UP evict()                              -> ABSENT    Down revoked
            any       HELLO, lower incarnation             -> same      (REFUSE superseded)
-           any       other session's DATA, BEAT, ACK      -> same      (UNKNOWN)
+           any       another session's DATA, BEAT, ACK    -> same      (UNKNOWN)
 """
 
 from __future__ import annotations
@@ -58,15 +58,10 @@ from attrs import frozen
 
 from fsl_transport.events import Body
 from fsl_transport.session import frames
-from fsl_transport.session.answers import (
-    REVOKED,
-    SUPERSEDED,
-    protocol_refusal,
-    refusal_head,
-    unknown_head,
-)
 from fsl_transport.session.frames import (
     INCARNATION_LIMIT,
+    REVOKED,
+    SUPERSEDED,
     Ack,
     Beat,
     Bye,
@@ -76,8 +71,11 @@ from fsl_transport.session.frames import (
     Message,
     Refuse,
     Unknown,
+    Welcome,
+    protocol_refusal,
+    refusal_head,
+    unknown_head,
 )
-from fsl_transport.session.frames import Welcome as WelcomeMessage
 from fsl_transport.session.reliable import BeatDue, Session
 from fsl_transport.settings import TransportSettings
 
@@ -85,20 +83,20 @@ _IN_SESSION: Final = (Data, Beat, Ack)
 
 
 @frozen
-class SayHello:
-    """Ask the owner for a fresh hello body and send it by ``hello_head``."""
+class SendHello:
+    """Get a fresh hello body from the application and send it with ``hello_head``."""
 
 
 @frozen
 class StillConnecting:
-    """No welcome for ``seconds``."""
+    """No answer for ``seconds`` so far."""
 
     seconds: float
 
 
 @frozen
 class Up:
-    """The session stands."""
+    """The session is established."""
 
     incarnation: int
     body: Body
@@ -115,7 +113,7 @@ class Down:
 
 @frozen
 class RefusedBy:
-    """The listener said no."""
+    """The listener refused the session."""
 
     code: str
     text: str
@@ -123,23 +121,23 @@ class RefusedBy:
 
 @frozen
 class Replaced:
-    """A higher incarnation of our name is in."""
+    """A higher incarnation of this name connected."""
 
 
 @frozen
 class Ask:
-    """The owner decides about this hello."""
+    """The application decides about this hello."""
 
     hello: Hello
 
 
 Effect: TypeAlias = (
-    SayHello | StillConnecting | Up | Down | RefusedBy | Replaced | Ask | Data | Beat | BeatDue
+    SendHello | StillConnecting | Up | Down | RefusedBy | Replaced | Ask | Data | Beat | BeatDue
 )
 
 
 class DialerState(enum.Enum):
-    """See the table."""
+    """States of the dialer's table."""
 
     IDLE = "idle"
     CALLING = "calling"
@@ -147,7 +145,7 @@ class DialerState(enum.Enum):
 
 
 class DialerMachine:
-    """The dialing side: one listener, one session at a time."""
+    """Dialing side: one listener, one session at a time."""
 
     def __init__(
         self,
@@ -155,13 +153,13 @@ class DialerMachine:
         role: str,
         incarnation: int,
         settings: TransportSettings,
-        chance: Callable[[], float],
+        random: Callable[[], float],
     ) -> None:
         self.name = name
         self.role = role
         self.incarnation = incarnation
         self.settings = settings
-        self.chance = chance
+        self._random = random
         self.state = DialerState.IDLE
         self.attempt = 0
         self.session: Session | None = None
@@ -174,13 +172,13 @@ class DialerMachine:
         self._unreachable_at = math.inf
 
     def connect(self, now: float) -> list[Effect]:
-        """Begin to call. Does nothing when calling or up already."""
+        """Start calling. No effect if already calling or up."""
         if self.state is not DialerState.IDLE:
             return []
         return self._call(now, at_once=True)
 
     def hello_head(self, body: Body) -> bytes:
-        """The bytes of the HELLO that ``SayHello`` asks for."""
+        """Pack the HELLO that ``SendHello`` requests."""
         return frames.pack(
             (
                 frames.HELLO,
@@ -195,13 +193,13 @@ class DialerMachine:
         )
 
     def handle(self, message: Message, now: float) -> list[Effect]:
-        """One parsed message from the control lane."""
+        """Handle one parsed message from the control lane."""
         session = self.session
         if session is not None and isinstance(message, _IN_SESSION):
             if message.session != session.identity:
-                return []  # from a session of ours that is over
+                return []  # from an earlier session
             return session.handle(message, now)
-        if isinstance(message, WelcomeMessage):
+        if isinstance(message, Welcome):
             return self._welcomed(message, now)
         if isinstance(message, Refuse):
             return self._refused(message, now)
@@ -212,24 +210,24 @@ class DialerMachine:
         if isinstance(message, Unknown):
             return [self._down("reset"), *self._call(now, at_once=True)]
         if message.reason == REVOKED:
-            self._rest()
-            text = "the server does not let this key in any more; ask whoever runs it"
+            self._stop_calling()
+            text = "the listener no longer accepts this key; ask its operator"
             return [self._down(REVOKED, text), RefusedBy(REVOKED, text)]
         return [self._down("bye", message.reason), *self._call(now, at_once=False)]
 
     def violated(self, text: str, now: float) -> list[Effect]:
-        """The listener sent bytes it must not send."""
+        """The listener broke the protocol."""
         if self.session is None:
             return []
         self.outbox.append(self.session.bye_head("protocol"))
         return [self._down("protocol", text), *self._call(now, at_once=False)]
 
     def disconnect(self, reason: str) -> None:
-        """End on purpose; quiet until ``connect``."""
+        """End the session on purpose; idle until ``connect``."""
         if self.session is not None:
             self.outbox.append(self.session.bye_head(reason))
             self._down("bye")
-        self._rest()
+        self._stop_calling()
 
     def next_deadline(self) -> float:
         """When to call ``handle_timer``, or infinity."""
@@ -248,7 +246,7 @@ class DialerMachine:
         effects = []
         if now >= self._hello_at:
             self._hello_at = now + self._next_wait_s()
-            effects.append(SayHello())
+            effects.append(SendHello())
         if now >= self._unreachable_at:
             self._unreachable_at = now + self.settings.unreachable_every_s
             effects.append(StillConnecting(now - self._calling_since))
@@ -257,7 +255,7 @@ class DialerMachine:
     def _next_wait_s(self) -> float:
         wait_s = self._wait_s
         self._wait_s = min(2 * wait_s, max(wait_s, self.settings.heartbeat_every_s))
-        return wait_s * (0.75 + 0.5 * self.chance())
+        return wait_s * (0.75 + 0.5 * self._random())
 
     def _call(self, now: float, *, at_once: bool) -> list[Effect]:
         self.state = DialerState.CALLING
@@ -266,18 +264,18 @@ class DialerMachine:
         self._wait_s = self.settings.hello_every_s
         self._hello_at = now + self._next_wait_s()
         self._unreachable_at = now + self.settings.unreachable_every_s
-        return [SayHello()] if at_once else []
+        return [SendHello()] if at_once else []
 
     def _down(self, reason: str, text: str = "") -> Down:
         self.session = None
         return Down(self.peer_incarnation, reason, text)
 
-    def _rest(self) -> None:
+    def _stop_calling(self) -> None:
         self.state = DialerState.IDLE
         self._hello_at = math.inf
         self._unreachable_at = math.inf
 
-    def _welcomed(self, message: WelcomeMessage, now: float) -> list[Effect]:
+    def _welcomed(self, message: Welcome, now: float) -> list[Effect]:
         if (
             self.state is not DialerState.CALLING
             or message.incarnation != self.incarnation
@@ -299,20 +297,20 @@ class DialerMachine:
             return []
         if message.code == SUPERSEDED and message.known >= self.incarnation:
             if self._was_up:
-                self._rest()
+                self._stop_calling()
                 return [Replaced()]
             if message.known + 1 >= INCARNATION_LIMIT:
-                self._rest()
-                return [RefusedBy(message.code, f"{message.text}, the highest that there is")]
+                self._stop_calling()
+                return [RefusedBy(message.code, f"{message.text}, the highest possible")]
             self.incarnation = message.known + 1
             self.attempt += 1
-            return [SayHello()]
-        self._rest()
+            return [SendHello()]
+        self._stop_calling()
         return [RefusedBy(message.code, message.text)]
 
 
 class ListenerState(enum.Enum):
-    """See the table."""
+    """States of the listener's table."""
 
     ABSENT = "absent"
     ASKED = "asked"
@@ -320,13 +318,13 @@ class ListenerState(enum.Enum):
 
 
 class ListenerMachine:
-    """The listening side's view of one dialer."""
+    """Listening side: one dialer."""
 
     __slots__ = (
         "_asked_at",
         "_attempt",
         "_ended_at",
-        "_heard_under_session",
+        "_received_in_session",
         "_welcome",
         "epoch",
         "hello",
@@ -349,16 +347,16 @@ class ListenerMachine:
         self._asked_at = 0.0
         self._ended_at = -math.inf
         self._welcome = b""
-        self._heard_under_session = False
+        self._received_in_session = False
 
     def handle(self, message: Message, now: float) -> list[Effect]:
-        """One parsed message from the control lane."""
+        """Handle one parsed message from the control lane."""
         session = self.session
         if isinstance(message, _IN_SESSION):
             if session is None or message.session != session.identity:
                 self.outbox.append(unknown_head(message.session))
                 return []
-            self._heard_under_session = True
+            self._received_in_session = True
             return session.handle(message, now)
         if isinstance(message, Hello):
             return self._hello(message, now)
@@ -370,7 +368,7 @@ class ListenerMachine:
         return []
 
     def is_copy(self, hello: Hello) -> bool:
-        """Whether this is the very HELLO whose session stands."""
+        """Whether this HELLO is the one whose session is established."""
         return (
             self.session is not None
             and hello.incarnation == self.incarnation
@@ -378,12 +376,12 @@ class ListenerMachine:
         )
 
     def remember(self, incarnation: int) -> None:
-        """Count ``incarnation`` as seen, unless the dialer itself has said more by now."""
+        """Count ``incarnation`` as seen, unless a session shows a higher one."""
         if self.state is ListenerState.ABSENT:
             self.incarnation = max(self.incarnation, incarnation)
 
     def welcome(self, identity: bytes, body: Body, now: float) -> None:
-        """Let the asking dialer in under the random session id ``identity``."""
+        """Grant the session under the random id ``identity``."""
         head = frames.pack(
             (
                 frames.WELCOME,
@@ -398,34 +396,34 @@ class ListenerMachine:
         )
         self.state = ListenerState.UP
         self.session = Session(identity, self.settings, self.outbox, now, beats=False)
-        self._heard_under_session = False
+        self._received_in_session = False
         self._welcome = head
         self.outbox.append(head)
 
     def refuse(self, code: str, text: str) -> None:
-        """Send the asking dialer away; it may ask again."""
+        """Refuse the session; the dialer may ask again."""
         self.outbox.append(
             refusal_head(self.incarnation, self._attempt, code, text, known=0),
         )
         self.state = ListenerState.ABSENT
-        self._attempt -= 1  # when the REFUSE is lost, its repeated HELLO is asked about again
+        self._attempt -= 1  # if the REFUSE is lost, the repeated HELLO is decided again
 
     def violated(self, text: str, now: float) -> list[Effect]:
-        """The dialer sent bytes it must not send."""
+        """The dialer broke the protocol."""
         if self.session is None:
             return []
         self.outbox.append(self.session.bye_head("protocol"))
         return [self._down("protocol", now, text)]
 
     def disconnect(self, reason: str, now: float) -> None:
-        """End on purpose."""
+        """End the session on purpose."""
         if self.session is not None:
             self.outbox.append(self.session.bye_head(reason))
             self._down("bye", now)
         self.state = ListenerState.ABSENT
 
     def evict(self, now: float) -> list[Effect]:
-        """Its key is no longer allowed: say so and end whatever there is."""
+        """The peer's key is no longer allowed: send BYE and end any session."""
         if self.session is not None:
             self.outbox.append(self.session.bye_head(REVOKED))
         return [self._down(REVOKED, now)]
@@ -444,8 +442,8 @@ class ListenerMachine:
         if session is not None:
             effects = session.handle_timer(now)
             if session.is_expired:
-                if not self._heard_under_session:
-                    self._attempt -= 1  # the WELCOME may be lost; the dialer still repeats this one
+                if not self._received_in_session:
+                    self._attempt -= 1  # the WELCOME may be lost: the dialer repeats this HELLO
                 return [self._down("expired", now)]
             return effects
         if (
@@ -477,18 +475,18 @@ class ListenerMachine:
             if self.session is not None:
                 effects.append(self._down(SUPERSEDED, now))
         elif self.state is ListenerState.ABSENT:
-            # A repeated HELLO of a session that is over must not make a member of nobody; after
-            # a while it can only be a process that counts its attempts anew.
+            # A late copy of a HELLO whose session is over must not open a new session. After the
+            # expiry time it can only be a process that counts its attempts from 1 again.
             if message.attempt <= self._attempt and (
                 now < self._ended_at + self.settings.expire_after_s
             ):
                 return []
         elif message.attempt <= self._attempt:
-            # Once its session was used, the dialer has the WELCOME: this one is an old copy.
+            # Once the session was used, the dialer has the WELCOME, and this HELLO is a copy.
             if (
                 message.attempt == self._attempt
                 and self.session is not None
-                and not self._heard_under_session
+                and not self._received_in_session
             ):
                 self.session.on_received(now)
                 self.outbox.append(self._welcome)

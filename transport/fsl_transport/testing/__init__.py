@@ -1,1 +1,1 @@
-"""A network in memory and a clock that jumps, for tests and the simulator."""
+"""A network in memory and a virtual clock, for tests and the simulator."""

@@ -1,13 +1,13 @@
 """A network in memory, on any scheduler: with virtual time it simulates days in seconds.
 
 Every pair of endpoints is joined by two paths, one per direction, each with its own
-``Conditions``. The lanes of a path do not wait for each other, nor do the stripes of the bulk lane, of which there is one where
-the network is not made with more. Without jitter, rate and chance a
-message costs one scheduler call. Chance comes from one ``random.Random(seed)``, drawn in the
-order of the sends, so the same seed gives the same trace.
+``Conditions``. The lanes of a path do not wait for each other, nor do the stripes of the bulk lane
+(one, unless the network is made with more). Without jitter, rate and random faults, a message costs
+one scheduler call. Randomness comes from one ``random.Random(seed)``, drawn in the order of the
+sends, so the same seed gives the same trace.
 
-A killed endpoint's messages still arrive (its ghost speaks); messages on their way to a name reach
-whoever has the name when they arrive.
+Messages of a killed endpoint that are in flight still arrive. A message in flight to a name reaches
+the endpoint that holds the name when it arrives.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fsl_transport.settings import TransportSettings
 
 @frozen(kw_only=True)
 class Conditions:
-    """How one direction between two endpoints behaves."""
+    """Behavior of one direction between two endpoints. Probabilities are per message."""
 
     delay_s: float = field(default=0.0)
     jitter_s: float = field(default=0.0)
-    """Up to this much more, uniformly; the order of a lane is kept, as TCP would."""
+    """Additional delay, uniform up to this. A lane keeps its order, as with TCP."""
     bytes_per_s: float = field(default=0.0)
-    """Rate of each lane and stripe, messages queue for it; 0 = without limit."""
+    """Rate of each lane and stripe, for which messages queue; 0 means no limit."""
     drop: float = field(default=0.0)
     duplicate: float = field(default=0.0)
     reorder: float = field(default=0.0)
-    """Probabilities per message. A reordered one is late by up to four delays, and is overtaken."""
+    """A reordered message is late by up to four delays, so that others overtake it."""
 
     def __attrs_post_init__(self) -> None:
         """Check the ranges."""
@@ -49,7 +49,7 @@ PERFECT = Conditions()
 
 
 class _Path:
-    """One direction between two names."""
+    """State of one direction between two names."""
 
     __slots__ = (
         "arrives_at",
@@ -76,7 +76,7 @@ class _Path:
 
 
 class MemLink:
-    """One endpoint's link; made by ``MemNetwork.listener`` and ``MemNetwork.dialer``."""
+    """One endpoint's link. Made by ``MemNetwork.listener`` and ``MemNetwork.dialer``."""
 
     __slots__ = ("_network", "_paths", "_receive", "name", "to")
 
@@ -89,7 +89,7 @@ class MemLink:
 
     @property
     def address(self) -> str:
-        """A name for messages to people."""
+        """See ``link.Link``."""
         return f"mem://{self.name if self.to is None else self.to}"
 
     @property
@@ -116,24 +116,24 @@ class MemLink:
         self._network.carry(self, to, path, lane + stripe, lane, frames)
 
     def open_stripes(self, count: int) -> None:
-        """See ``link.Link``. Nothing to do: there are no connections."""
+        """See ``link.Link``. No effect: there are no connections."""
 
     def adopt(self, settings: TransportSettings) -> None:
-        """See ``link.Link``. Nothing to do: nothing is kept."""
+        """See ``link.Link``. No effect: nothing is queued."""
 
     def set_receiver(self, receive: Receiver) -> None:
         """See ``link.Link``."""
         self._receive = receive
 
-    def address_of(self) -> str:
+    def remote_address(self) -> str:
         """See ``link.Link``. There are no addresses."""
         return ""
 
     def redial(self) -> None:
-        """See ``link.Link``. Nothing to do: there are no connections."""
+        """See ``link.Link``. No effect: there are no connections."""
 
     def close(self) -> None:
-        """Leave the network; what was sent still arrives."""
+        """Leave the network. Messages in flight still arrive."""
         self._network.leave(self)
 
     async def aclose(self) -> None:
@@ -141,13 +141,13 @@ class MemLink:
         self.close()
 
     def take(self, source: str, lane: Lane, frames: Sequence[Buffer]) -> None:
-        """One message arrives."""
+        """A message arrived."""
         if self._receive is not None:
             self._receive(source if self.to is None else "", lane, frames, b"")
 
 
 class MemNetwork:
-    """Names, paths and their faults. Every injected fault is counted in ``counts``."""
+    """Links by name, paths and faults. ``counts`` has a count of every injected fault."""
 
     def __init__(
         self,
@@ -167,17 +167,17 @@ class MemNetwork:
             "reset": 0,
             "absent": 0,
         }
-        self._chance = random.Random(seed)  # noqa: S311 - a simulated network, not a secret
+        self._rng = random.Random(seed)  # noqa: S311 - a simulated network, not a secret
         self._conditions = conditions
         self._links: dict[str, MemLink] = {}
         self._paths: dict[tuple[str, str], _Path] = {}
 
     def listener(self, name: str) -> MemLink:
-        """Add a listener, in place of an endpoint of the same name."""
+        """Add a listener; it replaces an endpoint of the same name."""
         return self._add(MemLink(self, check_name(name), None))
 
     def dialer(self, name: str, to: str | None = None) -> MemLink:
-        """Add a dialer to the listener ``to``; by default to the only listener there is."""
+        """Add a dialer of the listener ``to``, by default of the only listener."""
         if to is None:
             listeners = [link.name for link in self._links.values() if link.to is None]
             if len(listeners) != 1:
@@ -186,16 +186,16 @@ class MemNetwork:
         return self._add(MemLink(self, check_name(name), check_name(to)))
 
     def set_conditions(self, a: str, b: str, conditions: Conditions) -> None:
-        """Both directions between two names from now on."""
+        """Set the conditions of both directions between two names."""
         self.path(a, b).set(conditions)
         self.path(b, a).set(conditions)
 
     def set_direction(self, source: str, target: str, conditions: Conditions) -> None:
-        """One direction from now on."""
+        """Set the conditions of one direction."""
         self.path(source, target).set(conditions)
 
     def cut(self, a: str, b: str) -> None:
-        """Nothing passes between two names, nor arrives that is on its way."""
+        """Partition two names: messages are lost, those in flight too."""
         self.path(a, b).is_cut = True
         self.path(b, a).is_cut = True
 
@@ -205,31 +205,31 @@ class MemNetwork:
         self.path(b, a).is_cut = False
 
     def cut_stripe(self, source: str, target: str, stripe: int) -> None:
-        """Nothing that is sent on one bulk connection from now on arrives, in one direction; for good."""
+        """Lose everything sent on one bulk connection, in one direction, for good."""
         self.path(source, target).cut_stripes.add(stripe)
 
     def reset(self, a: str, b: str) -> None:
-        """Lose everything on its way between two names, as when a connection breaks."""
+        """Lose everything in flight between two names, as when a connection breaks."""
         self.path(a, b).generation += 1
         self.path(b, a).generation += 1
 
     def kill(self, name: str) -> None:
-        """Remove an endpoint without a goodbye, as when its process dies."""
+        """Remove an endpoint without a BYE, as when its process dies."""
         link = self._links.pop(name, None)
         if link is not None:
             link.set_receiver(_ignore)
 
-    # What links call.
+    # Called by links.
 
     def path(self, source: str, target: str) -> _Path:
-        """One direction between two names."""
+        """Return one direction between two names."""
         path = self._paths.get((source, target))
         if path is None:
             path = self._paths[source, target] = _Path(self._conditions)
         return path
 
     def leave(self, link: MemLink) -> None:
-        """Remove a link, unless another one has its name by now."""
+        """Remove a link, unless another one has taken its name."""
         link.set_receiver(_ignore)
         if self._links.get(link.name) is link:
             del self._links[link.name]
@@ -239,13 +239,13 @@ class MemNetwork:
         link: MemLink,
         to: str,
         path: _Path,
-        context: int,
+        channel: int,
         lane: Lane,
         frames: Sequence[Buffer],
     ) -> None:
-        """Take one message on its way; ``road`` is the lane, or a stripe's place after it."""
+        """Transmit one message. ``channel`` is 0 for control, 1 + the stripe for bulk."""
         if self._links.get(link.name) is not link:
-            return  # a killed process says nothing new
+            return  # a killed process sends nothing
         self.counts["sent"] += 1
         if path.is_cut:
             self.counts["cut"] += 1
@@ -253,47 +253,47 @@ class MemNetwork:
         scheduler = self.scheduler
         when = scheduler.time() + path.conditions.delay_s
         if path.is_plain:
-            # Conditions may have been worse a moment ago: what is on its way stays in front.
-            when = max(when, path.arrives_at[context if context < 2 else 1])
+            # After worse conditions, messages in flight stay in front.
+            when = max(when, path.arrives_at[min(channel, 1)])
             self._plan(when, link, to, path, lane, frames)
         else:
-            self._carry_badly(link, to, path, context, lane, frames)
+            self._carry_badly(link, to, path, channel, lane, frames)
 
     def _carry_badly(  # noqa: PLR0917
         self,
         link: MemLink,
         to: str,
         path: _Path,
-        context: int,
+        channel: int,
         lane: Lane,
         frames: Sequence[Buffer],
     ) -> None:
-        while context >= len(path.free_at):
+        while channel >= len(path.free_at):
             path.free_at.append(0.0)
             path.arrives_at.append(0.0)
         conditions = path.conditions
-        chance = self._chance.random
+        draw = self._rng.random
         now = self.scheduler.time()
         if conditions.bytes_per_s:
             size = sum(len(frame) for frame in frames)
-            start = max(now, path.free_at[context])
-            now = path.free_at[context] = start + size / conditions.bytes_per_s
-        if conditions.drop and chance() < conditions.drop:
+            start = max(now, path.free_at[channel])
+            now = path.free_at[channel] = start + size / conditions.bytes_per_s
+        if conditions.drop and draw() < conditions.drop:
             self.counts["dropped"] += 1
             return
         copies = 1
-        if conditions.duplicate and chance() < conditions.duplicate:
+        if conditions.duplicate and draw() < conditions.duplicate:
             self.counts["duplicated"] += 1
             copies = 2
         for _ in range(copies):
             when = now + conditions.delay_s
             if conditions.jitter_s:
-                when += chance() * conditions.jitter_s
-            if conditions.reorder and chance() < conditions.reorder:
+                when += draw() * conditions.jitter_s
+            if conditions.reorder and draw() < conditions.reorder:
                 self.counts["reordered"] += 1
-                when += chance() * 4 * (conditions.delay_s + conditions.jitter_s)
+                when += draw() * 4 * (conditions.delay_s + conditions.jitter_s)
             else:
-                when = path.arrives_at[context] = max(when, path.arrives_at[context])
+                when = path.arrives_at[channel] = max(when, path.arrives_at[channel])
             self._plan(when, link, to, path, lane, frames)
 
     def _plan(  # noqa: PLR0917 - the hot path passes positions
@@ -334,4 +334,4 @@ class MemNetwork:
 
 
 def _ignore(peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes) -> None:
-    """Receive for an endpoint that is gone."""
+    """Receiver of an endpoint that is gone."""

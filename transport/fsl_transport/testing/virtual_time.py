@@ -1,6 +1,6 @@
 """A scheduler whose clock jumps to the next call: a simulated day costs only its callbacks.
 
-Deterministic: calls run in order of their time, and of insertion where times are equal.
+Deterministic: calls run in order of their time, and of insertion for equal times.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class VirtualCall:
-    """One planned call. Cancelled calls stay in the heap and cost one pop."""
+    """One scheduled call. A cancelled one stays in the heap and costs one pop."""
 
     __slots__ = ("args", "callback")
 
@@ -19,13 +19,13 @@ class VirtualCall:
         self.args = args
 
     def cancel(self) -> None:
-        """Forget the call; harmless when it already happened."""
+        """Cancel the call; no effect if it already happened."""
         self.callback = None
         self.args = ()
 
 
 class VirtualScheduler:
-    """Implements ``link.Scheduler`` over a heap. Time only moves in ``run_*``."""
+    """Implements ``link.Scheduler`` over a heap. Time advances only in ``run_*``."""
 
     __slots__ = ("_heap", "_now", "_order")
 
@@ -39,25 +39,25 @@ class VirtualScheduler:
         return self._now
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> VirtualCall:
-        """Plan a call. A time in the past runs next, and the clock does not go back for it."""
+        """Schedule a call. One in the past runs next, without setting the clock back."""
         call = VirtualCall(callback, args)
         self._order = order = self._order + 1
         heapq.heappush(self._heap, (when, order, call))
         return call
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> VirtualCall:
-        """Plan a call for now, after the calls already planned for now."""
+        """Schedule a call for now, after those already scheduled for now."""
         return self.call_at(self._now, callback, *args)
 
     def next_time(self) -> float | None:
-        """Time of the next call, or None when nothing is planned."""
+        """Time of the next call, or None if there is none."""
         heap = self._heap
         while heap and heap[0][2].callback is None:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def run_next(self) -> bool:
-        """Run the next call and move the clock to it. False when nothing is planned."""
+        """Advance the clock to the next call and run it. False if there is none."""
         heap = self._heap
         while heap:
             when, _, call = heapq.heappop(heap)
@@ -71,7 +71,7 @@ class VirtualScheduler:
         return False
 
     def run_until(self, when: float) -> None:
-        """Run every call planned up to and including ``when``, then set the clock to ``when``."""
+        """Run every call up to and including ``when``, then set the clock to ``when``."""
         heap = self._heap
         pop = heapq.heappop
         while heap and heap[0][0] <= when:

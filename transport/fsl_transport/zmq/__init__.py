@@ -1,1 +1,1 @@
-"""The network by ZeroMQ: ROUTER and DEALER sockets with CURVE."""
+"""The ZeroMQ link: sockets, encryption, admission of connections."""

@@ -1,12 +1,15 @@
-"""How many connections a listener has, how fast new ones come, and which one is too many.
+"""Admission of a listener's connections: how many may be open, and how fast new ones may come.
 
-libzmq takes every connection that the system has a descriptor for, and when there are none left, our own files cannot be opened either. Its
-socket monitor tells of each connection by its descriptor; one that is too many is shut down there, which libzmq sees as the other
-side hanging up. By then the number may belong to something else: a file is not harmed (it is no socket), and the newest
-connections are those that are too many anyhow.
+libzmq accepts connections while the system has file descriptors; when none are left, this process
+cannot open its own files either. libzmq's socket monitor reports the descriptor of each connection
+it accepts. A connection over the limit is shut down through that descriptor, which libzmq sees as
+the peer closing it. If the number was reused meanwhile, a file is not harmed (it is not a socket),
+and a connection is a newer one, which is over the limit as well.
 
-Connections that stand stay: a flood keeps newcomers out, not those who are here. How fast they may come says ``gate.ArrivalLimits``. libzmq does its
-part of a handshake in a thread of its own, so that some of those that come too fast have got their first answer when they are hung up.
+Established connections stay: a flood keeps out new peers, not connected ones. The rate of new
+connections is limited by ``access_control.ConnectionLimits``. libzmq runs its part of a handshake
+in its own thread, so some connections over the rate have received their first reply when they are
+closed.
 """
 
 from __future__ import annotations
@@ -19,19 +22,21 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from fsl_transport.session.access_control import ArrivalLimits
+from fsl_transport.session.access_control import ConnectionLimits
 from fsl_transport.settings import TransportSettings
 
 RESERVED: Final = 512
-"""Descriptors kept free of connections, where there are many: files of the run, and connections that libzmq accepted and that are still to be shut down."""
+"""Descriptors kept free of connections, where there are many: for the run's files, and for accepted
+connections that are still to be closed."""
 LEAST_RESERVED: Final = 64
-"""The same where there are few. A parameter server holds about 40 of its own: libzmq's, the event loop's, its files, its own dialing."""
+"""The same where there are few. A parameter server holds about 40 of its own: libzmq's, the event
+loop's, its files, its own dialing."""
 OPEN_MAX: Final = 10_240
-"""What macOS gives at the most, where it says that there is no limit."""
+"""Maximum on macOS, where the reported limit is infinite."""
 
 
 def descriptors() -> int:
-    """How many this process may have; asks the system for as many as it is allowed."""
+    """Return how many descriptors this process may have, after raising the limit if allowed."""
     try:
         import resource
     except ImportError:  # a system without them
@@ -47,7 +52,7 @@ def descriptors() -> int:
 
 
 def in_use() -> int:
-    """How many descriptors this process has open now; 0 where the system does not say."""
+    """Return how many descriptors this process has open; 0 if the system does not tell."""
     for place in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return sum(1 for _ in pathlib.Path(place).iterdir())
@@ -55,70 +60,74 @@ def in_use() -> int:
 
 
 def connections_within(files: int, held: int) -> int:
-    """How many connections fit where `files` descriptors are allowed, of which `held` are in use or spoken for."""
+    """Return how many connections fit into `files` descriptors of which `held` are taken."""
     return files - max(held + LEAST_RESERVED, min(RESERVED, files // 4))
 
 
 def files_for(connections: int, held: int) -> int:
-    """The limit of descriptors from which on `connections_within` gives so many."""
+    """Return the smallest number of descriptors for which `connections_within` gives as many."""
     quarter_reserved = -(-4 * connections // 3)
     return max(connections + held + LEAST_RESERVED, min(quarter_reserved, connections + RESERVED))
 
 
 class ConnectionAdmission:
-    """Counts by descriptor."""
+    """Counts a listener's connections by descriptor, and closes those over a limit."""
 
     def __init__(self, settings: TransportSettings, now: float) -> None:
         fits = connections_within(descriptors(), 0)
         self.limit = max(1, min(settings.max_connections, fits))
-        self.arrivals = ArrivalLimits(settings, now)
-        self.turned_away = 0
+        self.limits = ConnectionLimits(settings, now)
+        self.rejected = 0
         self._open: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def came(self, descriptor: int, now: float) -> None:
-        """A connection was accepted."""
+    def accepted(self, descriptor: int, now: float) -> None:
+        """Libzmq accepted a connection."""
         self._open.add(descriptor)
-        if len(self._open) > self.limit or not self._is_slow(descriptor, now):
-            self.turned_away += 1
+        if len(self._open) > self.limit or not self._within_rate(descriptor, now):
+            self.rejected += 1
             _with_connection(descriptor, lambda found: found.shutdown(socket.SHUT_RDWR))
 
-    def _is_slow(self, descriptor: int, now: float) -> bool:
-        """Whether it may come in by the rates. One that is gone already counts for nobody."""
-        places: list[object] = []
-        _with_connection(descriptor, lambda found: places.append(found.getpeername()))
-        address = str(places[0][0]) if places and isinstance(places[0], tuple) else ""
-        return not places or self.arrivals.opens(address, now)
-
-    def went(self, descriptor: int) -> None:
-        """It is gone."""
+    def closed(self, descriptor: int) -> None:
+        """A connection is gone."""
         self._open.discard(descriptor)
+
+    def _within_rate(self, descriptor: int, now: float) -> bool:
+        """Whether the rates allow the connection. One that is gone already takes no token."""
+        peers: list[object] = []
+        _with_connection(descriptor, lambda found: peers.append(found.getpeername()))
+        address = str(peers[0][0]) if peers and isinstance(peers[0], tuple) else ""
+        return not peers or self.limits.allows(address, now)
 
 
 def _with_connection(descriptor: int, act: Callable[[socket.socket], object]) -> None:
-    """Act on libzmq's connection, by a descriptor of our own; nothing happens when it is gone."""
+    """Act on libzmq's connection through a duplicate descriptor. No effect if it is gone."""
     with contextlib.suppress(OSError):
         try:
             own = os.dup(descriptor)
         except OSError as error:
-            # Many came at once and took the last ones: these are to be hung up above all.
+            # Many connections took the last descriptors, so these above all must be closed.
             if error.errno == errno.EMFILE:
                 _with_borrowed(descriptor, act)
             return
         try:
             connection = socket.socket(fileno=own)
-        except OSError:  # no socket, and so still ours to close
+        except OSError:  # not a socket, so the duplicate is still ours to close
             os.close(own)
             return
-        # Closed once, whatever `act` raises: by a second time the number may be that of a file, or of one of libzmq's own, which would end the process.
+        # Closes exactly once, whatever `act` raises. On a second close the number may belong to a
+        # file, or to libzmq, which would abort the process.
         with connection:
             act(connection)
 
 
 def _with_borrowed(descriptor: int, act: Callable[[socket.socket], object]) -> None:
-    """The same without a descriptor of our own, where there is none left. An interrupt in here would close libzmq's."""
+    """Act through libzmq's own descriptor, where none is left for a duplicate.
+
+    An interrupt in here would close libzmq's descriptor.
+    """
     connection = socket.socket(fileno=descriptor)
     try:
         act(connection)

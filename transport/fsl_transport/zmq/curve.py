@@ -1,23 +1,29 @@
-"""Encrypted links: key pairs, who is let in, and why a handshake failed. CurveZMQ (RFC 26) by libzmq, ZAP (RFC 27) here.
+"""Encrypted links: keys, access by key, and causes of failed handshakes.
 
-What libzmq does: it encrypts and authenticates each connection with keys of its own, made for that connection, proves to the
-dialer that the listener has the secret key of ``server_key``, and asks the ZAP handler in its own process whether a dialer's
-long-term key may come in. What happens here: that handler, and words for what failed.
+libzmq implements CurveZMQ (RFC 26): it encrypts and authenticates each connection with ephemeral
+keys, proves to the dialer that the listener holds the secret key of ``server_key``, and asks the
+ZAP handler in its own process whether a dialer's long-term key is allowed. This module implements
+that handler (ZAP, RFC 27) and classifies failures.
 
 Rules
-  * The handler is bound before the listener's port is, and the listener demands one (ZAP_ENFORCE_DOMAIN): while none answers,
-    nobody comes in.
-  * The answer is 200 or 400. 300 would make the dialer wait for its handshake to time out without a word (libzmq #2667).
-  * The User-Id of a connection is its Z85 key. libzmq puts it on each message, so that a key that is no longer allowed is
-    told by every message of a connection that stands (``ZmqListener``): ZAP is asked once in its life only.
-  * Whatever comes by ZAP is answered; what is not of that protocol with 400.
+  * The handler is bound before the listener's port, and the listener requires one
+    (ZAP_ENFORCE_DOMAIN): while no handler answers, no connection is accepted.
+  * The answer is 200 or 400. After 300, the dialer would wait silently for its handshake to time
+    out (libzmq #2667).
+  * The User-Id of a connection is its Z85 key. libzmq attaches it to each message, so
+    ``ZmqListener`` can drop messages of a key that is no longer allowed, although ZAP was asked
+    only once.
+  * Every ZAP request is answered; one that is not of that protocol with 400.
 
-What each side sees of a failure (libzmq 4.3.5; tried with each pair of ends)
-    cause                       listener                                dialer
-    key not allowed             ZAP, then FAILED_AUTH 400               FAILED_AUTH 400; it dials no more
-    other server key            FAILED_PROTOCOL cryptographic           closed (FAILED_NO_DETAIL, EPIPE or ECONNRESET); dials again
-    only one side encrypts      either: FAILED_PROTOCOL mechanism; the other one: closed
-A dialer whose connection failed with FAILED_AUTH or FAILED_PROTOCOL is dead to libzmq: ``ZmqDialer`` dials again by itself.
+What each side sees of a failure (libzmq 4.3.5; tested with each pair of ends)
+    cause                 listener                           dialer
+    key not allowed       ZAP, then FAILED_AUTH 400          FAILED_AUTH 400; dials no more
+    other server key      FAILED_PROTOCOL cryptographic      closed (FAILED_NO_DETAIL, EPIPE or
+                                                             ECONNRESET); dials again
+    only one side         one of the two sees FAILED_PROTOCOL mechanism, the other one closed
+    encrypts
+libzmq gives up a connection that failed with FAILED_AUTH or FAILED_PROTOCOL; ``ZmqDialer`` then
+dials again.
 """
 
 from __future__ import annotations
@@ -53,13 +59,12 @@ OTHER: Final = "other"
 
 
 def is_key(text: str) -> bool:
-    """Whether ``text`` is 32 bytes in Z85: its characters, and no group of five beyond 2^32 - 1."""
+    """Whether ``text`` encodes 32 bytes in Z85: its characters, and no group above 2^32 - 1."""
     if not isinstance(text, str) or _KEY.fullmatch(text) is None:
         return False
     try:
-        return any(
-            z85.decode(text)
-        )  # all zeros is a point of small order: everybody knows its shared secrets
+        # All zeros is a point of small order, whose shared secrets are public.
+        return any(z85.decode(text))
     except struct.error:
         return False
 
@@ -71,20 +76,20 @@ def _check_key(_instance: object, attribute: Attribute[str], value: str) -> None
 
 @frozen
 class KeyPair:
-    """A long-term Curve25519 pair, both halves as 40 characters of Z85. The secret half is in no ``repr``."""
+    """Long-term Curve25519 pair, each key as 40 characters of Z85. ``repr`` omits the secret."""
 
     public: str = field(validator=_check_key)
     secret: str = field(validator=_check_key, repr=False)
 
     @classmethod
     def new(cls) -> Self:
-        """Make a pair; chance is the operating system's."""
+        """Generate a pair with the operating system's randomness."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 
     @classmethod
     def of_secret(cls, secret: str) -> Self:
-        """The pair of a secret half. ``LocalError`` when it is none."""
+        """Return the pair of a secret key. ``LocalError`` if it is not a key."""
         if not is_key(secret):
             raise LocalError("not a secret key: 40 characters of Z85 are one")
         return cls(zmq.curve_public(secret.encode()).decode(), secret)
@@ -92,11 +97,15 @@ class KeyPair:
 
 @frozen
 class HandshakeFailed:
-    """A handshake that failed, as far as this side can know.
+    """A failed handshake, as far as this side can tell.
 
-    ``why``: ``unknown-key`` (the listener does not let the dialer's key in), ``server-key`` (the dialer wants another listener key; only
-    the listener knows), ``mechanism`` (only one side encrypts), ``closed`` (the other side hung up in the middle) or ``other``.
-    ``key`` and ``address`` (an IP) are the dialer's, where ZAP told the listener.
+    ``why`` is one of
+      * ``unknown-key``: the listener does not allow the dialer's key;
+      * ``server-key``: the dialer expects another listener key (only the listener can tell);
+      * ``mechanism``: only one side encrypts;
+      * ``closed``: the peer closed the connection during the handshake;
+      * ``other``.
+    ``key`` and ``address`` (an IP address) are the dialer's, where ZAP told the listener.
     """
 
     why: str
@@ -104,22 +113,25 @@ class HandshakeFailed:
     address: str = ""
 
 
-Send: TypeAlias = Callable[[HandshakeFailed], None]
+OnFailure: TypeAlias = Callable[[HandshakeFailed], None]
 
 
-def deny_all(_failed: HandshakeFailed) -> None:
-    """Whom to tell where nobody wants to know."""
+def ignore_failure(_failed: HandshakeFailed) -> None:
+    """Do nothing about a failed handshake."""
 
 
 @frozen
 class ListenerCurve:
-    """A listener's pair, and whom it lets in: ``allows(public key)`` is asked for each handshake and for each message."""
+    """A listener's pair and its access control.
+
+    ``allows(public key)`` is called for each handshake and for each message.
+    """
 
     pair: KeyPair
     allows: Callable[[str], bool]
 
     def prepare(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
-        """Set the options of a socket that is not bound yet."""
+        """Set the options of a socket before it is bound."""
         socket.curve_server = 1
         socket.curve_publickey = self.pair.public.encode()
         socket.curve_secretkey = self.pair.secret.encode()
@@ -129,13 +141,13 @@ class ListenerCurve:
 
 @frozen
 class DialerCurve:
-    """A dialer's pair, and the key that the listener must prove to have."""
+    """A dialer's pair, and the public key whose secret key the listener must prove to hold."""
 
     pair: KeyPair
     server_key: str = field(validator=_check_key)
 
     def prepare(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
-        """Set the options of a socket that does not dial yet."""
+        """Set the options of a socket before it dials."""
         socket.curve_serverkey = self.server_key.encode()
         socket.curve_publickey = self.pair.public.encode()
         socket.curve_secretkey = self.pair.secret.encode()
@@ -144,10 +156,10 @@ class DialerCurve:
 def answer_zap(
     request: Sequence[bytes], allows: Callable[[str], bool]
 ) -> tuple[list[bytes], HandshakeFailed | None]:
-    """The reply to one ZAP request, and whom it turned away.
+    """Return the reply to one ZAP request, and the failure if the key was denied.
 
-    A request is version, request id, domain, address, routing id, mechanism and, for CURVE, the 32 bytes of the key. All but the
-    first three come from a stranger.
+    A request is version, request id, domain, address, routing id, mechanism and, for CURVE, the 32
+    bytes of the key. All but the first three come from an unauthenticated peer.
     """
     request_id = bytes(request[1]) if len(request) > 1 else b""
     if len(request) != _ZAP_FIELDS or request[0] != _ZAP_VERSION:
@@ -163,8 +175,8 @@ def answer_zap(
     return _reply(request_id, b"200", b"OK", key.encode()), None
 
 
-def _address(told: bytes) -> str:
-    return peer_text(bytes(told).decode("ascii", "replace"), 64)
+def _address(raw: bytes) -> str:
+    return peer_text(bytes(raw).decode("ascii", "replace"), 64)
 
 
 def _reply(request_id: bytes, code: bytes, text: bytes, user: bytes = b"") -> list[bytes]:
@@ -172,18 +184,21 @@ def _reply(request_id: bytes, code: bytes, text: bytes, user: bytes = b"") -> li
 
 
 class ZapHandler:
-    """The one who answers libzmq's question who may come in; one for a context."""
+    """Answers libzmq's ZAP requests; one per context.
+
+    ``on_accepted`` gets the network address of each key that was accepted.
+    """
 
     def __init__(
         self,
         context: zmq.asyncio.Context,
         allows: Callable[[str], bool],
-        tell: Send,
-        let_in: Callable[[str], None] = lambda _address: None,
+        on_failure: OnFailure,
+        on_accepted: Callable[[str], None] = lambda _address: None,
     ) -> None:
         self._allows = allows
-        self._tell = tell
-        self._let_in = let_in
+        self._on_failure = on_failure
+        self._on_accepted = on_accepted
         self._socket: zmq.asyncio.Socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(ZAP_ADDRESS)
@@ -195,21 +210,21 @@ class ZapHandler:
             answer, failed = answer_zap(request, self._allows)
             await self._socket.send_multipart(answer)
             if answer[2] == b"200":
-                self._let_in(_address(request[3]))
+                self._on_accepted(_address(request[3]))
             if failed is not None:
                 try:
-                    self._tell(failed)
-                except Exception as error:  # noqa: BLE001 - the owner's bug must not shut the door for everybody
+                    self._on_failure(failed)
+                except Exception as error:  # noqa: BLE001 - its bug must not stop the handler
                     context = {"message": "a handler of fsl_transport failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._socket.close(0)
 
 
 def listener_failure(event: int, value: int) -> HandshakeFailed | None:
-    """What a listener's monitor event says that ZAP has not said."""
+    """Classify a listener's monitor event; None if ZAP reported it, or no dialer caused it."""
     if event != zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return None
     if value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
@@ -220,7 +235,7 @@ def listener_failure(event: int, value: int) -> HandshakeFailed | None:
 
 
 def dialer_failure(event: int, value: int) -> HandshakeFailed:
-    """What a dialer's monitor event says."""
+    """Classify a dialer's monitor event."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return HandshakeFailed(UNKNOWN_KEY)
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

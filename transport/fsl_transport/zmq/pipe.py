@@ -1,9 +1,15 @@
-"""One ZeroMQ socket on the event loop: reads what is there, writes without waiting, watches its handshakes.
+"""One ZeroMQ socket on the event loop: reads, writes without waiting, watches handshakes.
 
-A socket's file descriptor says only that something may have changed, once, and any call on the socket may take that word away
-(libzmq's ``ZMQ_FD`` is edge-triggered). So after everything that touches the socket it is looked at again, one turn of the
-loop later, until there is nothing to receive. ``zmq.asyncio`` does the same, with a future and a turn of the loop for each message;
-here many messages go in one turn, and a message that is sent costs none.
+* ``Pipe`` owns the socket. A socket's file descriptor only signals that something may have
+changed, once, and any call on the socket may consume that signal (libzmq's ``ZMQ_FD`` is
+edge-triggered). So after every call the socket is read again, one turn of the loop later, until
+nothing is left. ``zmq.asyncio`` does the same with a future and a turn of the loop for each
+message; here one turn reads many messages, and sending costs no turn.
+* ``SendBudget`` counts the bytes that libzmq holds: handed over and not yet passed to the kernel.
+libzmq counts messages, not bytes, and what a peer reports (credit, chunks written) may be
+false. So each large frame is sent with a tracker, which is done when libzmq has freed the
+frame, because it was sent or its connection is gone. A connection's frames leave in order, so
+only its oldest ones are checked.
 """
 
 from __future__ import annotations
@@ -13,46 +19,107 @@ import contextlib
 import errno
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from fsl_transport.link import Buffer
+from fsl_transport.session.frames import trailer
 from fsl_transport.settings import TransportSettings
 from fsl_transport.zmq.admission import ConnectionAdmission
 from fsl_transport.zmq.curve import DialerCurve, ListenerCurve
-from fsl_transport.zmq.frame_trailer import end_of
-from fsl_transport.zmq.send_budget import SendBudget
 
 HANDSHAKE_MS: Final = 10_000
-"""A connection that has not finished its handshake by then is hung up."""
+"""A connection that has not finished its handshake by then is closed."""
 LINGER_MS: Final = 500
-"""How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
+"""How long queued messages (a BYE, a refusal) may take to leave after ``close``."""
+SWEEP_EVERY_S: Final = 0.05
+"""At the total limit all connections are checked for sent frames, at most this often."""
 _TRACKED_BYTES: Final = 4 * 1024
-"""Of smaller frames SNDHWM is limit enough."""
+"""Smaller frames are copied and not counted; SNDHWM limits them."""
 _MESSAGES_PER_TURN: Final = 32
 _UNREAD_MESSAGES: Final = 64
-"""Per connection: several times what credit lets come in chunks of the usual size."""
+"""Per connection: several times what credit allows in chunks of the usual size."""
 _UNCOUNTED_MESSAGES: Final = 64
-"""Answers, beats and acknowledgements that may wait besides a full control window."""
-_LOOK_AGAIN_S: Final = 0.5
-"""How often a dialer that waits for its connection looks whether it stands, should the word of it be lost."""
-_FAILED: Final = (
+"""Answers, heartbeats and acknowledgements that may wait besides a full control window."""
+_CHECK_CONNECTION_S: Final = 0.5
+"""How often a dialer checks for its connection, in case the signal was consumed."""
+_HANDSHAKE_FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-# As numbers: to combine enums of flags takes longer than a short message.
+# As integers: combining enums of flags takes longer than a short message.
 _NOW: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
-_CAME: Final = zmq.EVENT_ACCEPTED
-_WENT: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_ACCEPTED: Final = zmq.EVENT_ACCEPTED
+_GONE: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+
+
+class Tracker(Protocol):
+    """The part of ``zmq.MessageTracker`` that is used."""
+
+    @property
+    def done(self) -> bool:
+        """Whether libzmq has freed the frame."""
+        ...
+
+
+class SendBudget:
+    """Bytes in libzmq, per connection and in total, and the limits of both."""
+
+    __slots__ = ("_frames", "_sizes", "_swept_at", "limit_bytes", "total", "total_limit_bytes")
+
+    def __init__(self, limit_bytes: int, total_limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.total_limit_bytes = total_limit_bytes
+        self.total = 0
+        self._frames: dict[bytes, deque[tuple[int, Tracker]]] = {}
+        self._sizes: dict[bytes, int] = {}
+        self._swept_at = -SWEEP_EVERY_S
+
+    def size(self, connection: bytes) -> int:
+        """Bytes that wait for one connection."""
+        self._release(connection)
+        return self._sizes.get(connection, 0)
+
+    def admits(self, connection: bytes, size: int, now: float) -> bool:
+        """Whether ``size`` more bytes may be handed to libzmq. ``now`` is monotonic seconds."""
+        if self.size(connection) + size > self.limit_bytes:
+            return False
+        is_full = self.total + size > self.total_limit_bytes
+        if is_full and now >= self._swept_at + SWEEP_EVERY_S:
+            self._swept_at = now
+            for other in list(self._frames):
+                self._release(other)
+        return self.total + size <= self.total_limit_bytes
+
+    def add(self, connection: bytes, size: int, tracker: Tracker) -> None:
+        """A frame of ``size`` bytes was handed to libzmq."""
+        self._frames.setdefault(connection, deque()).append((size, tracker))
+        self._sizes[connection] = self._sizes.get(connection, 0) + size
+        self.total += size
+
+    def _release(self, connection: bytes) -> None:
+        frames = self._frames.get(connection)
+        if frames is None:
+            return
+        while frames and frames[0][1].done:
+            size, _ = frames.popleft()
+            self._sizes[connection] -= size
+            self.total -= size
+        if not frames:
+            del self._frames[connection], self._sizes[connection]
 
 
 class Pipe:
-    """One socket: ROUTER for a listener, DEALER for each connection of a dialer."""
+    """One socket: ROUTER for a listener, DEALER for each connection of a dialer.
+
+    ``waits_for`` is a pipe that must be connected before this one sends. ``keeps_window``: without
+    a connection, messages up to a window are kept, instead of only the newest one.
+    """
 
     def __init__(
         self,
@@ -60,45 +127,46 @@ class Pipe:
         context: zmq.asyncio.Context,
         kind: int,
         settings: TransportSettings,
-        take: Callable[[list[zmq.Frame]], None],
+        on_message: Callable[[list[zmq.Frame]], None],
         *,
-        dials_after: Pipe | None = None,
+        waits_for: Pipe | None = None,
         keeps_window: bool = False,
         curve: ListenerCurve | DialerCurve | None = None,
-        handshake_failed: Callable[[int, int], None] = lambda _event, _value: None,
+        on_handshake_failed: Callable[[int, int], None] = lambda _event, _value: None,
     ) -> None:
         self.socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(kind)
-        self._handshake_failed = handshake_failed
+        self._on_handshake_failed = on_handshake_failed
         self.failed_handshakes = 0
-        self.absent = 0
-        self._take = take
-        self._dials_after = dials_after
+        self.dropped = 0
+        self._on_message = on_message
+        self._waits_for = waits_for
         self._keeps_window = keeps_window
-        self._keeps_bytes = 0  # 0: the newest message only
+        self._keep_limit_bytes = 0  # 0: only the newest message
         self._kept_bytes = 0
-        self._send_budget = SendBudget(0, 0)  # `adopt` sets its limits
-        self._queue: deque[Sequence[Buffer]] = deque()  # what waits for a connection
+        self._send_budget = SendBudget(settings.send_budget_bytes, settings.send_budget_total_bytes)
+        self._queue: deque[Sequence[Buffer]] = deque()  # kept until there is a connection
         self._is_listener = kind == zmq.ROUTER
-        self._is_blocked = not self._is_listener
+        self._is_blocked = not self._is_listener  # no connection
         self._loop = loop
         self._file = -1
-        self._looks = False  # a look at the socket is planned
-        self._after: list[Pipe] = []  # pipes that dial after this one
-        self._poll: asyncio.TimerHandle | None = None
+        self._read_is_planned = False
+        self._waiting: list[Pipe] = []  # pipes that wait for this one
+        self._check: asyncio.TimerHandle | None = None
         self.tasks: list[asyncio.Task[None]] = []
-        if dials_after is not None:
-            dials_after._after.append(self)  # noqa: SLF001 - of the same class
+        if waits_for is not None:
+            waits_for._waiting.append(self)  # noqa: SLF001 - of the same class
         self._set_options()
         self.adopt(settings)
         if curve is not None:
             curve.prepare(self.socket)
-        self.doors = ConnectionAdmission(settings, loop.time()) if self._is_listener else None
+        self.admission = ConnectionAdmission(settings, loop.time()) if self._is_listener else None
         monitor: zmq.asyncio.Socket | None = None
         name = f"inproc://fsl-monitor-{id(self)}"
         try:
             monitor = context.socket(zmq.PAIR)
             monitor.linger = 0
-            self.socket.monitor(name, _FAILED | (_CAME | _WENT if self._is_listener else 0))
+            connections = _ACCEPTED | _GONE if self._is_listener else 0
+            self.socket.monitor(name, _HANDSHAKE_FAILED | connections)
             monitor.connect(name)
         except zmq.ZMQError:  # no descriptors left
             self.socket.close(0)
@@ -120,29 +188,29 @@ class Pipe:
         socket.backlog = 1024
 
     def adopt(self, settings: TransportSettings) -> None:
-        """Go by these settings: what is kept and what waits inside libzmq at once, the socket's options with the next connection."""
+        """Use these settings: queue limits now, the socket's options from the next connection."""
         if self.socket.closed:
             return
-        self._keeps_bytes = settings.window_bytes if self._keeps_window else 0
-        self._send_budget.limit_bytes = settings.unsent_bytes
-        self._send_budget.total_limit_bytes = settings.unsent_total_bytes
+        self._keep_limit_bytes = settings.window_bytes if self._keeps_window else 0
+        self._send_budget.limit_bytes = settings.send_budget_bytes
+        self._send_budget.total_limit_bytes = settings.send_budget_total_bytes
         socket = self.socket
-        # Messages of one connection. A control window must fit, with what is not counted in it.
+        # Messages of one connection: a control window, and what does not count in it.
         waiting = settings.control_window + _UNCOUNTED_MESSAGES
         socket.sndhwm = waiting if self._is_listener else 0
         socket.maxmsgsize = max(settings.control_limit_bytes, settings.chunk_limit_bytes)
         socket.tcp_maxrt = max(1, int(settings.expire_after_s * 1000))
         if self._file >= 0:
-            self._look_soon()
+            self._plan_read()
 
     def start(self) -> None:
-        """Begin to read and write."""
+        """Start reading and writing."""
         self._file = self.socket.fileno()
-        self._loop.add_reader(self._file, self._look)
+        self._loop.add_reader(self._file, self._read)
         self.add_task(self._watch())
-        self._look_soon()
+        self._plan_read()
         if self._is_blocked:
-            self._poll_connection()
+            self._plan_check()
 
     def add_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` until it ends or the pipe closes."""
@@ -150,42 +218,45 @@ class Pipe:
         self.tasks.append(self._loop.create_task(work))
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send one message, or keep it for a connection that does not stand."""
+        """Send one message, or keep it until there is a connection."""
         if self.socket.closed:
             return
         if self._is_blocked:
-            if self._keeps_bytes == 0:
+            if self._keep_limit_bytes == 0:
                 self._queue.clear()
             else:
                 self._kept_bytes += sum(map(len, parts))
-                if self._kept_bytes > self._keeps_bytes:
+                if self._kept_bytes > self._keep_limit_bytes:
                     return
             self._queue.append(parts)
             return
-        self._write_one(parts)
+        self._write(parts)
 
     def close(self) -> None:
-        """Push out what is queued as far as it goes, then close; the tasks end by themselves."""
+        """Send as much of the queue as goes without waiting, then close. Does not await tasks."""
         if self.socket.closed:
             return
         for task in self.tasks:
             task.cancel()
-        if self._poll is not None:
-            self._poll.cancel()
+        if self._check is not None:
+            self._check.cancel()
         if self._file >= 0:
             self._loop.remove_reader(self._file)
         while self._queue:
             try:
-                self.socket.send_multipart(self._whole(self._queue.popleft()), zmq.DONTWAIT)
+                self.socket.send_multipart(self._framed(self._queue.popleft()), zmq.DONTWAIT)
             except zmq.ZMQError:
-                self.absent += 1
-        self._stop_watching()
+                self.dropped += 1
+        self._stop_monitor()
         self.socket.close(LINGER_MS)
 
-    def _stop_watching(self) -> None:
-        """End the monitor. In a flood of connections libzmq fills its queue and waits for a reader, which is this thread, and to end it would wait for libzmq, for ever.
+    def _stop_monitor(self) -> None:
+        """End the monitor without a deadlock.
 
-        So first nobody comes any more, and what the queue holds is read; room for 2,000 events is left for those who go meanwhile.
+        In a flood of connections libzmq fills the monitor's queue and waits for its reader, which
+        is this thread; ending the monitor would wait for libzmq, for ever. So the listener stops
+        accepting connections and empties the queue first, which leaves room for 2,000 events of
+        connections that close meanwhile.
         """
         if self._is_listener:
             with contextlib.suppress(zmq.ZMQError):  # it was never bound
@@ -199,85 +270,85 @@ class Pipe:
 
     # Reading.
 
-    def _look_soon(self) -> None:
-        if not self._looks:
-            self._looks = True
-            self._loop.call_soon(self._look_planned)
+    def _plan_read(self) -> None:
+        if not self._read_is_planned:
+            self._read_is_planned = True
+            self._loop.call_soon(self._planned_read)
 
-    def _look_planned(self) -> None:
-        self._looks = False
-        self._look()
+    def _planned_read(self) -> None:
+        self._read_is_planned = False
+        self._read()
 
-    def _look(self) -> None:
-        """Take what is there, so much of it that others have their turn."""
+    def _read(self) -> None:
+        """Read a limited number of messages, so that other callbacks run in between."""
         socket = self.socket
         if socket.closed:
             return
-        receive, take = socket.recv, self._take
+        receive, on_message = socket.recv, self._on_message
         for _ in range(_MESSAGES_PER_TURN):
             try:
                 frame = receive(_NOW, copy=False)
             except zmq.Again:
                 break
             parts = [frame]
-            while frame.more:  # asks no socket, as recv_multipart does
+            while frame.more:  # unlike recv_multipart, no call on the socket
                 frame = receive(_NOW, copy=False)
                 parts.append(frame)
             try:
-                take(parts)
-            except Exception as error:  # noqa: BLE001 - the owner's bug must not deafen us
+                on_message(parts)
+            except Exception as error:  # noqa: BLE001 - its bug must not stop the reading
                 self._report("a receiver of fsl_transport failed", error)
             if socket.closed:
                 return
         else:
-            self._look_soon()
+            self._plan_read()
         if self._is_blocked:
-            self._go_on()
+            self._send_kept()
 
     # Writing.
 
-    def _write_one(self, parts: Sequence[Buffer]) -> None:
+    def _write(self, parts: Sequence[Buffer]) -> None:
         last = parts[-1]
         size = len(last)
         connection = bytes(parts[0]) if self._is_listener else b""
         try:
             if size < _TRACKED_BYTES:
-                self.socket.send_multipart(self._whole(parts), _NOW)
-            elif self._send_budget.fits(connection, size, self._loop.time()):
+                self.socket.send_multipart(self._framed(parts), _NOW)
+            elif self._send_budget.admits(connection, size, self._loop.time()):
                 self._write_large(connection, parts, last)
             else:
-                self.absent += 1  # this peer takes nothing, or all together too little
+                self.dropped += 1  # this peer does not read, or all together read too little
         except zmq.Again:
-            if self._is_listener:  # this peer takes nothing; the others must not wait for it
-                self.absent += 1
-            else:  # without a connection
+            if self._is_listener:  # this peer does not read; the others must not wait for it
+                self.dropped += 1
+            else:  # no connection
                 self._is_blocked = True
                 self._queue.append(parts)
-                self._poll_connection()
+                self._plan_check()
         except zmq.ZMQError as error:
-            self.absent += 1
-            if error.errno != errno.EHOSTUNREACH:  # not seen so far; the pipe must live on
+            self.dropped += 1
+            if error.errno != errno.EHOSTUNREACH:  # never seen so far; the pipe must go on
                 self._report("a send of fsl_transport failed", error)
-        self._look_soon()  # the send may have swallowed the word that something came
+        self._plan_read()  # the send may have consumed the signal of an arrival
 
     def _write_large(self, connection: bytes, parts: Sequence[Buffer], last: Buffer) -> None:
         data = last
         if type(last) is not bytes and not (type(last) is memoryview and last.readonly):
             data = bytes(last)
-        # Where one part went the others follow: only the first one of a message can fail.
+        # Only the first part of a message can fail: once it is sent, the others follow.
         for part in parts[:-1]:
             self.socket.send(part, _MORE)
-        ends = self._whole(parts)[len(parts) :]
+        ends = self._framed(parts)[len(parts) :]
         tracker = self.socket.send(data, _MORE if ends else _NOW, copy=False, track=True)
         for end in ends:
             self.socket.send(end, _NOW)
         assert tracker is not None
         self._send_budget.add(connection, len(data), tracker)
 
-    def _whole(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """A message as it goes out, with what keeps a payload at its head (``seam.py``)."""
+    def _framed(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Add the trailer to a message with a payload (``session/frames.py``)."""
         has_payload = len(parts) == (3 if self._is_listener else 2)
-        return [*parts, end_of(parts[-2])] if has_payload else parts
+        return [*parts, trailer(parts[-2])] if has_payload else parts
 
     def _report(self, message: str, error: Exception) -> None:
         self._loop.call_exception_handler({"message": message, "exception": error})
@@ -285,42 +356,42 @@ class Pipe:
     # A dialer's connection.
 
     @property
-    def _stands(self) -> bool:
+    def _is_connected(self) -> bool:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
-    def _poll_connection(self) -> None:
-        if self._poll is not None:
-            self._poll.cancel()
-        self._poll = self._loop.call_later(_LOOK_AGAIN_S, self._polled)
+    def _plan_check(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        self._check = self._loop.call_later(_CHECK_CONNECTION_S, self._check_connection)
 
-    def _polled(self) -> None:
-        self._poll = None
+    def _check_connection(self) -> None:
+        self._check = None
         if self.socket.closed or not self._is_blocked:
             return
-        self._look()
+        self._read()
         if self._is_blocked:
-            self._poll_connection()
+            self._plan_check()
 
-    def _go_on(self) -> None:
-        """Send what was kept, once this dialer's connection stands, and the one it comes after."""
-        for pipe in (self, self._dials_after):
-            if pipe is not None and (pipe.socket.closed or not pipe._stands):  # noqa: SLF001
+    def _send_kept(self) -> None:
+        """Send what was kept, once this pipe and the one it waits for are connected."""
+        for pipe in (self, self._waits_for):
+            if pipe is not None and (pipe.socket.closed or not pipe._is_connected):  # noqa: SLF001
                 return
         self._kept_bytes = 0
         self._is_blocked = False
-        for pipe in (self, self._dials_after, *self._after):
-            if pipe is not None:  # whoever asked whether it stands may have swallowed its word
-                pipe._look_soon()  # noqa: SLF001
+        for pipe in (self, self._waits_for, *self._waiting):
+            if pipe is not None:  # checking the connection may have consumed its signal
+                pipe._plan_read()  # noqa: SLF001
         while self._queue and not self._is_blocked:
-            self._write_one(self._queue.popleft())
+            self._write(self._queue.popleft())
 
     async def _watch(self) -> None:
         while True:
             seen = parse_monitor_message(await self._monitor.recv_multipart())
-            if seen["event"] & _FAILED:
+            if seen["event"] & _HANDSHAKE_FAILED:
                 self.failed_handshakes += 1
-                self._handshake_failed(seen["event"], seen["value"])
-            elif self.doors is not None and seen["event"] & _CAME:
-                self.doors.came(seen["value"], self._loop.time())
-            elif self.doors is not None:
-                self.doors.went(seen["value"])
+                self._on_handshake_failed(seen["event"], seen["value"])
+            elif self.admission is not None and seen["event"] & _ACCEPTED:
+                self.admission.accepted(seen["value"], self._loop.time())
+            elif self.admission is not None:
+                self.admission.closed(seen["value"])

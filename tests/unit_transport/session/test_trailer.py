@@ -5,13 +5,13 @@ import itertools
 import msgpack
 import pytest
 
-from fsl_transport.zmq.frame_trailer import end_of, is_whole
+from fsl_transport.session.frames import is_whole, trailer
 
 
 def sent(number):
     """The frames of one message, as they go out."""
     head = msgpack.packb([9, b"session!", 1, 0, number])
-    return [head, b"payload %d" % number, end_of(head)]
+    return [head, b"payload %d" % number, trailer(head)]
 
 
 def test_what_was_sent_is_whole():
@@ -21,7 +21,7 @@ def test_what_was_sent_is_whole():
     assert is_whole([head, payload, end])
     assert is_whole([head, memoryview(payload), end])
     assert is_whole([head, b"", end])
-    assert end_of(memoryview(head)) == end
+    assert trailer(memoryview(head)) == end
 
 
 def test_no_choice_of_frames_in_order_makes_another_message():
@@ -39,7 +39,7 @@ def test_no_choice_of_frames_in_order_makes_another_message():
 
 
 @pytest.mark.parametrize(
-    "parts", [[], [b"", b""], [b"a", b"b"], [b"a", b"b", b"a"], [b"a"] * 4, [end_of(b"a")]]
+    "parts", [[], [b"", b""], [b"a", b"b"], [b"a", b"b", b"a"], [b"a"] * 4, [trailer(b"a")]]
 )
 def test_what_is_not_whole(parts):
     """Strangers send anything."""
