@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
@@ -176,13 +176,6 @@ def advance(
         stored = writer.seal(pool)
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, step.update_bytes, math.sqrt(step.norm_squared))
-
-
-def chunks_of(manifest: Manifest, vector: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Views of the chunks of a flat vector, in order."""
-    for index in range(manifest.chunks):
-        start, stop = manifest.chunk_range(index)
-        yield vector[start:stop]
 
 
 def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:

@@ -12,10 +12,10 @@ import numpy as np
 
 from fsl_async.store.checkpoint import WEIGHTS, VersionWriter
 from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.delta_kind import decode_checked
 from fsl_async.store.errors import FrameRefused
 from fsl_async.store.manifest import CHUNK_VALUES
 from fsl_async.store.records import VersionRecord
-from fsl_async.store.spool import decode_checked
 from fsl_codecs import info
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from attrs import evolve, field, fields_dict, frozen, validators
 from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.store.aggregation import Mean, Rule
+from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.outer import OuterSettings
 from fsl_codecs import CodecSpec
@@ -180,13 +181,13 @@ class StoreSettings:
     threads: int = field(default=1, validator=validators.ge(1))
     """That decode chunks, and write a version's files, at the same time."""
     rule: Rule = field(factory=Mean)
-    """Of aggregation; of whole weights only the mean."""
-    whole: bool = field(default=False)
-    """Whether deltas are whole weights, whose average is the next version (docs/adr/0045); for "average" only."""
+    """Of aggregation; of kinds that are not comparable only the mean."""
+    kind: DeltaKind = field(factory=Dense)
+    """What the run's deltas are made of. Of full weights the average is the next version (docs/adr/0045)."""
 
-    @whole.validator
-    def _check_whole(self, _: object, whole: bool) -> None:
-        if whole and self.outer.optimizer != "average":
-            raise ValueError("whole weights can be averaged and nothing else")
-        if whole and self.rule.by_rows:
-            raise ValueError(f"whole weights cannot be aggregated by {self.rule.name}")
+    @kind.validator
+    def _check_kind(self, _: object, kind: DeltaKind) -> None:
+        if kind.is_full and self.outer.optimizer != "average":
+            raise ValueError("full weights can be averaged and nothing else")
+        if self.rule.by_rows and not kind.comparable:
+            raise ValueError(f"{kind.name} deltas cannot be aggregated by {self.rule.name}")

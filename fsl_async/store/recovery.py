@@ -72,7 +72,7 @@ class RunDirectory:
             return
         known = self.book.pending.keys() | self.book.merged.keys() | self.book.quarantined.keys()
         unknown = sorted(self.spool.present() - known)
-        for key in [key for key in unknown if self.spool.is_whole(key, self.manifest)]:
+        for key in [key for key in unknown if self.spool.is_complete(key, self.manifest)]:
             self.spool.set_aside(key)
             self.notices.append(
                 f"delta {key.text} is in no line of the ledger; moved to quarantine"
@@ -104,7 +104,7 @@ def open_run_directory(
     Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; then the directory is closed again.
     """
     make_durable_folder(files, run_dir)
-    checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir)
+    checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir, settings.kind)
     files.make_directory(checkpoints.directory)
     spool.make_directories()
     files.sync_directory(run_dir)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from fsl_async.store.accumulator import add_difference, add_whole
 from fsl_async.store.advance import advance, advance_whole, scaled
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.errors import Damage, StoreError
@@ -115,7 +114,7 @@ class Repairer:
         if record.rule != rule.name:
             return {}
         weights = {entry.key: entry.weight for entry in record.merged}
-        if self.settings.whole:
+        if self.settings.kind.is_full:
             done = advance_whole(
                 self.files,
                 manifest,
@@ -148,19 +147,12 @@ class Repairer:
 
     def _sums(self, damaged: Checkpoint, manifest: Manifest) -> Iterator[NDArray[Any]]:
         """What the accumulator held, chunk by chunk: additions in the same order give the same bits."""
-        whole = self.settings.whole
-        add = add_whole if whole else add_difference
-        room = np.zeros(manifest.chunk_values(0), np.float64 if whole else np.float32)
+        kind = self.settings.kind
+        count = kind.frames(manifest)
         sources = [
-            (self.spool.frames(entry.key, manifest), entry.weight)
-            for entry in damaged.record.merged
+            (self.spool.frames(entry.key, count), entry.weight) for entry in damaged.record.merged
         ]
-        for index in range(manifest.chunks):
-            total = room[: manifest.chunk_values(index)]
-            total.fill(0.0)
-            for frames, weight in sources:
-                add(next(frames), total, weight)
-            yield total
+        return kind.sums(manifest, sources)
 
     def _add_update(
         self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.aggregation import Rule
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.spool import Spool
 
@@ -42,18 +41,13 @@ class RobustAggregator:
         self.weights: dict[DeltaKey, float] = {}
         """The weight of every delta that is in, in the order in which they came."""
 
-    @property
-    def values(self) -> NDArray[Any]:
-        """There is no sum."""
-        raise StoreError(f"{self._rule.name} adds nothing up: make its chunks")
-
-    def add_chunk(self, key: DeltaKey, weight: float, index: int, frame: BytesLike) -> None:
-        """A rule sees deltas side by side, so one that is still coming is of no use."""
+    def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
+        """Do nothing: a rule sees deltas side by side, so one that is still arriving is of no use."""
 
     def add(self, key: DeltaKey, weight: float) -> None:
         """Take a delta in. StoreError: it cannot be read."""
         try:
-            next(iter(self._spool.frames(key, self._manifest)))
+            next(iter(self._spool.frames(key, self._manifest.chunks)))
         except (FileNotFoundError, StoreError) as error:
             raise DeltaDamaged(key.text, str(error)) from error
         except OSError as error:
@@ -111,7 +105,10 @@ class RobustAggregator:
         """The same chunk of each client's weighted delta, float32 (n, values)."""
         room = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
         frames = [
-            [(key, self._spool.frames(key, self._manifest), self.weights[key]) for key in keys]
+            [
+                (key, self._spool.frames(key, self._manifest.chunks), self.weights[key])
+                for key in keys
+            ]
             for keys in clients
         ]
         for index in range(self._manifest.chunks):

@@ -6,8 +6,9 @@
 A file in spool/ means nothing by itself: the ledger says whether its delta was acknowledged. So a crash before the ledger
 line leaves a file that recovery removes, and the client, which keeps a delta until it is acknowledged, offers it again.
 
-Frames arrive in order, each is checked when it arrives (length, checksum, finite values), and only one chunk is ever decoded
-at a time. A delta that was interrupted goes on at `next_chunk`, within the life of the process.
+Frames arrive in order. Each is checked when it arrives, as the kind of the run's deltas has it
+(fsl_async.store.delta_kind), and only one is ever decoded at a time. A delta that was interrupted goes on at `next_chunk`,
+within the life of the process.
 """
 
 from __future__ import annotations
@@ -15,24 +16,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
 from attrs import define
 
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.flat_file import check_content
 from fsl_async.store.frame_file import FrameWriter, each_frame, frame_places
-from fsl_async.store.manifest import CHUNK_VALUES
-from fsl_async.store.outer import squared_norm
 from fsl_async.store.records import file_name, key_of_file
-from fsl_codecs import CodecError, decode_into, info
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
+    from fsl_async.store.delta_kind import Checked, DeltaKind
     from fsl_async.store.files import BytesLike, Files
     from fsl_async.store.manifest import Manifest
 
@@ -55,33 +51,15 @@ class Part:
         return math.sqrt(self.squared_norm)
 
 
-def decode_checked(
-    frame: BytesLike, index: int, manifest: Manifest, out: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Decode a peer's frame for chunk `index` into the start of `out`; FrameRefused when it is not one."""
-    try:
-        expected = manifest.chunk_values(index)
-    except IndexError:
-        raise FrameRefused(f"{index} is past the last of {manifest.chunks} chunks") from None
-    try:
-        values = info(frame).values
-        if values != expected:
-            raise FrameRefused(f"chunk {index} has {values} values, expected {expected}")
-        decode_into(frame, out[:expected])
-    except CodecError as error:
-        raise FrameRefused(f"chunk {index} cannot be decoded: {error}") from error
-    return out[:expected]
-
-
 class Spool:
     """The two folders. Every method that touches them raises OSError as the system gives it."""
 
-    def __init__(self, files: Files, run_dir: Path) -> None:
+    def __init__(self, files: Files, run_dir: Path, kind: DeltaKind) -> None:
         self._files = files
+        self._kind = kind
         self._directory = run_dir / "spool"
         self._aside = run_dir / "quarantine"
         self._parts: dict[DeltaKey, Part] = {}
-        self._scratch = np.empty(0, dtype=np.float32)
 
     def make_directories(self) -> None:
         """Create both folders; their names are durable once the run directory is synced."""
@@ -112,24 +90,24 @@ class Spool:
         part = self._parts.get(key)
         return part.writer.frames if part else 0
 
-    def write(self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest) -> bool:
-        """Check and append a frame; one that is there already is left alone: False."""
+    def write(
+        self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest
+    ) -> Checked | None:
+        """Check and append a frame; returns what it holds. One that is there already is left alone: None."""
         part = self.part(key)
         if index < part.writer.frames:
-            return False
+            return None
         if index > part.writer.frames:
             raise FrameRefused(
                 f"chunk {index} of delta {key.text} came before chunk {part.writer.frames}"
             )
-        if not len(self._scratch):
-            self._scratch = np.empty(CHUNK_VALUES, dtype=np.float32)
         try:
-            values = decode_checked(frame, index, manifest, self._scratch)
+            checked = self._kind.check(manifest, index, frame)
         except FrameRefused as error:
             raise FrameRefused(f"delta {key.text}: {error}") from error
         part.writer.append(frame)
-        part.squared_norm += squared_norm(values)
-        return True
+        part.squared_norm += checked.squared_norm
+        return checked
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
         """Make a complete delta durable. When that fails the delta is given up: it must be sent again.
@@ -138,9 +116,10 @@ class Spool:
         success for data that is gone.
         """
         part = self.part(key)
-        if part.writer.frames != manifest.chunks:
+        wanted = self._kind.frames(manifest)
+        if part.writer.frames != wanted:
             raise StoreError(
-                f"delta {key.text} has {part.writer.frames} of {manifest.chunks} chunks; "
+                f"delta {key.text} has {part.writer.frames} of {wanted} chunks; "
                 f"finish it when all have come"
             )
         if not part.durable:
@@ -171,10 +150,10 @@ class Spool:
     # --- acknowledged deltas ------------------------------------------------------------------------------
 
     def frames(
-        self, key: DeltaKey, manifest: Manifest, chunks: Sequence[int] | None = None
+        self, key: DeltaKey, count: int, indices: Sequence[int] | None = None
     ) -> Iterator[bytes]:
-        """The coded chunks of a delta, or these of them, in order, one in memory at a time."""
-        return each_frame(self._files, self._directory / file_name(key), manifest.chunks, chunks)
+        """The `count` frames of a delta, or these of them, in order, one in memory at a time."""
+        return each_frame(self._files, self._directory / file_name(key), count, indices)
 
     def holds(self, delta: StoredDelta) -> bool:
         """Whether the delta's file is in the spool; its content is not read."""
@@ -185,10 +164,11 @@ class Spool:
         path = self._directory / file_name(delta.key)
         return check_content(self._files, path, delta.bytes, delta.sha256)
 
-    def is_whole(self, key: DeltaKey, manifest: Manifest) -> bool:
+    def is_complete(self, key: DeltaKey, manifest: Manifest) -> bool:
         """Whether the delta's file has all of its frames; their content is not read."""
+        count = self._kind.frames(manifest)
         try:
-            frame_places(self._files, self._directory / file_name(key), manifest.chunks)
+            frame_places(self._files, self._directory / file_name(key), count)
         except StoreError:
             return False
         return True

@@ -33,7 +33,7 @@ from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.sync.delta import Delta, MergedDelta, StoredDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.store.accumulator import Accumulator
-from fsl_async.store.advance import advance, advance_whole, chunks_of, scaled
+from fsl_async.store.advance import advance, advance_whole, scaled
 from fsl_async.store.checkpoint import VersionWriter
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import Damage, StoreError
@@ -358,10 +358,10 @@ class Store:
         """Check and store a coded chunk, in order, and perhaps add it already; one that is there already is left alone."""
         spool = self._open.spool
         with disk(f"cannot spool delta {key.text}"):
-            is_new = spool.write(key, index, frame, self.manifest)
+            checked = spool.write(key, index, frame, self.manifest)
         part = spool.part(key)
-        if is_new and part.version == self.version and _is_weight(part.weight):
-            self._sum.add_chunk(key, part.weight, index, frame)
+        if checked is not None and part.version == self.version and _is_weight(part.weight):
+            self._sum.add_arriving(key, part.weight, index, checked.content)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: once this returns it is durable, in the spool or in quarantine."""
@@ -438,7 +438,7 @@ class Store:
             self._accumulator = RobustAggregator(self.manifest, self._open.spool, self._pool, rule)
         elif self._accumulator is None:
             self._accumulator = Accumulator(
-                self.manifest, self._open.spool, self._pool, whole=self._settings.whole
+                self.manifest, self._open.spool, self._pool, self._settings.kind
             )
         return self._accumulator
 
@@ -488,13 +488,13 @@ class Store:
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
-            if self._settings.whole:
+            if self._settings.kind.is_full:
                 done = advance_whole(
                     self._files,
                     manifest,
                     current,
                     writer=writer,
-                    sums=chunks_of(manifest, self._sum.values),
+                    sums=averages,
                     member_weight=math.fsum(one.weight for one in merged),
                     scale=scale,
                     pool=self._pool,
@@ -528,15 +528,17 @@ class Store:
 
     def _averages(
         self, merged: Sequence[MergedDelta], scale: float
-    ) -> tuple[Iterator[NDArray[np.float32]], set[DeltaKey]]:
+    ) -> tuple[Iterator[NDArray[Any]], set[DeltaKey]]:
         """What the round comes to, chunk by chunk, and the deltas that have a part in it."""
         gathered = self._sum
         if isinstance(gathered, RobustAggregator):
             with disk("cannot read the deltas of the round"):
                 chosen = gathered.chosen()
             return gathered.averages(chosen), {key for keys in chosen for key in keys}
-        sums = chunks_of(self.manifest, gathered.values)
-        return scaled(sums, scale), {one.key for one in merged}
+        used = {one.key for one in merged}
+        if self._settings.kind.is_full:
+            return gathered.chunks(), used
+        return scaled(gathered.chunks(), scale), used
 
     def _check_commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._open.book

@@ -10,6 +10,7 @@ from deltas import merged_of
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import RULES, rule_named
+from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
@@ -214,8 +215,8 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
 
 def test_whole_weights_know_only_the_mean():
     """Their path through the store is another one."""
-    with pytest.raises(ValueError, match="whole weights cannot be aggregated by median"):
-        StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), whole=True)
+    with pytest.raises(ValueError, match="full deltas cannot be aggregated by median"):
+        StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), kind=FullWeights())
 
 
 def test_unknown_rules_are_named():

@@ -7,6 +7,7 @@ from deltas import merged_of
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import rule_named
+from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import CheckpointDamaged, Damaged, DeltaDamaged, LedgerLost, StoreError
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import file_name
@@ -84,7 +85,7 @@ def test_the_next_version_is_the_same_as_without_the_damage(make_twins, file, pl
         {"threads": 2},
         {"codec_down": CodecSpec(format="fp32")},
         {"outer": OuterSettings("average")},
-        {"outer": OuterSettings("average"), "whole": True},
+        {"outer": OuterSettings("average"), "kind": FullWeights()},
         {"rule": rule_named("median", 0)},
     ],
     ids=["threads", "lossless", "average", "whole", "median"],

@@ -207,7 +207,7 @@ def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_
     merged = pending(run, disk)
     failing[0] = True
     if fault == "not finite":
-        run.store._sum.values[64 * 2] = np.inf
+        run.store._sum.total.values[64 * 2] = np.inf
     with pytest.raises(StoreError, match="not finite" if fault == "not finite" else "Input/output"):
         run.store.commit(1, merged, 1 / 20)
     assert not disk.at_work

@@ -8,6 +8,7 @@ from deltas import delta_of
 
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
 from fsl_async.roles.sync.weighting import TokensWeighting
+from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest, digest_of
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
@@ -17,7 +18,7 @@ WIDE = Manifest.from_shapes([("w", (2, CHUNK_VALUES // 2 + 5)), ("b", (7,))])
 SETTINGS = {
     "codec_down": CodecSpec(format="fp32"),
     "outer": OuterSettings(optimizer="average"),
-    "whole": True,
+    "kind": FullWeights(),
 }
 
 
@@ -90,4 +91,4 @@ def test_there_is_no_update_to_such_a_version_and_it_survives_a_restart(make_run
 def test_whole_weights_are_averaged_and_nothing_else():
     """Momentum over weights instead of differences would be nonsense that runs."""
     with pytest.raises(ValueError, match="averaged"):
-        StoreSettings(whole=True)
+        StoreSettings(kind=FullWeights())

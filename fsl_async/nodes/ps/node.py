@@ -51,6 +51,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
+from fsl_async.store.delta_kind import Dense, FullWeights
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings, VersionRecord
@@ -110,7 +111,7 @@ def _store_settings(config: Config) -> StoreSettings:
         outer,
         codec.threads,
         rule=rule_of(config),
-        whole=config.split.sends_whole,
+        kind=FullWeights() if config.split.sends_whole else Dense(),
     )
 
 

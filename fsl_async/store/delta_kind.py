@@ -1,0 +1,219 @@
+"""Kinds of deltas: what frames a delta of a run has, what each must hold, and how deltas add up.
+
+    dense    the base minus the client's weights: one frame a chunk of the flat vector, sums in fp32
+    full     the client's weights themselves (docs/adr/0045): the same frames, sums in float64
+
+Ledger, spool, weights, staleness and quarantine are the same for all kinds. A run has one kind (`StoreSettings.kind`). To
+add one: a class below DeltaKind, and for what does not lie chunk by chunk in the flat vector a total of its own.
+
+A frame that arrives is decoded once: `check` returns what it holds, and `Total.add` takes that. What is added later is read
+from the spool and decoded there (`Total.add_frame`); both ways give the same bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from attrs import frozen
+
+from fsl_async.store.errors import FrameRefused
+from fsl_async.store.outer import squared_norm
+from fsl_codecs import CodecError, decode_accumulate, decode_into, info, new_vector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.files import BytesLike
+    from fsl_async.store.manifest import Manifest
+
+    Source = tuple[Iterator[bytes], float]
+    """The frames of a delta, in order, and its weight."""
+
+
+_SUBNORMAL, _ONE = np.array([[1e-40], [1.0]], np.float32)
+
+
+@frozen
+class Checked:
+    """What a frame holds, decoded; valid until the next frame is checked."""
+
+    content: Any
+    squared_norm: float
+    """Its part of the delta's squared norm; not finite when a value is not finite."""
+
+
+class Total(ABC):
+    """A sum of deltas times their weights. Frames are independent: each index has a part of its own, zero at first."""
+
+    @abstractmethod
+    def clear(self, index: int) -> None:
+        """Set the part of one frame to zero."""
+
+    @abstractmethod
+    def add(self, index: int, content: Any, weight: float) -> bool:
+        """Add a frame that was checked; its content may be changed. False: nothing was added, `add_frame` has to."""
+
+    @abstractmethod
+    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+        """Add a frame from the spool. Raises CodecError. Several threads may call it, each for another index."""
+
+    @abstractmethod
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """The sum as chunks of the flat vector, in order; each is valid until the next."""
+
+
+class DeltaKind(ABC):
+    """What a delta is made of. An object belongs to one store and is used in its thread."""
+
+    name: ClassVar[str]
+    comparable: ClassVar[bool] = False
+    """Whether frames are chunks of the flat vector, so that a rule can see those of several clients side by side."""
+    is_full: ClassVar[bool] = False
+    """Whether the average of deltas is the next version itself, and not a change of the version before."""
+
+    @abstractmethod
+    def frames(self, manifest: Manifest) -> int:
+        """How many frames a complete delta has."""
+
+    @abstractmethod
+    def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
+        """Decode a peer's frame. Raises FrameRefused when it is not frame `index` of a delta."""
+
+    @abstractmethod
+    def total(self, manifest: Manifest) -> Total:
+        """A sum of nothing."""
+
+    def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
+        """What a total of these deltas comes to, chunk by chunk, with as little memory as possible."""
+        total = self.total(manifest)
+        for index in range(self.frames(manifest)):
+            for frames, weight in sources:
+                total.add_frame(index, next(frames), weight)
+        return total.chunks()
+
+
+class Dense(DeltaKind):
+    """Differences. One fp32 multiplication and one fp32 addition per value, never fused."""
+
+    name = "dense"
+    comparable = True
+    dtype: ClassVar[type[np.floating[Any]]] = np.float32
+
+    def __init__(self) -> None:
+        self._room = np.empty(0, np.float32)
+
+    def frames(self, manifest: Manifest) -> int:
+        """One a chunk."""
+        return manifest.chunks
+
+    def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
+        """See `DeltaKind.check`; the content is float32 (values of the chunk,)."""
+        if not len(self._room):
+            self._room = np.empty(manifest.chunk_values(0), np.float32)
+        values = decode_checked(frame, index, manifest, self._room)
+        return Checked(values, squared_norm(values))
+
+    def total(self, manifest: Manifest) -> ChunkTotal:
+        """One vector of the model's size."""
+        return ChunkTotal(self, manifest)
+
+    def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
+        """In one chunk of memory: additions in the same order give the same bits."""
+        room = np.zeros(manifest.chunk_values(0), self.dtype)
+        for index in range(manifest.chunks):
+            total = room[: manifest.chunk_values(index)]
+            total.fill(0.0)
+            for frames, weight in sources:
+                self.add_frame(total, next(frames), weight)
+            yield total
+
+    def add(self, total: NDArray[Any], values: NDArray[np.float32], weight: float) -> bool:
+        """Add weight * values to `total`, in place; `values` are changed. False: see `Total.add`."""
+        # A library may have set this thread to take subnormal numbers for zero. The codec does not obey that, NumPy does.
+        if not np.multiply(_SUBNORMAL, _ONE)[0]:
+            return False
+        # What is not finite, or becomes so, is taken out again before anything reads the sum.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(values, np.float32(weight), out=values)
+            np.add(total, values, out=total)
+        return True
+
+    def add_frame(self, total: NDArray[Any], frame: BytesLike, weight: float) -> None:
+        """The same of a coded chunk. Raises CodecError."""
+        decode_accumulate(frame, total, weight)
+
+
+class FullWeights(Dense):
+    """Weights. In float64, because weights of opposite sign may cancel down to nearly nothing, and an average that
+    is nearly nothing has to be as right as any other. A product of two fp32 numbers, and most sums of such products,
+    are exact in float64.
+    """
+
+    name = "full"
+    comparable = False
+    is_full = True
+    dtype = np.float64
+
+    def add(self, total: NDArray[Any], values: NDArray[np.float32], weight: float) -> bool:
+        """See `Dense.add`."""
+        with np.errstate(invalid="ignore"):
+            total += np.multiply(values, weight, dtype=np.float64)
+        return True
+
+    def add_frame(self, total: NDArray[Any], frame: BytesLike, weight: float) -> None:
+        """See `Dense.add_frame`."""
+        values = np.empty(len(total), np.float32)
+        decode_into(frame, values)
+        self.add(total, values, weight)
+
+
+class ChunkTotal(Total):
+    """A sum in a flat vector."""
+
+    def __init__(self, kind: Dense, manifest: Manifest) -> None:
+        self._kind = kind
+        self._manifest = manifest
+        self.values: NDArray[Any] = new_vector(manifest.values, kind.dtype)
+        """Of the whole model: float32, of full weights float64."""
+
+    def _chunk(self, index: int) -> NDArray[Any]:
+        start, stop = self._manifest.chunk_range(index)
+        return self.values[start:stop]
+
+    def clear(self, index: int) -> None:
+        """See `Total.clear`."""
+        self._chunk(index).fill(0.0)
+
+    def add(self, index: int, content: NDArray[np.float32], weight: float) -> bool:
+        """See `Total.add`."""
+        return self._kind.add(self._chunk(index), content, weight)
+
+    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+        """See `Total.add_frame`."""
+        self._kind.add_frame(self._chunk(index), frame, weight)
+
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """Views of the vector."""
+        return map(self._chunk, range(self._manifest.chunks))
+
+
+def decode_checked(
+    frame: BytesLike, index: int, manifest: Manifest, out: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Decode a peer's frame for chunk `index` into the start of `out`; FrameRefused when it is not one."""
+    try:
+        expected = manifest.chunk_values(index)
+    except IndexError:
+        raise FrameRefused(f"{index} is past the last of {manifest.chunks} chunks") from None
+    try:
+        values = info(frame).values
+        if values != expected:
+            raise FrameRefused(f"chunk {index} has {values} values, expected {expected}")
+        decode_into(frame, out[:expected])
+    except CodecError as error:
+        raise FrameRefused(f"chunk {index} cannot be decoded: {error}") from error
+    return out[:expected]

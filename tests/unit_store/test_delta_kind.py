@@ -1,0 +1,179 @@
+# ruff: noqa: D102 - the methods of the stand-in are those of DeltaKind
+"""Kinds of deltas: decoded once as they arrive, added to the same bits either way; and a kind that is not made of chunks."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from deltas import delta_of, merged_of
+
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store import delta_kind
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.aggregation import rule_named
+from fsl_async.store.delta_kind import Checked, DeltaKind, Dense, FullWeights, Total
+from fsl_async.store.errors import FrameRefused
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import StoreSettings
+from fsl_codecs import CodecSpec, encode
+
+MANIFEST = Manifest.from_shapes([("w", (50,))])
+KEYS = [DeltaKey(name, 1, 0, 1) for name in "ab"]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
+
+
+# --- dense and full -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Dense(), FullWeights()])
+@pytest.mark.parametrize("spec", [CodecSpec("fp32"), CodecSpec("e4m3"), CodecSpec("uniform")])
+@pytest.mark.parametrize("weight", [0.0, 1.0, 0.3, 1e-42, 1e30])
+def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
+    """A restart reads from the spool what was added on arrival before: the version may not depend on it."""
+    chance = np.random.default_rng(1)
+    values = chance.standard_normal(20).astype(np.float32)
+    values[:5] *= np.float32(1e-40)
+    values[5] = -0.0
+    frame = encode(values, spec)
+    arrived, read = kind.total(MANIFEST), kind.total(MANIFEST)
+    for total in (arrived, read):
+        total.values[:20] = values[::-1]
+    assert arrived.add(0, kind.check(MANIFEST, 0, frame).content, weight)
+    read.add_frame(0, frame, weight)
+    assert arrived.values.tobytes() == read.values.tobytes()
+
+
+def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
+    """The check and the addition share it: entropy decoding is most of what a server does with a chunk."""
+    decoded = []
+    for name in ("decode_into", "decode_accumulate"):
+        real = getattr(delta_kind, name)
+        monkeypatch.setattr(
+            delta_kind, name, lambda *given, real=real: (decoded.append(1), real(*given))[1]
+        )
+    run = make_run(manifest=MANIFEST)
+    run.start()
+    decoded.clear()
+    key = KEYS[0]
+    assert run.store.spool_begin(delta_of(key), 10.0) is None
+    for index in range(MANIFEST.chunks):
+        start, stop = MANIFEST.chunk_range(index)
+        frame = encode(np.ones(stop - start, np.float32), CodecSpec("e4m3"))
+        run.store.spool_write(key, index, frame)
+    run.store.spool_finish(key)
+    run.store.accumulate(key, 10.0)
+    assert len(decoded) == MANIFEST.chunks
+
+
+# --- a kind of another make ---------------------------------------------------------------------------------------
+
+
+def direction(seed, values):
+    return np.random.default_rng(seed).standard_normal(values).astype(np.float32)
+
+
+class SeedsTotal(Total):
+    """The pairs so far. What they stand for is made when it is asked for."""
+
+    def __init__(self, manifest):
+        self.manifest = manifest
+        self.pairs = []
+
+    def clear(self, index):
+        self.pairs.clear()
+
+    def add(self, index, content, weight):
+        self.pairs += [(seed, weight * scalar) for seed, scalar in content]
+        return True
+
+    def add_frame(self, index, frame, weight):
+        self.add(index, json.loads(bytes(frame)), weight)
+
+    def chunks(self):
+        for index in range(self.manifest.chunks):
+            start, stop = self.manifest.chunk_range(index)
+            total = np.zeros(stop - start, np.float32)
+            for seed, scalar in self.pairs:
+                total += np.float32(scalar) * direction(seed, self.manifest.values)[start:stop]
+            yield total
+
+
+class Seeds(DeltaKind):
+    """As a client of zeroth-order training sends it: one frame of pairs, a seed and a scalar."""
+
+    name = "seeds"
+
+    def frames(self, manifest):
+        return 1
+
+    def check(self, manifest, index, frame):
+        try:
+            pairs = [(int(seed), float(scalar)) for seed, scalar in json.loads(bytes(frame))]
+        except (ValueError, TypeError) as error:
+            raise FrameRefused(f"not a list of seeds and scalars: {error}") from error
+        return Checked(pairs, sum(scalar**2 for _, scalar in pairs))
+
+    def total(self, manifest):
+        return SeedsTotal(manifest)
+
+
+@pytest.fixture
+def seeds_run(make_run):
+    """A run of seeds and scalars, at version 0."""
+    outer = OuterSettings("average")
+    run = make_run(
+        manifest=MANIFEST, kind=Seeds(), outer=outer, codec_down=CodecSpec(format="fp32")
+    )
+    run.start()
+    return run
+
+
+def send(store, key, pairs, weight=None):
+    assert store.spool_begin(delta_of(key), weight) is None
+    store.spool_write(key, 0, json.dumps(pairs).encode())
+    return store.spool_finish(key)
+
+
+@pytest.mark.parametrize("early", [1.0, None])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
+    """Spool, ledger, weights and restart are common: a kind brings its check, its size and its accumulation only."""
+    run = seeds_run
+    for key, pairs in zip(KEYS, ([[1, 0.5], [2, -1.0]], [[3, 2.0]]), strict=True):
+        assert send(run.store, key, pairs, early).problem is None
+        run.store.accumulate(key, 1.0)
+    before = run.weights(0)
+    if restarts:
+        for stored in run.open().pending:
+            run.store.accumulate(stored.key, 1.0)
+    run.store.commit(1, [merged_of(key) for key in KEYS], 0.5)
+    change = 0.5 * direction(1, 50) - 1.0 * direction(2, 50) + 2.0 * direction(3, 50)
+    assert np.allclose(run.weights(1), before - 0.5 * change, atol=1e-6)
+    path = run.store._kept.get(1).path / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert not run.store.verify(1)
+    assert np.allclose(run.weights(1), before - 0.5 * change, atol=1e-6), (
+        "made again from the spool"
+    )
+
+
+def test_another_kind_has_its_own_check(seeds_run):
+    """What is no frame of it is refused; what is not finite goes to quarantine as ever."""
+    store = seeds_run.store
+    store.spool_begin(delta_of(KEYS[0]))
+    with pytest.raises(FrameRefused, match="not a list of seeds and scalars"):
+        store.spool_write(KEYS[0], 0, b"[[1]]")
+    assert store.spool_next_chunk(KEYS[0]) == 0
+    assert send(store, KEYS[1], [[1, math.nan]]).problem == "it holds NaN or infinity"
+
+
+def test_rules_that_compare_chunks_need_a_kind_that_has_them():
+    """Seeds of two clients cannot be sorted by value."""
+    with pytest.raises(ValueError, match="seeds deltas cannot be aggregated by median"):
+        StoreSettings(rule=rule_named("median"), kind=Seeds())
