@@ -1,4 +1,5 @@
-// The static tables, made once from Gaussian and Laplace distributions; part of the wire format (docs/WIRE.md).
+// The static code tables, from Gaussian and Laplace distributions; part of the wire format
+// (docs/WIRE.md).
 #include <cstdlib>
 
 #include "entropy/code_table.hpp"
@@ -13,7 +14,7 @@ struct Packed {
   const char* hexadecimal;
 };
 
-// In the order of their numbers, the tables of a format together.
+// In the order of their numbers, grouped by format.
 constexpr Packed kPacked[] = {
     {Kind::kE4m3, "1c3e27888888887877676656554554444443546508"},
     {Kind::kE4m3, "183e278888888877776666555555554444445454668608"},
@@ -26,7 +27,9 @@ constexpr Packed kPacked[] = {
 };
 constexpr int kCount = sizeof(kPacked) / sizeof(kPacked[0]);
 
-std::uint8_t nibble_of(char digit) { return static_cast<std::uint8_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10); }
+std::uint8_t nibble_of(char digit) {
+  return static_cast<std::uint8_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10);
+}
 
 struct Table {
   CodeTable tables[kCount];
@@ -39,7 +42,8 @@ struct Table {
         bytes[size++] = static_cast<std::uint8_t>(nibble_of(digits[0]) << 4 | nibble_of(digits[1]));
       }
       const std::uint8_t* position = bytes;
-      if (!unpack_table(position, bytes + size, kWidth, tables[number]).ok()) std::abort();  // the table above is wrong
+      if (!unpack_table(position, bytes + size, kWidth, tables[number]).ok())
+        std::abort();  // the table above is wrong
     }
   }
 };
