@@ -1,19 +1,16 @@
-"""Code tables: what they hold, their bytes, and static ones."""
+"""Code tables: what they hold, and their bytes."""
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from frame_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import CodecSpec, CodecUsageError, FrameError, decode, encode
+from fsl_codecs import CodecUsageError, FrameError
 from fsl_codecs.code_tables import CodeTable, read_table, table_from_counts
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.reader import Reader
-from fsl_codecs.static_tables import static_tables
 
 HEADER = 28
 UNHURRIED = settings(deadline=None, max_examples=60)
@@ -257,48 +254,3 @@ def test_an_escape_may_be_any_leaf():
     """Also the shortest one, which no encoder makes out of symbols seen."""
     assert read_table(reader(bytes.fromhex("00000101")), 3).escape == 1
     assert read_table(reader(bytes.fromhex("00010122")), 3).lengths == b"\2\2" + bytes(6)
-
-
-def test_the_static_tables_are_those_of_the_document():
-    """They are part of the wire format; another implementation takes them from there."""
-    rows = re.findall(
-        r"^\| (\d+) \| (\w+) \| .* \| `([0-9a-f]+)` \|$", WIRE.read_text(), re.MULTILINE
-    )
-    written = [
-        (number, name, table.packed.hex())
-        for name in ("e4m3", "e5m2", "uniform")
-        for number, table in static_tables(name)
-    ]
-    assert written == [(int(number), name, packed) for number, name, packed in rows]
-    assert [number for number, _, _ in written] == list(range(8))
-    assert not static_tables("fp32")
-    assert not static_tables("bf16")
-
-
-@pytest.mark.parametrize(
-    ("name", "step_log2", "draw", "count", "number"),
-    [
-        ("e4m3", 14, "gauss", 2000, 0),
-        ("e4m3", 14, "laplace", 2000, 1),
-        ("e5m2", 14, "gauss", 2000, 2),
-        ("e5m2", 14, "laplace", 2000, 3),
-        ("uniform", 14, "gauss", 1000, 4),
-        ("uniform", 14, "laplace", 2000, 5),
-        ("uniform", 11, "gauss", 2000, 6),
-        ("uniform", 8, "laplace", 8000, 7),
-    ],
-)
-def test_small_chunks_take_the_static_table_made_for_them(name, step_log2, draw, count, number):
-    """A small tensor's own table costs more than it saves; each static table has to win where it should."""
-    generator = np.random.default_rng(0)
-    values = generator.standard_normal(count) if draw == "gauss" else generator.laplace(size=count)
-    frame = encode(values.astype(np.float32), CodecSpec(name, step_log2=step_log2))
-    assert not tables_of(frame)
-    assert payload(frame)[:3] == bytes((0, 3, number)), "split 0, kind 3, the table"
-    decode(frame)
-
-
-def payload(frame):
-    """That of the first chunk, which is coded: the split and the plane heads come first."""
-    assert frame[HEADER + 8] == 3
-    return frame[HEADER + 16 :]

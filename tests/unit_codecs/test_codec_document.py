@@ -4,17 +4,14 @@ It pins the document to the package where the other tests look at parts: the ord
 """
 
 import math
-import re
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fsl_codecs import CodecSpec, decode, encode
 
-WIRE = Path(__file__).parent.parent.parent / "docs" / "WIRE.md"
 FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 CODE_BITS = {"fp32": 32, "bf16": 16, "e4m3": 8, "e5m2": 8, "uniform": 8}
 SPLITS = {
@@ -23,12 +20,6 @@ SPLITS = {
     "e4m3": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
     "e5m2": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
     "uniform": [("plain", 6, 2), ("plain", 8)],
-}
-STATIC = {
-    (name, int(number)): bytes.fromhex(packed)
-    for number, name, packed in re.findall(
-        r"^\| (\d+) \| (\w+) \| .* \| `([0-9a-f]+)` \|$", WIRE.read_text(), re.MULTILINE
-    )
 }
 
 
@@ -134,16 +125,14 @@ def stream_of(data, table, count):
     return symbols + [None if v == lowest else v for v in ends]
 
 
-def head_of(data, name, width):
+def head_of(data, width):
     kind = data.number("B")
     if kind == 0:
         return "raw", None
     if kind == 1:
         return "constant", data.number("B")
-    if kind == 2:
-        return "coded", CodeTable(data, width)
-    assert kind == 3
-    return "coded", CodeTable(Bytes(STATIC[name, data.number("B")]), width)
+    assert kind == 2
+    return "coded", CodeTable(data, width)
 
 
 def plane_of(data, head, width, streamed):
@@ -241,7 +230,7 @@ def read(frame):
             plan = None
             if mode == 3:
                 split = SPLITS[name][payload.number("B")]
-                heads = [head_of(payload, name, width) for width in split[1:]]
+                heads = [head_of(payload, width) for width in split[1:]]
                 streams = [
                     stream_of(payload, what, count) if kind == "coded" else [None] * count
                     for kind, what in heads
@@ -276,7 +265,7 @@ def drawn(draw, count):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("draw", ["gauss", "gelu", "sparse", "heavy", "rows", "nan"])
 def test_the_document_alone_reads_frames(name, draw):
-    """Small and sampled chunks, coded and not, with own and static tables and escapes."""
+    """Small and sampled chunks, coded and not, with code tables and escapes."""
     for count, spec in [
         (700, CodecSpec(name)),
         (3000, CodecSpec(name, 16, 1008)),

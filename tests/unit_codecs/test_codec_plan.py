@@ -7,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_codecs import CodecSpec, decode, encode, info
-from fsl_codecs.code_tables import table_from_counts
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.planes import (
     CONSTANT,
     OWN,
     RAW,
-    STATIC,
     Counted,
     Sample,
     cut,
@@ -27,7 +25,6 @@ from fsl_codecs.planes import (
     write_words,
 )
 from fsl_codecs.quantised import quantise
-from fsl_codecs.static_tables import static_tables
 
 UNHURRIED = settings(deadline=None, max_examples=150)
 NAMES = list(FORMATS)
@@ -58,29 +55,26 @@ def low_bits_rule(counts, lengths):
 
 
 def table_rule(counts, table, head_bytes, values):
-    """Cost in bits of a plane with that table, or None; head_bytes counts what follows the head's first byte."""
+    """Cost in bits of a plane with that table; head_bytes counts the head after its first byte."""
     lengths, escape, low_bits = table
-    bits = 0
-    sampled = sum(counts) < values
     listed = bits_in_the_list(lengths, low_bits)
-    for symbol, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-        # A symbol that the sample lacks may follow.
-        if (count or sampled) and not length and not escape:
-            return None
-        bits += count * (length or escape + listed[symbol])
+    bits = sum(
+        count * (length or escape + listed[symbol])
+        for symbol, (count, length) in enumerate(zip(counts, lengths, strict=True))
+    )
     lanes = 128 if values >= 16384 else 16
     return 8 + 8 * head_bytes + 32 + 16 * lanes + values * bits // sum(counts)
 
 
-def plane_rule(counts, width, values=None, static=()):
-    """Kind, name of the table and cost in bits, as the document tells it. static: (name, table), a table being (lengths, escape, low bits)."""
+def plane_rule(counts, width, values=None):
+    """Kind and cost in bits, as in the document."""
     total, present = sum(counts), sum(count > 0 for count in counts)
     values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
     if present == 1:
-        return CONSTANT, None, 16
+        return CONSTANT, 16
     if present > 2 ** (width - 1) and max(counts) <= total // 2 ** (width - 1):
-        return RAW, None, 8 + raw
+        return RAW, 8 + raw
     kept = [count if 768 * count >= total else 0 for count in counts]
     rare, lightest = total - sum(kept), total // 256
     escape = max(1, rare, lightest) if 0 in kept and (total < values or rare) else 0
@@ -89,24 +83,8 @@ def plane_rule(counts, width, values=None, static=()):
     coded = [symbol for symbol, count in enumerate(kept) if count]
     table_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
     low_bits = low_bits_rule(counts, lengths) if escape else 0
-    candidates = [(OWN, None, (lengths, escape, low_bits), table_bytes)]
-    candidates += [(STATIC, *named, 1) for named in static]
-    costs = [
-        (table_rule(counts, table, head, values), kind, name)
-        for kind, name, table, head in candidates
-    ]
-    # min() takes the first of equals.
-    coded, kind, name = min((each for each in costs if each[0] is not None), key=lambda e: e[0])
-    return (kind, name, coded) if coded <= raw - raw // 64 else (RAW, None, 8 + raw)
-
-
-def content(table):
-    return list(table.lengths), table.escape, table.low_bits
-
-
-def static_of(name, width):
-    tables = static_tables(name) if width == 6 else ()
-    return [(number, content(table)) for number, table in tables]
+    cost = table_rule(counts, (lengths, escape, low_bits), table_bytes, values)
+    return (OWN, cost) if cost <= raw - raw // 64 else (RAW, 8 + raw)
 
 
 def planes_of_codes(counts, name, index):
@@ -133,29 +111,20 @@ def split_rule(sample, values, name):
     for index in np.flatnonzero(tried).tolist():
         cost = 8
         for width, plane in planes_of_codes(counts, name, index):
-            cost += plane_rule(plane, width, values, static_of(name, width))[2]
+            cost += plane_rule(plane, width, values)[1]
         if chosen < 0 or cost < best - best // 16:
             chosen, best = index, cost
     return chosen, best
 
 
-def planned(counts, width, values=None, static=()):
-    """What plan_plane makes of it, in the words of plane_rule."""
+def planned(counts, width, values=None):
+    """What plan_plane makes of it: kind and cost in bits."""
     counts = np.array(counts)
     values = int(counts.sum()) if values is None else values
-    candidates = [(bytes((3, number)), table) for number, table in static]
-    plan = plan_plane(Counted(counts, width, int(counts.sum()), values), candidates)
-    name = None
-    if plan.kind == STATIC:
-        name = plan.head[1]
-    elif plan.kind == OWN:
+    plan = plan_plane(Counted(counts, width, int(counts.sum()), values))
+    if plan.kind == OWN:
         assert plan.head[1:] == plan.table.packed
-    return plan.kind, name, plan.cost_bits
-
-
-def ruled(counts, width, values=None, static=()):
-    static = [(number, content(table)) for number, table in static]
-    return plane_rule(list(counts), width, values, static)
+    return plan.kind, plan.cost_bits
 
 
 def skewed(generator, width, flatness, total):
@@ -176,14 +145,7 @@ def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, 
     generator = np.random.default_rng(seed)
     counts = skewed(generator, width, flatness, 7 * 10**scale + seed % 50).tolist()
     values = None if unseen is None else sum(counts) * (1 + unseen) + seed % 7
-    others = [skewed(generator, width, flatness, 10 ** (1 + scale)) for _ in range(2)]
-    tables = [
-        table_from_counts(other, width, sampled=bool(seed & 1 << at))
-        for at, other in enumerate(others)
-        if np.count_nonzero(other) > 1
-    ]
-    static = list(enumerate(tables))
-    assert planned(counts, width, values, static) == ruled(counts, width, values, static)
+    assert planned(counts, width, values) == plane_rule(counts, width, values)
 
 
 def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
@@ -193,8 +155,8 @@ def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
         counts = np.full(32, 1000)
         counts[0] += 100 * tenths
         counts[20:] -= 5 * tenths
-        kind, _, cost = ruled(counts.tolist(), 5)
-        assert planned(counts, 5) == (kind, None, cost)
+        kind, cost = plane_rule(counts.tolist(), 5)
+        assert planned(counts, 5) == (kind, cost)
         lengths = code_lengths(counts)
         refused += kind == RAW and int((counts * lengths).sum()) < 5 * int(counts.sum()) * 0.995
     assert refused > 3
@@ -214,21 +176,6 @@ def test_nearly_uniform_planes_are_not_searched():
     assert planned(counts, 5)[0] == OWN
     counts[:] = [1000] * 16 + [0] * 16
     assert planned(counts, 5)[0] == OWN
-
-
-def test_equal_tables_go_by_order():
-    """Own before static, and as given: otherwise two encoders write two frames."""
-    counts = np.zeros(64, np.int64)
-    counts[20:30] = [9, 20, 41, 85, 170, 340, 170, 85, 41, 20]
-    own = table_from_counts(counts, 6, sampled=False)
-    assert planned(counts, 6, None, [(9, own)])[:2] == (STATIC, 9)
-    # Code tables that differ in a symbol which does not occur cost the same.
-    counts[20:52:2] = 20
-    first, second = (counts.copy() for _ in range(2))
-    first[0] = second[1] = 1
-    tables = [table_from_counts(each, 6, sampled=False) for each in (first, second)]
-    for given_ in (tables, tables[::-1]):
-        assert planned(counts, 6, None, list(enumerate(given_)))[:2] == (STATIC, 0)
 
 
 AROUND = (0, 1, 15, 16, -1)
@@ -277,7 +224,7 @@ def split_costs(codes, name):
     """What each split costs, tried or not."""
     counts = np.bincount(codes, minlength=256).tolist()
     return [
-        8 + sum(plane_rule(p, w, None, static_of(name, w))[2] for w, p in planes)
+        8 + sum(plane_rule(p, w)[1] for w, p in planes)
         for planes in (planes_of_codes(counts, name, i) for i in range(len(FORMATS[name].splits)))
     ]
 
@@ -334,7 +281,7 @@ def plane_kinds(frame, name):
     rest, kinds = bytes(rest), []
     for _ in FORMATS[name].splits[split].widths:
         kinds.append(rest[0])
-        length = {RAW: 1, CONSTANT: 2, STATIC: 2}.get(rest[0])
+        length = {RAW: 1, CONSTANT: 2}.get(rest[0])
         if length is None:
             length = 4 + (rest[2] - rest[1]) // 2 + 1
         rest = rest[length:]

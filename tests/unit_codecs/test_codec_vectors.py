@@ -255,7 +255,6 @@ def test_the_vectors_show_every_part_of_the_format():
         assert (name, "plane", 2) in seen
     for name, splits in (("e4m3", 3), ("e5m2", 3), ("uniform", 2)):
         assert {(name, "split", at) for at in range(splits)} <= seen
-        assert (name, "plane", 3) in seen
         assert {(name, "escape"), (name, "ranks", True), (name, "low bits", True)} <= seen
         assert {(name, "scales", form) for form in ("planes", 64, 128)} <= seen
         assert {(name, "many lanes", many) for many in (False, True)} <= seen

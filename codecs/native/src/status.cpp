@@ -76,8 +76,6 @@ const char* pattern_of(Fault fault) {
       return "%" PRIu64 " codes of up to %" PRIu64 " bits";
     case Fault::kTableSpace:
       return "code lengths do not fill the code space exactly";
-    case Fault::kTableUnknown:
-      return "no code table 0x%" PRIx64 " for planes of %" PRIu64 " bits";
     case Fault::kTableEscape:
       return "an escape where every symbol has a code";
     case Fault::kTableLowBits:

@@ -40,7 +40,6 @@ enum class Fault : int {
   kTableNibbles,
   kTableLeaves,
   kTableSpace,
-  kTableUnknown,
   kTableEscape,
   kTableLowBits,
   kUncodedCount,

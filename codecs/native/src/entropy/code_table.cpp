@@ -163,17 +163,11 @@ void fill_costs(int low_bits, CodeTable& table) {
 
 }  // namespace
 
-bool CodeTable::bits_of(const std::uint32_t* counts, std::uint64_t& bits) const {
+std::uint64_t CodeTable::bits_of(const std::uint32_t* counts) const {
   const int symbols = 1 << width;
-  std::uint32_t uncoded = 0;
-  std::uint32_t total = 0;  // at most 2^20 symbols of at most 31 bits
-  for (int symbol = 0; symbol < symbols; ++symbol) {
-    const std::uint32_t cost = costs[symbol];
-    total += counts[symbol] * cost;
-    uncoded |= cost == 0 ? counts[symbol] : 0;
-  }
-  bits = total;
-  return uncoded == 0;
+  std::uint32_t bits = 0;  // at most 2^20 symbols of at most 31 bits
+  for (int symbol = 0; symbol < symbols; ++symbol) bits += counts[symbol] * costs[symbol];
+  return bits;
 }
 
 std::size_t CodeTable::pack(std::uint8_t* out) const {

@@ -26,8 +26,8 @@ struct CodeTable {
   std::uint8_t symbol_of[256];  // by number
   Code code;
 
-  // Bits of symbols that occur `counts` times; false if one of them cannot be coded.
-  bool bits_of(const std::uint32_t* counts, std::uint64_t& bits) const;
+  // Bits of symbols that occur `counts` times, which all have a code or take the escape.
+  std::uint64_t bits_of(const std::uint32_t* counts) const;
 
   // The rank of the highest number.
   int last_rank() const { return uncoded == 0 ? 0 : (uncoded - 1) >> low_bits; }
@@ -52,14 +52,5 @@ void make_own_table(const std::uint32_t* counts, std::uint32_t total, int width,
 // written.
 Status unpack_table(const std::uint8_t*& position, const std::uint8_t* end, int width,
                     CodeTable& table);
-
-// The tables that every peer has, of one format; `first` is the number of the first.
-struct StaticTables {
-  const CodeTable* tables;
-  int first;
-  int count;
-};
-
-StaticTables static_tables_of(Kind kind);
 
 }  // namespace fsl

@@ -43,16 +43,10 @@ void set_head(PlanePlan& plan, std::uint8_t kind, const CodeTable* table, std::u
   plan.cost_bits = cost_bits;
 }
 
-// Estimates the plane's bits with that table; false if it lacks a symbol.
-bool cost_of(const PlanRequest& request, const Plane& plane, const CodeTable& table,
-             std::size_t head_bytes, std::uint64_t& bits) {
-  std::uint64_t sampled_bits = 0;
-  if (!table.bits_of(plane.counts, sampled_bits)) return false;
-  // The rest of the chunk may have symbols that the sample lacks.
-  if (request.sampled != request.values && table.escape == 0 && table.uncoded != 0) return false;
-  bits = 8 * head_bytes + 32 + 16 * lanes_of(request.values) +
-         request.values * sampled_bits / request.sampled;
-  return true;
+// The plane's estimated bits with its own table.
+std::uint64_t cost_of(const PlanRequest& request, const Plane& plane, const CodeTable& own) {
+  const std::uint64_t data = request.values * own.bits_of(plane.counts) / request.sampled;
+  return 8 * (1 + own.packed_bytes) + 32 + 16 * lanes_of(request.values) + data;
 }
 
 void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, PlanePlan& plan) {
@@ -79,28 +73,10 @@ void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, 
 
   make_own_table(plane.counts, static_cast<std::uint32_t>(request.sampled), plane.width,
                  request.sampled != request.values, own);
-  std::uint64_t best_bits = UINT64_MAX;
-  std::uint64_t bits = 0;
-  PlanePlan best;
-  if (cost_of(request, plane, own, 1 + own.packed_bytes, bits)) {
-    best_bits = bits;
-    set_head(best, kPlaneOwn, &own, bits);
-  }
-  const StaticTables fixed = static_tables_of(request.format.kind);
-  for (int i = 0; i < fixed.count; ++i) {
-    const CodeTable& table = fixed.tables[i];
-    if (table.width != plane.width || !cost_of(request, plane, table, 1 + 1, bits) ||
-        bits >= best_bits)
-      continue;
-    best_bits = bits;
-    set_head(best, kPlaneStatic, &table, bits);
-    best.head[1] = static_cast<std::uint8_t>(fixed.first + i);
-    best.head_bytes = 1 + 1;
-  }
-  if (best_bits > raw_bits - (raw_bits >> 6)) return;
-  if (best.kind == kPlaneOwn) best.head_bytes = 1 + own.pack(best.head + 1);
-  best.width = plane.width;
-  plan = best;
+  const std::uint64_t bits = cost_of(request, plane, own);
+  if (bits > raw_bits - (raw_bits >> 6)) return;
+  set_head(plan, kPlaneOwn, &own, bits);
+  plan.head_bytes = 1 + own.pack(plan.head + 1);
 }
 
 void add_up(Counts& counts) {

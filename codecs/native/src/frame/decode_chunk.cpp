@@ -89,16 +89,6 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, CodeTable& own
     case kPlaneOwn:
       plane.table = &own;
       return unpack_table(position_, end_, width, own);
-    case kPlaneStatic: {
-      if (left() < 1) return {Fault::kPayloadEnds};
-      const int number = *position_++;
-      const StaticTables fixed = static_tables_of(format_.kind);
-      if (number >= fixed.first && number < fixed.first + fixed.count)
-        plane.table = &fixed.tables[number - fixed.first];
-      if (plane.table == nullptr || plane.table->width != width)
-        return {Fault::kTableUnknown, static_cast<std::uint64_t>(number), wanted_width};
-      return {};
-    }
     default:
       return {Fault::kPlaneKind, plane.kind};
   }

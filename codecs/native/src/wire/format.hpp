@@ -26,12 +26,7 @@ inline constexpr int kMaximumPlanes = 4;
 inline constexpr std::size_t kWorkingBytes = 196608;
 
 enum Mode : std::uint8_t { kRawFloat32 = 0, kConstant = 1, kRawCodes = 2, kCoded = 3 };
-enum PlaneKind : std::uint8_t {
-  kPlaneRaw = 0,
-  kPlaneConstant = 1,
-  kPlaneOwn = 2,
-  kPlaneStatic = 3
-};
+enum PlaneKind : std::uint8_t { kPlaneRaw = 0, kPlaneConstant = 1, kPlaneOwn = 2 };
 
 enum class Kind : std::uint8_t { kFloat32 = 0, kBfloat16 = 1, kE4m3 = 2, kE5m2 = 3, kUniform = 4 };
 
