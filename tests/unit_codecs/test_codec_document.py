@@ -1,6 +1,8 @@
-"""A reader of whole frames that follows docs/WIRE.md step by step, in plain Python, and shares no code with the package.
+"""A reader of whole frames that follows docs/WIRE.md step by step, in plain Python, and shares no
+code with the package.
 
-It pins the document to the package where the other tests look at parts: the order of heads, streams, scales, planes and escaped values.
+It pins the document to the package where the other tests look at parts: the order of heads,
+streams, scales, planes and escaped values.
 """
 
 import math
@@ -56,7 +58,9 @@ class Bytes:
         return numbers
 
     def ranks(self, count, last):
-        """Numbers up to `last`: for each smaller one, of those that are at least it, which are higher."""
+        """Numbers up to `last`: for each smaller one, of those that are at least it, which are
+        higher.
+        """
         numbers, at = [0] * count, 0
         for rank in range(last):
             for which in [i for i, number in enumerate(numbers) if number >= rank]:
@@ -71,7 +75,9 @@ def single(number):
 
 
 class CodeTable:
-    """The leaf of each code word, which is text; None stands for the escape. The plane's symbols without a code, by number."""
+    """The leaf of each code word, which is text; None stands for the escape. The plane's symbols
+    without a code, by number.
+    """
 
     def __init__(self, data, width):
         first, last, ends = data.numbers("BBB")
@@ -136,7 +142,9 @@ def head_of(data, width):
 
 
 def plane_of(data, head, width, streamed):
-    """The symbols of an inner block, of which `streamed` are those of the stream, or as many nothings."""
+    """The symbols of an inner block, of which `streamed` are those of the stream, or as many
+    nothings.
+    """
     kind, what = head
     count = len(streamed)
     if kind == "constant":

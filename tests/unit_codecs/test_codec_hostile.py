@@ -1,4 +1,6 @@
-"""Bytes from the network: damaged, cut, swapped or forged, they raise CodecError or decode; nothing else."""
+"""Bytes from the network: damaged, cut, swapped or forged, they raise CodecError or decode; nothing
+else.
+"""
 
 import struct
 
@@ -49,7 +51,8 @@ def seeds():
     heavy = generator.standard_t(1.5, 1000).astype(np.float32)
     yield encode(heavy, CodecSpec("uniform"))
     yield encode(heavy, CodecSpec("uniform", entropy=False))
-    # Two of the four symbols are numbers 52 and 50 of those without a code: with two low bits, 0 above rank 13 and 2 above 12, of 14.
+    # Two of the four symbols are numbers 52 and 50 of those without a code: with two low bits, 0
+    # above rank 13 and 2 above 12, of 14.
     listed = b"\2\0" + b"\2\0" + b"\xff\xff\xff\1"
     table = CodeTable(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29), 2)
     stream = write_stream(table.code, np.array([30, 1, 2, 29], np.uint8))
@@ -61,7 +64,9 @@ SEEDS = list(seeds())
 
 
 def survives(frame):
-    """Decode; True when that works, False when CodecError says why not. Any other error fails the test."""
+    """Decode; True when that works, False when CodecError says why not. Any other error fails the
+    test.
+    """
     accumulator = np.zeros(LIMITS.max_values, np.float32)
     try:
         values = decode(frame, LIMITS)
@@ -276,13 +281,17 @@ def test_forged_coded_chunks_are_refused(name, payload, message):
     ],
 )
 def test_what_has_one_meaning_is_taken(name, payload, value):
-    """Wide scales, bits in padding, an escaped value that need not be: other decoders must take them, too."""
+    """Wide scales, bits in padding, an escaped value that need not be: other decoders must take
+    them, too.
+    """
     assert decode(forged(name, bytes.fromhex(payload), 128))[0] == np.float32(value)
 
 
 @pytest.mark.parametrize("mode", [2, 3])
 def test_values_missing_from_the_escaped_ones_are_noticed(mode):
-    """As many follow as there are escape codes, in raw codes too, and each inner block has its own."""
+    """As many follow as there are escape codes, in raw codes too, and each inner block has its
+    own.
+    """
     heavy = np.random.default_rng(1).standard_t(1.5, 20_000).astype(np.float32)
     frame = encode(heavy, CodecSpec("uniform", entropy=mode == 3))
     payload = frame[HEADER + HEAD :]
@@ -321,7 +330,9 @@ def test_flags_and_modes_cannot_lie():
     ("name", "lowest", "highest"), [("e4m3", 10, 247), ("e5m2", 17, 240), ("uniform", 8, 992)]
 )
 def test_scales_end_where_the_format_says(name, lowest, highest):
-    """Just outside, codes would decode to subnormal or infinite numbers, which receivers may treat differently."""
+    """Just outside, codes would decode to subnormal or infinite numbers, which receivers may treat
+    differently.
+    """
 
     def payload(scale):
         return scale.to_bytes(2 if name == "uniform" else 1, "little") + b"\0\1\2"

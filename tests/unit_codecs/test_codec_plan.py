@@ -1,4 +1,6 @@
-"""Which plane is stored how, and which split is taken: the rules of docs/WIRE.md, worked out a second time."""
+"""Which plane is stored how, and which split is taken: the rules of docs/WIRE.md, worked out a
+second time.
+"""
 
 import numpy as np
 import pytest
@@ -32,7 +34,9 @@ FIRST_PAYLOAD = 28 + 16
 
 
 def bits_in_the_list(lengths, low_bits):
-    """Bits of the number of each symbol without a code: those between the coded ones come first, then the nearest, the lower before the higher."""
+    """Bits of the number of each symbol without a code: those between the coded ones come first,
+    then the nearest, the lower before the higher.
+    """
     coded = [symbol for symbol, length in enumerate(lengths) if length]
     uncoded = [symbol for symbol in range(len(lengths)) if symbol not in coded]
     uncoded.sort(key=lambda symbol: (max(coded[0] - symbol, symbol - coded[-1], 0), symbol))
@@ -44,7 +48,9 @@ def bits_in_the_list(lengths, low_bits):
 
 
 def low_bits_rule(counts, lengths):
-    """The low bits of an own table's list: the fewest of those that give the fewest bits, of symbols a little more frequent than they were seen."""
+    """The low bits of an own table's list: the fewest of those that give the fewest bits, of
+    symbols a little more frequent than they were seen.
+    """
     costs = {}
     highest = lengths.count(0) - 1
     for low_bits in range(highest.bit_length() + 1):
@@ -141,7 +147,9 @@ def skewed(generator, width, flatness, total):
     st.sampled_from([None, 0, 1, 3, 16]),
 )
 def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, unseen):
-    """Encoders in two languages must agree near every threshold, so skews from none to strong are drawn, and samples of chunks."""
+    """Encoders in two languages must agree near every threshold, so skews from none to strong are
+    drawn, and samples of chunks.
+    """
     generator = np.random.default_rng(seed)
     counts = skewed(generator, width, flatness, 7 * 10**scale + seed % 50).tolist()
     values = None if unseen is None else sum(counts) * (1 + unseen) + seed % 7
@@ -164,12 +172,16 @@ def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
 
 @pytest.mark.parametrize(("first", "second", "kind"), [(1018, 362, OWN), (1017, 363, RAW)])
 def test_codes_may_cost_just_a_sixty_fourth_less_than_raw(first, second, kind):
-    """2000 symbols of two bits take 4000 raw; these codes take 3938, or one more, with 48 of the head and 288 of the stream's."""
+    """2000 symbols of two bits take 4000 raw; these codes take 3938, or one more, with 48 of the
+    head and 288 of the stream's.
+    """
     assert planned([first, second, 310, 310], 2)[0] == kind
 
 
 def test_nearly_uniform_planes_are_not_searched():
-    """Seventeen symbols of which none exceeds a sixteenth stay raw, although a code would pay: the search is what costs."""
+    """Seventeen symbols of which none exceeds a sixteenth stay raw, although a code would pay: the
+    search is what costs.
+    """
     counts = np.array([1000] * 16 + [3] + [0] * 15)
     assert planned(counts, 5)[0] == RAW
     counts[0] += 1
@@ -191,7 +203,9 @@ SAMPLED_EVERY = {
     [(count, every) for every, counts in SAMPLED_EVERY.items() for count in counts],
 )
 def test_samples_are_some_of_the_runs(count, every):
-    """All ends of the rule: small chunks count in full, and the last run of a large one may be short."""
+    """All ends of the rule: small chunks count in full, and the last run of a large one may be
+    short.
+    """
     words = np.arange(count, dtype=np.uint32)
     sample = sample_of(words)
     taken = [at for at in range(count) if at // 16 % every == 0]
@@ -248,7 +262,9 @@ def test_a_later_split_has_to_save_a_sixteenth(low, high, split):
 
 
 def test_a_split_that_was_refused_sets_no_mark_for_the_next():
-    """Here split 1 costs less than split 0, but not enough less; split 2 is measured against split 0."""
+    """Here split 1 costs less than split 0, but not enough less; split 2 is measured against split
+    0.
+    """
     generator = np.random.default_rng(0)
     codes = (96 + 14 * generator.standard_normal(2000)).clip(1, 126).astype(np.uint8)
     codes[(codes > 100) & (generator.random(2000) < 0.7)] |= 128
@@ -262,7 +278,9 @@ def test_a_split_that_was_refused_sets_no_mark_for_the_next():
 
 @pytest.mark.parametrize(("signs", "split"), [(1600, 2), (1460, 1)])
 def test_signs_are_looked_at_from_a_quarter_on(signs, split):
-    """What is not tried is not taken, however little it costs: here a fifth, then more than a quarter, of all signs are unbalanced."""
+    """What is not tried is not taken, however little it costs: here a fifth, then more than a
+    quarter, of all signs are unbalanced.
+    """
     codes = np.full(4000, 60, np.uint8)
     codes[:signs] = 56
     codes[signs : 2 * signs] = 184
@@ -291,7 +309,9 @@ def plane_kinds(frame, name):
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 @pytest.mark.parametrize("where", [1024, 17_407, 40_000, 65_000])
 def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, where):
-    """The sample cannot know. In the plan of everything that follows, only what is rare takes an escape, however late it comes."""
+    """The sample cannot know. In the plan of everything that follows, only what is rare takes an
+    escape, however late it comes.
+    """
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     frame = encode(values, CodecSpec(name))
     assert CONSTANT in plane_kinds(frame, name)[1]
@@ -329,7 +349,9 @@ def coded_bytes(words, name, plan):
 
 
 def misleading(name, count):
-    """Values (count,) of which the sampled runs show a few symbols, in each plane, and the others the rest of them."""
+    """Values (count,) of which the sampled runs show a few symbols, in each plane, and the others
+    the rest of them.
+    """
     generator = np.random.default_rng(1)
     sampled = np.arange(count) // 16 % 17 == 0
     if name in ("fp32", "bf16"):
@@ -351,7 +373,9 @@ def misleading(name, count):
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2", "uniform"])
 def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
-    """An adversary may hide everything between the sampled runs; what turns out larger is not sent."""
+    """An adversary may hide everything between the sampled runs; what turns out larger is not
+    sent.
+    """
     values = misleading(name, 65_536)
     frame, plain = (encode(values, CodecSpec(name, entropy=entropy)) for entropy in (True, False))
     assert frame == plain
@@ -366,7 +390,9 @@ def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 def test_the_plan_decides_whether_a_chunk_is_coded(name):
-    """By its estimate, which in small chunks can be larger than what coding takes; encoders need not try."""
+    """By its estimate, which in small chunks can be larger than what coding takes; encoders need
+    not try.
+    """
     refused = 0
     for seed in range(130):
         generator = np.random.default_rng(seed)
