@@ -1,4 +1,4 @@
-"""Code tables: the Huffman codes of a plane's symbols, own or static, and their form on the wire.
+"""Code tables: the Huffman codes of a plane's symbols, and their form on the wire.
 
 Rare symbols have no code: it would be long, and a sample may miss them. They take the escape leaf,
 and each inner block lists them by their number among the plane's symbols without a code. Symbols
@@ -88,7 +88,7 @@ class CodeTable:
 
     @cached_property
     def costs(self) -> Counts:
-        """Bits of each symbol (2**width,), including its number in a list; 0: cannot be coded."""
+        """Bits of each symbol (2**width,), including its number in a list."""
         costs = np.frombuffer(self.lengths, np.uint8).astype(np.int64)
         costs[self.uncoded] = self.escape + _number_bits(self.uncoded.size, self.low_bits)
         return costs

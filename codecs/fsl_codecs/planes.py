@@ -7,13 +7,11 @@ whole chunk:
     kind 0  raw        width < 8: bit planes, top bit first; width 8: one byte per symbol
     kind 1  constant   one byte, the symbol
     kind 2  own        a code table in the plane's head
-    kind 3  static     a table of `static_tables`, named by its number
 
 The choice depends on symbol counts of a sample, in integers only, so that every implementation
 makes the same. docs/WIRE.md has the rules.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,12 +23,10 @@ from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
 from .lanes import StreamReader, lanes_of, write_stream
 from .reader import Reader
-from .static_tables import static_tables
 
 RAW: Final = 0
 CONSTANT: Final = 1
 OWN: Final = 2
-STATIC: Final = 3
 
 _COUNTED_IN_FULL: Final = 16384
 """Largest chunk, in values, of which all values are counted."""
@@ -60,7 +56,7 @@ class PlanePlan:
 
     @property
     def kind(self) -> int:
-        """RAW, CONSTANT, OWN or STATIC."""
+        """RAW, CONSTANT or OWN."""
         return self.head[0]
 
 
@@ -152,23 +148,14 @@ class Counted:
             return 8 * self.values
         return 8 * self.width * ((self.values + 7) // 8)
 
-    def coded_bits(self, table: CodeTable) -> int | None:
-        """Estimated size with that table, without the head; None if it may lack a symbol."""
-        costs = table.costs
-        # The rest of the chunk may show symbols that the sample lacks: then every symbol must have
-        # a code, or the table an escape.
-        needed = self.counts > 0 if self.total == self.values else np.ones_like(self.counts, bool)
-        if bool(((costs == 0) & needed).any()):
-            return None
+    def coded_bits(self, table: CodeTable) -> int:
+        """Estimated size with the chunk's own table, without the head."""
         ends = 8 * _STREAM_HEAD_BYTES + 16 * lanes_of(self.values)
-        return ends + self.values * int((self.counts * costs).sum()) // self.total
+        return ends + self.values * int((self.counts * table.costs).sum()) // self.total
 
 
-def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, CodeTable]]) -> PlanePlan:
-    """The cheapest way to store a plane.
-
-    candidates: tables that every peer has, with their plane heads.
-    """
+def plan_plane(counted: Counted) -> PlanePlan:
+    """The cheapest way to store a plane."""
     counts, width = counted.counts, counted.width
     present = int(np.count_nonzero(counts))
     if present == 1:
@@ -178,15 +165,11 @@ def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, CodeTable]]) 
     if present > 1 << (width - 1) and int(counts.max()) <= counted.total >> (width - 1):
         return raw
     own = table_from_counts(counts, width, sampled=counted.total != counted.values)
-    best = None
-    for head, table in ((bytes((OWN,)) + own.packed, own), *candidates):
-        bits = counted.coded_bits(table)
-        if bits is not None and (best is None or 8 * len(head) + bits < best.cost_bits):
-            best = PlanePlan(width, head, 8 * len(head) + bits, table)
-    assert best is not None  # the chunk's own table has all symbols, or an escape
-    if best.cost_bits > counted.raw_bits - (counted.raw_bits >> 6):
+    head = bytes((OWN,)) + own.packed
+    bits = 8 * len(head) + counted.coded_bits(own)
+    if bits > counted.raw_bits - (counted.raw_bits >> 6):
         return raw
-    return best
+    return PlanePlan(width, head, bits, own)
 
 
 def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
@@ -195,7 +178,7 @@ def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
     if number_format.code_bits > 8:
         planes = cut(words, splits[0], number_format.code_bits)
         counts_of_planes = [np.bincount(plane, minlength=256) for plane in planes]
-        return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format))
+        return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample))
     counts = np.bincount(words, minlength=256)
     # A later split is tried only where it may pay, and must then save a sixteenth, because larger
     # alphabets are slower. Sign in the alphabet: if signs and magnitudes are correlated. Whole
@@ -210,7 +193,7 @@ def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
     for index, split in enumerate(splits):
         if promising[index]:
             counts_of_planes = _plane_counts(counts, split)
-            plan = ChunkPlan(index, _plan_planes(counts_of_planes, split, sample, number_format))
+            plan = ChunkPlan(index, _plan_planes(counts_of_planes, split, sample))
             if best is None or plan.cost_bits < best.cost_bits - (best.cost_bits >> 4):
                 best = plan
     assert best is not None
@@ -229,21 +212,12 @@ def _plane_counts(counts: Counts, split: Split) -> list[Counts]:
 
 
 def _plan_planes(
-    counts_of_planes: list[Counts],
-    split: Split,
-    sample: Sample,
-    number_format: Format,
+    counts_of_planes: list[Counts], split: Split, sample: Sample
 ) -> tuple[PlanePlan, ...]:
-    plans = []
-    for counts, width in zip(counts_of_planes, split.widths, strict=True):
-        static = [
-            (bytes((STATIC, number)), table)
-            for number, table in static_tables(number_format.name)
-            if table.width == width
-        ]
-        counted = Counted(counts, width, sample.words.size, sample.values)
-        plans.append(plan_plane(counted, static))
-    return tuple(plans)
+    return tuple(
+        plan_plane(Counted(counts, width, sample.words.size, sample.values))
+        for counts, width in zip(counts_of_planes, split.widths, strict=True)
+    )
 
 
 def write_plan(plan: ChunkPlan, pieces: list[bytes]) -> None:
@@ -300,12 +274,10 @@ def read_plan(reader: Reader, number_format: Format) -> ChunkPlan:
     if split_index >= len(number_format.splits):
         raise FrameError(f"unknown split {split_index} of format {number_format.name}")
     widths = number_format.splits[split_index].widths
-    return ChunkPlan(
-        split_index, tuple(_read_plane(reader, number_format, width) for width in widths)
-    )
+    return ChunkPlan(split_index, tuple(_read_plane(reader, width) for width in widths))
 
 
-def _read_plane(reader: Reader, number_format: Format, width: int) -> PlanePlan:
+def _read_plane(reader: Reader, width: int) -> PlanePlan:
     kind = reader.byte()
     if kind == RAW:
         return PlanePlan(width, bytes((kind,)), 0)
@@ -316,13 +288,7 @@ def _read_plane(reader: Reader, number_format: Format, width: int) -> PlanePlan:
         return PlanePlan(width, bytes((kind, constant)), 0)
     if kind == OWN:
         return PlanePlan(width, bytes((kind,)), 0, read_table(reader, width))
-    if kind != STATIC:
-        raise FrameError(f"unknown plane kind {kind}")
-    number = reader.byte()
-    known = dict(static_tables(number_format.name))
-    if number not in known or known[number].width != width:
-        raise FrameError(f"no code table {number:#x} for planes of {width} bits")
-    return PlanePlan(width, bytes((kind,)), 0, known[number])
+    raise FrameError(f"unknown plane kind {kind}")
 
 
 def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamReader | None]:

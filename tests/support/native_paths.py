@@ -1,4 +1,6 @@
-"""Frames by the native codec and by the NumPy package, which is the reference: what their tests have in common."""
+"""Frames by the native codec and by the NumPy package, which is the reference: what their tests
+have in common.
+"""
 
 import numpy as np
 import pytest

@@ -1,9 +1,11 @@
-"""Mutated frames, read by every native path and by the NumPy package: the same refusal or the same values, as fp32, as bf16 and added, by one
-thread and by several. A script.
+"""A script: every native path and the NumPy package read mutated frames alike.
+
+They give the same refusal or the same values: as fp32, as bf16 and added, with several threads too.
 
     python tests/unit_codecs/mutated_frames.py [FRAMES, 100000] [SEED, 0]
 
-Exits with 1 at the first frame that two of them read differently, which it leaves in mutated-frame.bin.
+Exits with 1 at the first frame that two of them read differently, and writes it to
+mutated-frame.bin.
 """
 
 import struct
@@ -29,7 +31,9 @@ MANY = 16_400
 MOST_GOLDEN = 40_000
 """Of a golden vector."""
 CHUNK = 131_072
-"""A chunk of the runtime: fp32 is written past the cache from here on, and all but the last pieces are read in one pass."""
+"""A chunk of the runtime: fp32 is written past the cache from here on, and all but the last pieces
+are read in one pass.
+"""
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 WEIGHT = np.float32(0.3)
 HEADER = 28
@@ -87,7 +91,9 @@ def seeds(generator):
 
 
 def mutated(frames, generator):
-    """One of the frames with bytes changed, cut, added, or taken from another; most with right checksums."""
+    """One of the frames with bytes changed, cut, added, or taken from another; most with right
+    checksums.
+    """
     frame = bytearray(frames[generator.integers(len(frames))])
     kind = generator.integers(9)
     if kind == 0:
@@ -102,7 +108,8 @@ def mutated(frames, generator):
         at = generator.integers(len(frame))
         del frame[at : at + generator.integers(1, 9)]
     for _ in range(generator.integers(1, 4)):
-        # Code tables and scales stand at the front of payloads; a changed head is nearly always refused at once.
+        # Code tables and scales stand at the front of payloads; a changed head is nearly always
+        # refused at once.
         first = 0 if generator.random() < 0.2 else 44
         end = len(frame) if generator.random() < 0.5 else min(len(frame), 90)
         if first < end:
@@ -118,7 +125,9 @@ def mutated(frames, generator):
 
 
 def reading(codec, frame, count, *, dtype=np.float32, threads=1):
-    """What the frame gives, with room for `count`: the bytes of its values, or the class and text of its refusal."""
+    """What the frame gives, with room for `count`: the bytes of its values, or the class and text
+    of its refusal.
+    """
     out = np.zeros(count, dtype)
     try:
         read = codec.decode_into(frame, out, threads=threads)
@@ -152,7 +161,9 @@ def expected_sums(found, count):
 
 
 def difference(codec, frame, found, *, count, threads):
-    """How a path reads the frame otherwise than the reference, which `found` fp32, bf16 and a description; or nothing."""
+    """How a path reads the frame otherwise than the reference, which `found` fp32, bf16 and a
+    description; or nothing.
+    """
     values, halves, description = found
     ours = reading(codec, frame, count, threads=threads)
     if ours != values:
@@ -205,8 +216,10 @@ def main(arguments):
     names = " ".join(codec.name for codec in paths)
     seconds = time.monotonic() - start
     sys.stdout.write(
-        f"{frames_wanted} frames, {counts['refused']} refused, read alike by numpy {names}, {seconds:.0f} s; "
-        f"{counts['whole']} of {CHUNK} values and more, {counts['threads']} by several threads; frame version {VERSION}\n"
+        f"{frames_wanted} frames, {counts['refused']} refused, "
+        f"read alike by numpy {names}, {seconds:.0f} s; "
+        f"{counts['whole']} of {CHUNK} values and more, {counts['threads']} by several threads; "
+        f"frame version {VERSION}\n"
     )
     return 0
 

@@ -1,4 +1,6 @@
-"""Memory of the native codec: calls that run once a chunk take none from the system, and a thread's scratch stays below what WIRE.md states."""
+"""Memory of the native codec: calls that run once a chunk take none from the system, and a thread's
+scratch stays below what WIRE.md states.
+"""
 
 import json
 import os
@@ -74,7 +76,8 @@ generator = np.random.default_rng(0)
 bell = generator.standard_normal(1 << 20, dtype=np.float32)
 # Most are powers of two, so that lower planes have codes, too.
 exact = generator.random(1 << 20) < 0.9
-powers = np.ldexp(np.where(exact, 1, 1 + bell), generator.integers(-7, 0, 1 << 20)).astype(np.float32)
+exponents = generator.integers(-7, 0, 1 << 20)
+powers = np.ldexp(np.where(exact, 1, 1 + bell), exponents).astype(np.float32)
 out, residual = np.empty_like(bell), np.zeros_like(bell)
 found = {}
 
@@ -128,7 +131,9 @@ def counted_run(tmp_path_factory):
 
 
 def test_a_call_for_a_chunk_allocates_nothing(counted_run):
-    """A hot call that allocates is slow on some chunks only, when the heap grows, and is what nobody finds again."""
+    """A hot call that allocates is slow on some chunks only, when the heap grows, and is what
+    nobody finds again.
+    """
     found = counted_run(HOT_CALLS)
     assert found.pop("python") >= 50
     # Of 50 calls; Python itself may take an arena of small objects meanwhile.
@@ -136,7 +141,9 @@ def test_a_call_for_a_chunk_allocates_nothing(counted_run):
 
 
 def test_scratch_stays_below_what_is_stated(counted_run):
-    """WIRE.md, "What it takes": who decodes frames of strangers plans with it. Chunks here are as large as they may be."""
+    """WIRE.md, "What it takes": who decodes frames of strangers plans with it. Chunks here are as
+    large as they may be.
+    """
     found = counted_run(SCRATCH)
     scratch, values = 400_000, 2**20
     assert "has 0.4 MB of scratch" in WIRE.read_text()

@@ -1,19 +1,16 @@
-"""Code tables: what they hold, their bytes, and static ones."""
+"""Code tables: what they hold, and their bytes."""
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from frame_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import CodecSpec, CodecUsageError, FrameError, decode, encode
+from fsl_codecs import CodecUsageError, FrameError
 from fsl_codecs.code_tables import CodeTable, read_table, table_from_counts
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.reader import Reader
-from fsl_codecs.static_tables import static_tables
 
 HEADER = 28
 UNHURRIED = settings(deadline=None, max_examples=60)
@@ -34,7 +31,9 @@ def padded(counts):
 
 
 def by_distance(lengths):
-    """The symbols without a code: those between others, then the nearest below and above, and so on."""
+    """The symbols without a code: those between others, then the nearest below and above, and so
+    on.
+    """
     coded = [symbol for symbol, length in enumerate(lengths) if length]
     first, last = coded[0], coded[-1]
     found = [symbol for symbol in range(first, last) if not lengths[symbol]]
@@ -44,13 +43,17 @@ def by_distance(lengths):
 
 
 def number_bits(number, highest, low_bits):
-    """Low bits, and a bit for each rank up to the number's, and one that there are no more unless it is the last."""
+    """Low bits, and a bit for each rank up to the number's, and one that there are no more unless
+    it is the last.
+    """
     rank, last = number >> low_bits, highest >> low_bits
     return low_bits + (rank + 1 if rank < last else last)
 
 
 def wire_form(lengths, escape, low_bits):
-    """A table's bytes by the document: ends, escape and low bits, and hexadecimal digits that are swapped pair by pair."""
+    """A table's bytes by the document: ends, escape and low bits, and hexadecimal digits that are
+    swapped pair by pair.
+    """
     digits = "".join(f"{length:x}" for length in lengths)
     first, last = len(digits) - len(digits.lstrip("0")), len(digits.rstrip("0")) - 1
     digits = digits[first : last + 1]
@@ -62,7 +65,9 @@ def wire_form(lengths, escape, low_bits):
 @UNHURRIED
 @given(COUNTS, st.booleans())
 def test_own_tables_follow_the_document(counts, sampled):
-    """The escape stands behind all symbols, as often as all that are rare, and only where there may be one; no leaf is lighter than a 256th."""
+    """The escape stands behind all symbols, as often as all that are rare, and only where there may
+    be one; no leaf is lighter than a 256th.
+    """
     counts, width = padded(counts)
     total = int(counts.sum())
     kept = [count if 768 * count >= total else 0 for count in counts.tolist()]
@@ -113,7 +118,8 @@ def test_symbols_without_a_code_are_numbered_by_distance(lengths, order):
 @pytest.mark.parametrize(
     ("listed", "low_bits"),
     [
-        # Of 62 symbols, none, the nearest, some that are less near, and one far away. Six low bits give as many bits as five do.
+        # Of 62 symbols, none, the nearest, some that are less near, and one far away. Six low bits
+        # give as many bits as five do.
         ({}, 5),
         ({30: 100}, 2),
         ({30: 5, 22: 5, 21: 5}, 3),
@@ -121,7 +127,9 @@ def test_symbols_without_a_code_are_numbered_by_distance(lengths, order):
     ],
 )
 def test_low_bits_are_few_where_near_symbols_are_listed(listed, low_bits):
-    """Those that give the fewest bits: each symbol counts a sixteenth besides what was seen of it."""
+    """Those that give the fewest bits: each symbol counts a sixteenth besides what was seen of
+    it.
+    """
     counts = np.zeros(64, np.int64)
     counts[31:33] = 100_000
     for symbol, count in listed.items():
@@ -159,14 +167,18 @@ def test_low_bits_leave_sixteen_ranks_at_most(width, escape, lengths, allowed):
 @pytest.mark.parametrize(
     ("counts", "sampled", "lengths", "escape"),
     [
-        # 657 in all: what occurs once counts twice. With [8, 6, 4, 8, 1, 2, 8, 3, 8, 5] they would take ten bits more.
+        # 657 in all: what occurs once counts twice. With [8, 6, 4, 8, 1, 2, 8, 3, 8, 5] they would
+        # take ten bits more.
         ([14, 15, 59, 1, 271, 200, 4, 70, 1, 22], False, [6, 6, 4, 8, 1, 2, 7, 3, 8, 6], 0),
-        # 733 in all: the escape of a sample, which must be there for what it does not show, counts twice as well.
+        # 733 in all: the escape of a sample, which must be there for what it does not show, counts
+        # twice as well.
         ([1, 327, 1, 404], True, [4, 2, 4, 1], 3),
     ],
 )
 def test_no_leaf_weighs_less_than_a_256th(counts, sampled, lengths, escape):
-    """A lighter one would be deeper than words may be long, and the words of others would have to make room for it."""
+    """A lighter one would be deeper than words may be long, and the words of others would have to
+    make room for it.
+    """
     width = 3 if sampled else 4
     padded_counts = np.array(counts + [0] * ((1 << width) - len(counts)))
     table = table_from_counts(padded_counts, width, sampled=sampled)
@@ -248,7 +260,9 @@ def test_codes_that_do_not_fill_the_space_are_refused(width, escape, lengths, wh
     ],
 )
 def test_malformed_tables_are_refused(packed, width):
-    """Ranges that run backwards or out of the alphabet, ends that do not occur, stray half bytes, escapes that do not fit."""
+    """Ranges that run backwards or out of the alphabet, ends that do not occur, stray half bytes,
+    escapes that do not fit.
+    """
     with pytest.raises(FrameError):
         read_table(reader(bytes.fromhex(packed + "0" * (len(packed) % 2))), width)
 
@@ -257,48 +271,3 @@ def test_an_escape_may_be_any_leaf():
     """Also the shortest one, which no encoder makes out of symbols seen."""
     assert read_table(reader(bytes.fromhex("00000101")), 3).escape == 1
     assert read_table(reader(bytes.fromhex("00010122")), 3).lengths == b"\2\2" + bytes(6)
-
-
-def test_the_static_tables_are_those_of_the_document():
-    """They are part of the wire format; another implementation takes them from there."""
-    rows = re.findall(
-        r"^\| (\d+) \| (\w+) \| .* \| `([0-9a-f]+)` \|$", WIRE.read_text(), re.MULTILINE
-    )
-    written = [
-        (number, name, table.packed.hex())
-        for name in ("e4m3", "e5m2", "uniform")
-        for number, table in static_tables(name)
-    ]
-    assert written == [(int(number), name, packed) for number, name, packed in rows]
-    assert [number for number, _, _ in written] == list(range(8))
-    assert not static_tables("fp32")
-    assert not static_tables("bf16")
-
-
-@pytest.mark.parametrize(
-    ("name", "step_log2", "draw", "count", "number"),
-    [
-        ("e4m3", 14, "gauss", 2000, 0),
-        ("e4m3", 14, "laplace", 2000, 1),
-        ("e5m2", 14, "gauss", 2000, 2),
-        ("e5m2", 14, "laplace", 2000, 3),
-        ("uniform", 14, "gauss", 1000, 4),
-        ("uniform", 14, "laplace", 2000, 5),
-        ("uniform", 11, "gauss", 2000, 6),
-        ("uniform", 8, "laplace", 8000, 7),
-    ],
-)
-def test_small_chunks_take_the_static_table_made_for_them(name, step_log2, draw, count, number):
-    """A small tensor's own table costs more than it saves; each static table has to win where it should."""
-    generator = np.random.default_rng(0)
-    values = generator.standard_normal(count) if draw == "gauss" else generator.laplace(size=count)
-    frame = encode(values.astype(np.float32), CodecSpec(name, step_log2=step_log2))
-    assert not tables_of(frame)
-    assert payload(frame)[:3] == bytes((0, 3, number)), "split 0, kind 3, the table"
-    decode(frame)
-
-
-def payload(frame):
-    """That of the first chunk, which is coded: the split and the plane heads come first."""
-    assert frame[HEADER + 8] == 3
-    return frame[HEADER + 16 :]

@@ -1,4 +1,6 @@
-"""Bit planes, which raw planes, scales and lists of symbols without a code use, and ranks, which the last two use."""
+"""Bit planes, which raw planes, scales and lists of symbols without a code use, and ranks, which
+the last two use.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ def reader(data):
 @UNHURRIED
 @given(st.lists(st.integers(0, 255), max_size=70), st.integers(0, 8))
 def test_bit_planes_survive(symbols, width):
-    """At every width and length, in the documented order: top bit first, first symbol in the lowest bit."""
+    """At every width and length, in the documented order: top bit first, first symbol in the lowest
+    bit.
+    """
     kept = [symbol & ((1 << width) - 1) for symbol in symbols]
     pieces = []
     write_planes(np.array(kept, np.uint8), width, pieces)

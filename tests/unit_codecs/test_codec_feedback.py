@@ -1,4 +1,6 @@
-"""What is encoded: a difference to a reference, with the error of before; and bf16 on either side."""
+"""What is encoded: a difference to a reference, with the error of before; and bf16 on either
+side.
+"""
 
 import numpy as np
 import pytest
@@ -64,7 +66,9 @@ def test_the_difference_to_a_reference_is_encoded(name, block_values):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("with_reference", [False, True])
 def test_the_residual_is_what_the_frame_fails_to_give(name, with_reference):
-    """Rounded after the subtraction, rounded after the addition, then minus what a decoder gets: three fp32 operations."""
+    """Rounded after the subtraction, rounded after the addition, then minus what a decoder gets:
+    three fp32 operations.
+    """
     spec = CodecSpec(name, 128, 8192)
     values, residual = gaussian(COUNT), gaussian(COUNT, 2, 1e-4)
     reference = gaussian(COUNT, 1, 1e-2) if with_reference else None
@@ -83,7 +87,9 @@ def test_the_residual_is_what_the_frame_fails_to_give(name, with_reference):
     st.booleans(),
 )
 def test_arbitrary_values_and_residuals(rows, name, finite, entropy):
-    """Any bits, chunk by chunk: zero where the chunk carries everything, NaN never where the frame has a number."""
+    """Any bits, chunk by chunk: zero where the chunk carries everything, NaN never where the frame
+    has a number.
+    """
     spec = CodecSpec(name, 16, 48, entropy)
     rows = rows.copy()
     if finite:
@@ -140,7 +146,9 @@ def test_raw_chunks_leave_nothing():
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3", "e5m2", "uniform"])
 def test_error_feedback_keeps_the_sum(name):
-    """What was sent in all rounds together is off by one round's error, not by as many as there were; without it, by many."""
+    """What was sent in all rounds together is off by one round's error, not by as many as there
+    were; without it, by many.
+    """
     spec = CodecSpec(name, step_log2=4)
     rounds, count = 60, 4096
     drift = gaussian(count, 9) * np.float32(0.02)
@@ -212,7 +220,9 @@ def test_bfloat16_survives_where_the_format_holds_it(name):
 @UNHURRIED
 @given(hnp.arrays(np.uint32, st.integers(1, 300), elements=st.integers(0, 0xFFFFFFFF)))
 def test_bfloat16_output_is_rounded_as_torch_rounds(bits):
-    """To nearest, ties to even, overflow to infinity; a NaN keeps its sign and upper bits and becomes quiet."""
+    """To nearest, ties to even, overflow to infinity; a NaN keeps its sign and upper bits and
+    becomes quiet.
+    """
     bits = np.concatenate([bits, bits & 0xFFFF8000, bits | 0x7FFF, bits | 0x7F7F0000])
     bits = bits.astype(np.uint32)
     out = np.zeros(bits.size, np.uint16)

@@ -1,4 +1,6 @@
-"""Codes that are no numbers, and values beyond fp32, are found wherever they stand in a chunk, by every implementation."""
+"""Codes that are no numbers, and values beyond fp32, are found wherever they stand in a chunk, by
+every implementation.
+"""
 
 import struct
 
@@ -49,7 +51,9 @@ def framed(codes, name, scales, chunk_values):
 
 
 def is_refused(codes, name, scales, chunk_values=1 << 17):
-    """Whether all implementations refuse the codes, in every way of decoding; it must not depend on these."""
+    """Whether all implementations refuse the codes, in every way of decoding; it must not depend on
+    these.
+    """
     frame = framed(codes, name, scales, chunk_values)
     refusals = set()
     # NumPy is slow, and reads all pieces of a chunk alike: short chunks show what it does.
@@ -83,7 +87,9 @@ def ordinary(count, name):
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 144, 4096, BLOCK - 1, BLOCK, BLOCK + 1, 20_000])
 def test_a_code_that_is_no_number_is_found_in_every_place_that_is_read_apart(name, count):
-    """The last symbols of each lane, what is left of whole vectors, pieces of 4096, and what lies within them."""
+    """The last symbols of each lane, what is left of whole vectors, pieces of 4096, and what lies
+    within them.
+    """
     codes, scales = ordinary(count, name)
     assert not is_refused(codes, name, scales)
     around = [0, 1, 127, 128, 4095, 4096, BLOCK - 1, BLOCK, count // 2]
@@ -121,7 +127,8 @@ def test_the_farthest_rank_may_be_the_highest_scale(name):
     codes = np.full(RUN * 2, 0x38, np.uint8)
     codes[RUN:] = OVERFLOWING
     for common, refused in ((HIGHEST[name] - 8, True), (HIGHEST[name] - 9, False)):
-        # Of two runs, one of the common scale and one of rank 15: a bit for each, then one for each rank up to 15.
+        # Of two runs, one of the common scale and one of rank 15: a bit for each, then one for each
+        # rank up to 15.
         bits = [0, 1, *[1] * 14]
         data = bytes([common, 0x40 + 15]) + np.packbits(bits, bitorder="little").tobytes()
         header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, RUN, BLOCK)))

@@ -98,7 +98,9 @@ def test_every_bfloat16_code_decodes_as_in_torch():
 
 @pytest.mark.parametrize("name", FP8)
 def test_rounding_at_and_around_every_boundary(name):
-    """Codes, midpoints between them, and the fp32 neighbours of both are where rounding goes wrong."""
+    """Codes, midpoints between them, and the fp32 neighbours of both are where rounding goes
+    wrong.
+    """
     kind = FORMATS[name].float8
     codes = float8_values(kind)[: kind.special_code]
     middles = (codes[1:] + codes[:-1]) / np.float32(2)
@@ -157,7 +159,9 @@ def test_arbitrary_finite_blocks_quantise_as_in_torch(name, values, block_values
 @UNHURRIED
 @given(values=FINITE)
 def test_decoded_values_are_scale_times_code(name, values):
-    """What a frame decodes to is torch's value of the code times the scale, in fp32, and never subnormal."""
+    """What a frame decodes to is torch's value of the code times the scale, in fp32, and never
+    subnormal.
+    """
     magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)
     values = values[magnitudes < FORMATS[name].escape_magnitude]
     if not values.size:
@@ -174,7 +178,9 @@ def test_decoded_values_are_scale_times_code(name, values):
 @pytest.mark.parametrize("name", FP8)
 @pytest.mark.parametrize("exponent", [-90, 0, 120])
 def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
-    """A block whose largest value is exactly 1.75 * 2**x still fits the smaller scale; its fp32 neighbour does not."""
+    """A block whose largest value is exactly 1.75 * 2**x still fits the smaller scale; its fp32
+    neighbour does not.
+    """
     kind = FORMATS[name].float8
     exact = np.ldexp(np.float32(1.75), exponent).astype(np.float32)
     for largest, more in [(exact, 0), (np.nextafter(exact, np.float32(np.inf)), 1)]:
@@ -186,7 +192,9 @@ def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
 
 @pytest.mark.parametrize("name", FP8)
 def test_runs_of_zeros_widen_no_inner_block(name):
-    """Any scale fits zeros; theirs follows the smallest of their own inner block, so that each can be read and written alone."""
+    """Any scale fits zeros; theirs follows the smallest of their own inner block, so that each can
+    be read and written alone.
+    """
     values = np.ones(3 * 16384 + 200, np.float32)
     values[:16384] *= 2.0**20
     values[100 * 128 : 110 * 128] = -0.0
@@ -229,7 +237,9 @@ def test_values_that_would_round_to_infinity_escape(name, limit):
 
 
 def test_subnormals_flushed_at_the_receiver_change_nothing():
-    """Torch can flush subnormals to zero in a training process; its digest must stay that of the others."""
+    """Torch can flush subnormals to zero in a training process; its digest must stay that of the
+    others.
+    """
     values = np.ldexp(np.random.default_rng(5).standard_normal(5000), -118).astype(np.float32)
     for name in [*FP8, "uniform"]:
         frame = encode(values, CodecSpec(format=name))

@@ -1,4 +1,6 @@
-"""Payloads written by hand whose streams, or lists of symbols without a code, lie; and some that look so and have one meaning."""
+"""Payloads written by hand whose streams, or lists of symbols without a code, lie; and some that
+look so and have one meaning.
+"""
 
 import struct
 
@@ -9,15 +11,18 @@ from sealed_frames import forged
 from fsl_codecs import FrameError, available
 from fsl_codecs.dispatch import implementation_named
 
-# Half of the code is symbol 0, the other half the escape leaf of the 63 others, or of three in the lower plane, whose other plane is 0.
-# Numbers have two low bits, and those of 63 a rank of up to 15.
+# Half of the code is symbol 0, the other half the escape leaf of the 63 others, or of three in the
+# lower plane, whose other plane is 0. Numbers have two low bits, and those of 63 a rank of up to
+# 15.
 UPPER, LOWER = "00 02 00 00 21 01 01 00", "00 01 00 02 00 00 21 01"
 BOTH = "00 02 00 00 21 01 02 00 00 21 01"
 RANKS = "00 01 00 02 00 00 01 01"
 """Like LOWER, without low bits."""
 LOWS, SECONDS = "00" * 16, "80" * 16
 ZEROS = "20000000" + LOWS + SECONDS
-"""The stream of 128 times symbol 0: each lane holds the bits of seven codes, and its last symbol."""
+"""The stream of 128 times symbol 0: each lane holds the bits of seven codes, and its last
+symbol.
+"""
 MARKED = "20000000" + "00" * 15 + "01" + SECONDS
 """The last one has no code."""
 SCALES = "78 00"
@@ -30,7 +35,9 @@ LAST = " 00 01 00"
 
 
 def readings(frame):
-    """What each implementation makes of a frame: the bytes of its values, or the text of its refusal."""
+    """What each implementation makes of a frame: the bytes of its values, or the text of its
+    refusal.
+    """
     for name in available():
         out = np.zeros(128, np.float32)
         try:
@@ -76,7 +83,8 @@ def readings(frame):
             LOWER + "20000000" + "04" + "00" * 15 + SECONDS + SCALES + NONE,
             "a lane ends with no symbol of a plane of 2 bits",
         ),
-        # Low bits that leave a seventeenth rank, or just not; that the only number does not have; without a list.
+        # Low bits that leave a seventeenth rank, or just not; that the only number does not have;
+        # without a list.
         ("00 02 00 1e 15" + "55" * 15 + "05 01 00", "numbers up to 32 with 1 low bits"),
         ("00 02 00 1f 15" + "55" * 15 + "66 01 00", "payload ends too early"),
         ("00 01 00 02 00 02 12 22 02", "numbers up to 0 with 1 low bits"),
@@ -126,7 +134,8 @@ def readings(frame):
             "00 02 00002101 02 00002101" + "00000000" + "ffffffff",
             "a stream ends before its symbols do",
         ),
-        # Heads, then lanes, then the scales of an inner block, the lists of its planes, its symbols, and whether a list is used up.
+        # Heads, then lanes, then the scales of an inner block, the lists of its planes, its
+        # symbols, and whether a list is used up.
         (UPPER + "21000000" + LOWS + "00" * 17, "a lane holds no bits"),
         (UPPER + "21000000" + LOWS + SECONDS + "00" + "78 09", "unknown form of scales 9"),
         (UPPER + "21000000" + LOWS + SECONDS + "00" + SCALES + "00", "payload ends too early"),
@@ -158,7 +167,9 @@ def readings(frame):
     ],
 )
 def test_forged_streams_and_lists_are_refused(payload, message):
-    """Each way in which the streams of 128 values, and the lists of what has no code, can lie; on every path in the same words."""
+    """Each way in which the streams of 128 values, and the lists of what has no code, can lie; on
+    every path in the same words.
+    """
     frame = forged("e4m3", bytes.fromhex(payload), 128)
     assert dict(zip(available(), readings(frame), strict=True)) == dict.fromkeys(
         available(), message
@@ -179,7 +190,8 @@ def test_forged_streams_and_lists_are_refused(payload, message):
         (RANKS + MARKED + SCALES + ONE + "fd", 127, 2**-9 / 128),
         (RANKS + MARKED + SCALES + ONE + "03", 127, -(2**-9) / 128),
         (RANKS + MARKED + SCALES + ONE + "ff", 127, -(2**-9) / 128),
-        # A lane may end with a symbol that has no code and is not the lowest such: it is in no list.
+        # A lane may end with a symbol that has no code and is not the lowest such: it is in no
+        # list.
         (UPPER + "20000000" + "00" * 15 + "3f" + SECONDS + SCALES + NONE, 127, 448 / 128),
         (UPPER + "20000000" + "3f" + "00" * 15 + SECONDS + SCALES + NONE, 112, 448 / 128),
         # Nor is any where there is no escape.
@@ -194,7 +206,9 @@ def test_streams_that_have_one_meaning_are_taken(payload, at, value):
 
 
 def test_a_lane_without_a_symbol_may_end_with_any():
-    """Nine values have sixteen lanes; the others are checked, too, but nobody sees what they hold."""
+    """Nine values have sixteen lanes; the others are checked, too, but nobody sees what they
+    hold.
+    """
     for unseen in ("00", "01", "3f"):
         stream = "20000000" + "00" * 9 + unseen * 7 + "01" * 16
         frame = forged("e4m3", bytes.fromhex(UPPER + stream + SCALES + NONE), 9)
@@ -222,7 +236,9 @@ def list_of(numbers, low_bits, last_rank):
 )
 @pytest.mark.parametrize("low_bits", [2, 3, 4, 5, 6])
 def test_listed_symbols_are_numbered_from_the_coded_ones_on(low_bits, first, last):
-    """Each of 62 symbols at each number of low bits that may be; two symbols have a code, and no value takes it."""
+    """Each of 62 symbols at each number of low bits that may be; two symbols have a code, and no
+    value takes it.
+    """
     nibbles = [2] + [0] * (last - first - 1) + [2] + [0] * ((last - first + 1) % 2)
     packed = bytes(low + 16 * high for low, high in zip(nibbles[::2], nibbles[1::2], strict=True))
     order = list(range(first + 1, last))
@@ -243,7 +259,9 @@ def test_listed_symbols_are_numbered_from_the_coded_ones_on(low_bits, first, las
 
 @pytest.mark.parametrize("low_bits", range(16))
 def test_low_bits_are_those_that_leave_few_ranks(low_bits):
-    """Of 255 symbols without a code: from four, with ranks up to 15, to the eight that their numbers have."""
+    """Of 255 symbols without a code: from four, with ranks up to 15, to the eight that their
+    numbers have.
+    """
     heads = b"\0\2" + bytes((0, 0, 1 + 16 * low_bits)) + b"\1" + b"\1\0"
     payload = heads + bytes.fromhex(ZEROS) + bytes.fromhex(NONE)
     allowed = 4 <= low_bits <= 8

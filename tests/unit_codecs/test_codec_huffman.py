@@ -30,7 +30,9 @@ def huffman_lengths(counts):
 
 
 def documented_lengths(counts, limit):
-    """As docs/WIRE.md tells it, with a sorted list in place of the queues, and lengths in place of numbers of leaves."""
+    """As docs/WIRE.md tells it, with a sorted list in place of the queues, and lengths in place of
+    numbers of leaves.
+    """
     leaves = sorted((count, symbol) for symbol, count in enumerate(counts) if count)
     # (weight, leaf before package, order of making, ranks)
     items = [(count, 0, rank, [rank]) for rank, (count, _) in enumerate(leaves)]
@@ -56,7 +58,9 @@ def documented_lengths(counts, limit):
 
 
 def optimal_cost(counts, limit):
-    """Package-merge (Larmore and Hirschberg, JACM 1990): the weight of the first 2m - 2 items of the last list."""
+    """Package-merge (Larmore and Hirschberg, JACM 1990): the weight of the first 2m - 2 items of
+    the last list.
+    """
     leaves = sorted(count for count in counts if count)
     items = leaves
     for _ in range(limit - 1):
@@ -93,7 +97,9 @@ def test_as_good_as_plain_huffman_where_the_limit_does_not_bind(counts):
 @UNHURRIED
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=40), st.integers(6, 12))
 def test_ties_break_as_documented(counts, limit):
-    """Equal counts are common; another implementation must give the same lengths, not only the same cost."""
+    """Equal counts are common; another implementation must give the same lengths, not only the same
+    cost.
+    """
     if sum(count > 0 for count in counts) < 2:
         counts = [1, 1, *counts]
     lengths = code_lengths(np.array(counts), limit)
@@ -103,7 +109,9 @@ def test_ties_break_as_documented(counts, limit):
 @UNHURRIED
 @given(COUNTS)
 def test_the_limit_costs_little_more_than_it_must(counts):
-    """Room is made for leaves that are brought up without looking at their weights; the optimum does look. Rarer symbols have no code in a chunk's own table."""
+    """Room is made for leaves that are brought up without looking at their weights; the optimum
+    does look. Rarer symbols have no code in a chunk's own table.
+    """
     total = sum(counts)
     counts = [count if 768 * count >= total else 0 for count in counts]
     escape = total - sum(counts)
@@ -113,7 +121,9 @@ def test_the_limit_costs_little_more_than_it_must(counts):
 
 @pytest.mark.parametrize("symbols", [13, 30])
 def test_fibonacci_counts_meet_the_limit(symbols):
-    """Fibonacci counts make plain Huffman as deep as it gets; the rarest of thirteen is as rare as the rarest that has a code."""
+    """Fibonacci counts make plain Huffman as deep as it gets; the rarest of thirteen is as rare as
+    the rarest that has a code.
+    """
     counts = [1, 1]
     while len(counts) < symbols:
         counts.append(counts[-1] + counts[-2])

@@ -15,7 +15,8 @@ UNHURRIED = settings(deadline=None, max_examples=60)
 SYMBOLS = st.lists(st.integers(0, 255) | st.integers(0, 3), min_size=2, max_size=600).filter(
     lambda symbols: len(set(symbols)) > 1
 )
-# Around a lane more or less, a step more or less, the change from few lanes to many, and the usual chunk.
+# Around a lane more or less, a step more or less, the change from few lanes to many, and the usual
+# chunk.
 COUNTS = [0, 1, 2, 15, 16, 17, 31, 32, 33, 1000, 16_383, 16_384, 16_385]
 # The last symbols may lie in two inner blocks, or be all of the last one.
 COUNTS += [16_384 + more for more in (127, 128, 129, 639, 640, 641)] + [131_072]
@@ -24,7 +25,9 @@ BLOCK = 16_384
 
 
 def canonical_words(lengths, escape):
-    """Symbol to code word, as a string of 0 and 1, by the textbook rule; the escape counts as symbol ESCAPE, the last of all."""
+    """Symbol to code word, as a string of 0 and 1, by the textbook rule; the escape counts as
+    symbol ESCAPE, the last of all.
+    """
     code, previous, words = 0, 0, {}
     leaves = [*enumerate(lengths), (ESCAPE, escape)]
     for length, symbol in sorted((int(n), s) for s, n in leaves if n):
@@ -35,7 +38,9 @@ def canonical_words(lengths, escape):
 
 
 def documented_stream(symbols, lengths, escape=0):
-    """The encoder of the document: from the last symbol to the first, from the stream's end to its front."""
+    """The encoder of the document: from the last symbol to the first, from the stream's end to its
+    front.
+    """
     words = canonical_words(lengths, escape)
     lanes = 128 if len(symbols) >= MANY_LANES_FROM else 16
     v, p, from_the_end = [0] * lanes, [0] * lanes, []
@@ -150,7 +155,9 @@ def test_codes_at_their_limits(count, table):
 @UNHURRIED
 @given(SYMBOLS, st.integers(0, 600), st.lists(st.integers(0, 255), max_size=40))
 def test_symbols_without_a_code_take_the_escape(seen, weight, others):
-    """The escape ranks behind every symbol of its length; the lowest symbol without a code stands for all of them."""
+    """The escape ranks behind every symbol of its length; the lowest symbol without a code stands
+    for all of them.
+    """
     counts = np.bincount(seen, minlength=256)
     table = table_of(counts, 0 if counts.all() else 1 + weight)
     assert_as_documented(others + seen + others if table.escape else seen, table)
@@ -167,7 +174,9 @@ def test_the_escape_may_be_any_leaf(escape):
 @UNHURRIED
 @given(SYMBOLS)
 def test_size_is_that_of_the_code_and_two_bytes_a_lane(symbols):
-    """The plan's cost relies on this: what the lanes hold in the end takes less than what they hold in the beginning."""
+    """The plan's cost relies on this: what the lanes hold in the end takes less than what they hold
+    in the beginning.
+    """
     table = table_of(np.bincount(symbols, minlength=256))
     coded = symbols[: max(0, len(symbols) - 16)]
     bits = sum(table.lengths[symbol] for symbol in coded)
@@ -241,7 +250,9 @@ def test_a_last_symbol_beyond_the_plane_is_noticed_behind_coded_ones():
 
 @pytest.mark.parametrize("count", [40, 16_400])
 def test_damaged_streams_are_refused_or_have_another_meaning(count):
-    """Each sequence of symbols has one stream: what is read from another one is written so again."""
+    """Each sequence of symbols has one stream: what is read from another one is written so
+    again.
+    """
     table = CodeTable(3, 0, bytes([1, 2, 4, 4, 5, 5, 5, 5]))
     symbols = np.random.default_rng(0).integers(0, 8, count)
     stream = written(symbols, table)

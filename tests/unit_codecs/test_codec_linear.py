@@ -1,6 +1,8 @@
-"""Time that a hostile frame may take: it goes with the frame's length and its values, whatever the frame is made of.
+"""Time that a hostile frame may take: it goes with the frame's length and its values, whatever the
+frame is made of.
 
-Not a benchmark: sixteen times as much may take up to 96 times the processor time of this thread, where what goes with the square takes 256 times.
+Not a benchmark: sixteen times as much may take up to 96 times the processor time of this thread,
+where what goes with the square takes 256 times.
 """
 
 import time
@@ -37,7 +39,9 @@ def constant_chunks(count):
 
 
 def listed(count):
-    """One chunk, about a fifth of whose symbols are in lists: its table is made from runs that show two values only."""
+    """One chunk, about a fifth of whose symbols are in lists: its table is made from runs that show
+    two values only.
+    """
     index = np.arange(8 * count)
     is_sampled = (index // 16 % 17 == 0) | (index // 16 % 29 == 0)
     values = np.where(is_sampled | (index % 5 > 0), 1 + index % 2, bell(8 * count))
@@ -45,13 +49,17 @@ def listed(count):
 
 
 def escaped(count):
-    """One chunk of uniform codes, of which one in eight is followed by an fp32 value, and with a scale for every 16."""
+    """One chunk of uniform codes, of which one in eight is followed by an fp32 value, and with a
+    scale for every 16.
+    """
     values = bell(8 * count) * np.where(np.arange(8 * count) % 8 == 0, 1e6, 1)
     return refused_late(encode(values.astype(np.float32), CodecSpec("uniform", 16, 1 << 20)))
 
 
 def processor_time(read, frame):
-    """The least of several readings, in seconds of this thread: other programs on the machine do not count."""
+    """The least of several readings, in seconds of this thread: other programs on the machine do
+    not count.
+    """
     found = []
     for _ in range(REPEATS):
         before = time.thread_time()

@@ -1,4 +1,6 @@
-"""Which plane is stored how, and which split is taken: the rules of docs/WIRE.md, worked out a second time."""
+"""Which plane is stored how, and which split is taken: the rules of docs/WIRE.md, worked out a
+second time.
+"""
 
 import numpy as np
 import pytest
@@ -7,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_codecs import CodecSpec, decode, encode, info
-from fsl_codecs.code_tables import table_from_counts
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.planes import (
     CONSTANT,
     OWN,
     RAW,
-    STATIC,
     Counted,
     Sample,
     cut,
@@ -27,7 +27,6 @@ from fsl_codecs.planes import (
     write_words,
 )
 from fsl_codecs.quantised import quantise
-from fsl_codecs.static_tables import static_tables
 
 UNHURRIED = settings(deadline=None, max_examples=150)
 NAMES = list(FORMATS)
@@ -35,7 +34,9 @@ FIRST_PAYLOAD = 28 + 16
 
 
 def bits_in_the_list(lengths, low_bits):
-    """Bits of the number of each symbol without a code: those between the coded ones come first, then the nearest, the lower before the higher."""
+    """Bits of the number of each symbol without a code: those between the coded ones come first,
+    then the nearest, the lower before the higher.
+    """
     coded = [symbol for symbol, length in enumerate(lengths) if length]
     uncoded = [symbol for symbol in range(len(lengths)) if symbol not in coded]
     uncoded.sort(key=lambda symbol: (max(coded[0] - symbol, symbol - coded[-1], 0), symbol))
@@ -47,7 +48,9 @@ def bits_in_the_list(lengths, low_bits):
 
 
 def low_bits_rule(counts, lengths):
-    """The low bits of an own table's list: the fewest of those that give the fewest bits, of symbols a little more frequent than they were seen."""
+    """The low bits of an own table's list: the fewest of those that give the fewest bits, of
+    symbols a little more frequent than they were seen.
+    """
     costs = {}
     highest = lengths.count(0) - 1
     for low_bits in range(highest.bit_length() + 1):
@@ -58,29 +61,26 @@ def low_bits_rule(counts, lengths):
 
 
 def table_rule(counts, table, head_bytes, values):
-    """Cost in bits of a plane with that table, or None; head_bytes counts what follows the head's first byte."""
+    """Cost in bits of a plane with that table; head_bytes counts the head after its first byte."""
     lengths, escape, low_bits = table
-    bits = 0
-    sampled = sum(counts) < values
     listed = bits_in_the_list(lengths, low_bits)
-    for symbol, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-        # A symbol that the sample lacks may follow.
-        if (count or sampled) and not length and not escape:
-            return None
-        bits += count * (length or escape + listed[symbol])
+    bits = sum(
+        count * (length or escape + listed[symbol])
+        for symbol, (count, length) in enumerate(zip(counts, lengths, strict=True))
+    )
     lanes = 128 if values >= 16384 else 16
     return 8 + 8 * head_bytes + 32 + 16 * lanes + values * bits // sum(counts)
 
 
-def plane_rule(counts, width, values=None, static=()):
-    """Kind, name of the table and cost in bits, as the document tells it. static: (name, table), a table being (lengths, escape, low bits)."""
+def plane_rule(counts, width, values=None):
+    """Kind and cost in bits, as in the document."""
     total, present = sum(counts), sum(count > 0 for count in counts)
     values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
     if present == 1:
-        return CONSTANT, None, 16
+        return CONSTANT, 16
     if present > 2 ** (width - 1) and max(counts) <= total // 2 ** (width - 1):
-        return RAW, None, 8 + raw
+        return RAW, 8 + raw
     kept = [count if 768 * count >= total else 0 for count in counts]
     rare, lightest = total - sum(kept), total // 256
     escape = max(1, rare, lightest) if 0 in kept and (total < values or rare) else 0
@@ -89,24 +89,8 @@ def plane_rule(counts, width, values=None, static=()):
     coded = [symbol for symbol, count in enumerate(kept) if count]
     table_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
     low_bits = low_bits_rule(counts, lengths) if escape else 0
-    candidates = [(OWN, None, (lengths, escape, low_bits), table_bytes)]
-    candidates += [(STATIC, *named, 1) for named in static]
-    costs = [
-        (table_rule(counts, table, head, values), kind, name)
-        for kind, name, table, head in candidates
-    ]
-    # min() takes the first of equals.
-    coded, kind, name = min((each for each in costs if each[0] is not None), key=lambda e: e[0])
-    return (kind, name, coded) if coded <= raw - raw // 64 else (RAW, None, 8 + raw)
-
-
-def content(table):
-    return list(table.lengths), table.escape, table.low_bits
-
-
-def static_of(name, width):
-    tables = static_tables(name) if width == 6 else ()
-    return [(number, content(table)) for number, table in tables]
+    cost = table_rule(counts, (lengths, escape, low_bits), table_bytes, values)
+    return (OWN, cost) if cost <= raw - raw // 64 else (RAW, 8 + raw)
 
 
 def planes_of_codes(counts, name, index):
@@ -133,29 +117,20 @@ def split_rule(sample, values, name):
     for index in np.flatnonzero(tried).tolist():
         cost = 8
         for width, plane in planes_of_codes(counts, name, index):
-            cost += plane_rule(plane, width, values, static_of(name, width))[2]
+            cost += plane_rule(plane, width, values)[1]
         if chosen < 0 or cost < best - best // 16:
             chosen, best = index, cost
     return chosen, best
 
 
-def planned(counts, width, values=None, static=()):
-    """What plan_plane makes of it, in the words of plane_rule."""
+def planned(counts, width, values=None):
+    """What plan_plane makes of it: kind and cost in bits."""
     counts = np.array(counts)
     values = int(counts.sum()) if values is None else values
-    candidates = [(bytes((3, number)), table) for number, table in static]
-    plan = plan_plane(Counted(counts, width, int(counts.sum()), values), candidates)
-    name = None
-    if plan.kind == STATIC:
-        name = plan.head[1]
-    elif plan.kind == OWN:
+    plan = plan_plane(Counted(counts, width, int(counts.sum()), values))
+    if plan.kind == OWN:
         assert plan.head[1:] == plan.table.packed
-    return plan.kind, name, plan.cost_bits
-
-
-def ruled(counts, width, values=None, static=()):
-    static = [(number, content(table)) for number, table in static]
-    return plane_rule(list(counts), width, values, static)
+    return plan.kind, plan.cost_bits
 
 
 def skewed(generator, width, flatness, total):
@@ -172,18 +147,13 @@ def skewed(generator, width, flatness, total):
     st.sampled_from([None, 0, 1, 3, 16]),
 )
 def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, unseen):
-    """Encoders in two languages must agree near every threshold, so skews from none to strong are drawn, and samples of chunks."""
+    """Encoders in two languages must agree near every threshold, so skews from none to strong are
+    drawn, and samples of chunks.
+    """
     generator = np.random.default_rng(seed)
     counts = skewed(generator, width, flatness, 7 * 10**scale + seed % 50).tolist()
     values = None if unseen is None else sum(counts) * (1 + unseen) + seed % 7
-    others = [skewed(generator, width, flatness, 10 ** (1 + scale)) for _ in range(2)]
-    tables = [
-        table_from_counts(other, width, sampled=bool(seed & 1 << at))
-        for at, other in enumerate(others)
-        if np.count_nonzero(other) > 1
-    ]
-    static = list(enumerate(tables))
-    assert planned(counts, width, values, static) == ruled(counts, width, values, static)
+    assert planned(counts, width, values) == plane_rule(counts, width, values)
 
 
 def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
@@ -193,8 +163,8 @@ def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
         counts = np.full(32, 1000)
         counts[0] += 100 * tenths
         counts[20:] -= 5 * tenths
-        kind, _, cost = ruled(counts.tolist(), 5)
-        assert planned(counts, 5) == (kind, None, cost)
+        kind, cost = plane_rule(counts.tolist(), 5)
+        assert planned(counts, 5) == (kind, cost)
         lengths = code_lengths(counts)
         refused += kind == RAW and int((counts * lengths).sum()) < 5 * int(counts.sum()) * 0.995
     assert refused > 3
@@ -202,33 +172,22 @@ def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
 
 @pytest.mark.parametrize(("first", "second", "kind"), [(1018, 362, OWN), (1017, 363, RAW)])
 def test_codes_may_cost_just_a_sixty_fourth_less_than_raw(first, second, kind):
-    """2000 symbols of two bits take 4000 raw; these codes take 3938, or one more, with 48 of the head and 288 of the stream's."""
+    """2000 symbols of two bits take 4000 raw; these codes take 3938, or one more, with 48 of the
+    head and 288 of the stream's.
+    """
     assert planned([first, second, 310, 310], 2)[0] == kind
 
 
 def test_nearly_uniform_planes_are_not_searched():
-    """Seventeen symbols of which none exceeds a sixteenth stay raw, although a code would pay: the search is what costs."""
+    """Seventeen symbols of which none exceeds a sixteenth stay raw, although a code would pay: the
+    search is what costs.
+    """
     counts = np.array([1000] * 16 + [3] + [0] * 15)
     assert planned(counts, 5)[0] == RAW
     counts[0] += 1
     assert planned(counts, 5)[0] == OWN
     counts[:] = [1000] * 16 + [0] * 16
     assert planned(counts, 5)[0] == OWN
-
-
-def test_equal_tables_go_by_order():
-    """Own before static, and as given: otherwise two encoders write two frames."""
-    counts = np.zeros(64, np.int64)
-    counts[20:30] = [9, 20, 41, 85, 170, 340, 170, 85, 41, 20]
-    own = table_from_counts(counts, 6, sampled=False)
-    assert planned(counts, 6, None, [(9, own)])[:2] == (STATIC, 9)
-    # Code tables that differ in a symbol which does not occur cost the same.
-    counts[20:52:2] = 20
-    first, second = (counts.copy() for _ in range(2))
-    first[0] = second[1] = 1
-    tables = [table_from_counts(each, 6, sampled=False) for each in (first, second)]
-    for given_ in (tables, tables[::-1]):
-        assert planned(counts, 6, None, list(enumerate(given_)))[:2] == (STATIC, 0)
 
 
 AROUND = (0, 1, 15, 16, -1)
@@ -244,7 +203,9 @@ SAMPLED_EVERY = {
     [(count, every) for every, counts in SAMPLED_EVERY.items() for count in counts],
 )
 def test_samples_are_some_of_the_runs(count, every):
-    """All ends of the rule: small chunks count in full, and the last run of a large one may be short."""
+    """All ends of the rule: small chunks count in full, and the last run of a large one may be
+    short.
+    """
     words = np.arange(count, dtype=np.uint32)
     sample = sample_of(words)
     taken = [at for at in range(count) if at // 16 % every == 0]
@@ -277,7 +238,7 @@ def split_costs(codes, name):
     """What each split costs, tried or not."""
     counts = np.bincount(codes, minlength=256).tolist()
     return [
-        8 + sum(plane_rule(p, w, None, static_of(name, w))[2] for w, p in planes)
+        8 + sum(plane_rule(p, w)[1] for w, p in planes)
         for planes in (planes_of_codes(counts, name, i) for i in range(len(FORMATS[name].splits)))
     ]
 
@@ -301,7 +262,9 @@ def test_a_later_split_has_to_save_a_sixteenth(low, high, split):
 
 
 def test_a_split_that_was_refused_sets_no_mark_for_the_next():
-    """Here split 1 costs less than split 0, but not enough less; split 2 is measured against split 0."""
+    """Here split 1 costs less than split 0, but not enough less; split 2 is measured against split
+    0.
+    """
     generator = np.random.default_rng(0)
     codes = (96 + 14 * generator.standard_normal(2000)).clip(1, 126).astype(np.uint8)
     codes[(codes > 100) & (generator.random(2000) < 0.7)] |= 128
@@ -315,7 +278,9 @@ def test_a_split_that_was_refused_sets_no_mark_for_the_next():
 
 @pytest.mark.parametrize(("signs", "split"), [(1600, 2), (1460, 1)])
 def test_signs_are_looked_at_from_a_quarter_on(signs, split):
-    """What is not tried is not taken, however little it costs: here a fifth, then more than a quarter, of all signs are unbalanced."""
+    """What is not tried is not taken, however little it costs: here a fifth, then more than a
+    quarter, of all signs are unbalanced.
+    """
     codes = np.full(4000, 60, np.uint8)
     codes[:signs] = 56
     codes[signs : 2 * signs] = 184
@@ -334,7 +299,7 @@ def plane_kinds(frame, name):
     rest, kinds = bytes(rest), []
     for _ in FORMATS[name].splits[split].widths:
         kinds.append(rest[0])
-        length = {RAW: 1, CONSTANT: 2, STATIC: 2}.get(rest[0])
+        length = {RAW: 1, CONSTANT: 2}.get(rest[0])
         if length is None:
             length = 4 + (rest[2] - rest[1]) // 2 + 1
         rest = rest[length:]
@@ -344,7 +309,9 @@ def plane_kinds(frame, name):
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 @pytest.mark.parametrize("where", [1024, 17_407, 40_000, 65_000])
 def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, where):
-    """The sample cannot know. In the plan of everything that follows, only what is rare takes an escape, however late it comes."""
+    """The sample cannot know. In the plan of everything that follows, only what is rare takes an
+    escape, however late it comes.
+    """
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     frame = encode(values, CodecSpec(name))
     assert CONSTANT in plane_kinds(frame, name)[1]
@@ -382,7 +349,9 @@ def coded_bytes(words, name, plan):
 
 
 def misleading(name, count):
-    """Values (count,) of which the sampled runs show a few symbols, in each plane, and the others the rest of them."""
+    """Values (count,) of which the sampled runs show a few symbols, in each plane, and the others
+    the rest of them.
+    """
     generator = np.random.default_rng(1)
     sampled = np.arange(count) // 16 % 17 == 0
     if name in ("fp32", "bf16"):
@@ -404,7 +373,9 @@ def misleading(name, count):
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2", "uniform"])
 def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
-    """An adversary may hide everything between the sampled runs; what turns out larger is not sent."""
+    """An adversary may hide everything between the sampled runs; what turns out larger is not
+    sent.
+    """
     values = misleading(name, 65_536)
     frame, plain = (encode(values, CodecSpec(name, entropy=entropy)) for entropy in (True, False))
     assert frame == plain
@@ -419,7 +390,9 @@ def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 def test_the_plan_decides_whether_a_chunk_is_coded(name):
-    """By its estimate, which in small chunks can be larger than what coding takes; encoders need not try."""
+    """By its estimate, which in small chunks can be larger than what coding takes; encoders need
+    not try.
+    """
     refused = 0
     for seed in range(130):
         generator = np.random.default_rng(seed)

@@ -84,7 +84,9 @@ def raw_codes_bytes(blocks, kind):
 
 
 def leaves_out(part, spec):
-    """Whether a chunk of mostly escaped values goes as raw fp32; coding may bring it below that size after all."""
+    """Whether a chunk of mostly escaped values goes as raw fp32; coding may bring it below that
+    size after all.
+    """
     return info(encode(part, evolve(spec, chunk_values=1 << 20))).raw_fp32_chunks == 1
 
 
@@ -108,7 +110,9 @@ def test_lengths_around_every_boundary(name, entropy):
 @example(values=np.full(300, -0.0, np.float32), spec=CodecSpec("e4m3", 16, 64))
 @example(values=np.array([np.inf, 1.0], np.float32), spec=CodecSpec("bf16"))
 def test_arbitrary_values_and_grids(values, spec):
-    """Any fp32 bits through any grid: lossless or rounded, never larger than bound(), flagged when not finite."""
+    """Any fp32 bits through any grid: lossless or rounded, never larger than bound(), flagged when
+    not finite.
+    """
     frame = encode(values, spec)
     assert len(frame) <= bound(values.size, spec)
     assert same_bits(decode(frame), rounded(values, spec))
@@ -121,7 +125,9 @@ def test_arbitrary_values_and_grids(values, spec):
     spec=SPECS,
 )
 def test_chunks_with_nonfinite_values_keep_every_bit(bits, spec):
-    """NaN payloads, signalling ones included, infinities and their neighbours survive every format."""
+    """NaN payloads, signalling ones included, infinities and their neighbours survive every
+    format.
+    """
     bits[0] = 0x7F800001
     values = bits.view(np.float32)
     spec = evolve(spec, chunk_values=1024)

@@ -1,4 +1,6 @@
-"""Scales: their forms on the wire, worked out a second time from docs/WIRE.md, by every implementation."""
+"""Scales: their forms on the wire, worked out a second time from docs/WIRE.md, by every
+implementation.
+"""
 
 import math
 
@@ -92,7 +94,9 @@ def scale_values(name, scales):
 
 
 def readings(name, data, runs, codes=None):
-    """By implementation: the value of a code of 1 in each run behind these scales, or the refusal."""
+    """By implementation: the value of a code of 1 in each run behind these scales, or the
+    refusal.
+    """
     payload = data + (bytes([ONE[name]]) * RUN * runs if codes is None else codes)
     frame = forged(name, payload, RUN * runs, RAW_CODES, block_values=RUN, chunk_values=16384)
     found = {}
@@ -135,7 +139,9 @@ def names_and_scales(draw):
 
 @st.composite
 def names_and_forms(draw):
-    """Any form of any format, with any numbers: many are what no encoder writes, some are out of range."""
+    """Any form of any format, with any numbers: many are what no encoder writes, some are out of
+    range.
+    """
     name = draw(st.sampled_from(NAMES))
     form = draw(st.sampled_from(forms_of(name)))
     lowest, highest = RANGES[name]
@@ -161,7 +167,9 @@ def test_scales_survive_in_the_documented_form(given_):
 @UNHURRIED
 @given(names_and_forms())
 def test_every_form_is_read_by_its_meaning(given_):
-    """Also those that no encoder takes, if the scales are in range; the one may be out of it. Every implementation reads the same."""
+    """Also those that no encoder takes, if the scales are in range; the one may be out of it. Every
+    implementation reads the same.
+    """
     name, one, form, numbers = given_
     scales = meant(one, form, numbers)
     lowest, highest = RANGES[name]
@@ -207,7 +215,9 @@ COMMON = [A] * 20
     ],
 )
 def test_an_encoder_takes_the_documented_form(name, scales, one, form):
-    """By hand: what is most frequent, how far the others are, and on which side most of them lie."""
+    """By hand: what is most frequent, how far the others are, and on which side most of them
+    lie.
+    """
     data = written(name, scales)
     base = 2 if name == "uniform" else 1
     assert (int.from_bytes(data[:base], "little"), data[base]) == (one, form)
@@ -217,7 +227,9 @@ def test_an_encoder_takes_the_documented_form(name, scales, one, form):
 @UNHURRIED
 @given(names_and_scales())
 def test_every_encoder_takes_the_same_form(given_):
-    """Values that have these scales, each run of one magnitude: in frames without coding, the scales come first."""
+    """Values that have these scales, each run of one magnitude: in frames without coding, the
+    scales come first.
+    """
     name, scales = given_
     if name == "uniform":
         # Steps are 14 quarters of a power of two below the run's magnitude, which is below 2**120.
@@ -298,7 +310,9 @@ def test_the_unknown_forms_are_those_of_the_document():
     ],
 )
 def test_scales_out_of_range_are_refused(name, one, form, numbers):
-    """In either direction, also where the number that is left of one in a byte or two would be a scale."""
+    """In either direction, also where the number that is left of one in a byte or two would be a
+    scale.
+    """
     data = in_form(name, one, form, numbers)
     assert readings(name, data, len(numbers)) == same(out_of_range(name))
 

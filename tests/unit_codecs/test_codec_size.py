@@ -51,7 +51,9 @@ def drawn(draw, count):
     ],
 )
 def test_frames_are_close_to_the_entropy(name, draw, over, bits):
-    """The point of the entropy stage: the order-0 entropy of the codes, times this, has room for scales, tables, heads, escapes."""
+    """The point of the entropy stage: the order-0 entropy of the codes, times this, has room for
+    scales, tables, heads, escapes.
+    """
     values = drawn(draw, 4 * COUNT)
     codes = np.concatenate([block.words for block in quantise(values, FORMATS[name], 128, 14)])
     size = 8 * len(encode(values, CodecSpec(name)))
@@ -73,7 +75,9 @@ def test_uniform_codes_need_fewer_bits_than_e4m3_at_its_error():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_sample_misses_costs_little(name):
-    """Frames planned from a twenty-ninth of the values, against the same planned from all of them, inner block by inner block."""
+    """Frames planned from a twenty-ninth of the values, against the same planned from all of them,
+    inner block by inner block.
+    """
     values = gaussian()
     sampled = len(encode(values, CodecSpec(name)))
     complete = len(encode(values, CodecSpec(name, 128, 16384)))
@@ -86,7 +90,9 @@ def test_fp32_frames_save_the_exponents_redundancy():
 
 
 def test_fp32_frames_of_bfloat16_weights_drop_the_empty_half():
-    """Initial weights often were bf16 once: one lower byte is constant; the escape of a table for the last, signs alone, costs half a bit."""
+    """Initial weights often were bf16 once: one lower byte is constant; the escape of a table for
+    the last, signs alone, costs half a bit.
+    """
     values = torch.from_numpy(gaussian()).bfloat16().float().numpy()
     frame = encode(values)
     assert info(frame).bits_per_value < 11.2
@@ -178,7 +184,9 @@ def test_bound_is_a_bound(name, entropy):
 
 
 def test_blocks_of_zeros_do_not_widen_the_scales():
-    """Embedding rows that were not used leave whole blocks of zeros; their scales must not cost the others bits."""
+    """Embedding rows that were not used leave whole blocks of zeros; their scales must not cost the
+    others bits.
+    """
     values = gaussian(16384)
     values[: 16384 // 2] = 0
     for name in ("e4m3", "uniform"):
@@ -190,9 +198,12 @@ def test_blocks_of_zeros_do_not_widen_the_scales():
 
 
 def worst_inner_block(name, split_index):
-    """Bytes of one inner block when no symbol has a code but a few, and uniform escapes every value with the widest scales."""
+    """Bytes of one inner block when no symbol has a code but a few, and uniform escapes every value
+    with the widest scales.
+    """
     number_format = FORMATS[name]
-    # All but two symbols share the escape leaf; the highest one, which is the last in the list, takes the most bits with few low ones.
+    # All but two symbols share the escape leaf; the highest one, which is the last in the list,
+    # takes the most bits with few low ones.
     low_bits = {2: 0, 6: 2, 8: 4}
     table = {w: CodeTable(w, 2, b"\1\2" + bytes((1 << w) - 2), low_bits[w]) for w in low_bits}
     for width, low in low_bits.items():
@@ -220,7 +231,9 @@ def worst_inner_block(name, split_index):
 
 
 def test_bound_leaves_room_for_an_inner_block_at_its_worst():
-    """An encoder may find only then that coding does not pay; after that it starts again, in the same buffer."""
+    """An encoder may find only then that coding does not pay; after that it starts again, in the
+    same buffer.
+    """
     worst = [
         worst_inner_block(name, index)
         for name in NAMES

@@ -1,5 +1,5 @@
-"""Uniform codes: steps, rounding and escapes, worked out a second time in doubles, where every fp32 product and sum is exact
-before it is rounded once.
+"""Uniform codes: steps, rounding and escapes, worked out a second time in doubles, where every fp32
+product and sum is exact before it is rounded once.
 """
 
 import math
@@ -117,7 +117,9 @@ def inner_block(values, block_values, step_log2):
 
 
 def assert_like_document(values, block_values=128, step_log2=14):
-    """A frame without coding against the bytes, and the values, that the document gives. Values below 2**120, two at least."""
+    """A frame without coding against the bytes, and the values, that the document gives. Values
+    below 2**120, two at least.
+    """
     spec = CodecSpec("uniform", block_values, 1 << 20, entropy=False, step_log2=step_log2)
     frame = encode(values, spec)
     coded = encode(values, CodecSpec("uniform", block_values, 1 << 20, step_log2=step_log2))
@@ -143,7 +145,9 @@ def assert_like_document(values, block_values=128, step_log2=14):
 
 
 def test_steps_are_rounded_quarter_powers_of_two():
-    """The table is part of the wire format: every step that a frame may hold, and the inverse of each."""
+    """The table is part of the wire format: every step that a frame may hold, and the inverse of
+    each.
+    """
     quarters = np.arange(-504, 505)
     expected = [power(k) for k in quarters.tolist()]
     assert power_values(quarters).tolist() == expected
@@ -281,7 +285,9 @@ def test_halves_go_to_even_and_127_is_the_last_code(quotient, code):
 
 
 def near_threshold(seed, quarter):
-    """A run (256,) whose sum of squares lies within rounding of quarter times a power of two, and its largest value in [1, 2)."""
+    """A run (256,) whose sum of squares lies within rounding of quarter times a power of two, and
+    its largest value in [1, 2).
+    """
     generator = np.random.default_rng(seed)
     run = generator.uniform(0.3, 1.0, 256)
     run[0] = 1.5
@@ -295,7 +301,9 @@ def near_threshold(seed, quarter):
 
 @pytest.mark.parametrize("quarter", [FIRST_QUARTER, THIRD_QUARTER])
 def test_the_order_of_the_sum_decides_and_is_kept(quarter):
-    """Within a few units in the last place of a threshold another order gives another step, so the order is part of the format."""
+    """Within a few units in the last place of a threshold another order gives another step, so the
+    order is part of the format.
+    """
     differ = 0
     for seed in range(60):
         run = near_threshold(seed, quarter)
@@ -309,7 +317,9 @@ def test_the_order_of_the_sum_decides_and_is_kept(quarter):
 @UNHURRIED
 @given(st.integers(0, 2**32 - 1), st.integers(-100, 100), st.integers(0, 20))
 def test_steps_follow_the_root_mean_square(seed, exponent, step_log2):
-    """The purpose of the arithmetic: within an eighth of an octave of rms * 2**(-step_log2 / 4), for whole runs."""
+    """The purpose of the arithmetic: within an eighth of an octave of rms * 2**(-step_log2 / 4),
+    for whole runs.
+    """
     values = np.random.default_rng(seed).standard_t(3, 256)
     values = np.ldexp(values, exponent).astype(np.float32)
     root_mean_square = math.sqrt(float((values.astype(np.float64) ** 2).mean()))
@@ -318,7 +328,9 @@ def test_steps_follow_the_root_mean_square(seed, exponent, step_log2):
 
 
 def test_finer_steps_cost_bits_and_save_error():
-    """One more means a step smaller by 2**(1/4): a quarter of a bit, and an error that is smaller by as much."""
+    """One more means a step smaller by 2**(1/4): a quarter of a bit, and an error that is smaller
+    by as much.
+    """
     values = drawn("gauss", 131_072).astype(np.float32)
     sizes, errors = [], []
     for step_log2 in (10, 14, 18):

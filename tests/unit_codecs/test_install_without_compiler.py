@@ -1,4 +1,6 @@
-"""An install where no C++ compiler works: it succeeds, with NumPy alone, and `fsl-node doctor` says what is missing."""
+"""An install where no C++ compiler works: it succeeds, with NumPy alone, and `fsl-node doctor` says
+what is missing.
+"""
 
 import json
 import os
@@ -50,7 +52,8 @@ def test_without_a_compiler_the_codec_is_numpys(tmp_path):
     assert wheel.name.endswith("-py3-none-any.whl")
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
-    # Without `site`, nothing leads to the checkout that this process has imported; its other packages are wanted.
+    # Without `site`, nothing leads to the checkout that this process has imported; its other
+    # packages are wanted.
     packages = [path for path in sys.path if path.endswith("-packages")]
     look = [sys.executable, "-S", "-c", LOOK, json.dumps([str(installed), *packages])]
     where, names, values, report = run(look, tmp_path, FSL_KEYS=str(tmp_path)).splitlines()

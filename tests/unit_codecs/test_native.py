@@ -1,4 +1,6 @@
-"""The native codec against the NumPy package, which is the reference: the same frames of the same values, on every path."""
+"""The native codec against the NumPy package, which is the reference: the same frames of the same
+values, on every path.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,9 @@ pytestmark = needs_native
 @with_every_format
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_vectors(name, kind):
-    """Every size at which a loop, a run or a vector ends, in frames of one and of several chunks."""
+    """Every size at which a loop, a run or a vector ends, in frames of one and of several
+    chunks.
+    """
     for count in (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1000):
         values = values_of(kind, count)
         assert_agree(values, CodecSpec(name, block_values=32, chunk_values=256))
@@ -145,7 +149,9 @@ def test_samples_that_mislead(name):
 
 
 def test_a_misleading_constant_behind_a_payload_that_is_too_long():
-    """The plan of the sample is dropped for the constant, found last, and not for the size, found first."""
+    """The plan of the sample is dropped for the constant, found last, and not for the size, found
+    first.
+    """
     count = 4 * BLOCK
     generator = np.random.default_rng(3)
     seen = np.arange(count) // 16 % 17 == 0

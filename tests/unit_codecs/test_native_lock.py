@@ -1,4 +1,6 @@
-"""Calls of the native codec let other Python threads run meanwhile: a server codes while its event loop beats."""
+"""Calls of the native codec let other Python threads run meanwhile: a server codes while its event
+loop beats.
+"""
 
 import sys
 import threading
@@ -14,7 +16,9 @@ pytestmark = needs_native
 
 COUNT = 1 << 20
 TRIES = 500
-"""Of calls of a millisecond or more: enough for the system to run the other thread, however many others want the processor."""
+"""Of calls of a millisecond or more: enough for the system to run the other thread, however many
+others want the processor.
+"""
 
 
 def calls_of(codec):
@@ -34,8 +38,8 @@ def calls_of(codec):
 def another_thread_runs_during(call):
     """Whether a waiting thread gets to run Python while `call` works, in one of TRIES calls.
 
-    Nothing else lets it: Python takes the lock from a thread that runs bytecode only after the switch interval, which is hours here. So the
-    thread also waits at the gate when `start` returns.
+    Nothing else lets it: Python takes the lock from a thread that runs bytecode only after the
+    switch interval, which is hours here. So the thread also waits at the gate when `start` returns.
     """
     gate, ran = threading.Lock(), []
     thread = threading.Thread(target=lambda: ran.append(gate.acquire()))
@@ -62,6 +66,8 @@ def test_other_threads_run_during_a_call(path, name):
 
 
 def test_a_call_that_keeps_the_lock_is_noticed():
-    """Otherwise the test above shows nothing: sorting a list of numbers never lets another thread run."""
+    """Otherwise the test above shows nothing: sorting a list of numbers never lets another thread
+    run.
+    """
     numbers = list(range(20_000))
     assert not another_thread_runs_during(lambda: numbers.sort(reverse=True))

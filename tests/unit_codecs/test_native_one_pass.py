@@ -1,6 +1,8 @@
-"""Large chunks of 8-bit codes, whose values a native path may put while it reads their codes: the same values and refusals as NumPy's.
+"""Large chunks of 8-bit codes, whose values a native path may put while it reads their codes: the
+same values and refusals as NumPy's.
 
-The usual planes are six coded bits above two raw ones. Then all pieces of 4096 values but the last are read in one pass.
+The usual planes are six coded bits above two raw ones. Then all pieces of 4096 values but the last
+are read in one pass.
 """
 
 import attrs
@@ -33,7 +35,9 @@ pytestmark = needs_native
 with_every_name = pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 PIECE = 4096
 COUNT = BLOCK + PIECE + 256
-"""Two inner blocks: in the second, a piece is read in one pass, and one with the last symbols is not."""
+"""Two inner blocks: in the second, a piece is read in one pass, and one with the last symbols is
+not.
+"""
 RUN = 128
 FLAT = CodeTable(6, 0, bytes([6] * 64))
 with_both_tables = pytest.mark.parametrize("table", [None, FLAT], ids=["usual", "flat"])
@@ -45,7 +49,9 @@ DISAGREE = "and its flag disagree about NaN and infinity"
 
 @attrs.define
 class Parts:
-    """A chunk's parts, each of which can be made wrong. `listed` are codes (n,) whose upper symbols go to the lists."""
+    """A chunk's parts, each of which can be made wrong. `listed` are codes (n,) whose upper symbols
+    go to the lists.
+    """
 
     name: str
     codes: np.ndarray
@@ -118,7 +124,9 @@ def frame_of(*chunks):
 
 
 def readings(codec, frame, count, room=None, **options):
-    """What decoding to fp32 and to bf16 and adding give, each in `room` of a type: bytes, or refusals; a refused frame adds nothing."""
+    """What decoding to fp32 and to bf16 and adding give, each in `room` of a type: bytes, or
+    refusals; a refused frame adds nothing.
+    """
     room = room or (lambda dtype: np.full(count, 7, dtype))
 
     def decode(dtype):
@@ -149,7 +157,9 @@ def readings_of_reference(frame, count):
 
 
 def assert_read_alike(parts, message=None):
-    """The chunk alone, and behind and before a good one: NumPy's readings, refused with `message` where it is given, or not refused."""
+    """The chunk alone, and behind and before a good one: NumPy's readings, refused with `message`
+    where it is given, or not refused.
+    """
     good = parts_of(parts.name, count=parts.codes.size, seed=9)
     for chunks in ([parts], [good, parts], [parts, good]):
         frame, count = frame_of(*chunks), good.codes.size * len(chunks)
@@ -174,7 +184,9 @@ def assert_usual_planes(frame):
 @with_every_name
 @pytest.mark.parametrize("block_values", [32, 64, 128, 1024])
 def test_sizes_around_pieces_and_blocks(name, block_values):
-    """The last symbols are in the fourth piece, are all of a block, or are in a piece of the second block."""
+    """The last symbols are in the fourth piece, are all of a block, or are in a piece of the second
+    block.
+    """
     for more in (0, 1, 128, 129, 256, 31 * 128, 32 * 128, 33 * 128, 34 * 128, 96 * 128, BLOCK):
         values = values_of("bell", BLOCK + more)
         values[::997] *= 40
@@ -185,7 +197,9 @@ def test_sizes_around_pieces_and_blocks(name, block_values):
 @with_every_name
 @pytest.mark.parametrize("more", [-128, 0, 128, 5001])
 def test_places_that_are_not_aligned(name, more):
-    """Around the size from which values are written past the cache: nothing beside them is touched."""
+    """Around the size from which values are written past the cache: nothing beside them is
+    touched.
+    """
     count = 8 * BLOCK + more
     values = values_of("bell", count)
     values[::97] *= 40
@@ -213,7 +227,9 @@ def test_places_that_are_not_aligned(name, more):
 @pytest.mark.parametrize("at", [5, 2 * PIECE, BLOCK + PIECE - 1, COUNT - 1])
 @with_both_tables
 def test_codes_that_are_no_numbers(name, code, at, table):
-    """One such code in whichever piece, listed or with a code word, and the flag tells it or not."""
+    """One such code in whichever piece, listed or with a code word, and the flag tells it or
+    not.
+    """
     for split in (0, 1):
         parts = parts_of(name, table, split)
         parts.codes[at] = code
@@ -227,7 +243,9 @@ def test_codes_that_are_no_numbers(name, code, at, table):
 @pytest.mark.parametrize(("name", "highest"), [("e4m3", 247), ("e5m2", 240)])
 @pytest.mark.parametrize("at", [0, PIECE + 130, BLOCK - 1, BLOCK, BLOCK + PIECE - 1, COUNT - 1])
 def test_one_run_of_the_highest_scale(name, highest, at):
-    """Its codes overflow from some exponent on, those of other runs do not, in its inner block and in the other one."""
+    """Its codes overflow from some exponent on, those of other runs do not, in its inner block and
+    in the other one.
+    """
     parts = parts_of(name)
     parts.scales[at // RUN] = highest
     parts.codes[at // RUN * RUN :][:RUN] = 0x77
@@ -270,7 +288,9 @@ def test_escaped_values(places, table):
 @with_every_name
 @pytest.mark.parametrize(("block", "piece"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_lists_that_are_too_short_or_too_long(name, block, piece):
-    """By one symbol, in each inner block: found in the piece where it is missing, or at the block's end."""
+    """By one symbol, in each inner block: found in the piece where it is missing, or at the block's
+    end.
+    """
     start = block * BLOCK
     parts = parts_of(name)
     coded = planes.cut(parts.codes, FORMATS[name].splits[0], 8)[0][0]
@@ -281,7 +301,8 @@ def test_lists_that_are_too_short_or_too_long(name, block, piece):
     for place in (last + 1, min(start + BLOCK, COUNT) - 1):
         parts.put_in_list(place, 5)
         assert_read_alike(parts, WRONG_LIST)
-    # The stream's fault is at the chunk's end: in a later piece, unless the block is the last one and so is the piece.
+    # The stream's fault is at the chunk's end: in a later piece, unless the block is the last one
+    # and so is the piece.
     parts.put_in_list(last, coded)
     parts.stream_change = -1
     assert_read_alike(parts, TOO_EARLY if (block, piece) == (1, 1) else WRONG_LIST)
@@ -295,7 +316,9 @@ def test_lists_that_are_too_short_or_too_long(name, block, piece):
 @pytest.mark.parametrize("count", [BLOCK, BLOCK + 128, COUNT])
 @pytest.mark.parametrize("change", [0, -1, -100, -5000, 1])
 def test_streams_that_are_cut_or_go_on(name, table, count, change):
-    """The bytes end in one of the pieces, or are not used up. Code words may end with an inner block. Signs may be in either plane."""
+    """The bytes end in one of the pieces, or are not used up. Code words may end with an inner
+    block. Signs may be in either plane.
+    """
     for split in range(len(FORMATS[name].splits) - 1):
         parts = parts_of(name, table, split, count)
         parts.put(np.arange(50, count, 531), 5, 2)
@@ -309,7 +332,9 @@ def test_streams_that_are_cut_or_go_on(name, table, count, change):
     [(10, PIECE + 10, PAYLOAD_ENDS), (PIECE + 10, 10, WRONG_LIST), (10, 20, WRONG_LIST)],
 )
 def test_of_missing_values_and_symbols_the_earlier_piece_is_told(escaped, listed, message):
-    """Of the last block's pieces, the one that wants an escaped value, or a listed symbol; of both in one piece the symbol."""
+    """Of the last block's pieces, the one that wants an escaped value, or a listed symbol; of both
+    in one piece the symbol.
+    """
     parts = parts_of("uniform", CodeTable(6, 1, bytes([2, 2] + [0] * 62), 2))
     parts.put([BLOCK + listed], 5)
     parts.escape([BLOCK + escaped])

@@ -1,4 +1,6 @@
-"""The native codec inside a process: its buffers, threads, forks and floating-point settings, and the variable that chooses a path."""
+"""The native codec inside a process: its buffers, threads, forks and floating-point settings, and
+the variable that chooses a path.
+"""
 
 import os
 import subprocess
@@ -50,7 +52,9 @@ def test_buffers_of_all_kinds(path):
 
 @on_every_path
 def test_flushed_subnormals_change_nothing(path):
-    """A thread that trains may have subnormals flushed to zero; frames and values stay the same, and so does the setting."""
+    """A thread that trains may have subnormals flushed to zero; frames and values stay the same,
+    and so does the setting.
+    """
     torch = pytest.importorskip("torch")
     codec = implementation_named(path)
     values = values_of("subnormal", 3000)
@@ -150,7 +154,9 @@ print(fsl_codecs.implementation(), len(golden.VECTORS))
 
 @pytest.mark.parametrize("name", available())
 def test_golden_vectors_on_the_path_that_the_variable_chooses(name):
-    """What users get who set it: the package's own functions on that path, not an implementation that was asked for by name."""
+    """What users get who set it: the package's own functions on that path, not an implementation
+    that was asked for by name.
+    """
     code, output, errors = python(VECTORS, str(Path(__file__).parent), FSL_CODECS_PATH=name)
     assert code == 0, errors
     chosen, vectors = output.split()

@@ -1,4 +1,6 @@
-"""The native codec against the NumPy package: the same refusals, of frames of a peer and of our own misuse, on every path."""
+"""The native codec against the NumPy package: the same refusals, of frames of a peer and of our own
+misuse, on every path.
+"""
 
 import re
 import struct
@@ -53,7 +55,9 @@ pytestmark = needs_native
     ],
 )
 def test_one_value_beyond_fp32(name, scale, code, is_finite, block):
-    """A finite code under the highest scale may be infinite: found also before anything is added, in whichever inner block it stands."""
+    """A finite code under the highest scale may be infinite: found also before anything is added,
+    in whichever inner block it stands.
+    """
     sizes = (16384, 32)
     spec = CodecSpec(name, block_values=32, chunk_values=32768, entropy=False)
     payload = b""
@@ -79,7 +83,9 @@ def test_one_value_beyond_fp32(name, scale, code, is_finite, block):
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 def test_every_code_of_a_byte(name):
-    """Raw frames of all 256 codes under many scales: the same values, or the same refusal where a code or a scale is not allowed."""
+    """Raw frames of all 256 codes under many scales: the same values, or the same refusal where a
+    code or a scale is not allowed.
+    """
     spec = CodecSpec(name, block_values=256, chunk_values=256, entropy=False)
     base = bytearray(encoded_by(REFERENCE, values_of("bell", 256), spec))
     scale_bytes = 3 if name == "uniform" else 2
@@ -138,7 +144,9 @@ SIX_BITS = [
 @pytest.mark.parametrize("count", [1, 9, 16, 200, 16_400])
 @pytest.mark.parametrize("table", SIX_BITS, ids=range(len(SIX_BITS)))
 def test_damaged_streams_and_lists(count, table):
-    """Right heads, whose tables have an escape among the first or the last leaves, for one symbol or for most, and behind them anything."""
+    """Right heads, whose tables have an escape among the first or the last leaves, for one symbol
+    or for most, and behind them anything.
+    """
     generator = np.random.default_rng(count)
     plan = ChunkPlan(
         0, (PlanePlan(6, b"\2" + table.packed, 0, table), PlanePlan(2, bytes((1, 0)), 0))
@@ -182,7 +190,9 @@ def test_damaged_streams_and_lists(count, table):
 @pytest.mark.parametrize("last", [100, 4095, 4096, 9000])
 @pytest.mark.parametrize("short", [0, 1])
 def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
-    """Both planes of a block are read in pieces: a list that is too short is found where it ends, before a stream that goes on is, at its end."""
+    """Both planes of a block are read in pieces: a list that is too short is found where it ends,
+    before a stream that goes on is, at its end.
+    """
     count = 10_000
     table = CodeTable(8, 1, bytes([1] + [0] * 255), 4)
     symbols = [np.zeros(count, np.uint8) for _ in range(2)]
@@ -214,7 +224,9 @@ def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
 
 @on_every_path
 def test_a_late_fault_adds_nothing(path):
-    """The last of several chunks is bad: no chunk before it may have been added, on one thread or more."""
+    """The last of several chunks is bad: no chunk before it may have been added, on one thread or
+    more.
+    """
     codec = implementation_named(path)
     values = values_of("bell", 5 * BLOCK)
     for name in FORMATS:
@@ -231,7 +243,9 @@ def test_a_late_fault_adds_nothing(path):
 @on_every_path
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_wrong_checksum_comes_first(path, name):
-    """One chunk with a bit turned over, which decodes all the same or does not: the checksum is what is told, and nothing is added."""
+    """One chunk with a bit turned over, which decodes all the same or does not: the checksum is
+    what is told, and nothing is added.
+    """
     codec, count = implementation_named(path), 2 * BLOCK + 300
     values = values_of("bell", count)
     frame = encoded_by(codec, values, CodecSpec(name))
@@ -313,7 +327,9 @@ def test_misuse(path):
 
 @pytest.mark.parametrize("path", available())
 def test_what_is_written_shares_no_memory_with_what_is_read(path):
-    """Our own mistake, named as such: a frame that changes while it is read would look like a peer's bad one."""
+    """Our own mistake, named as such: a frame that changes while it is read would look like a
+    peer's bad one.
+    """
     codec = implementation_named(path)
     memory = np.zeros(300_000, np.uint8)
     values = memory[:4000].view(np.float32)

@@ -1,4 +1,6 @@
-"""Round trips of drawn sizes, settings and places in memory: every native path against the NumPy package, up to more than a chunk of the runtime."""
+"""Round trips of drawn sizes, settings and places in memory: every native path against the NumPy
+package, up to more than a chunk of the runtime.
+"""
 
 import numpy as np
 from hypothesis import HealthCheck, example, given, settings
@@ -19,8 +21,9 @@ from fsl_codecs.dispatch import implementation_named
 
 pytestmark = needs_native
 
-# Pieces of values, inner blocks, half a chunk, and a chunk: streams have 128 lanes from 16384 values, all pieces of 4096 but the last are
-# read in one pass, and fp32 is written past the cache from 131072 values.
+# Pieces of values, inner blocks, half a chunk, and a chunk: streams have 128 lanes from 16384
+# values, all pieces of 4096 but the last are read in one pass, and fp32 is written past the cache
+# from 131072 values.
 BOUNDARIES = (4096, 16_384, 20_480, 32_768, 65_536, CHUNK)
 SIZES = st.one_of(
     st.integers(0, 700),
@@ -42,7 +45,9 @@ MARGIN = 128
 
 
 def placed(count, dtype, place):
-    """Room (count,) that begins `place` values behind a cache line, and the bytes around it, which nobody may touch."""
+    """Room (count,) that begins `place` values behind a cache line, and the bytes around it, which
+    nobody may touch.
+    """
     size = np.dtype(dtype).itemsize
     raw = np.full((count + place) * size + 2 * MARGIN, GUARD, np.uint8)
     first = -raw.ctypes.data % 64 + place * size
@@ -118,7 +123,9 @@ def read_by(codec, frame, count, places, **options):
     places=(2, 5, 3, 1, 7, 3),
 )
 def test_any_size_at_any_place(*, kind, count, seed, spec, threads, places):
-    """Frames lie in messages and vectors in larger ones, at any address; the paths choose their stores and readers by size and address."""
+    """Frames lie in messages and vectors in larger ones, at any address; the paths choose their
+    stores and readers by size and address.
+    """
     values = values_of(kind, count, seed)
     frame = encoded_by(REFERENCE, values, spec)
     expected = read_by(REFERENCE, frame, count, (0, 0, 0))
@@ -151,7 +158,9 @@ def test_any_size_at_any_place(*, kind, count, seed, spec, threads, places):
     places=(1, 2, 3),
 )
 def test_feedback_of_any_size_at_any_place(*, kind, count, spec, is_bfloat16, subtracts, places):
-    """The same of what is encoded: bf16, references and residuals, each with an address of its own."""
+    """The same of what is encoded: bf16, references and residuals, each with an address of its
+    own.
+    """
     values = values_of(kind, count)
     if is_bfloat16:
         values = (values.view(np.uint32) >> 16).astype(np.uint16)

@@ -1,4 +1,4 @@
-// Working memory that is kept from call to call.
+// Working memory that is kept between calls.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace fsl {
 
-// Memory that only grows, and forgets its content when it does; starts on a cache line.
+// Memory that grows and never shrinks, on a cache line. Growing loses its content.
 class Arena {
  public:
   Arena() = default;
@@ -17,11 +17,12 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena() { release(); }
 
-  // At least `bytes` and slack; std::bad_alloc when there are none.
+  // At least `bytes` and slack. Throws std::bad_alloc.
   std::uint8_t* at_least(std::size_t bytes) {
     if (bytes + kSlackBytes > size_) {
       release();
-      memory_ = static_cast<std::uint8_t*>(::operator new(bytes + kSlackBytes, std::align_val_t{64}));
+      memory_ =
+          static_cast<std::uint8_t*>(::operator new(bytes + kSlackBytes, std::align_val_t{64}));
       size_ = bytes + kSlackBytes;
     }
     return memory_;

@@ -6,14 +6,14 @@
 
 namespace fsl {
 
-// How many bits a number needs; 0 for 0.
+// The number of bits that `value` needs; 0 for 0.
 inline int bits_needed(unsigned value) {
   int bits = 0;
   for (; value != 0; value >>= 1) ++bits;
   return bits;
 }
 
-// The place of the highest bit of a number that is not 0.
+// The index of the highest set bit; number is not 0.
 inline int highest_bit(unsigned number) {
 #if defined(__GNUC__)
   return 31 - __builtin_clz(number);
@@ -22,7 +22,7 @@ inline int highest_bit(unsigned number) {
 #endif
 }
 
-// Of a number that is not 0.
+// The index of the lowest set bit; word is not 0.
 inline int trailing_zeros(std::uint64_t word) {
 #if defined(__GNUC__)
   return __builtin_ctzll(word);
@@ -33,25 +33,30 @@ inline int trailing_zeros(std::uint64_t word) {
 #endif
 }
 
-// Calls put(index, place) for the bits set in a bitmap of `words` words, in order, the index counting them; and returns how many there are. It may put one
-// thing too many at an index, at a place without a bit, before it puts the right one there or at the end. Fast where bits are few: nobody can foresee where they are, so
-// words that are not zero are found before any branch depends on them, and two bits are taken from each without asking.
+// Calls put(index, place) for each bit set in a bitmap of `words` words, in order; returns their
+// number. It may put one place too many at an index before it puts the right one there, or after
+// the last. Fast for few bits: their places are unpredictable, so nonzero words are found before
+// any branch depends on them, and two bits are taken from each unconditionally.
 template <typename Put>
 std::size_t list_bits(const std::uint64_t* bitmap, std::size_t words, Put put) {
   std::size_t found = 0;
   for (std::size_t start = 0; start < words; start += 64) {
     const std::size_t here = words - start < 64 ? words - start : 64;
     std::uint64_t where = 0;
-    for (std::size_t word = 0; word < here; ++word) where |= static_cast<std::uint64_t>(bitmap[start + word] != 0) << word;
+    for (std::size_t word = 0; word < here; ++word)
+      where |= static_cast<std::uint64_t>(bitmap[start + word] != 0) << word;
     for (; where != 0; where &= where - 1) {
       const std::size_t word = start + static_cast<std::size_t>(trailing_zeros(where));
-      const auto place_of = [=](std::uint64_t bits) { return 64 * word + static_cast<std::size_t>(trailing_zeros(bits)); };
+      const auto place_of = [=](std::uint64_t bits) {
+        return 64 * word + static_cast<std::size_t>(trailing_zeros(bits));
+      };
       const std::uint64_t bits = bitmap[word];
       const std::uint64_t after_first = bits & (bits - 1);
       put(found, place_of(bits));
       put(found + 1, place_of(after_first | std::uint64_t{1} << 63));
       found += after_first != 0 ? 2 : 1;
-      for (std::uint64_t more = after_first & (after_first - 1); more != 0; more &= more - 1) put(found++, place_of(more));
+      for (std::uint64_t more = after_first & (after_first - 1); more != 0; more &= more - 1)
+        put(found++, place_of(more));
     }
   }
   return found;

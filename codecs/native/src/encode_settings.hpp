@@ -1,4 +1,4 @@
-// How a caller wants values encoded.
+// The caller's settings for encoding.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The arithmetic that the format is defined with, whatever the calling thread has chosen: torch.set_flush_denormal(True), for one, makes
-// subnormal numbers count as zero.
+// The arithmetic that defines the format, independent of the calling thread's settings:
+// torch.set_flush_denormal(True), for instance, flushes subnormal numbers to zero.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// What `fsl-node bench` calls in fsl_codecs._native.
+// The functions of fsl_codecs._native for `fsl-node bench`.
 #include "measure_bindings.hpp"
 
 #include <nanobind/ndarray.h>
@@ -20,7 +20,8 @@ using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::c
 const fsl::Kernels& kernels_named(const std::string& path) {
   constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
   for (int i = 0; i < 3; ++i) {
-    const fsl::Kernels* const kernels = path == kNames[i] ? fsl::kernels_of(static_cast<fsl::Path>(i)) : nullptr;
+    const fsl::Kernels* const kernels =
+        path == kNames[i] ? fsl::kernels_of(static_cast<fsl::Path>(i)) : nullptr;
     if (kernels != nullptr) return *kernels;
   }
   throw std::invalid_argument("this machine cannot run the path " + path);
@@ -32,9 +33,10 @@ const fsl::Format& format_numbered(unsigned wire_id) {
   return *format;
 }
 
-// How many codes there are before the slack.
+// The number of codes, without the slack.
 std::size_t count_of(const Bytes& codes) {
-  if (codes.size() <= fsl::kSlackBytes || codes.size() - fsl::kSlackBytes > fsl::kMaximumChunkValues) {
+  if (codes.size() <= fsl::kSlackBytes ||
+      codes.size() - fsl::kSlackBytes > fsl::kMaximumChunkValues) {
     throw std::invalid_argument("not a chunk and 64 bytes");
   }
   return codes.size() - fsl::kSlackBytes;
@@ -46,28 +48,40 @@ void bind_measure(nb::module_& module) {
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   module.def(
       "limit_read",
-      [](const Values& values) { return fsl::limit_read(reinterpret_cast<const std::uint8_t*>(values.data()), 4 * values.size()); }, unlocked);
-  module.def("limit_add", [](const Values& values) { fsl::limit_add(values.data(), values.size()); }, unlocked);
+      [](const Values& values) {
+        return fsl::limit_read(reinterpret_cast<const std::uint8_t*>(values.data()),
+                               4 * values.size());
+      },
+      unlocked);
+  module.def(
+      "limit_add", [](const Values& values) { fsl::limit_add(values.data(), values.size()); },
+      unlocked);
   module.def(
       "limit_stream_store",
-      [](const Values& values) { return fsl::limit_stream_store(reinterpret_cast<std::uint8_t*>(values.data()), 4 * values.size()); },
+      [](const Values& values) {
+        return fsl::limit_stream_store(reinterpret_cast<std::uint8_t*>(values.data()),
+                                       4 * values.size());
+      },
       unlocked);
   module.def("short_loop", &fsl::short_loop, unlocked);
   module.def("stage_bound", &fsl::stage_bound);
-  // Of both, `codes` has 64 bytes more than there are codes.
+  // In both, `codes` has 64 bytes of slack after the codes.
   module.def(
       "stage_encode",
       [](const std::string& path, unsigned format, const Bytes& codes, const Bytes& out) {
         const std::size_t count = count_of(codes);
-        if (out.size() < fsl::stage_bound(count)) throw std::invalid_argument("the output is too small");
-        return fsl::stage_encode(kernels_named(path), format_numbered(format), codes.data(), count, out.data());
+        if (out.size() < fsl::stage_bound(count))
+          throw std::invalid_argument("the output is too small");
+        return fsl::stage_encode(kernels_named(path), format_numbered(format), codes.data(), count,
+                                 out.data());
       },
       unlocked);
   module.def(
       "stage_decode",
       [](const std::string& path, unsigned format, const Bytes& payload, const Bytes& codes) {
         const std::size_t count = count_of(codes);
-        if (!fsl::stage_decode(kernels_named(path), format_numbered(format), payload.data(), payload.size(), codes.data(), count)) {
+        if (!fsl::stage_decode(kernels_named(path), format_numbered(format), payload.data(),
+                               payload.size(), codes.data(), count)) {
           throw std::invalid_argument("a damaged payload");
         }
       },

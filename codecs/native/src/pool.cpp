@@ -36,7 +36,7 @@ class Pool {
   }
 
  private:
-  // As many threads as the system gives; a call makes do with fewer.
+  // As many threads as the system allows; a call works with fewer.
   void grow(int helpers) {
     for (; started_ < helpers; ++started_) {
       try {
@@ -79,7 +79,7 @@ class Pool {
 // Never destroyed: its threads sleep in it until the process ends.
 Pool* pool = nullptr;
 
-// fork() copies this thread only, and locks in whatever state they are.
+// fork() copies this thread only, and locks in any state.
 void forget_pool() { pool = new (std::nothrow) Pool; }
 
 Pool* the_pool() {

@@ -1,4 +1,4 @@
-// What can be wrong with a frame or a request: a fault and up to three numbers for its message.
+// Faults of a frame or a request, with up to three numbers for the message.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,6 @@ enum class Fault : int {
   kTableNibbles,
   kTableLeaves,
   kTableSpace,
-  kTableUnknown,
   kTableEscape,
   kTableLowBits,
   kUncodedCount,
@@ -63,7 +62,7 @@ struct Status {
   bool is_limit() const { return fault >= Fault::kTooManyBytes && fault <= Fault::kOutputTooSmall; }
 };
 
-// Writes the message, cut to size - 1 characters.
+// Writes the message, at most size - 1 characters.
 void describe(const Status& status, char* text, std::size_t size);
 
 }  // namespace fsl

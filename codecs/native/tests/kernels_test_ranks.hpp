@@ -1,4 +1,5 @@
-// Ranks for kernels_test.cpp: writing and reading them against the plain kernels, and against docs/WIRE.md, bit by bit.
+// Ranks, for kernels_test.cpp: writing and reading against the plain kernels, and against
+// docs/WIRE.md, bit by bit.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace {
 
 std::vector<std::uint8_t> bytes_of_bits(const std::vector<bool>& bits) {
   std::vector<std::uint8_t> bytes((bits.size() + 7) / 8, 0);
-  for (std::size_t i = 0; i < bits.size(); ++i) bytes[i / 8] = static_cast<std::uint8_t>(bytes[i / 8] | bits[i] << i % 8);
+  for (std::size_t i = 0; i < bits.size(); ++i)
+    bytes[i / 8] = static_cast<std::uint8_t>(bytes[i / 8] | bits[i] << i % 8);
   return bytes;
 }
 
@@ -28,8 +30,9 @@ std::vector<bool> bits_of_ranks(const std::vector<std::uint8_t>& ranks, int last
   return bits;
 }
 
-// The inverse: how many bytes it takes, or more than there are.
-std::size_t read_by_bits(const std::vector<std::uint8_t>& bytes, int last, std::vector<std::uint8_t>& ranks) {
+// The inverse: the number of bytes it takes, or more than exist.
+std::size_t read_by_bits(const std::vector<std::uint8_t>& bytes, int last,
+                         std::vector<std::uint8_t>& ranks) {
   std::size_t bit = 0;
   std::fill(ranks.begin(), ranks.end(), std::uint8_t{0});
   for (int rank = 0; rank < last; ++rank) {
@@ -57,21 +60,26 @@ std::vector<std::uint8_t> some_ranks(std::size_t count, int last) {
   return ranks;
 }
 
-// Reads from memory with nothing behind `bytes`: the ranks and the place, or null where the bytes do not suffice.
-void check_reading(const fsl::Kernels& kernels, const std::vector<std::uint8_t>& bytes, std::size_t count, int last, const std::string& about) {
+// Reads from memory with nothing after `bytes`: the ranks and the place, or null if the bytes do
+// not suffice.
+void check_reading(const fsl::Kernels& kernels, const std::vector<std::uint8_t>& bytes,
+                   std::size_t count, int last, const std::string& about) {
   std::vector<std::uint8_t> want(count);
   const std::size_t used = read_by_bits(bytes, last, want);
   Edge in(bytes.size()), got(count, fsl::kSlackBytes);
   if (!bytes.empty()) std::memcpy(in.as(), bytes.data(), bytes.size());
-  const std::uint8_t* const rest = kernels.read_ranks(in.as(), in.as() + bytes.size(), count, last, got.as());
+  const std::uint8_t* const rest =
+      kernels.read_ranks(in.as(), in.as() + bytes.size(), count, last, got.as());
   got.check_front("ranks");
-  if ((rest == nullptr) != (used > bytes.size())) fail("whether bytes suffice" + about + ", of " + std::to_string(bytes.size()));
+  if ((rest == nullptr) != (used > bytes.size()))
+    fail("whether bytes suffice" + about + ", of " + std::to_string(bytes.size()));
   if (rest == nullptr) return;
   if (rest != in.as() + used) fail("place after ranks" + about);
   same(want.data(), got.as(), count, "ranks" + about);
 }
 
-void check_ranks(const fsl::Kernels& plain, const fsl::Kernels& kernels, std::size_t count, int last) {
+void check_ranks(const fsl::Kernels& plain, const fsl::Kernels& kernels, std::size_t count,
+                 int last) {
   const std::string about = " up to " + std::to_string(last) + ", count " + std::to_string(count);
   const std::vector<std::uint8_t> ranks = some_ranks(count, last);
   const std::vector<bool> bits = bits_of_ranks(ranks, last);
@@ -80,37 +88,44 @@ void check_ranks(const fsl::Kernels& plain, const fsl::Kernels& kernels, std::si
   if (count > 0) std::memcpy(from.as(), ranks.data(), count);
   for (const fsl::Kernels* const each : {&plain, &kernels}) {
     Edge out(bytes.size(), fsl::kSlackBytes);
-    if (each->write_ranks(from.as(), count, last, out.as()) != bytes.size()) fail("bytes of ranks" + about);
+    if (each->write_ranks(from.as(), count, last, out.as()) != bytes.size())
+      fail("bytes of ranks" + about);
     same(bytes.data(), out.as(), bytes.size(), "written ranks" + about);
     out.check_front("written ranks");
     same(ranks.data(), from.as(), count, "ranks after writing" + about);
   }
 
   std::vector<std::uint8_t> changed = bytes;
-  if (bits.size() % 8 != 0) changed.back() = static_cast<std::uint8_t>(changed.back() | chance() << bits.size() % 8);
+  if (bits.size() % 8 != 0)
+    changed.back() = static_cast<std::uint8_t>(changed.back() | chance() << bits.size() % 8);
   std::vector<std::uint8_t> read(count);
-  if (read_by_bits(changed, last, read) != bytes.size() || read != ranks) fail("round trip by bits" + about);
+  if (read_by_bits(changed, last, read) != bytes.size() || read != ranks)
+    fail("round trip by bits" + about);
   check_reading(kernels, changed, count, last, about + ", whole");
   changed.resize(bytes.size() + 1 + below(80), 0xA5);
   check_reading(kernels, changed, count, last, about + ", more behind");
   // Each end where a word may be cut, and some others.
   std::vector<std::size_t> ends;
-  for (std::size_t end = 0; end < std::min<std::size_t>(bytes.size(), 20); ++end) ends.insert(ends.end(), {end, bytes.size() - 1 - end});
+  for (std::size_t end = 0; end < std::min<std::size_t>(bytes.size(), 20); ++end)
+    ends.insert(ends.end(), {end, bytes.size() - 1 - end});
   for (int i = 0; i < 4 && !bytes.empty(); ++i) ends.push_back(below(bytes.size()));
   for (const std::size_t end : ends) {
-    const std::vector<std::uint8_t> shorter(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(end));
+    const std::vector<std::uint8_t> shorter(bytes.begin(),
+                                            bytes.begin() + static_cast<std::ptrdiff_t>(end));
     if (read_by_bits(shorter, last, read) <= end) fail("cut off by bits" + about);
     check_reading(kernels, shorter, count, last, about + ", cut off");
   }
   const std::size_t zeros = below(4) * below(4);
-  for (std::uint8_t& byte : changed) byte = static_cast<std::uint8_t>(below(1 + zeros) == 0 ? chance() : 0);
+  for (std::uint8_t& byte : changed)
+    byte = static_cast<std::uint8_t>(below(1 + zeros) == 0 ? chance() : 0);
   check_reading(kernels, changed, count, last, about + ", anything");
   changed.resize(below(changed.size() + 1));
   check_reading(kernels, changed, count, last, about + ", anything cut off");
 }
 
 void test_ranks(const fsl::Kernels& plain, const fsl::Kernels& kernels) {
-  const std::size_t counts[] = {below(130), below(1025), below(fsl::kBlockValues + 1), 64 * below(257)};
+  const std::size_t counts[] = {below(130), below(1025), below(fsl::kBlockValues + 1),
+                                64 * below(257)};
   check_ranks(plain, kernels, counts[below(4)], static_cast<int>(below(fsl::kLastRank + 1)));
 }
 

@@ -24,14 +24,16 @@ std::size_t below(std::size_t end) { return end == 0 ? 0 : chance() % end; }
   std::exit(1);
 }
 
-// Memory of `bytes` whose end, `slack` included, touches a page that must not be touched.
+// Memory of `bytes` whose end, including `slack`, borders on a page that faults.
 class Edge {
  public:
   explicit Edge(std::size_t bytes, std::size_t slack = 0) : bytes_(bytes) {
     const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     mapped_ = (bytes + slack + 2 * page - 1) / page * page + page;
-    base_ = static_cast<std::uint8_t*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (base_ == MAP_FAILED || mprotect(base_ + mapped_ - page, page, PROT_NONE) != 0) fail("no memory");
+    base_ = static_cast<std::uint8_t*>(
+        mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (base_ == MAP_FAILED || mprotect(base_ + mapped_ - page, page, PROT_NONE) != 0)
+      fail("no memory");
     data_ = base_ + mapped_ - page - slack - bytes;
     std::memset(base_, 0xA5, mapped_ - page);
   }
@@ -62,8 +64,8 @@ void same(const void* a, const void* b, std::size_t bytes, const std::string& wh
   const auto* right = static_cast<const std::uint8_t*>(b);
   for (std::size_t i = 0; i < bytes; ++i) {
     if (left[i] != right[i]) {
-      fail(what + ": byte " + std::to_string(i) + " of " + std::to_string(bytes) + " is " + std::to_string(right[i]) + ", not " +
-           std::to_string(left[i]));
+      fail(what + ": byte " + std::to_string(i) + " of " + std::to_string(bytes) + " is " +
+           std::to_string(right[i]) + ", not " + std::to_string(left[i]));
     }
   }
 }
@@ -74,7 +76,7 @@ float float_of(std::uint32_t bits) {
   return value;
 }
 
-// Of bf16 outputs of odd length the buffers are no place for floats.
+// A bf16 output of odd length is not aligned for floats.
 float float_at(const std::uint8_t* bytes) {
   float value;
   std::memcpy(&value, bytes, 4);
@@ -87,12 +89,13 @@ std::uint32_t bits_of(float value) {
   return bits;
 }
 
-// Values of many kinds; kind 4 and up include what escapes.
+// Values of many kinds; kinds from 4 on include values that escape.
 void fill(float* x, std::size_t count, int kind) {
   std::normal_distribution<float> normal;
   float row = 1;
   for (std::size_t i = 0; i < count; ++i) {
-    if (i % 64 == 0) row = std::ldexp(1.0F, static_cast<int>(below(kind == 1 ? 200 : 12)) - (kind == 1 ? 100 : 6));
+    if (i % 64 == 0)
+      row = std::ldexp(1.0F, static_cast<int>(below(kind == 1 ? 200 : 12)) - (kind == 1 ? 100 : 6));
     const std::uint32_t random = static_cast<std::uint32_t>(chance());
     switch (kind) {
       case 0:
@@ -100,18 +103,21 @@ void fill(float* x, std::size_t count, int kind) {
         x[i] = normal(chance) * row;
         break;
       case 2:  // ties of the formats' grids, zeros of both signs, subnormals
-        x[i] = std::ldexp(static_cast<float>(static_cast<int>(below(129)) - 64), static_cast<int>(below(20)) - 10);
+        x[i] = std::ldexp(static_cast<float>(static_cast<int>(below(129)) - 64),
+                          static_cast<int>(below(20)) - 10);
         if (below(5) == 0) x[i] = float_of(random & 0x807FFFFF);
         if (below(5) == 0) x[i] = float_of(random & 0x80000000);
         break;
       case 3:  // runs of zeros, constant runs, a few outliers
-        x[i] = i / 256 % 3 == 0 ? float_of(random & 0x80000000) : i / 256 % 3 == 1 ? 0.75F : normal(chance) * row;
+        x[i] = i / 256 % 3 == 0   ? float_of(random & 0x80000000)
+               : i / 256 % 3 == 1 ? 0.75F
+                                  : normal(chance) * row;
         if (below(300) == 0) x[i] *= 1000;
         break;
       case 4:  // the largest finite values and the smallest
         x[i] = float_of((random & 0x80FFFFFF) | (below(2) != 0 ? 0x7E000000 : 0x00000000));
         break;
-      case 7:  // in long runs of step_log2 14, whose step is 2^-3.5, values of about 127.5 steps, where codes begin to escape
+      case 7:  // about 127.5 steps of 2^-3.5 (step_log2 14), where codes begin to escape
         x[i] = below(1024) == 0 ? 11.2F + static_cast<float>(below(2000)) / 10000 : 1.0F;
         if (below(2) == 0) x[i] = -x[i];
         break;
@@ -119,7 +125,8 @@ void fill(float* x, std::size_t count, int kind) {
         x[i] = float_of(random);
         break;
       default:
-        x[i] = below(40) == 0 ? float_of(0x7F800000 | (random & 0x807FFFFF) * (random & 1)) : normal(chance);
+        x[i] = below(40) == 0 ? float_of(0x7F800000 | (random & 0x807FFFFF) * (random & 1))
+                              : normal(chance);
     }
   }
 }

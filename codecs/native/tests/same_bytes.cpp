@@ -1,5 +1,5 @@
-// Prints a checksum of the frame and of the decoded values for every format, kernels and kind of input: any two machines must print the
-// same lines (aarch64.sh compares two).
+// Prints checksums of the frame, the decoded values and sums for every format, path and kind of
+// input. Any two machines must print the same lines (aarch64.sh compares two).
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -13,7 +13,8 @@ namespace {
 constexpr std::size_t kValues = 300'001;
 constexpr std::size_t kChunk = 131'072;
 
-// Bits from a linear congruential generator (Knuth's MMIX constants): no library's distribution, which machines may differ in.
+// Bits from a linear congruential generator (Knuth's MMIX constants): distributions of libraries
+// may differ between machines.
 struct Generator {
   std::uint64_t state = 1;
   std::uint32_t next() {
@@ -34,7 +35,8 @@ std::vector<float> values_of(int kind) {
       continue;
     }
     std::int32_t sum = 0;
-    for (int part = 0; part < 4; ++part) sum += static_cast<std::int32_t>(generator.next() >> 8) - (1 << 23);
+    for (int part = 0; part < 4; ++part)
+      sum += static_cast<std::int32_t>(generator.next() >> 8) - (1 << 23);
     values[i] = static_cast<float>(sum) * 0x1p-30F;
     if (kind == 2 && generator.next() % 64 == 0) values[i] *= 1000.0F;
     if (kind == 2 && i / 1000 % 7 == 0) values[i] = 0.0F;
@@ -65,9 +67,12 @@ int main() {
           std::puts("a frame of ours was refused");
           return 1;
         }
-        const auto sum_of = [&](const void* bytes, std::size_t length) { return plain.crc32(0, static_cast<const std::uint8_t*>(bytes), length); };
-        std::printf("format %u kind %d: %zu bytes %08x %08x %08x\n", format, kind, size, sum_of(frame.data(), size),
-                    sum_of(decoded.data(), 4 * kValues), sum_of(sums.data(), 4 * kValues));
+        const auto sum_of = [&](const void* bytes, std::size_t length) {
+          return plain.crc32(0, static_cast<const std::uint8_t*>(bytes), length);
+        };
+        std::printf("format %u kind %d: %zu bytes %08x %08x %08x\n", format, kind, size,
+                    sum_of(frame.data(), size), sum_of(decoded.data(), 4 * kValues),
+                    sum_of(sums.data(), 4 * kValues));
       }
     }
   }

@@ -9,18 +9,20 @@
 namespace fsl {
 namespace {
 
-// Symbols rarer than one in so many take the escape.
+// Symbols rarer than one in this many take the escape.
 constexpr std::uint32_t kRarest = 768;
 
-// Canonical words: leaves in the order of (length, symbol), the escape after all symbols of its length, lie side by side in the windows.
+// Canonical words: the windows hold the leaves in the order of (length, symbol), the escape after
+// all symbols of its length.
 
-// What is written for each symbol.
+// The word and length that are written for each symbol.
 void fill_words(const CodeTable& table, Code& code) {
   const int symbols = 1 << table.width;
-  int windows[kLengthLimit + 1] = {};  // of a leaf
+  int windows[kLengthLimit + 1] = {};  // windows of a leaf, by its length
   for (int length = 1; length <= kLengthLimit; ++length) windows[length] = 256 >> length;
-  int next[kLengthLimit + 2] = {};  // by length, where its next leaf's windows begin
-  for (int symbol = 0; symbol < symbols; ++symbol) next[table.lengths[symbol] + 1] += windows[table.lengths[symbol]];
+  int next[kLengthLimit + 2] = {};  // by length: the first window of the next leaf
+  for (int symbol = 0; symbol < symbols; ++symbol)
+    next[table.lengths[symbol] + 1] += windows[table.lengths[symbol]];
   next[table.escape + 1] += windows[table.escape];
   for (int length = 1; length <= kLengthLimit; ++length) next[length + 1] += next[length];
 
@@ -34,17 +36,19 @@ void fill_words(const CodeTable& table, Code& code) {
   code.escapes = table.escape != 0;
   code.mark = table.lowest_uncoded;
   if (!code.escapes) return;
-  const std::uint8_t word = static_cast<std::uint8_t>(next[table.escape] >> (kLengthLimit - table.escape));
+  const std::uint8_t word =
+      static_cast<std::uint8_t>(next[table.escape] >> (kLengthLimit - table.escape));
   for (int number = 0; number < table.uncoded; ++number) {
     code.words[table.symbol_of[number]] = word;
     code.lengths[table.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | table.escape);
   }
 }
 
-// What is read for each window.
+// The symbol and length that are read for each window.
 void fill_windows(const CodeTable& table, Code& code) {
   const int symbols = 1 << table.width;
-  int next[kLengthLimit + 2] = {};  // by length, the rank of its next leaf; symbols without a code count as of length 0
+  int next[kLengthLimit + 2] =
+      {};  // by length: the rank of the next leaf; 0 counts symbols without a code
   for (int symbol = 0; symbol < symbols; ++symbol) ++next[table.lengths[symbol] + 1];
   next[1] = 0;
   if (table.escape != 0) ++next[table.escape + 1];
@@ -62,7 +66,7 @@ void fill_windows(const CodeTable& table, Code& code) {
   }
   if (table.escape != 0) place(table.lowest_uncoded, table.escape);
 
-  // Windows eight at a time, of which the next leaf overwrites what is too many.
+  // Eight windows at a time; the next leaf overwrites the surplus.
   std::uint8_t symbol_of_window[256 + 8];
   std::uint8_t length_of_window[256 + 8];
   constexpr std::uint64_t kEach = 0x0101010101010101;
@@ -81,7 +85,8 @@ void fill_windows(const CodeTable& table, Code& code) {
   code.arrange();
 }
 
-// Numbers of the symbols without a code: those between others first, then by their distance to these, the lower first.
+// Numbers the symbols without a code: those between symbols with codes first, then by distance, the
+// lower first.
 void number_uncoded(int first, int last, CodeTable& table) {
   const auto number = [&](int symbol) {
     table.number_of[symbol] = static_cast<std::uint8_t>(table.uncoded);
@@ -96,18 +101,23 @@ void number_uncoded(int first, int last, CodeTable& table) {
     if (distance <= first) number(first - distance);
     if (distance <= highest - last) number(last + distance);
   }
-  table.lowest_uncoded = table.uncoded == 0 ? 0 : *std::min_element(table.symbol_of, table.symbol_of + table.uncoded);
+  table.lowest_uncoded =
+      table.uncoded == 0 ? 0 : *std::min_element(table.symbol_of, table.symbol_of + table.uncoded);
 }
 
 // Bits of a number in a list.
-int number_bits(int number, int low_bits, int last_rank) { return low_bits + std::min((number >> low_bits) + 1, last_rank); }
+int number_bits(int number, int low_bits, int last_rank) {
+  return low_bits + std::min((number >> low_bits) + 1, last_rank);
+}
 
 bool may_have_low_bits(int uncoded, int low_bits) {
   const unsigned highest = uncoded == 0 ? 0 : static_cast<unsigned>(uncoded - 1);
-  return low_bits <= bits_needed(highest) && highest >> low_bits <= static_cast<unsigned>(kLastRank);
+  return low_bits <= bits_needed(highest) &&
+         highest >> low_bits <= static_cast<unsigned>(kLastRank);
 }
 
-// The cheapest for symbols that occur `counts` times in a sample; each may occur besides, a little, where no sample was taken.
+// The low bits that cost least for symbols that occur `counts` times. Each counts a sixteenth more,
+// because the sample may have missed some.
 int cheapest_low_bits(const std::uint32_t* counts, const CodeTable& table) {
   std::uint64_t fewest = UINT64_MAX;
   int cheapest = 0;
@@ -116,7 +126,8 @@ int cheapest_low_bits(const std::uint32_t* counts, const CodeTable& table) {
     std::uint64_t bits = 0;
     for (int number = 0; number < table.uncoded; ++number) {
       const std::uint64_t weight = 16 * std::uint64_t{counts[table.symbol_of[number]]} + 1;
-      bits += weight * static_cast<unsigned>(number_bits(number, low_bits, (table.uncoded - 1) >> low_bits));
+      bits += weight *
+              static_cast<unsigned>(number_bits(number, low_bits, (table.uncoded - 1) >> low_bits));
     }
     if (bits >= fewest) continue;
     fewest = bits;
@@ -125,7 +136,7 @@ int cheapest_low_bits(const std::uint32_t* counts, const CodeTable& table) {
   return cheapest;
 }
 
-// All but low_bits, costs, and what is read for each window.
+// Fills all but low_bits, costs and the windows.
 void fill_table(int width, int escape, const std::uint8_t* lengths, CodeTable& table) {
   const int symbols = 1 << width;
   table.width = width;
@@ -145,23 +156,18 @@ void fill_costs(int low_bits, CodeTable& table) {
   table.low_bits = low_bits;
   std::memcpy(table.costs, table.lengths, sizeof(table.costs));
   for (int number = 0; table.escape != 0 && number < table.uncoded; ++number) {
-    table.costs[table.symbol_of[number]] = static_cast<std::uint8_t>(table.escape + number_bits(number, low_bits, table.last_rank()));
+    table.costs[table.symbol_of[number]] =
+        static_cast<std::uint8_t>(table.escape + number_bits(number, low_bits, table.last_rank()));
   }
 }
 
 }  // namespace
 
-bool CodeTable::bits_of(const std::uint32_t* counts, std::uint64_t& bits) const {
+std::uint64_t CodeTable::bits_of(const std::uint32_t* counts) const {
   const int symbols = 1 << width;
-  std::uint32_t uncoded = 0;
-  std::uint32_t total = 0;  // at most 2^20 symbols of at most 31 bits
-  for (int symbol = 0; symbol < symbols; ++symbol) {
-    const std::uint32_t cost = costs[symbol];
-    total += counts[symbol] * cost;
-    uncoded |= cost == 0 ? counts[symbol] : 0;
-  }
-  bits = total;
-  return uncoded == 0;
+  std::uint32_t bits = 0;  // at most 2^20 symbols of at most 31 bits
+  for (int symbol = 0; symbol < symbols; ++symbol) bits += counts[symbol] * costs[symbol];
+  return bits;
 }
 
 std::size_t CodeTable::pack(std::uint8_t* out) const {
@@ -180,7 +186,8 @@ std::size_t CodeTable::pack(std::uint8_t* out) const {
   return packed_bytes;
 }
 
-Status make_table(int width, int escape, int low_bits, const std::uint8_t* lengths, CodeTable& table) {
+Status make_table(int width, int escape, int low_bits, const std::uint8_t* lengths,
+                  CodeTable& table) {
   const int symbols = 1 << width;
   std::uint64_t leaves = 0;
   int longest = 0;
@@ -194,12 +201,14 @@ Status make_table(int width, int escape, int low_bits, const std::uint8_t* lengt
     codes += i < symbols;
     if (length <= kLengthLimit) space += 1U << (kLengthLimit - length);
   }
-  if (leaves < 2 || leaves > 256 || longest > kLengthLimit) return {Fault::kTableLeaves, leaves, static_cast<std::uint64_t>(longest)};
+  if (leaves < 2 || leaves > 256 || longest > kLengthLimit)
+    return {Fault::kTableLeaves, leaves, static_cast<std::uint64_t>(longest)};
   if (space != 1U << kLengthLimit || codes == 0) return {Fault::kTableSpace};
   if (escape != 0 && codes == symbols) return {Fault::kTableEscape};
   const int listed = escape != 0 ? symbols - codes : 0;
   if (!may_have_low_bits(listed, low_bits)) {
-    return {Fault::kTableLowBits, static_cast<std::uint64_t>(std::max(0, listed - 1)), static_cast<std::uint64_t>(low_bits)};
+    return {Fault::kTableLowBits, static_cast<std::uint64_t>(std::max(0, listed - 1)),
+            static_cast<std::uint64_t>(low_bits)};
   }
   fill_table(width, escape, lengths, table);
   fill_windows(table, table.code);
@@ -207,10 +216,11 @@ Status make_table(int width, int escape, int low_bits, const std::uint8_t* lengt
   return {};
 }
 
-void make_own_table(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, CodeTable& table) {
+void make_own_table(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled,
+                    CodeTable& table) {
   const int symbols = 1 << width;
   std::uint32_t weights[kMaximumLeaves];
-  // Lighter leaves would be deeper than words may be long.
+  // Lighter leaves would have words of more than 8 bits.
   const std::uint32_t floor = total >> kLengthLimit;
   std::uint32_t others = 0;
   bool is_everyone = true;
@@ -228,21 +238,25 @@ void make_own_table(const std::uint32_t* counts, std::uint32_t total, int width,
   fill_costs(table.escape != 0 ? cheapest_low_bits(counts, table) : 0, table);
 }
 
-Status unpack_table(const std::uint8_t*& position, const std::uint8_t* end, int width, CodeTable& table) {
+Status unpack_table(const std::uint8_t*& position, const std::uint8_t* end, int width,
+                    CodeTable& table) {
   if (end - position < 3) return {Fault::kPayloadEnds};
   const unsigned first = position[0];
   const unsigned last = position[1];
   const int escape = position[2] & 15;
   const int low_bits = position[2] >> 4;
   position += 3;
-  if (first > last || last >> width != 0) return {Fault::kTableRange, first, last, static_cast<std::uint64_t>(width)};
+  if (first > last || last >> width != 0)
+    return {Fault::kTableRange, first, last, static_cast<std::uint64_t>(width)};
   const unsigned count = last - first + 1;
   const std::size_t bytes = (count + 1) / 2;
   if (static_cast<std::size_t>(end - position) < bytes) return {Fault::kPayloadEnds};
   std::uint8_t lengths[256] = {};
-  for (unsigned i = 0; i < count; ++i) lengths[first + i] = static_cast<std::uint8_t>(position[i / 2] >> (i % 2 * 4) & 15);
+  for (unsigned i = 0; i < count; ++i)
+    lengths[first + i] = static_cast<std::uint8_t>(position[i / 2] >> (i % 2 * 4) & 15);
   const bool has_spare = count % 2 != 0;
-  if ((has_spare && position[bytes - 1] >> 4 != 0) || lengths[first] == 0 || lengths[last] == 0) return {Fault::kTableNibbles};
+  if ((has_spare && position[bytes - 1] >> 4 != 0) || lengths[first] == 0 || lengths[last] == 0)
+    return {Fault::kTableNibbles};
   position += bytes;
   return make_table(width, escape, low_bits, lengths, table);
 }

@@ -10,7 +10,7 @@ constexpr int kSymbolBits = 9;
 constexpr std::uint32_t kSymbolMask = (1U << kSymbolBits) - 1;
 constexpr std::uint32_t kNever = UINT32_MAX;
 
-// A symbol that occurs, as count << 9 | symbol: the order of the keys is that of the wire format.
+// Symbols that occur, as count << 9 | symbol: ascending keys are in the wire format's order.
 int collect(const std::uint32_t* counts, int size, std::uint32_t* keys) {
   int present = 0;
   for (int symbol = 0; symbol < size; ++symbol) {
@@ -26,7 +26,8 @@ void sort_keys(const std::uint32_t* keys, int size, std::uint32_t* sorted) {
     std::sort(sorted, sorted + size);
     return;
   }
-  // Each key's place is the number of smaller ones: more comparisons than a sort needs, but none that a branch predictor must guess.
+  // Each key's place is the number of smaller ones: more comparisons than a sort needs, but no
+  // branches to predict.
   for (int i = 0; i < size; ++i) {
     const std::uint32_t key = keys[i];
     int place = 0;
@@ -35,8 +36,8 @@ void sort_keys(const std::uint32_t* keys, int size, std::uint32_t* sorted) {
   }
 }
 
-// How many leaves the Huffman tree of the sorted keys has at each depth; those deeper than the limit count at the limit. Two queues (van
-// Leeuwen 1976): of the leaves, and of the packages, which come out in order; a leaf goes before a package of its weight.
+// The number of leaves at each depth of the Huffman tree; deeper ones count at the limit. Two
+// queues (van Leeuwen 1976), of leaves and of packages; a leaf goes before a package of its weight.
 void count_depths(const std::uint32_t* sorted, int leaves, int* leaves_of_depth) {
   std::uint32_t weights[kMaximumLeaves + 1];
   std::uint32_t packages[kMaximumLeaves + 1];
@@ -47,7 +48,7 @@ void count_depths(const std::uint32_t* sorted, int leaves, int* leaves_of_depth)
   int leaf = 0;
   int package = 0;
   for (int made = 0; made < leaves - 1; ++made) {
-    packages[made] = kNever;  // a package cannot be its own part
+    packages[made] = kNever;  // a package cannot contain itself
     std::uint32_t sum = 0;
     for (int part = 0; part < 2; ++part) {
       if (weights[leaf] <= packages[package]) {
@@ -62,16 +63,19 @@ void count_depths(const std::uint32_t* sorted, int leaves, int* leaves_of_depth)
   }
   std::uint16_t depths[kMaximumLeaves];
   depths[leaves - 2] = 0;
-  for (int i = leaves - 3; i >= 0; --i) depths[i] = static_cast<std::uint16_t>(depths[parent_of_package[i]] + 1);
+  for (int i = leaves - 3; i >= 0; --i)
+    depths[i] = static_cast<std::uint16_t>(depths[parent_of_package[i]] + 1);
   for (int depth = 0; depth <= kLengthLimit; ++depth) leaves_of_depth[depth] = 0;
-  for (int i = 0; i < leaves; ++i) ++leaves_of_depth[std::min(depths[parent_of_leaf[i]] + 1, kLengthLimit)];
+  for (int i = 0; i < leaves; ++i)
+    ++leaves_of_depth[std::min(depths[parent_of_leaf[i]] + 1, kLengthLimit)];
 }
 
-// Leaves that were brought up to the limit take more room than there is. As in zlib, a leaf above goes one down and takes one of them as its
-// sibling, until they fit.
+// Leaves brought up to the limit overfill the code space. As in zlib, a leaf above goes one down
+// and takes one of them as its sibling, until they fit.
 void make_room(int* leaves_of_depth) {
   int excess = -(1 << kLengthLimit);
-  for (int depth = 1; depth <= kLengthLimit; ++depth) excess += leaves_of_depth[depth] << (kLengthLimit - depth);
+  for (int depth = 1; depth <= kLengthLimit; ++depth)
+    excess += leaves_of_depth[depth] << (kLengthLimit - depth);
   for (; excess > 0; --excess) {
     int depth = kLengthLimit - 1;
     while (leaves_of_depth[depth] == 0) --depth;
@@ -94,7 +98,8 @@ void code_lengths(const std::uint32_t* counts, int size, std::uint8_t* lengths) 
   std::memset(lengths, 0, static_cast<std::size_t>(size));
   const std::uint32_t* next = sorted;
   for (int length = kLengthLimit; length > 0; --length) {
-    for (int i = 0; i < leaves_of_depth[length]; ++i) lengths[*next++ & kSymbolMask] = static_cast<std::uint8_t>(length);
+    for (int i = 0; i < leaves_of_depth[length]; ++i)
+      lengths[*next++ & kSymbolMask] = static_cast<std::uint8_t>(length);
   }
 }
 

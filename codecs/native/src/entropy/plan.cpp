@@ -12,7 +12,7 @@ constexpr std::size_t kSampledEvery = 17;
 constexpr std::size_t kSampledEveryOfMany = 29;
 constexpr std::size_t kMany = 65536;
 
-// Into four tables, so that equal neighbours need not wait for each other.
+// Into four tables, so that equal neighbors do not wait for each other.
 inline void count_eight(const std::uint8_t* symbols, Counts& counts) {
   std::uint64_t eight;
   std::memcpy(&eight, symbols, 8);
@@ -43,14 +43,10 @@ void set_head(PlanePlan& plan, std::uint8_t kind, const CodeTable* table, std::u
   plan.cost_bits = cost_bits;
 }
 
-// A table under trial: the plane's estimated bits with it, or false when it lacks a symbol.
-bool cost_of(const PlanRequest& request, const Plane& plane, const CodeTable& table, std::size_t head_bytes, std::uint64_t& bits) {
-  std::uint64_t sampled_bits = 0;
-  if (!table.bits_of(plane.counts, sampled_bits)) return false;
-  // Symbols that the sample lacks may follow.
-  if (request.sampled != request.values && table.escape == 0 && table.uncoded != 0) return false;
-  bits = 8 * head_bytes + 32 + 16 * lanes_of(request.values) + request.values * sampled_bits / request.sampled;
-  return true;
+// The plane's estimated bits with its own table.
+std::uint64_t cost_of(const PlanRequest& request, const Plane& plane, const CodeTable& own) {
+  const std::uint64_t data = request.values * own.bits_of(plane.counts) / request.sampled;
+  return 8 * (1 + own.packed_bytes) + 32 + 16 * lanes_of(request.values) + data;
 }
 
 void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, PlanePlan& plan) {
@@ -64,7 +60,8 @@ void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, 
   }
   if (present == 1) {
     set_head(plan, kPlaneConstant, nullptr, 16);
-    const std::uint32_t* found = std::find_if(plane.counts, plane.counts + symbols, [](std::uint32_t count) { return count != 0; });
+    const std::uint32_t* found = std::find_if(plane.counts, plane.counts + symbols,
+                                              [](std::uint32_t count) { return count != 0; });
     plan.head[1] = static_cast<std::uint8_t>(found - plane.counts);
     plan.head_bytes = 2;
     return;
@@ -74,36 +71,22 @@ void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, 
   // Nearly uniform planes, mantissas above all, are not worth the search for a code.
   if (present > symbols / 2 && largest <= request.sampled >> (plane.width - 1)) return;
 
-  make_own_table(plane.counts, static_cast<std::uint32_t>(request.sampled), plane.width, request.sampled != request.values, own);
-  std::uint64_t best_bits = UINT64_MAX;
-  std::uint64_t bits = 0;
-  PlanePlan best;
-  if (cost_of(request, plane, own, 1 + own.packed_bytes, bits)) {
-    best_bits = bits;
-    set_head(best, kPlaneOwn, &own, bits);
-  }
-  const StaticTables fixed = static_tables_of(request.format.kind);
-  for (int i = 0; i < fixed.count; ++i) {
-    const CodeTable& table = fixed.tables[i];
-    if (table.width != plane.width || !cost_of(request, plane, table, 1 + 1, bits) || bits >= best_bits) continue;
-    best_bits = bits;
-    set_head(best, kPlaneStatic, &table, bits);
-    best.head[1] = static_cast<std::uint8_t>(fixed.first + i);
-    best.head_bytes = 1 + 1;
-  }
-  if (best_bits > raw_bits - (raw_bits >> 6)) return;
-  if (best.kind == kPlaneOwn) best.head_bytes = 1 + own.pack(best.head + 1);
-  best.width = plane.width;
-  plan = best;
+  make_own_table(plane.counts, static_cast<std::uint32_t>(request.sampled), plane.width,
+                 request.sampled != request.values, own);
+  const std::uint64_t bits = cost_of(request, plane, own);
+  if (bits > raw_bits - (raw_bits >> 6)) return;
+  set_head(plan, kPlaneOwn, &own, bits);
+  plan.head_bytes = 1 + own.pack(plan.head + 1);
 }
 
 void add_up(Counts& counts) {
   for (int symbol = 0; symbol < 256; ++symbol) {
-    counts.tables[0][symbol] += counts.tables[1][symbol] + counts.tables[2][symbol] + counts.tables[3][symbol];
+    counts.tables[0][symbol] +=
+        counts.tables[1][symbol] + counts.tables[2][symbol] + counts.tables[3][symbol];
   }
 }
 
-// How often the symbols of each plane occur, from how often each 8-bit code does.
+// Counts of each plane's symbols, from the counts of 8-bit codes.
 void split_counts(const std::uint32_t* codes, const Split& split, PlanScratch& scratch) {
   std::uint32_t rotated[256];
   if (split.rotated) {
@@ -146,7 +129,8 @@ void plan_split(const PlanRequest& request, int index, PlanScratch& scratch, Chu
 
 }  // namespace
 
-std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything, Counts& counts) {
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything,
+                         Counts& counts) {
   std::memset(&counts, 0, sizeof(counts));
   if (everything || count <= kBlockValues) {
     for (std::size_t i = 0; i < count / 8; ++i) count_eight(symbols + 8 * i, counts);
@@ -172,7 +156,8 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
   if (!format.is_bytes()) {
     for (int p = 0; p < format.split[0].planes; ++p) {
       add_up(scratch.counts[p]);
-      std::memcpy(scratch.plane_counts[p], scratch.counts[p].tables[0], sizeof(scratch.plane_counts[p]));
+      std::memcpy(scratch.plane_counts[p], scratch.counts[p].tables[0],
+                  sizeof(scratch.plane_counts[p]));
     }
     plan_split(request, 0, scratch, *best);
     return *best;
@@ -180,23 +165,27 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
 
   add_up(scratch.counts[0]);
   const std::uint32_t* codes = scratch.counts[0].tables[0];
-  // A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because larger
-  // alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: then too, or when one dominates.
+  // A later split is tried only where it may pay, and must then save a sixteenth, because larger
+  // alphabets are slower. Sign in the alphabet: if signs and magnitudes are correlated. Whole
+  // codes: then too, or if one code dominates.
   std::uint64_t asymmetry = 0;
   std::uint32_t largest = 0;
   for (int code = 0; code < 128; ++code) {
-    asymmetry += static_cast<std::uint32_t>(std::abs(static_cast<std::int32_t>(codes[code]) - static_cast<std::int32_t>(codes[code + 128])));
+    asymmetry += static_cast<std::uint32_t>(std::abs(static_cast<std::int32_t>(codes[code]) -
+                                                     static_cast<std::int32_t>(codes[code + 128])));
     largest = std::max(largest, std::max(codes[code], codes[code + 128]));
   }
   const bool goes_together = asymmetry > request.sampled >> 2;
   const bool is_dominated = largest > request.sampled >> 2;
-  const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together, goes_together || is_dominated};
+  const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together,
+                             goes_together || is_dominated};
   for (int index = 0; index < format.splits; ++index) {
     if (!promising[index]) continue;
     ChunkPlan& tried = index == 0 ? *best : *candidate;
     split_counts(codes, format.split[index], scratch);
     plan_split(request, index, scratch, tried);
-    if (index > 0 && tried.cost_bits < best->cost_bits - (best->cost_bits >> 4)) std::swap(best, candidate);
+    if (index > 0 && tried.cost_bits < best->cost_bits - (best->cost_bits >> 4))
+      std::swap(best, candidate);
   }
   return *best;
 }

@@ -1,4 +1,5 @@
-// How a chunk is stored: split, tables, raw planes; in integers, from the symbol counts of a sample (docs/WIRE.md).
+// Plans how a chunk is stored: split, code tables, raw planes. In integers, from the symbol counts
+// of a sample (docs/WIRE.md).
 #pragma once
 
 #include "entropy/code_table.hpp"
@@ -6,12 +7,13 @@
 
 namespace fsl {
 
-// How one plane of a chunk is stored; cost_bits estimates head and data of all inner blocks.
+// How one plane of a chunk is stored. cost_bits: estimate of the head and the data of all inner
+// blocks.
 struct PlanePlan {
   std::uint8_t kind;
   int width;
   std::uint64_t cost_bits;
-  const CodeTable* table;  // null unless there is a code
+  const CodeTable* table;  // null for kinds without a code
   std::size_t head_bytes;
   std::uint8_t head[1 + kMaximumPackedBytes];
 
@@ -22,10 +24,10 @@ struct ChunkPlan {
   int split_index;
   std::uint64_t cost_bits;
   PlanePlan planes[kMaximumPlanes];
-  CodeTable own[kMaximumPlanes];  // a chunk's own tables, to which `planes` points
+  CodeTable own[kMaximumPlanes];  // the chunk's own tables, to which `planes` points
 };
 
-// Numbers of symbols, in four parts.
+// Symbol counts, as the sum of four tables.
 struct Counts {
   alignas(64) std::uint32_t tables[4][256];
 };
@@ -36,18 +38,20 @@ struct PlanScratch {
   ChunkPlan plans[2];
 };
 
-// Sets `counts` to how often each symbol occurs in the sample: of a chunk of more than one inner block, unless `everything` is wanted,
-// every seventeenth run of 16, of one of more than 65,536 values every twenty-ninth. Runs that short show the most, and primes meet all
-// columns of nearly every matrix. Returns the sample's size.
-std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything, Counts& counts);
+// Counts the symbols of the sample and returns its size. The sample is the whole chunk if
+// `everything` is set or the chunk is one inner block; else every 17th run of 16 values, or every
+// 29th of more than 65,536 values. Primes meet all columns of nearly every matrix.
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything,
+                         Counts& counts);
 
 struct PlanRequest {
   const Format& format;
-  std::uint64_t values;   // of the chunk
-  std::uint64_t sampled;  // of them counted in scratch.counts: codes of 8 bits in [0], else a plane's symbols each
+  std::uint64_t values;  // of the chunk
+  std::uint64_t
+      sampled;  // counted in scratch.counts: 8-bit codes in [0], else one plane's symbols each
 };
 
-// The cheapest plan; lives in `scratch` until the next call.
+// The cheapest plan; valid in `scratch` until the next call.
 const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch);
 
 }  // namespace fsl

@@ -5,13 +5,14 @@
 
 namespace fsl {
 
-Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneSource& source, std::size_t count, Ahead& ahead, Arena& memory,
-                    std::uint64_t* uncoded) {
+Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneSource& source,
+                    std::size_t count, Ahead& ahead, Arena& memory, std::uint64_t* uncoded) {
   const std::size_t lanes = lanes_of(count);
   const std::size_t coded = count - std::min(lanes, count);
   const unsigned mask = (1U << table.width) - 1;
 
-  // Where the lanes start, and which of these symbols have no code: kept apart, as write_lanes() spoils the word in which they begin.
+  // The lanes' start, and which of these symbols have no code. Kept apart, because write_lanes()
+  // overwrites the word in which they begin.
   Lanes state = {};
   std::uint64_t starts_uncoded[kMostLanes / 64 + 1] = {};
   std::size_t lane = coded % lanes;
@@ -25,14 +26,18 @@ Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneS
 
   const std::size_t room = kSlackBytes + count + 2 * lanes;
   std::uint8_t* const end = memory.at_least(room) + room;
-  std::uint8_t* front = kernels.write_lanes(table.code, source.bytes, source.shift, table.width, coded, lanes, state, end, uncoded, ahead);
-  for (std::size_t from = lanes; from-- > 0;) *--front = static_cast<std::uint8_t>(state.high[from] | 1U << state.used[from]);
+  std::uint8_t* front = kernels.write_lanes(table.code, source.bytes, source.shift, table.width,
+                                            coded, lanes, state, end, uncoded, ahead);
+  for (std::size_t from = lanes; from-- > 0;)
+    *--front = static_cast<std::uint8_t>(state.high[from] | 1U << state.used[from]);
   front -= lanes;
   std::memcpy(front, state.low, lanes);
 
   const std::size_t first = coded / 64;
-  if (coded % 64 != 0) starts_uncoded[0] |= uncoded[first] & ((std::uint64_t{1} << (coded % 64)) - 1);
-  for (std::size_t word = first; word * 64 < count; ++word) uncoded[word] = starts_uncoded[word - first];
+  if (coded % 64 != 0)
+    starts_uncoded[0] |= uncoded[first] & ((std::uint64_t{1} << (coded % 64)) - 1);
+  for (std::size_t word = first; word * 64 < count; ++word)
+    uncoded[word] = starts_uncoded[word - first];
   return {front, static_cast<std::size_t>(end - front)};
 }
 

@@ -16,21 +16,23 @@
 namespace fsl {
 namespace {
 
-// Outputs of at least this size do not stay in the cache anyway: they are written past it.
+// Outputs of at least this size would not stay in cache: they are written past it.
 constexpr std::uint64_t kStreamedValues = 131072;
 
-// A head, tables, a stream's beginning: each is found by what stands before it, so they would be waited for one after another.
+// Chunk head, code tables, stream heads: each one's place depends on the one before, so without
+// prefetching each would wait for memory in turn.
 void fetch_first(const std::uint8_t* from, const std::uint8_t* end) {
   constexpr std::size_t kFirstBytes = 1024;
-  for (std::size_t i = 0; i < std::min(kFirstBytes, static_cast<std::size_t>(end - from)); i += 64) __builtin_prefetch(from + i);
+  for (std::size_t i = 0; i < std::min(kFirstBytes, static_cast<std::size_t>(end - from)); i += 64)
+    __builtin_prefetch(from + i);
 }
 
-// What is done with a frame's chunks.
+// The task for a frame's chunks.
 enum class Task {
-  kDecode,      // values to the target
-  kCheck,       // nothing, but find what is wrong
-  kAccumulate,  // added, after a check
-  kCheckAndAccumulate,  // of the only chunk: both, with one decoding
+  kDecode,              // values to the target
+  kCheck,               // only find faults
+  kAccumulate,          // added, after a check
+  kCheckAndAccumulate,  // of the only chunk: both, decoded once
 };
 
 struct FrameDecoder {
@@ -41,7 +43,7 @@ struct FrameDecoder {
   std::size_t value_bytes;
   const std::uint8_t* end;
 
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   const std::uint8_t* position;
   std::uint64_t next = 0;
   std::uint64_t failed = std::numeric_limits<std::uint64_t>::max();
@@ -62,7 +64,7 @@ struct FrameDecoder {
     return true;
   }
 
-  // Of several that fail the first counts.
+  // Of several failed chunks, the first counts.
   void fail_locked(std::uint64_t index, const Status& found) {
     if (index >= failed) return;
     failed = index;
@@ -91,11 +93,12 @@ struct FrameDecoder {
 
   Output output_at(const Chunk& chunk, std::size_t offset) const {
     Output moved = output;
-    moved.out = static_cast<char*>(output.out) + (chunk.index * header.chunk_values + offset) * value_bytes;
+    moved.out =
+        static_cast<char*>(output.out) + (chunk.index * header.chunk_values + offset) * value_bytes;
     return moved;
   }
 
-  // Whatever else is wrong, what the checksum says comes first.
+  // A wrong checksum is reported before any other fault.
   Status handle(Chunk& chunk, Scratch& scratch) const {
     Status status = read_chunk_head(chunk);
     ChunkDecoder decoder(kernels, header, chunk, scratch);
@@ -110,13 +113,15 @@ struct FrameDecoder {
     const Status status = decoder.open();
     if (!status.ok()) return status;
     if (!decoder.has_blocks()) return handle_values(chunk, decoder, scratch);
-    return task == Task::kCheckAndAccumulate ? check_and_accumulate(chunk, decoder, scratch) : handle_blocks(chunk, decoder);
+    return task == Task::kCheckAndAccumulate ? check_and_accumulate(chunk, decoder, scratch)
+                                             : handle_blocks(chunk, decoder);
   }
 
-  // What follows the only chunk, found before anything is added.
+  // Bytes after the only chunk are found before anything is added.
   Status nothing_after(const Chunk& chunk) const {
     const std::uint8_t* const after = chunk.payload + chunk.payload_bytes;
-    return after == end ? Status{} : Status{Fault::kBytesAfter, static_cast<std::uint64_t>(end - after)};
+    return after == end ? Status{}
+                        : Status{Fault::kBytesAfter, static_cast<std::uint64_t>(end - after)};
   }
 
   Status handle_values(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
@@ -134,7 +139,8 @@ struct FrameDecoder {
     return {};
   }
 
-  // Goes through all inner blocks; read(offset, piece, count) reads a piece to what piece_at(block's offset, offset) gives.
+  // Goes through all inner blocks; read(offset, piece, count) reads into piece_at(block's offset,
+  // offset).
   template <typename PieceAt, typename Read>
   Status read_blocks(const Chunk& chunk, ChunkDecoder& decoder, PieceAt piece_at, Read read) const {
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
@@ -153,18 +159,23 @@ struct FrameDecoder {
   }
 
   Status handle_blocks(const Chunk& chunk, ChunkDecoder& decoder) const {
-    const auto piece_at = [&](std::size_t block, std::size_t offset) { return decoder.scratch_piece(offset - block); };
-    return read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, Piece& piece, std::size_t count) {
-      if (task != Task::kCheck) return decoder.read_and_put(count, piece, output_at(chunk, offset));
-      const Status found = decoder.read(count, piece);
-      if (found.ok()) decoder.check(piece, count);
-      return found;
-    });
+    const auto piece_at = [&](std::size_t block, std::size_t offset) {
+      return decoder.scratch_piece(offset - block);
+    };
+    return read_blocks(chunk, decoder, piece_at,
+                       [&](std::size_t offset, Piece& piece, std::size_t count) {
+                         if (task != Task::kCheck)
+                           return decoder.read_and_put(count, piece, output_at(chunk, offset));
+                         const Status found = decoder.read(count, piece);
+                         if (found.ok()) decoder.check(piece, count);
+                         return found;
+                       });
   }
 
-  // All codes into memory of this thread, then all values from there.
+  // Reads all codes into this thread's memory, then adds all values from there.
   Status check_and_accumulate(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
-    const std::size_t planes = header.format->is_bytes() ? 1 : static_cast<std::size_t>(header.format->split[0].planes);
+    const std::size_t planes =
+        header.format->is_bytes() ? 1 : static_cast<std::size_t>(header.format->split[0].planes);
     const std::size_t runs = blocks_of(chunk.count, header.block_values);
     const std::size_t plane_bytes = chunk.count + kSlackBytes;
     const std::size_t steps_at = (planes * plane_bytes + 1) & ~std::size_t{1};
@@ -173,21 +184,25 @@ struct FrameDecoder {
     const std::uint8_t* escaped[kMaximumBlocks] = {};
 
     const char* const accumulator = static_cast<const char*>(output_at(chunk, 0).out);
-    decoder.fetch_meanwhile({accumulator, accumulator + value_bytes * chunk.count, has_roomy_first_level()});
+    decoder.fetch_meanwhile(
+        {accumulator, accumulator + value_bytes * chunk.count, has_roomy_first_level()});
     const auto piece_at = [&](std::size_t, std::size_t offset) {
       Piece piece = {};
       for (std::size_t p = 0; p < planes; ++p) piece.planes[p] = memory + p * plane_bytes + offset;
-      piece.steps = reinterpret_cast<std::int16_t*>(memory + steps_at) + offset / header.block_values;
+      piece.steps =
+          reinterpret_cast<std::int16_t*>(memory + steps_at) + offset / header.block_values;
       piece.scales = memory + scales_at + offset / header.block_values;
       return piece;
     };
-    Status status = read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, Piece& piece, std::size_t count) {
-      const Status found = decoder.read(count, piece);
-      if (!found.ok()) return found;
-      decoder.check(piece, count);
-      if (offset % kBlockValues == 0) escaped[offset / kBlockValues] = piece.escaped;
-      return found;
-    });
+    Status status = read_blocks(chunk, decoder, piece_at,
+                                [&](std::size_t offset, Piece& piece, std::size_t count) {
+                                  const Status found = decoder.read(count, piece);
+                                  if (!found.ok()) return found;
+                                  decoder.check(piece, count);
+                                  if (offset % kBlockValues == 0)
+                                    escaped[offset / kBlockValues] = piece.escaped;
+                                  return found;
+                                });
     if (status.ok()) status = decoder.end_checksum();
     if (status.ok()) status = nothing_after(chunk);
     if (!status.ok()) return status;
@@ -200,43 +215,53 @@ struct FrameDecoder {
   }
 };
 
-Status run(const Kernels& kernels, const DecodeRequest& request, const Header& header, Task task, const Output& output,
-           std::size_t value_bytes) {
+Status run(const Kernels& kernels, const DecodeRequest& request, const Header& header, Task task,
+           const Output& output, std::size_t value_bytes) {
   const std::uint8_t* const end = request.frame + request.frame_bytes;
-  FrameDecoder frame{kernels, header, task, output, value_bytes, end, {}, request.frame + kHeaderBytes};
+  FrameDecoder frame{kernels,     header, task, output,
+                     value_bytes, end,    {},   request.frame + kHeaderBytes};
   const std::uint64_t chunks = header.chunks();
-  const int threads = chunks < static_cast<std::uint64_t>(request.threads) ? static_cast<int>(chunks) : request.threads;
-  run_on_threads(threads, [](void* context, int) { static_cast<FrameDecoder*>(context)->work(); }, &frame);
+  const int threads = chunks < static_cast<std::uint64_t>(request.threads)
+                          ? static_cast<int>(chunks)
+                          : request.threads;
+  run_on_threads(
+      threads, [](void* context, int) { static_cast<FrameDecoder*>(context)->work(); }, &frame);
   if (frame.out_of_memory) throw std::bad_alloc();
   if (!frame.failure.ok()) return frame.failure;
-  if (frame.position != end) return {Fault::kBytesAfter, static_cast<std::uint64_t>(end - frame.position)};
+  if (frame.position != end)
+    return {Fault::kBytesAfter, static_cast<std::uint64_t>(end - frame.position)};
   return {};
 }
 
 }  // namespace
 
-Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const Target& target, std::uint64_t& values) {
+Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const Target& target,
+                    std::uint64_t& values) {
   fetch_first(request.frame, request.frame + request.frame_bytes);
   Header header;
-  const Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
+  const Status status =
+      read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
   if (!status.ok()) return status;
   values = header.values;
   if (header.values > target.count) return {Fault::kOutputTooSmall, header.values, target.count};
   if (target.bf16 != nullptr) {
-    return run(kernels, request, header, Task::kDecode, {Sink::kBfloat16, target.bf16, 0.0F, nullptr}, sizeof(std::uint16_t));
+    return run(kernels, request, header, Task::kDecode,
+               {Sink::kBfloat16, target.bf16, 0.0F, nullptr}, sizeof(std::uint16_t));
   }
   const Sink sink = header.values >= kStreamedValues ? Sink::kStream : Sink::kStore;
-  return run(kernels, request, header, Task::kDecode, {sink, target.fp32, 0.0F, nullptr}, sizeof(float));
+  return run(kernels, request, header, Task::kDecode, {sink, target.fp32, 0.0F, nullptr},
+             sizeof(float));
 }
 
-Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, float* accumulator, std::size_t accumulator_values,
-                        float weight, std::uint64_t& values) {
+Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, float* accumulator,
+                        std::size_t accumulator_values, float weight, std::uint64_t& values) {
   fetch_first(request.frame, request.frame + request.frame_bytes);
   Header header;
   Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
   if (!status.ok()) return status;
   values = header.values;
-  if (header.values > accumulator_values) return {Fault::kOutputTooSmall, header.values, accumulator_values};
+  if (header.values > accumulator_values)
+    return {Fault::kOutputTooSmall, header.values, accumulator_values};
   const Output output = {Sink::kAccumulate, accumulator, weight, nullptr};
   if (header.chunks() > 1) {
     status = run(kernels, request, header, Task::kCheck, output, sizeof(float));
@@ -247,7 +272,8 @@ Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, fl
 }
 
 Status inspect_frame(const Kernels& kernels, const DecodeRequest& request, Summary& summary) {
-  Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, summary.header);
+  Status status =
+      read_header(kernels, request.frame, request.frame_bytes, request.limits, summary.header);
   if (!status.ok()) return status;
   summary.nonfinite = false;
   for (std::uint64_t& count : summary.modes) count = 0;

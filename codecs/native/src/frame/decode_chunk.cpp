@@ -9,18 +9,25 @@
 namespace fsl {
 namespace {
 
-std::uint8_t rotate_right(unsigned code) { return static_cast<std::uint8_t>((code & 0xFF) >> 1 | (code & 1) << 7); }
+std::uint8_t rotate_right(unsigned code) {
+  return static_cast<std::uint8_t>((code & 0xFF) >> 1 | (code & 1) << 7);
+}
 
 }  // namespace
 
 Piece ChunkDecoder::scratch_piece(std::size_t offset) const {
   const std::size_t run = offset / header_.block_values;
-  return {{scratch_.planes[0], scratch_.planes[1], scratch_.planes[2], scratch_.planes[3]}, scratch_.scales + run, scratch_.steps + run, nullptr};
+  return {{scratch_.planes[0], scratch_.planes[1], scratch_.planes[2], scratch_.planes[3]},
+          scratch_.scales + run,
+          scratch_.steps + run,
+          nullptr};
 }
 
-// A pass of its own over a payload that comes from memory waits for it. Lanes are read slowly enough to have it fetched, and a checksum computed, on the way.
+// A separate pass over a payload would wait for memory. Reading lanes leaves time to prefetch the
+// payload and compute its checksum.
 Status ChunkDecoder::begin_checksum() {
-  sums_beside_ = kernels_.begin_checksum != nullptr && format_.is_bytes() && chunk_.mode == kCoded && chunk_.payload_bytes >= kLeastBeside;
+  sums_beside_ = kernels_.begin_checksum != nullptr && format_.is_bytes() &&
+                 chunk_.mode == kCoded && chunk_.payload_bytes >= kLeastBeside;
   if (!sums_beside_) return check_checksum(kernels_, header_, chunk_);
   kernels_.begin_checksum(header_.checksum, chunk_.payload, chunk_.payload_bytes, beside_.checksum);
   return {};
@@ -40,12 +47,14 @@ Status ChunkDecoder::open() {
     return {};
   }
   if (chunk_.nonfinite && !format_.is_float32()) return {Fault::kFlaggedCodes, chunk_.index};
-  if (chunk_.mode == kRawCodes) return format_.is_float32() ? Status{Fault::kRawCodesOfFloat32, chunk_.index} : Status{};
+  if (chunk_.mode == kRawCodes)
+    return format_.is_float32() ? Status{Fault::kRawCodesOfFloat32, chunk_.index} : Status{};
   if (left() < 1) return {Fault::kPayloadEnds};
   ChunkPlan& plan = scratch_.plan.plans[0];
   plan.split_index = *position_++;
   if (plan.split_index >= format_.splits) {
-    return {Fault::kSplit, static_cast<std::uint64_t>(plan.split_index), static_cast<std::uint64_t>(format_.kind)};
+    return {Fault::kSplit, static_cast<std::uint64_t>(plan.split_index),
+            static_cast<std::uint64_t>(format_.kind)};
   }
   const Split& split = format_.split[plan.split_index];
   for (int p = 0; p < split.planes; ++p) {
@@ -55,7 +64,8 @@ Status ChunkDecoder::open() {
   for (int p = 0; p < split.planes; ++p) {
     const CodeTable* const table = plan.planes[p].table;
     if (table == nullptr) continue;
-    const Status status = streams_[p].open(*table, chunk_.count, position_, end_, scratch_.lanes[p]);
+    const Status status =
+        streams_[p].open(*table, chunk_.count, position_, end_, scratch_.lanes[p]);
     if (!status.ok()) return status;
   }
   return {};
@@ -68,23 +78,19 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, CodeTable& own
   plane.table = nullptr;
   const std::uint64_t wanted_width = static_cast<std::uint64_t>(width);
   switch (plane.kind) {
-    case kPlaneRaw: return {};
+    case kPlaneRaw:
+      return {};
     case kPlaneConstant:
       if (left() < 1) return {Fault::kPayloadEnds};
       plane.head[1] = *position_++;
-      return plane.constant() >> width == 0 ? Status{} : Status{Fault::kPlaneConstant, plane.constant(), wanted_width};
+      return plane.constant() >> width == 0
+                 ? Status{}
+                 : Status{Fault::kPlaneConstant, plane.constant(), wanted_width};
     case kPlaneOwn:
       plane.table = &own;
       return unpack_table(position_, end_, width, own);
-    case kPlaneStatic: {
-      if (left() < 1) return {Fault::kPayloadEnds};
-      const int number = *position_++;
-      const StaticTables fixed = static_tables_of(format_.kind);
-      if (number >= fixed.first && number < fixed.first + fixed.count) plane.table = &fixed.tables[number - fixed.first];
-      if (plane.table == nullptr || plane.table->width != width) return {Fault::kTableUnknown, static_cast<std::uint64_t>(number), wanted_width};
-      return {};
-    }
-    default: return {Fault::kPlaneKind, plane.kind};
+    default:
+      return {Fault::kPlaneKind, plane.kind};
   }
 }
 
@@ -97,18 +103,21 @@ Status ChunkDecoder::open_block(std::size_t count, const Piece& first) {
 
 void ChunkDecoder::fetch_next_block(std::size_t offset) const {
   if (!sums_beside_) return;
-  constexpr std::size_t kMost = 2048;  // more is read in long rows, which the core fetches itself
+  constexpr std::size_t kMost = 2048;  // more is read in long rows, which hardware prefetches
   const std::size_t part = std::min(block_bytes_ / (kBlockValues / kPieceValues) + 64, kMost);
   const std::uint8_t* const from = position_ + std::min(offset / kPieceValues * part, left());
-  for (std::size_t i = 0; i < std::min(part, static_cast<std::size_t>(end_ - from)); i += 64) __builtin_prefetch(from + i);
+  for (std::size_t i = 0; i < std::min(part, static_cast<std::size_t>(end_ - from)); i += 64)
+    __builtin_prefetch(from + i);
 }
 
 Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
   if (format_.is_bytes()) {
     const std::size_t runs = blocks_of(count, header_.block_values);
-    const Status status = format_.is_uniform()
-                              ? read_steps(kernels_, runs, position_, end_, scratch_.for_scales, first.steps)
-                              : read_scales(kernels_, format_, runs, position_, end_, scratch_.for_scales, first.scales, has_highest_scale_);
+    const Status status =
+        format_.is_uniform()
+            ? read_steps(kernels_, runs, position_, end_, scratch_.for_scales, first.steps)
+            : read_scales(kernels_, format_, runs, position_, end_, scratch_.for_scales,
+                          first.scales, has_highest_scale_);
     if (!status.ok()) return status;
   }
   if (chunk_.mode == kRawCodes) {
@@ -126,7 +135,7 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
   return {};
 }
 
-// Raw data, or the symbols without a code.
+// Finds a plane's raw data, or reads its listed symbols.
 Status ChunkDecoder::open_plane(int p, std::size_t count) {
   const PlanePlan& plan = scratch_.plan.plans[0].planes[p];
   PlaneData& data = planes_[p];
@@ -135,7 +144,8 @@ Status ChunkDecoder::open_plane(int p, std::size_t count) {
   data.listed_end = listed;
   if (plan.kind == kPlaneRaw) {
     data.plane_bytes = plan.width == 8 ? count : blocks_of(count, 8);
-    const std::size_t bytes = plan.width == 8 ? count : static_cast<std::size_t>(plan.width) * data.plane_bytes;
+    const std::size_t bytes =
+        plan.width == 8 ? count : static_cast<std::size_t>(plan.width) * data.plane_bytes;
     if (left() < bytes) return {Fault::kPayloadEnds};
     data.raw = position_;
     position_ += bytes;
@@ -150,7 +160,8 @@ Status ChunkDecoder::open_plane(int p, std::size_t count) {
   const std::size_t plane_bytes = blocks_of(uncoded, 8);
   const std::size_t bytes = static_cast<std::size_t>(table.low_bits) * plane_bytes;
   if (left() < bytes) return {Fault::kPayloadEnds};
-  const std::uint8_t* const behind = kernels_.read_ranks(position_ + bytes, end_, uncoded, table.last_rank(), scratch_.ranks);
+  const std::uint8_t* const behind =
+      kernels_.read_ranks(position_ + bytes, end_, uncoded, table.last_rank(), scratch_.ranks);
   if (behind == nullptr) return {Fault::kPayloadEnds};
   kernels_.join(scratch_.ranks, position_, plane_bytes, uncoded, false, table.low_bits, listed);
   position_ = behind;
@@ -194,23 +205,26 @@ Status ChunkDecoder::read(std::size_t count, Piece& piece) {
     check_codes(piece, count, codes.largest);
     return {};
   }
-  // The escaped values of all the block's pieces follow its planes. Steps were checked, and 127 of the largest are finite.
+  // The escaped values of all the block's pieces follow its planes. Steps were checked: 127 of the
+  // largest is finite.
   const std::size_t escapes = kernels_.count_byte(piece.codes(), count, 0);
   if (left() / 4 < escapes) return {Fault::kPayloadEnds};
   piece.escaped = position_;
-  for (std::size_t i = 0; i < escapes; ++i) saw_nonfinite_ |= (load32(position_ + 4 * i) & kMagnitudeMask) >= kFirstNonfinite;
+  for (std::size_t i = 0; i < escapes; ++i)
+    saw_nonfinite_ |= (load32(position_ + 4 * i) & kMagnitudeMask) >= kFirstNonfinite;
   position_ += 4 * escapes;
   return {};
 }
 
-// Of an 8-bit float format, the largest of whose codes without their sign is `largest`.
+// For 8-bit float formats; `largest` is the piece's largest code without sign.
 void ChunkDecoder::check_codes(const Piece& piece, std::size_t count, std::uint8_t largest) {
   const Float8& float8 = *format_.float8;
   saw_nonfinite_ |= largest >= float8.special_code;
   if (!has_highest_scale_) return;
-  // With it, codes overflow whose exponent brings them to 2^128.
+  // With the highest scale, codes from this one on reach 2^128.
   const std::size_t runs = blocks_of(count, header_.block_values);
-  const int overflowing = (255 - format_.highest_scale + float8.exponent_bias) << float8.mantissa_bits;
+  const int overflowing = (255 - format_.highest_scale + float8.exponent_bias)
+                          << float8.mantissa_bits;
   for (std::size_t run = 0; run < runs; ++run) {
     if (piece.scales[run] < format_.highest_scale) continue;
     const std::size_t start = run * header_.block_values;
@@ -219,7 +233,7 @@ void ChunkDecoder::check_codes(const Piece& piece, std::size_t count, std::uint8
   }
 }
 
-// A plane's symbols, whatever its kind.
+// Reads a plane's symbols, of any kind.
 Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbols) {
   const PlanePlan& plane = scratch_.plan.plans[0].planes[p];
   PlaneData& data = planes_[p];
@@ -241,12 +255,13 @@ Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbol
   return status.ok() && data.listed > data.listed_end ? Status{Fault::kUncodedLeft} : status;
 }
 
-// 8-bit codes from their one or two planes.
+// Reads 8-bit codes from their one or two planes.
 Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
   if (has_usual_planes()) {
     PlaneData& upper = planes_[0];
     const TwoPlanes below = take_below(count);
-    const Status status = streams_[0].read_codes(kernels_, count, upper.listed, below, read, beside_);
+    const Status status =
+        streams_[0].read_codes(kernels_, count, upper.listed, below, read, beside_);
     return status.ok() && upper.listed > upper.listed_end ? Status{Fault::kUncodedLeft} : status;
   }
   const Status status = join_codes(count, read.codes);
@@ -254,22 +269,26 @@ Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
   return status;
 }
 
-// A code above two bit planes: what is read in one pass.
+// Coded symbols above two bit planes, which are read in one pass.
 bool ChunkDecoder::has_usual_planes() const {
   const ChunkPlan& plan = scratch_.plan.plans[0];
-  return format_.split[plan.split_index].planes == 2 && plan.planes[0].table != nullptr && plan.planes[1].kind == kPlaneRaw;
+  return format_.split[plan.split_index].planes == 2 && plan.planes[0].table != nullptr &&
+         plan.planes[1].kind == kPlaneRaw;
 }
 
-// Of the lower plane, the next `count` symbols' bits.
+// The lower plane's bits of the next `count` symbols.
 TwoPlanes ChunkDecoder::take_below(std::size_t count) {
   PlaneData& lower = planes_[1];
-  const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, format_.split[scratch_.plan.plans[0].split_index].rotated};
+  const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes,
+                           format_.split[scratch_.plan.plans[0].split_index].rotated};
   lower.raw += count / 8;
   return below;
 }
 
 bool ChunkDecoder::puts_while_reading(std::size_t count) const {
-  if (kernels_.read_float8 == nullptr || chunk_.mode != kCoded || !format_.is_bytes() || !has_usual_planes() || !streams_[0].reads_values(count)) return false;
+  if (kernels_.read_float8 == nullptr || chunk_.mode != kCoded || !format_.is_bytes() ||
+      !has_usual_planes() || !streams_[0].reads_values(count))
+    return false;
   return format_.is_uniform() || (header_.block_values >= 64 && !has_highest_scale_);
 }
 
@@ -285,10 +304,12 @@ Status ChunkDecoder::read_and_put(std::size_t count, Piece& piece, const Output&
   Status status;
   if (format_.is_uniform()) {
     const UniformValues values = {piece.steps, header_.block_values, position_, left() / 4};
-    status = streams_[0].read_uniform(kernels_, count, upper.listed, below, values, output, found, beside_);
+    status = streams_[0].read_uniform(kernels_, count, upper.listed, below, values, output, found,
+                                      beside_);
   } else {
     const Float8Values values = {*format_.float8, piece.scales, header_.block_values};
-    status = streams_[0].read_float8(kernels_, count, upper.listed, below, values, output, found, beside_);
+    status = streams_[0].read_float8(kernels_, count, upper.listed, below, values, output, found,
+                                     beside_);
     saw_nonfinite_ |= found.largest_code >= format_.float8->special_code;
   }
   if (!status.ok()) return status;
@@ -299,11 +320,12 @@ Status ChunkDecoder::read_and_put(std::size_t count, Piece& piece, const Output&
   return {};
 }
 
-// Plane by plane.
+// Reads 8-bit codes plane by plane.
 Status ChunkDecoder::join_codes(std::size_t count, std::uint8_t* codes) {
   const ChunkPlan& plan = scratch_.plan.plans[0];
   const Split& split = format_.split[plan.split_index];
-  if (split.planes == 1) return read_symbols(0, count, codes);  // no such split is rotated
+  if (split.planes == 1)
+    return read_symbols(0, count, codes);  // a split of one plane is never rotated
   const int low_width = split.widths[1];
   std::uint8_t* const high = scratch_.symbols[0];
   Status status = read_symbols(0, count, high);
@@ -342,7 +364,8 @@ void ChunkDecoder::put(const Piece& piece, std::size_t count, const Output& outp
   switch (format_.kind) {
     case Kind::kFloat32: {
       Seen seen;
-      const std::uint8_t* const planes[4] = {piece.planes[0], piece.planes[1], piece.planes[2], piece.planes[3]};
+      const std::uint8_t* const planes[4] = {piece.planes[0], piece.planes[1], piece.planes[2],
+                                             piece.planes[3]};
       kernels_.join_float32(planes, count, output, seen);
       saw_nonfinite_ |= seen.largest_magnitude >= kFirstNonfinite;
       break;
@@ -354,10 +377,12 @@ void ChunkDecoder::put(const Piece& piece, std::size_t count, const Output& outp
     }
     case Kind::kE4m3:
     case Kind::kE5m2:
-      kernels_.dequantise_float8(piece.codes(), piece.scales, count, *format_.float8, header_.block_values, output);
+      kernels_.dequantise_float8(piece.codes(), piece.scales, count, *format_.float8,
+                                 header_.block_values, output);
       break;
     case Kind::kUniform:
-      kernels_.dequantise_uniform(piece.codes(), piece.steps, piece.escaped, count, header_.block_values, output);
+      kernels_.dequantise_uniform(piece.codes(), piece.steps, piece.escaped, count,
+                                  header_.block_values, output);
       break;
   }
 }

@@ -1,4 +1,4 @@
-// A chunk's payload, read inner block by inner block, and these in pieces that stay in the first cache level.
+// Reads a chunk's payload inner block by inner block, in pieces that fit the first cache level.
 #pragma once
 
 #include "entropy/stream_reader.hpp"
@@ -7,7 +7,8 @@
 
 namespace fsl {
 
-// Decoded values: codes or rotated byte planes, their scales, and where their escaped values stand in the payload.
+// A decoded piece: codes or rotated byte planes, their scales, and the place of their escaped
+// values in the payload.
 struct Piece {
   std::uint8_t* planes[kMaximumPlanes];  // the first holds the codes of 8-bit formats
   std::uint8_t* scales;
@@ -28,57 +29,59 @@ class ChunkDecoder {
         position_(chunk.payload),
         end_(chunk.payload + chunk.payload_bytes) {}
 
-  // The checksum is right, or, if it is computed while codes are read, will be. Before anything else.
+  // To be called first: checks the checksum, or begins to compute it while codes are read.
   Status begin_checksum();
 
-  // Whether it is, once everything was read or something was found wrong.
+  // Checks the checksum, after everything was read or a fault was found.
   Status end_checksum();
 
   // Whether the mode holds inner blocks; the others hold values.
   bool has_blocks() const { return chunk_.mode == kRawCodes || chunk_.mode == kCoded; }
 
-  // What is to be fetched while 8-bit codes are read, as their values will be added to it.
+  // Memory to prefetch while 8-bit codes are read, because their values will be added to it.
   void fetch_meanwhile(const Ahead& ahead) { beside_.ahead = ahead; }
 
-  // Reads what stands before the inner blocks.
+  // Reads the payload up to the inner blocks.
   Status open();
 
-  // Opens the next inner block, of `count` values, whose scales go where `first` says.
+  // Opens the next inner block, of `count` values; its scales are written to `first`.
   Status open_block(std::size_t count, const Piece& first);
 
-  // Fetches some of the next block, for each piece of this one as much; `offset` is the piece's.
+  // Prefetches a share of the next block, for the piece at `offset` of this one.
   void fetch_next_block(std::size_t offset) const;
 
-  // The block's next `count` values, kPieceValues but for the last; sets piece.escaped.
+  // Reads the block's next `count` values (kPieceValues, fewer in the last piece); sets
+  // piece.escaped.
   Status read(std::size_t count, Piece& piece);
 
-  // The same, and puts the values, in one pass where that is possible.
+  // The same, and writes the values, in one pass if possible.
   Status read_and_put(std::size_t count, Piece& piece, const Output& output);
 
-  // After the last piece of a block.
+  // Checks the end of a block, after its last piece.
   Status close_block();
 
-  // The piece in the scratch of this thread that starts `offset` values into its block.
+  // A piece in this thread's scratch, `offset` values into its block.
   Piece scratch_piece(std::size_t offset) const;
 
-  // Puts the values of a piece, or of a whole block. What is not finite is found here, or by read() where codes tell; close() looks at it.
+  // Writes the values of a piece or of a whole block. NaN and infinity are found here or by read();
+  // close() checks them.
   void put(const Piece& piece, std::size_t count, const Output& output);
 
-  // The same without values.
+  // The same without output.
   void check(const Piece& piece, std::size_t count);
 
-  // `count` values from `offset` on, of modes without inner blocks.
+  // Writes `count` values from `offset` on, for modes without inner blocks.
   void put_values(std::size_t offset, std::size_t count, const Output& output);
 
-  // Whether everything was read, and the flag told the truth.
+  // Checks that everything was read and that the flag is right.
   Status close() const;
 
  private:
-  // What an open inner block holds of a plane.
+  // A plane's data in the open inner block.
   struct PlaneData {
     const std::uint8_t* raw;  // of the next piece
     std::size_t plane_bytes;
-    const std::uint8_t* listed;  // symbols without a code, from the next one on
+    const std::uint8_t* listed;  // the next symbols without a code
     const std::uint8_t* listed_end;
   };
 
@@ -104,7 +107,7 @@ class ChunkDecoder {
   const std::uint8_t* end_;
   StreamReader streams_[kMaximumPlanes];  // of the coded planes
   PlaneData planes_[kMaximumPlanes] = {};
-  std::size_t block_bytes_ = 0;  // of the open block, beside its streams
+  std::size_t block_bytes_ = 0;  // of the open block, without its streams
   Beside beside_;
   bool sums_beside_ = false;
   bool has_highest_scale_ = false;  // the open block

@@ -12,15 +12,15 @@
 namespace fsl {
 namespace {
 
-// The chunks of a frame, taken in turn by any number of threads.
+// The chunks of a frame, taken in order by several threads.
 struct FrameEncoder {
   const Kernels& kernels;
   const EncodeSettings& settings;
   const Source& source;
   const Header& header;
   std::uint8_t* out;
-  std::atomic<std::uint64_t> next{0};       // chunk to be taken
-  std::atomic<std::uint64_t> placed{0};     // chunks whose size, and so the place of the next, is known
+  std::atomic<std::uint64_t> next{0};    // the next chunk to encode
+  std::atomic<std::uint64_t> placed{0};  // chunks whose place in the frame is known
   std::atomic<std::size_t> position{kHeaderBytes};
   std::atomic<bool> out_of_memory{false};
 
@@ -34,22 +34,25 @@ struct FrameEncoder {
         encode_chunk(index, scratch);
       }
     } catch (...) {
-      // Only memory can fail. The others must not wait for this thread's chunk.
+      // Only allocation fails. Other threads must not wait for this thread's chunk.
       out_of_memory.store(true);
     }
   }
 
   void encode_chunk(std::uint64_t index, Scratch& scratch) {
-    ChunkEncoder encoder(kernels, settings, source, header.checksum, index * header.chunk_values, header.values_of(index), scratch);
+    ChunkEncoder encoder(kernels, settings, source, header.checksum, index * header.chunk_values,
+                         header.values_of(index), scratch);
     if (placed.load(std::memory_order_acquire) == index) {
       std::uint8_t* const place = out + position.load();
       const Encoded encoded = encoder.encode(place + kChunkHeadBytes);
       publish(index, encoded.payload_bytes);
-      write_chunk_head(kernels, encoded.summed, index, encoded.mode, encoded.nonfinite, encoded.payload_bytes, place);
+      write_chunk_head(kernels, encoded.summed, index, encoded.mode, encoded.nonfinite,
+                       encoded.payload_bytes, place);
       return;
     }
-    // The chunks before are not done: encode elsewhere, then wait for them and move.
-    std::uint8_t* const apart = scratch.chunk_payload.at_least(kChunkHeadBytes + 4 * header.chunk_values + kWorkingBytes);
+    // Earlier chunks are not done: encode elsewhere, wait for them, then copy.
+    std::uint8_t* const apart =
+        scratch.chunk_payload.at_least(kChunkHeadBytes + 4 * header.chunk_values + kWorkingBytes);
     const Encoded encoded = encoder.encode(apart + kChunkHeadBytes);
     while (placed.load(std::memory_order_acquire) != index) {
       if (out_of_memory.load()) return;
@@ -57,7 +60,8 @@ struct FrameEncoder {
     }
     std::uint8_t* const place = out + position.load();
     publish(index, encoded.payload_bytes);
-    write_chunk_head(kernels, encoded.summed, index, encoded.mode, encoded.nonfinite, encoded.payload_bytes, apart);
+    write_chunk_head(kernels, encoded.summed, index, encoded.mode, encoded.nonfinite,
+                     encoded.payload_bytes, apart);
     std::memcpy(place, apart, kChunkHeadBytes + encoded.payload_bytes);
   }
 
@@ -69,7 +73,8 @@ struct FrameEncoder {
 
 }  // namespace
 
-std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings, const Source& source, std::uint8_t* out) {
+std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings,
+                         const Source& source, std::uint8_t* out) {
   Header header;
   header.format = settings.format;
   header.block_values = settings.block_values;
@@ -79,8 +84,11 @@ std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings,
 
   FrameEncoder frame{kernels, settings, source, header, out};
   const std::uint64_t chunks = header.chunks();
-  const int threads = chunks < static_cast<std::uint64_t>(settings.threads) ? static_cast<int>(chunks) : settings.threads;
-  run_on_threads(threads, [](void* context, int) { static_cast<FrameEncoder*>(context)->work(); }, &frame);
+  const int threads = chunks < static_cast<std::uint64_t>(settings.threads)
+                          ? static_cast<int>(chunks)
+                          : settings.threads;
+  run_on_threads(
+      threads, [](void* context, int) { static_cast<FrameEncoder*>(context)->work(); }, &frame);
   if (frame.out_of_memory.load()) throw std::bad_alloc();
   return frame.position.load();
 }

@@ -1,4 +1,4 @@
-// Values to frames.
+// Encodes frames.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace fsl {
 
-// What is encoded: value - reference + residual, in this order. Exactly one of fp32 and bf16 is given; reference and residual may be
-// null. The residual is replaced by what the frame fails to give.
+// The values to encode: value - reference + residual, in this order. Exactly one of fp32 and bf16
+// is given; reference and residual may be null. The residual is replaced by the encoding error.
 struct Source {
   const float* fp32;
   const std::uint16_t* bf16;
@@ -19,8 +19,9 @@ struct Source {
   std::size_t count;
 };
 
-// Writes a frame into `out`, which holds bound(count, chunk_values) bytes; returns the frame's size. std::bad_alloc when there is no
-// memory for the scratch of a thread's first call.
-std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings, const Source& source, std::uint8_t* out);
+// Writes a frame to `out`, which holds bound(count, chunk_values) bytes; returns the frame's size.
+// Throws std::bad_alloc.
+std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings,
+                         const Source& source, std::uint8_t* out);
 
 }  // namespace fsl

@@ -9,33 +9,39 @@
 namespace fsl {
 namespace {
 
-// Three quarters of a usual chunk: after its first quarter, what quantising fetches is the next one's.
+// Three quarters of a usual chunk: from the second quarter on, quantizing prefetches the next
+// chunk.
 constexpr std::size_t kFurtherBytes = 384 * 1024;
 
 }  // namespace
 
-// `count` values of the chunk from `offset` on; valid until the next call.
+// The chunk's `count` values from `offset` on; valid until the next call.
 const float* ChunkEncoder::values(std::size_t offset, std::size_t count) {
   if (combined_ != nullptr) return combined_ + offset;
   const std::size_t at = start_ + offset;
   if (source_.fp32 != nullptr && source_.reference == nullptr) return source_.fp32 + at;
-  kernels_.combine(source_.fp32 != nullptr ? source_.fp32 + at : nullptr, source_.bf16 != nullptr ? source_.bf16 + at : nullptr,
-                   source_.reference != nullptr ? source_.reference + at : nullptr, nullptr, count, scratch_.x);
+  kernels_.combine(source_.fp32 != nullptr ? source_.fp32 + at : nullptr,
+                   source_.bf16 != nullptr ? source_.bf16 + at : nullptr,
+                   source_.reference != nullptr ? source_.reference + at : nullptr, nullptr, count,
+                   scratch_.x);
   return scratch_.x;
 }
 
-// The chunk after this one. Whoever encodes a vector chunk by chunk will encode it next, in this call or in another; if that is not so, or nothing
-// is there, some bandwidth is lost.
+// The chunk after this one, which is prefetched: a caller that encodes a vector chunk by chunk
+// needs it next. Otherwise some bandwidth is lost.
 Ahead ChunkEncoder::ahead() const {
-  if (source_.fp32 == nullptr || combined_ != nullptr || count_ != settings_.chunk_values) return {};
+  if (source_.fp32 == nullptr || combined_ != nullptr || count_ != settings_.chunk_values)
+    return {};
   const std::uintptr_t next = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_) + 4 * count_;
-  return {reinterpret_cast<const char*>(next), reinterpret_cast<const char*>(next + 4 * count_), has_roomy_first_level()};
+  return {reinterpret_cast<const char*>(next), reinterpret_cast<const char*>(next + 4 * count_),
+          has_roomy_first_level()};
 }
 
-// False when some value reaches the format's escape magnitude.
+// False if some value reaches the format's escape magnitude.
 bool ChunkEncoder::quantise(ChunkCodes& codes) {
   ChunkQuantiser quantiser(kernels_, settings_, codes);
-  const std::size_t further = ahead().end != nullptr && source_.reference == nullptr ? kFurtherBytes : 0;
+  const std::size_t further =
+      ahead().end != nullptr && source_.reference == nullptr ? kFurtherBytes : 0;
   for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, count_ - offset);
     const float* const x = values(offset, size);
@@ -63,7 +69,8 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
   const bool nonfinite = (first_bits_ & kMagnitudeMask) >= kFirstNonfinite;
   float value;
   std::memcpy(&value, &first_bits_, 4);
-  if ((first_bits_ & kMagnitudeMask) < format_.escape_magnitude && !format_.is_uniform() && !format_.is_float32()) {
+  if ((first_bits_ & kMagnitudeMask) < format_.escape_magnitude && !format_.is_uniform() &&
+      !format_.is_float32()) {
     Seen ignored;
     ChunkCodes codes = make_room(settings_, scratch_.chunk_codes);
     ChunkQuantiser quantiser(kernels_, settings_, codes);
@@ -84,9 +91,12 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
 
 Encoded ChunkEncoder::encode(std::uint8_t* out) {
   if (source_.residual != nullptr) {
-    float* const x = reinterpret_cast<float*>(scratch_.chunk_values.at_least(4 * settings_.chunk_values));
-    kernels_.combine(source_.fp32 != nullptr ? source_.fp32 + start_ : nullptr, source_.bf16 != nullptr ? source_.bf16 + start_ : nullptr,
-                     source_.reference != nullptr ? source_.reference + start_ : nullptr, residual(0), count_, x);
+    float* const x =
+        reinterpret_cast<float*>(scratch_.chunk_values.at_least(4 * settings_.chunk_values));
+    kernels_.combine(source_.fp32 != nullptr ? source_.fp32 + start_ : nullptr,
+                     source_.bf16 != nullptr ? source_.bf16 + start_ : nullptr,
+                     source_.reference != nullptr ? source_.reference + start_ : nullptr,
+                     residual(0), count_, x);
     combined_ = x;
   }
   std::memcpy(&first_bits_, values(0, 1), 4);
@@ -103,10 +113,12 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
     if (plan.cost_bits >= static_cast<std::uint64_t>(format_.code_bits) * count_) break;
     std::size_t raw_bytes = 0;
     const Attempt attempt = writer.write_coded(plan, out, bytes, raw_bytes);
-    if (attempt == Attempt::kDone && bytes <= raw_bytes) return {kCoded, nonfinite, bytes, writer.summed()};
+    if (attempt == Attempt::kDone && bytes <= raw_bytes)
+      return {kCoded, nonfinite, bytes, writer.summed()};
     if (attempt != Attempt::kConstantPlane) break;
   }
-  if (format_.is_float32() || writer.write_raw_codes(out, bytes) != Attempt::kDone) return write_raw(out);
+  if (format_.is_float32() || writer.write_raw_codes(out, bytes) != Attempt::kDone)
+    return write_raw(out);
   return {kRawCodes, nonfinite, bytes, nothing_summed_};
 }
 

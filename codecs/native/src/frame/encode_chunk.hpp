@@ -1,4 +1,4 @@
-// A chunk: which mode it goes in, and its payload (docs/WIRE.md, "Choosing the mode").
+// Chooses a chunk's mode and writes its payload (docs/WIRE.md, "Choosing the mode").
 #pragma once
 
 #include "frame/encode.hpp"
@@ -18,7 +18,8 @@ struct Encoded {
 class ChunkEncoder {
  public:
   ChunkEncoder(const Kernels& kernels, const EncodeSettings& settings, const Source& source,
-               std::uint32_t header_checksum, std::size_t start, std::size_t count, Scratch& scratch)
+               std::uint32_t header_checksum, std::size_t start, std::size_t count,
+               Scratch& scratch)
       : kernels_(kernels),
         settings_(settings),
         format_(*settings.format),
@@ -28,12 +29,14 @@ class ChunkEncoder {
         count_(count),
         scratch_(scratch) {}
 
-  // Writes the payload to `out`: 4 * count bytes and kWorkingBytes must be there.
+  // Writes the payload to `out`, which has room for 4 * count + kWorkingBytes bytes.
   Encoded encode(std::uint8_t* out);
 
  private:
   const float* values(std::size_t offset, std::size_t count);
-  float* residual(std::size_t offset) const { return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset; }
+  float* residual(std::size_t offset) const {
+    return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset;
+  }
   Ahead ahead() const;
   bool quantise(ChunkCodes& codes);
   Encoded write_raw(std::uint8_t* out);
@@ -48,7 +51,7 @@ class ChunkEncoder {
   const std::size_t start_;
   const std::size_t count_;
   Scratch& scratch_;
-  const float* combined_ = nullptr;  // the chunk's values, where they must outlive their residual
+  const float* combined_ = nullptr;  // the chunk's values, if they must outlive their residual
   std::uint32_t first_bits_ = 0;
   Seen seen_;
 };

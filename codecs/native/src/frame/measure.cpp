@@ -39,7 +39,8 @@ void limit_add(float* values, std::size_t count) {
 
 bool limit_stream_store(std::uint8_t* memory, std::size_t bytes) {
 #if FSL_STREAM_STORES
-  const std::size_t skipped = static_cast<std::size_t>(-reinterpret_cast<std::uintptr_t>(memory)) & 63;
+  const std::size_t skipped =
+      static_cast<std::size_t>(-reinterpret_cast<std::uintptr_t>(memory)) & 63;
   const __m128i content = _mm_set1_epi8(1);
   for (std::size_t i = skipped; i + 64 <= bytes; i += 64) {
     auto* const line = reinterpret_cast<__m128i*>(memory + i);
@@ -57,7 +58,7 @@ bool limit_stream_store(std::uint8_t* memory, std::size_t bytes) {
 void short_loop(std::uint64_t turns) {
   for (std::uint64_t turn = 0; turn < turns; ++turn) {
 #if defined(__GNUC__)
-    __asm__ volatile("" : "+r"(turn));  // or the compiler leaves nothing of the loop
+    __asm__ volatile("" : "+r"(turn));  // keeps the compiler from removing the loop
 #else
     *const_cast<volatile std::uint64_t*>(&turn) = turn;
 #endif
@@ -66,18 +67,21 @@ void short_loop(std::uint64_t turns) {
 
 std::size_t stage_bound(std::size_t count) { return 4 * count + kWorkingBytes; }
 
-std::size_t stage_encode(const Kernels& kernels, const Format& format, const std::uint8_t* codes, std::size_t count, std::uint8_t* out) {
+std::size_t stage_encode(const Kernels& kernels, const Format& format, const std::uint8_t* codes,
+                         std::size_t count, std::uint8_t* out) {
   Scratch& scratch = scratch_of_this_thread();
-  const EncodeSettings settings = {&format, kStageBlockValues, blocks_of(count, kBlockValues) * kBlockValues, true, 0, 1};
+  const EncodeSettings settings = {
+      &format, kStageBlockValues, blocks_of(count, kBlockValues) * kBlockValues, true, 0, 1};
   ChunkCodes chunk = make_room(settings, scratch.chunk_codes);
   chunk.count = count;
-  chunk.planes[0] = const_cast<std::uint8_t*>(codes);  // which is only read
+  chunk.planes[0] = const_cast<std::uint8_t*>(codes);  // it is only read
   const std::size_t runs = blocks_of(count, kStageBlockValues);
   if (format.is_uniform()) {
     std::fill_n(chunk.steps, runs, static_cast<std::int16_t>(kLowestStep));
     std::size_t escapes = 0;
     for (std::size_t offset = 0; offset < count; offset += kBlockValues) {
-      chunk.escapes[offset / kBlockValues] = kernels.count_byte(codes + offset, std::min(kBlockValues, count - offset), 0);
+      chunk.escapes[offset / kBlockValues] =
+          kernels.count_byte(codes + offset, std::min(kBlockValues, count - offset), 0);
       escapes += chunk.escapes[offset / kBlockValues];
     }
     std::fill_n(chunk.escaped, escapes, 0.0F);
@@ -88,12 +92,13 @@ std::size_t stage_encode(const Kernels& kernels, const Format& format, const std
   std::size_t bytes = 0;
   std::size_t raw_bytes = 0;
   Attempt attempt = writer.write_coded(writer.plan(false), out, bytes, raw_bytes);
-  if (attempt == Attempt::kConstantPlane) attempt = writer.write_coded(writer.plan(true), out, bytes, raw_bytes);
+  if (attempt == Attempt::kConstantPlane)
+    attempt = writer.write_coded(writer.plan(true), out, bytes, raw_bytes);
   return attempt == Attempt::kDone ? bytes : 0;
 }
 
-bool stage_decode(const Kernels& kernels, const Format& format, const std::uint8_t* payload, std::size_t payload_bytes,
-                  std::uint8_t* codes, std::size_t count) {
+bool stage_decode(const Kernels& kernels, const Format& format, const std::uint8_t* payload,
+                  std::size_t payload_bytes, std::uint8_t* codes, std::size_t count) {
   Header header;
   header.format = &format;
   header.block_values = kStageBlockValues;

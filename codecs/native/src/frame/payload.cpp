@@ -24,7 +24,8 @@ const ChunkPlan& PayloadWriter::plan(bool everything) {
 
 bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
   const std::uint8_t constant = plan.planes[p].constant();
-  if (!format_.is_bytes()) return kernels_.count_byte(codes_.planes[p], codes_.count, constant) == codes_.count;
+  if (!format_.is_bytes())
+    return kernels_.count_byte(codes_.planes[p], codes_.count, constant) == codes_.count;
   const Split& split = format_.split[plan.split_index];
   const int shift = p == 1 ? 0 : 8 - split.widths[0];
   const unsigned mask = (1U << split.widths[p]) - 1;
@@ -41,36 +42,48 @@ bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
   return true;
 }
 
-// A plane's symbols are bits of bytes that are there, but for lower planes of 8-bit codes, which are cut out first.
+// A plane's symbols are bits of existing bytes, except lower planes of 8-bit codes, which are
+// extracted first.
 PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
   if (!format_.is_bytes()) return {codes_.planes[p], 0};
   const Split& split = format_.split[plan.split_index];
-  if (p == 0) return {codes_.planes[0], split.widths[0] == 8 ? 0 : 8 - split.widths[0] - (split.rotated ? 1 : 0)};
+  if (p == 0)
+    return {codes_.planes[0],
+            split.widths[0] == 8 ? 0 : 8 - split.widths[0] - (split.rotated ? 1 : 0)};
   std::uint8_t entries[256];
   const unsigned mask = (1U << split.widths[1]) - 1;
-  for (unsigned code = 0; code < 256; ++code) entries[code] = static_cast<std::uint8_t>((split.rotated ? rotate_left(code) : code) & mask);
+  for (unsigned code = 0; code < 256; ++code)
+    entries[code] = static_cast<std::uint8_t>((split.rotated ? rotate_left(code) : code) & mask);
   std::uint8_t* const symbols = scratch_.chunk_symbols.at_least(codes_.count);
   for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
-    kernels_.map(codes_.planes[0] + offset, std::min(kBlockValues, codes_.count - offset), entries, symbols + offset);
+    kernels_.map(codes_.planes[0] + offset, std::min(kBlockValues, codes_.count - offset), entries,
+                 symbols + offset);
   }
   return {symbols, 0};
 }
 
-// Streams of the coded planes; false when one would end beyond `limit`. The payload begins at `out`.
-bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit) {
+// Writes the streams of the coded planes; false if one would end beyond `limit`. The payload begins
+// at `out`.
+bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out,
+                                  std::uint8_t*& position, const std::uint8_t* limit) {
   summed_ = {header_checksum_, 0};
   for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
     const CodeTable* const table = plan.planes[p].table;
     if (table == nullptr) continue;
     sources_[p] = source_of(plan, p);
-    uncoded_[p] = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
+    uncoded_[p] = reinterpret_cast<std::uint64_t*>(
+        scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
     const unsigned mask = (1U << table->width) - 1;
-    for (unsigned byte = 0; byte < 256; ++byte) number_of_[p][byte] = table->number_of[byte >> sources_[p].shift & mask];
-    const Stream stream = write_stream(kernels_, *table, sources_[p], codes_.count, ahead_, scratch_.stream, uncoded_[p]);
+    for (unsigned byte = 0; byte < 256; ++byte)
+      number_of_[p][byte] = table->number_of[byte >> sources_[p].shift & mask];
+    const Stream stream = write_stream(kernels_, *table, sources_[p], codes_.count, ahead_,
+                                       scratch_.stream, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
     position += 4;
-    const std::uint32_t before = kernels_.crc32(summed_.value, out + summed_.bytes, static_cast<std::size_t>(position - out) - summed_.bytes);
+    const std::uint32_t before =
+        kernels_.crc32(summed_.value, out + summed_.bytes,
+                       static_cast<std::size_t>(position - out) - summed_.bytes);
     summed_.value = kernels_.copy_crc32(before, stream.bytes, stream.size, position);
     position += stream.size;
     summed_.bytes = static_cast<std::size_t>(position - out);
@@ -78,48 +91,59 @@ bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out
   return true;
 }
 
-std::size_t PayloadWriter::write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out) {
+std::size_t PayloadWriter::write_scales_of(std::size_t offset, std::size_t count,
+                                           std::uint8_t* out) {
   if (!format_.is_bytes()) return 0;
   const std::size_t first = offset / settings_.block_values;
   const std::size_t runs = blocks_of(count, settings_.block_values);
-  if (format_.is_uniform()) return write_steps(kernels_, codes_.steps + first, runs, scratch_.for_scales, out);
+  if (format_.is_uniform())
+    return write_steps(kernels_, codes_.steps + first, runs, scratch_.for_scales, out);
   return write_scales(kernels_, codes_.scales + first, runs, scratch_.for_scales, out);
 }
 
-// The numbers of the symbols without a code.
-std::size_t PayloadWriter::write_uncoded(const CodeTable& table, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
+// Writes the list of symbols without a code.
+std::size_t PayloadWriter::write_uncoded(const CodeTable& table, int p, std::size_t offset,
+                                         std::size_t count, std::uint8_t* out) {
   if (table.escape == 0) return 0;
   std::uint8_t* const numbers = scratch_.numbers;
-  const std::size_t found = kernels_.pick(sources_[p].bytes + offset, uncoded_[p] + offset / 64, blocks_of(count, 64), numbers);
+  const std::size_t found = kernels_.pick(sources_[p].bytes + offset, uncoded_[p] + offset / 64,
+                                          blocks_of(count, 64), numbers);
   kernels_.map(numbers, found, number_of_[p], numbers);
   store(out, static_cast<std::uint16_t>(found));
-  std::uint8_t* const position = out + 2 + kernels_.write_bit_planes(numbers, found, false, table.low_bits, out + 2);
-  for (std::size_t i = 0; i < found; ++i) scratch_.ranks[i] = static_cast<std::uint8_t>(numbers[i] >> table.low_bits);
-  return static_cast<std::size_t>(position - out) + kernels_.write_ranks(scratch_.ranks, found, table.last_rank(), position);
+  std::uint8_t* const position =
+      out + 2 + kernels_.write_bit_planes(numbers, found, false, table.low_bits, out + 2);
+  for (std::size_t i = 0; i < found; ++i)
+    scratch_.ranks[i] = static_cast<std::uint8_t>(numbers[i] >> table.low_bits);
+  return static_cast<std::size_t>(position - out) +
+         kernels_.write_ranks(scratch_.ranks, found, table.last_rank(), position);
 }
 
-std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
+std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset,
+                                       std::size_t count, std::uint8_t* out) {
   const PlanePlan& plane = plan.planes[p];
   if (plane.kind == kPlaneConstant) return 0;
   if (plane.table != nullptr) return write_uncoded(*plane.table, p, offset, count, out);
   const Split& split = format_.split[plan.split_index];
-  const std::uint8_t* const from = (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
+  const std::uint8_t* const from =
+      (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
   const bool rotated = format_.is_bytes() && split.rotated;
   if (plane.width == 8) {
-    std::memcpy(out, from, count);  // no split with such a plane of codes is rotated
+    std::memcpy(out, from, count);  // a plane of whole codes is never rotated
     return count;
   }
-  // The upper plane's bit planes come first among those of whole codes; what is written after them is overwritten.
+  // A whole code's first bit planes are the upper plane's; the surplus is overwritten.
   const bool is_low = p == 1;
   kernels_.write_bit_planes(from, count, rotated, is_low ? plane.width : 8, out);
   return static_cast<std::size_t>(plane.width) * blocks_of(count, 8);
 }
 
-Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes) {
+Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes,
+                                   std::size_t& raw_bytes) {
   const std::size_t most = 4 * codes_.count;
   const int planes = format_.split[plan.split_index].planes;
   for (int p = 0; p < planes; ++p) {
-    if (plan.planes[p].kind == kPlaneConstant && !is_constant(plan, p)) return Attempt::kConstantPlane;
+    if (plan.planes[p].kind == kPlaneConstant && !is_constant(plan, p))
+      return Attempt::kConstantPlane;
   }
   std::uint8_t* position = out;
   *position++ = static_cast<std::uint8_t>(plan.split_index);
@@ -127,7 +151,9 @@ Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std
     std::memcpy(position, plan.planes[p].head, plan.planes[p].head_bytes);
     position += plan.planes[p].head_bytes;
   }
-  if (static_cast<std::size_t>(position - out) > most || !write_streams(plan, out, position, out + most)) return Attempt::kTooLong;
+  if (static_cast<std::size_t>(position - out) > most ||
+      !write_streams(plan, out, position, out + most))
+    return Attempt::kTooLong;
   raw_bytes = 0;
   const float* escaped = codes_.escaped;
   for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
@@ -146,14 +172,16 @@ Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std
   return bytes > most ? Attempt::kTooLong : Attempt::kDone;
 }
 
-std::size_t PayloadWriter::write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const {
+std::size_t PayloadWriter::write_raw_block(std::size_t offset, std::size_t count,
+                                           std::uint8_t* out) const {
   if (format_.is_bytes()) {
     std::memcpy(out, codes_.planes[0] + offset, count);
     return count;
   }
-  // bf16: the planes are the code rotated left by one, its exponent above.
+  // bf16: the planes are the code rotated left by one, exponent first.
   for (std::size_t i = 0; i < count; ++i) {
-    const unsigned rotated = static_cast<unsigned>(codes_.planes[0][offset + i] << 8 | codes_.planes[1][offset + i]);
+    const unsigned rotated =
+        static_cast<unsigned>(codes_.planes[0][offset + i] << 8 | codes_.planes[1][offset + i]);
     store(out + 2 * i, static_cast<std::uint16_t>(rotated >> 1 | rotated << 15));
   }
   return 2 * count;

@@ -1,4 +1,5 @@
-// A chunk's codes to its payload, in mode coded or raw codes (docs/WIRE.md, "Choosing the mode").
+// Writes a chunk's codes as its payload, in mode coded or raw codes (docs/WIRE.md, "Choosing the
+// mode").
 #pragma once
 
 #include "entropy/stream_writer.hpp"
@@ -8,11 +9,11 @@
 
 namespace fsl {
 
-// How an attempt at a payload ended.
+// The result of an attempt to write a payload.
 enum class Attempt {
   kDone,
   kTooLong,        // longer than the values themselves
-  kConstantPlane,  // a plane that the sample shows as constant is not
+  kConstantPlane,  // a plane that is constant in the sample is not constant
 };
 
 class PayloadWriter {
@@ -27,23 +28,28 @@ class PayloadWriter {
         ahead_(ahead),
         scratch_(scratch) {}
 
-  // The plan from a sample or from all codes.
+  // The plan from a sample, or from all codes.
   const ChunkPlan& plan(bool everything);
 
-  // Both write at `out`, where 4 * count bytes and kWorkingBytes must be. `bytes`: how many were written; raw_bytes: how many raw codes would take.
-  Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes);
+  // Both write to `out`, which has room for 4 * count + kWorkingBytes bytes. bytes: the number
+  // written. raw_bytes: the size of the payload in mode raw codes.
+  Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes,
+                      std::size_t& raw_bytes);
   Attempt write_raw_codes(std::uint8_t* out, std::size_t& bytes);
 
-  // Of what write_coded() has written: all up to the last stream's end.
+  // The checksum of the bytes that write_coded() has written, up to the last stream's end.
   const Summed& summed() const { return summed_; }
 
  private:
   bool is_constant(const ChunkPlan& plan, int p) const;
   PlaneSource source_of(const ChunkPlan& plan, int p);
-  bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit);
+  bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position,
+                     const std::uint8_t* limit);
   std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
-  std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
-  std::size_t write_uncoded(const CodeTable& table, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count,
+                          std::uint8_t* out);
+  std::size_t write_uncoded(const CodeTable& table, int p, std::size_t offset, std::size_t count,
+                            std::uint8_t* out);
   std::size_t write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const;
 
   const Kernels& kernels_;
@@ -55,8 +61,10 @@ class PayloadWriter {
   Ahead ahead_;
   Scratch& scratch_;
   PlaneSource sources_[kMaximumPlanes] = {};
-  std::uint64_t* uncoded_[kMaximumPlanes] = {};  // bitmaps of the coded planes
-  std::uint8_t number_of_[kMaximumPlanes][256];  // of the symbols in a plane's source, by the byte that stands there
+  std::uint64_t* uncoded_[kMaximumPlanes] =
+      {};  // bitmaps of the coded planes' symbols without a code
+  std::uint8_t number_of_[kMaximumPlanes]
+                         [256];  // by the byte of a plane's source: its symbol's number
 };
 
 }  // namespace fsl

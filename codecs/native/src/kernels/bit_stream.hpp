@@ -1,4 +1,5 @@
-// Bits one after another, from the lowest of a byte on. In an unnamed namespace, as each path compiles its own.
+// A bit stream, from the lowest bit of a byte on. In an unnamed namespace, because each path
+// compiles its own.
 #pragma once
 
 #include <cstddef>
@@ -54,7 +55,7 @@ class BitReader {
     return count < 64 ? bits & ((std::uint64_t{1} << count) - 1) : bits;
   }
 
-  // Bytes of which something was taken.
+  // The number of bytes of which bits were taken.
   std::size_t bytes() const { return (position_ + 7) / 8; }
 
  private:
@@ -64,8 +65,9 @@ class BitReader {
 
 inline constexpr std::size_t kBitSlackBytes = 16;
 
-// `in`, if `most` bytes and slack are there; else a copy of what is there in `room`, which holds them, with zeros behind.
-inline const std::uint8_t* with_slack(const std::uint8_t* in, const std::uint8_t* end, std::size_t most, std::uint8_t* room) {
+// `in` if it holds `most` bytes and slack; else a copy in `room`, padded with zeros.
+inline const std::uint8_t* with_slack(const std::uint8_t* in, const std::uint8_t* end,
+                                      std::size_t most, std::uint8_t* room) {
   const std::size_t there = static_cast<std::size_t>(end - in);
   if (there >= most + kBitSlackBytes) return in;
   const std::size_t kept = there < most ? there : most;

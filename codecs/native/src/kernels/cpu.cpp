@@ -1,4 +1,5 @@
-// Which kernels this machine can run, from its feature bits and from what the operating system saves of the registers; and its first cache level.
+// The kernels that this machine can run, from its feature bits and the registers that the operating
+// system saves; and the size of its first cache level.
 #include "kernels/paths.hpp"
 
 #if FSL_X86_KERNELS
@@ -26,8 +27,9 @@ struct Features {
     unsigned ecx = 0;
     unsigned edx = 0;
     if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return;
-    const bool saves_state = bit(ecx, 27);                                    // OSXSAVE
-    const bool basics = bit(ecx, 1) && bit(ecx, 23) && bit(ecx, 28) && bit(ecx, 29);  // PCLMULQDQ, POPCNT, AVX, F16C
+    const bool saves_state = bit(ecx, 27);  // OSXSAVE
+    const bool basics = bit(ecx, 1) && bit(ecx, 23) && bit(ecx, 28) &&
+                        bit(ecx, 29);  // PCLMULQDQ, POPCNT, AVX, F16C
     if (!saves_state || !basics) return;
     unsigned state = 0;
     unsigned state_high = 0;

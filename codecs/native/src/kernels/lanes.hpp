@@ -1,4 +1,5 @@
-// A plane's code words in lanes (docs/WIRE.md, "Streams"): what kernels know of a code, and the lanes' state between pieces.
+// Code words in lanes (docs/WIRE.md, "Streams"): the tables that kernels use, and the lanes' state
+// between pieces.
 #pragma once
 
 #include <cstddef>
@@ -11,27 +12,33 @@ inline constexpr std::size_t kMostLanes = 128;
 inline constexpr std::size_t kFewLanes = 16;
 inline constexpr std::size_t kManyLanesFrom = 16384;  // values of a chunk
 
-inline constexpr std::size_t lanes_of(std::size_t values) { return values >= kManyLanesFrom ? kMostLanes : kFewLanes; }
+inline constexpr std::size_t lanes_of(std::size_t values) {
+  return values >= kManyLanesFrom ? kMostLanes : kFewLanes;
+}
 
-// Set in a symbol's length where it has no code of its own, and its word is the escape's.
+// Set in the length of a symbol without a code, whose word is the escape's.
 inline constexpr std::uint8_t kUncoded = 0x80;
 
 // A complete code.
 struct Code {
-  alignas(64) std::uint8_t words[256];    // by symbol
-  alignas(64) std::uint8_t lengths[256];  // by symbol; kUncoded is set for those that take the escape
+  alignas(64) std::uint8_t words[256];  // by symbol
+  alignas(
+      64) std::uint8_t lengths[256];  // by symbol; kUncoded is set for those that take the escape
   alignas(64) std::uint8_t symbol_of_window[256];  // by the next 8 bits; the mark for the escape
   alignas(64) std::uint8_t length_of_window[256];
   bool escapes;       // whether some symbols have no code
-  std::uint8_t mark;  // the lowest of these; means nothing where there are none
+  std::uint8_t mark;  // the lowest of these; undefined if there are none
 
-  // What arrange() makes of these. No word is longer than 8 bits, and those of 8 come in pairs: seven bits tell the length.
+  // Made by arrange(). No word is longer than 8 bits, and those of 8 come in pairs, so seven bits
+  // determine the length.
   alignas(64) std::uint8_t length_of_seven_bits[128];
-  // Words stand in the order of their lengths. So a window has the shortest length, or one more for each length whose last window it is
-  // behind; and words of one length are as far from each other as their ranks, the leaves' numbers in that order.
+  // Words are ordered by length. So a window has the shortest length, plus one for each length
+  // whose last window it is past; and words of one length are as far apart as their ranks, the
+  // leaves' numbers in that order.
   alignas(64) std::uint8_t symbol_of_rank[256];
-  alignas(16) std::uint8_t first_rank[16];         // by length: of its first word, less that word
-  std::uint8_t last_window[kLengthLimit];          // by length: none behind it has this length or a shorter one
+  alignas(16) std::uint8_t first_rank[16];  // by length: rank of its first word, minus that word
+  std::uint8_t
+      last_window[kLengthLimit];  // by length: the last window of this length or a shorter one
   int shortest;
   std::size_t leaves;
 
@@ -44,14 +51,16 @@ struct Code {
     leaves = 0;
     int length = shortest;
     for (int window = 0; window < 256; window += 256 >> length) {
-      for (; length < length_of_window[window]; ++length) last_window[length] = static_cast<std::uint8_t>(window - 1);
-      first_rank[length] = static_cast<std::uint8_t>(static_cast<int>(leaves) - (window >> (kLengthLimit - length)));
+      for (; length < length_of_window[window]; ++length)
+        last_window[length] = static_cast<std::uint8_t>(window - 1);
+      first_rank[length] =
+          static_cast<std::uint8_t>(static_cast<int>(leaves) - (window >> (kLengthLimit - length)));
       symbol_of_rank[leaves++] = symbol_of_window[window];
     }
   }
 };
 
-// Two bit planes below symbols of six bits: what is needed to make codes of 8 bits of them.
+// Two bit planes below symbols of six bits, which together are codes of 8 bits.
 struct TwoPlanes {
   const std::uint8_t* high;
   const std::uint8_t* low;
@@ -61,10 +70,11 @@ struct TwoPlanes {
 // Codes of 8 bits that are read.
 struct CodesRead {
   std::uint8_t* codes;
-  std::uint8_t largest;  // of all that were read so far, without their sign
+  std::uint8_t largest;  // of all read so far, without sign
 };
 
-// Lane l holds low[l] + 256 * (high[l] mod 2^used[l]). While lanes are read, bits of high above these are anything.
+// Lane l holds low[l] + 256 * (high[l] mod 2^used[l]). While lanes are read, higher bits of high[l]
+// are arbitrary.
 struct Lanes {
   alignas(64) std::uint8_t low[kMostLanes];
   alignas(64) std::uint8_t high[kMostLanes];

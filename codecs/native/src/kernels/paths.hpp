@@ -1,4 +1,4 @@
-// The kernel tables of this build, for cpu.cpp and the tests; the rest asks kernels_of().
+// The kernel tables of this build, for cpu.cpp and the tests; other code calls kernels_of().
 #pragma once
 
 #include "kernels/kernels.hpp"
@@ -14,7 +14,8 @@ namespace fsl {
 extern const Kernels kScalarKernels;
 #if FSL_X86_KERNELS
 extern const Kernels kAvx2Kernels;
-extern const Kernels kAvx2KernelsWithWideCrc;  // the same for processors that have VPCLMULQDQ, for wide_crc32()
+extern const Kernels
+    kAvx2KernelsWithWideCrc;  // the same for processors that have VPCLMULQDQ, for wide_crc32()
 std::uint32_t wide_crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count);
 extern const Kernels kAvx512Kernels;
 #endif

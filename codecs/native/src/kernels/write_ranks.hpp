@@ -1,4 +1,5 @@
-// Small numbers as ranks: the loop around what the paths do with 64 of them; inlined into each with its target.
+// Writes small numbers as ranks: the loop around each path's step of 64 numbers, inlined with its
+// target.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +11,21 @@
 namespace fsl {
 namespace {
 
-// Rank by rank, 64 numbers a step. pick(ranks, count, rank, higher, found) gives a bit for each of up to 64 numbers, whether it is more than the rank;
-// writes those that are to higher + found, where up to 64 bytes may be overwritten, and adds how many they are to found.
+// Rank by rank, 64 numbers a step. pick(ranks, count, rank, higher, found) returns a bit per
+// number, 1 if it is higher than the rank, writes the higher ones to higher + found, where up to 64
+// bytes may be overwritten, and adds their number to found.
 template <typename Pick>
-inline __attribute__((always_inline)) std::size_t write_ranks_by(const std::uint8_t* ranks, std::size_t count, int last, std::uint8_t* out,
-                                                                 Pick pick) {
+inline __attribute__((always_inline)) std::size_t write_ranks_by(const std::uint8_t* ranks,
+                                                                 std::size_t count, int last,
+                                                                 std::uint8_t* out, Pick pick) {
   BitWriter writer(out);
   alignas(64) std::uint8_t higher[kBlockValues + 64];
   for (int rank = 0; rank < last && count > 0; ++rank) {
     std::size_t found = 0;
     for (std::size_t start = 0; start < count; start += 64) {
       const std::size_t here = count - start < 64 ? count - start : 64;
-      writer.put(pick(ranks + start, here, rank, higher, found), here);  // what is written is never ahead of what is read
+      writer.put(pick(ranks + start, here, rank, higher, found),
+                 here);  // writing never overtakes reading
     }
     ranks = higher;
     count = found;

@@ -1,4 +1,4 @@
-// A chunk's values, quantised: what its payload is made of.
+// Quantizes a chunk: codes, scales and escaped values.
 #pragma once
 
 #include "arena.hpp"
@@ -9,11 +9,12 @@ namespace fsl {
 
 struct ChunkCodes {
   std::size_t count = 0;
-  std::uint8_t* planes[kMaximumPlanes] = {};  // bf16 and fp32: rotated byte planes; else the first holds the codes
-  std::uint8_t* scales = nullptr;             // of 8-bit floats, those of all inner blocks
-  std::int16_t* steps = nullptr;              // of uniform
-  float* escaped = nullptr;                   // of uniform: the values whose code is the escape, in order
-  std::size_t escapes[kMaximumBlocks] = {};   // of them, in each inner block
+  std::uint8_t* planes[kMaximumPlanes] =
+      {};  // bf16 and fp32: rotated byte planes; else the first holds the codes
+  std::uint8_t* scales = nullptr;  // of 8-bit floats, those of all inner blocks
+  std::int16_t* steps = nullptr;   // of uniform
+  float* escaped = nullptr;        // of uniform: the values whose code is the escape, in order
+  std::size_t escapes[kMaximumBlocks] = {};  // escaped values of each inner block
 };
 
 // Room in `memory` for a chunk of the settings' size.
@@ -25,14 +26,16 @@ class ChunkQuantiser {
   ChunkQuantiser(const Kernels& kernels, const EncodeSettings& settings, ChunkCodes& codes)
       : kernels_(kernels), settings_(settings), format_(*settings.format), codes_(codes) {}
 
-  // The next inner block: x (count), as many values as one holds but for the last. Values that the format cannot hold give arbitrary codes;
-  // `seen` tells. positions: kBlockValues of scratch.
-  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, std::uint16_t* positions, std::size_t further);
+  // Quantizes the next inner block x (count); only the last may be shorter than kBlockValues.
+  // Values that the format cannot represent give arbitrary codes; `seen` shows them. positions:
+  // kBlockValues of scratch.
+  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen,
+                std::uint16_t* positions, std::size_t further);
 
-  // residual[i] = x[i] - what a decoder gives, for the block that was quantised last.
+  // residual[i] = x[i] - decoded value, for the block that was quantized last.
   void leave(const float* x, float* residual) const { put({Sink::kResidual, residual, 0.0F, x}); }
 
-  // What a decoder gives for the only value, of an 8-bit float or bf16.
+  // The decoded value of the only value, in an 8-bit float format or bf16.
   float only_value() const;
 
  private:

@@ -28,11 +28,13 @@ const Format* format_of(unsigned wire_id) {
 }
 
 bool is_block_size(std::uint64_t block_values) {
-  return block_values >= kMinimumBlockValues && block_values <= kMaximumBlockValues && (block_values & (block_values - 1)) == 0;
+  return block_values >= kMinimumBlockValues && block_values <= kMaximumBlockValues &&
+         (block_values & (block_values - 1)) == 0;
 }
 
 bool is_chunk_size(std::uint64_t block_values, std::uint64_t chunk_values) {
-  return chunk_values >= block_values && chunk_values <= kMaximumChunkValues && chunk_values % block_values == 0;
+  return chunk_values >= block_values && chunk_values <= kMaximumChunkValues &&
+         chunk_values % block_values == 0;
 }
 
 std::uint64_t bound(std::uint64_t values, std::uint64_t chunk_values) {

@@ -24,8 +24,10 @@ void write_header(const Kernels& kernels, Header& header, std::uint8_t* out) {
   store(out + kHeaderBytes - 4, header.checksum);
 }
 
-Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_t frame_bytes, const Limits& limits, Header& header) {
-  if (frame_bytes > limits.frame_bytes) return {Fault::kTooManyBytes, frame_bytes, limits.frame_bytes};
+Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_t frame_bytes,
+                   const Limits& limits, Header& header) {
+  if (frame_bytes > limits.frame_bytes)
+    return {Fault::kTooManyBytes, frame_bytes, limits.frame_bytes};
   if (frame_bytes < kHeaderBytes) return {Fault::kNoHeader, frame_bytes};
   if (std::memcmp(frame, kMagic, sizeof(kMagic)) != 0) return {Fault::kMagic};
   if (frame[4] != kVersion) return {Fault::kOtherVersion, frame[4], kVersion};
@@ -37,28 +39,33 @@ Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_
   header.chunk_values = load32(frame + 12);
   header.values = load64(frame + 16);
   if (!is_block_size(header.block_values)) return {Fault::kBlockSize, header.block_values};
-  if (!is_chunk_size(header.block_values, header.chunk_values)) return {Fault::kChunkSize, header.chunk_values, header.block_values};
+  if (!is_chunk_size(header.block_values, header.chunk_values))
+    return {Fault::kChunkSize, header.chunk_values, header.block_values};
   if (header.values > limits.values) return {Fault::kTooManyValues, header.values, limits.values};
-  // Not by multiplication, which could overflow.
-  if (header.chunks() > (frame_bytes - kHeaderBytes) / kChunkHeadBytes) return {Fault::kTooShort, frame_bytes, header.chunks()};
+  // Multiplying could overflow.
+  if (header.chunks() > (frame_bytes - kHeaderBytes) / kChunkHeadBytes)
+    return {Fault::kTooShort, frame_bytes, header.chunks()};
   return {};
 }
 
-void write_chunk_head(const Kernels& kernels, const Summed& summed, std::uint64_t index, Mode mode, bool nonfinite,
-                      std::size_t payload_bytes, std::uint8_t* out) {
+void write_chunk_head(const Kernels& kernels, const Summed& summed, std::uint64_t index, Mode mode,
+                      bool nonfinite, std::size_t payload_bytes, std::uint8_t* out) {
   store(out, static_cast<std::uint32_t>(payload_bytes));
   store(out + 4, static_cast<std::uint32_t>(index));
   out[8] = mode;
   out[9] = nonfinite ? kNonfiniteFlag : 0;
   store<std::uint16_t>(out + 10, 0);
-  const std::uint32_t of_payload = kernels.crc32(summed.value, out + kChunkHeadBytes + summed.bytes, payload_bytes - summed.bytes);
+  const std::uint32_t of_payload = kernels.crc32(summed.value, out + kChunkHeadBytes + summed.bytes,
+                                                 payload_bytes - summed.bytes);
   store(out + kChunkHeadBytes - 4, kernels.crc32(of_payload, out, kChunkHeadBytes - 4));
 }
 
-Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position, const std::uint8_t* end, Chunk& chunk) {
+Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position,
+                  const std::uint8_t* end, Chunk& chunk) {
   if (static_cast<std::size_t>(end - position) < kChunkHeadBytes) return {Fault::kHeadCut, index};
   const std::size_t payload_bytes = load32(position);
-  if (static_cast<std::size_t>(end - position) - kChunkHeadBytes < payload_bytes) return {Fault::kPayloadCut, index};
+  if (static_cast<std::size_t>(end - position) - kChunkHeadBytes < payload_bytes)
+    return {Fault::kPayloadCut, index};
   chunk.index = index;
   chunk.count = header.values_of(index);
   chunk.head = position;
@@ -69,17 +76,21 @@ Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*
 }
 
 Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk) {
-  return check_checksum(kernels, kernels.crc32(header.checksum, chunk.payload, chunk.payload_bytes), chunk);
+  return check_checksum(kernels, kernels.crc32(header.checksum, chunk.payload, chunk.payload_bytes),
+                        chunk);
 }
 
 Status check_checksum(const Kernels& kernels, std::uint32_t of_payload, const Chunk& chunk) {
   const std::uint32_t checksum = kernels.crc32(of_payload, chunk.head, kChunkHeadBytes - 4);
-  return checksum == load32(chunk.head + kChunkHeadBytes - 4) ? Status{} : Status{Fault::kChecksum, chunk.index};
+  return checksum == load32(chunk.head + kChunkHeadBytes - 4)
+             ? Status{}
+             : Status{Fault::kChecksum, chunk.index};
 }
 
 Status read_chunk_head(Chunk& chunk) {
   const std::uint8_t* const head = chunk.head;
-  const bool is_valid = load32(head + 4) == chunk.index && head[8] <= kCoded && (head[9] & ~kNonfiniteFlag) == 0 && load16(head + 10) == 0;
+  const bool is_valid = load32(head + 4) == chunk.index && head[8] <= kCoded &&
+                        (head[9] & ~kNonfiniteFlag) == 0 && load16(head + 10) == 0;
   if (!is_valid) return {Fault::kHead, chunk.index};
   chunk.mode = static_cast<Mode>(head[8]);
   chunk.nonfinite = head[9] != 0;

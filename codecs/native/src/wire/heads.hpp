@@ -1,4 +1,4 @@
-// Headers and checksums: what stands around the chunks' payloads.
+// Frame headers, chunk heads and checksums.
 #pragma once
 
 #include <cstddef>
@@ -38,30 +38,32 @@ struct Chunk {
   const std::uint8_t* head = nullptr;
 };
 
-// Writes kHeaderBytes; the checksum of `header` is set.
+// Writes kHeaderBytes and sets the checksum of `header`.
 void write_header(const Kernels& kernels, Header& header, std::uint8_t* out);
 
-// Checks everything against the limits, the format and the bytes that are there.
-Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_t frame_bytes, const Limits& limits, Header& header);
+// Reads the header and checks it against the limits, the format and the frame's size.
+Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_t frame_bytes,
+                   const Limits& limits, Header& header);
 
 // The checksum of a payload's first bytes.
 struct Summed {
-  std::uint32_t value;  // continued from the header's
+  std::uint32_t value;  // continues the header's
   std::size_t bytes;
 };
 
-// Writes kChunkHeadBytes in front of a payload that stands at out + kChunkHeadBytes.
-void write_chunk_head(const Kernels& kernels, const Summed& summed, std::uint64_t index, Mode mode, bool nonfinite,
-                      std::size_t payload_bytes, std::uint8_t* out);
+// Writes kChunkHeadBytes before a payload at out + kChunkHeadBytes.
+void write_chunk_head(const Kernels& kernels, const Summed& summed, std::uint64_t index, Mode mode,
+                      bool nonfinite, std::size_t payload_bytes, std::uint8_t* out);
 
-// Finds chunk `index` at `position`, which moves behind it. Only the lengths are checked.
-Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position, const std::uint8_t* end, Chunk& chunk);
+// Finds chunk `index` at `position`, which moves past it. Checks only the lengths.
+Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position,
+                  const std::uint8_t* end, Chunk& chunk);
 
-// Whether the checksum is right; and if the payload's, continued from the header's, is known already.
+// Checks the checksum; the second takes the payload's, which continues the header's.
 Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk);
 Status check_checksum(const Kernels& kernels, std::uint32_t of_payload, const Chunk& chunk);
 
-// The head's other fields, which are set.
+// Sets and checks the head's other fields.
 Status read_chunk_head(Chunk& chunk);
 
 }  // namespace fsl

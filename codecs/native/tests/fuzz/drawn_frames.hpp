@@ -13,11 +13,11 @@ namespace fuzz {
 
 inline constexpr unsigned kFormats = 5;
 inline constexpr std::size_t kFewValues = 700;
-// A chunk of the runtime: the decoder writes fp32 past the cache from here on, and a stream has 128 lanes.
+// A chunk of the runtime: from this size on the decoder writes fp32 past the cache.
 inline constexpr std::size_t kManyValues = 131072;
 
-// kHeavy gives code tables of planes of six bits above raw ones, kSparse of planes of eight, and so few bits that large frames of fp32 are
-// small, too.
+// kHeavy gives coded planes of six bits above raw ones. kSparse gives coded planes of eight bits,
+// and so few bits that large frames of fp32 are small, too.
 enum class Kind { kBell, kHeavy, kSparse };
 
 // Bits from a linear congruential generator (Knuth's MMIX constants).
@@ -34,16 +34,19 @@ inline std::vector<float> values_of(Kind kind, std::size_t count) {
     value = static_cast<float>(sum) * 0x1p-30F;
     const std::uint32_t chance = next() % 100;
     if (kind == Kind::kHeavy && chance >= 98) value *= 1000.0F;
-    if (kind == Kind::kSparse) value = chance < 20 ? std::nearbyint(value * 4096.0F) * 0x1p-12F : 0.0F;
+    if (kind == Kind::kSparse)
+      value = chance < 20 ? std::nearbyint(value * 4096.0F) * 0x1p-12F : 0.0F;
   }
   return values;
 }
 
-inline std::vector<std::uint8_t> frame_of(unsigned format, const std::vector<float>& values, std::size_t chunk_values) {
+inline std::vector<std::uint8_t> frame_of(unsigned format, const std::vector<float>& values,
+                                          std::size_t chunk_values) {
   std::vector<std::uint8_t> frame(fsl::bound(values.size(), chunk_values));
   const fsl::EncodeSettings settings = {fsl::format_of(format), 128, chunk_values, true, 14, 1};
   const fsl::Source source = {values.data(), nullptr, nullptr, nullptr, values.size()};
-  frame.resize(fsl::encode_frame(*fsl::kernels_of(fsl::Path::kScalar), settings, source, frame.data()));
+  frame.resize(
+      fsl::encode_frame(*fsl::kernels_of(fsl::Path::kScalar), settings, source, frame.data()));
   return frame;
 }
 

@@ -1,9 +1,11 @@
-// One fuzz target for each way to decode a frame; -DFSL_FUZZ_ENTRY=decode|decode_bfloat16|accumulate|inspect chooses.
+// A fuzz target for each way to decode a frame; FSL_FUZZ_ENTRY chooses: decode, decode_bfloat16,
+// accumulate or inspect.
 //
-// The input is a frame. Every kernel path of this machine decodes it, into memory of exactly the size it asked for, so that the sanitizers see a byte read or
-// written too far; all paths must refuse it with the same fault or give the same bits. Checksums would stop nearly every mutation at
-// the door: so they are made right first, as an attacker would, except for some inputs. Frames of several chunks are also read with two
-// threads. The input's size decides what else may differ between callers: where in a cache line the output begins.
+// The input is a frame. Every kernel path of this machine decodes it into memory of exactly its
+// size, so that the sanitizers detect any access outside; all paths must report the same fault or
+// give the same bits. Wrong checksums would stop nearly every mutation, so they are corrected
+// first, as an attacker would do, except for some inputs. Frames of several chunks are also read
+// with two threads. The input's size decides where in a cache line the output begins.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +27,7 @@ constexpr std::uint64_t kMostValues = 1u << 18;
   std::abort();
 }
 
-// Puts right checksums into a frame, as far as its lengths lead.
+// Corrects a frame's checksums, as far as its lengths lead.
 void seal(std::vector<std::uint8_t>& frame) {
   const fsl::Kernels& kernels = *fsl::kernels_of(fsl::Path::kScalar);
   if (frame.size() < fsl::kHeaderBytes) return;
@@ -39,13 +41,14 @@ void seal(std::vector<std::uint8_t>& frame) {
     const std::size_t payload = fsl::load32(head);
     const std::size_t there = payload < left ? payload : left;
     const std::uint32_t of_payload = kernels.crc32(header, head + fsl::kChunkHeadBytes, there);
-    fsl::store(head + fsl::kChunkHeadBytes - 4, kernels.crc32(of_payload, head, fsl::kChunkHeadBytes - 4));
+    fsl::store(head + fsl::kChunkHeadBytes - 4,
+               kernels.crc32(of_payload, head, fsl::kChunkHeadBytes - 4));
     position += fsl::kChunkHeadBytes + there;
     if (there < payload) break;
   }
 }
 
-// What one path made of the frame.
+// One path's result.
 struct Outcome {
   fsl::Fault fault = fsl::Fault::kNone;
   std::vector<std::uint8_t> bytes;
@@ -58,15 +61,18 @@ struct Reading {
   const std::uint8_t* frame;
   std::size_t size;
 
-  fsl::DecodeRequest request() const { return {frame, size, {kMostValues, std::uint64_t{1} << 30}, threads}; }
+  fsl::DecodeRequest request() const {
+    return {frame, size, {kMostValues, std::uint64_t{1} << 30}, threads};
+  }
 };
 
-// Memory of `count` values that ends where its block does, and begins `size` % 17 values after a cache line does: stores past the cache take
-// other ways at each.
+// Memory of `count` values at the end of its block, `size` % 17 values after a cache line: stores
+// past the cache depend on that.
 template <typename Value>
 class Room {
  public:
-  Room(std::size_t count, std::size_t size) : lead_(size % 17), bytes_((lead_ + count) * sizeof(Value)) {
+  Room(std::size_t count, std::size_t size)
+      : lead_(size % 17), bytes_((lead_ + count) * sizeof(Value)) {
     memory_ = static_cast<Value*>(::operator new(bytes_, kLine));
     std::memset(memory_, 0x5A, bytes_);
   }
@@ -92,11 +98,13 @@ class Room {
 #define FSL_NAME(entry) run_##entry
 #define FSL_RUN(entry) FSL_NAME(entry)
 
-// The number of values that the frame announces, or 0 where it has no valid header.
+// The number of values that the frame announces, or 0 if it has no valid header.
 std::size_t announced(const Reading& reading) {
   fsl::Header header;
   const fsl::Limits limits = reading.request().limits;
-  return fsl::read_header(reading.kernels, reading.frame, reading.size, limits, header).ok() ? static_cast<std::size_t>(header.values) : 0;
+  return fsl::read_header(reading.kernels, reading.frame, reading.size, limits, header).ok()
+             ? static_cast<std::size_t>(header.values)
+             : 0;
 }
 
 template <typename Value>
@@ -120,9 +128,7 @@ Outcome decoded(const Reading& reading) {
   return outcome;
 }
 
-[[maybe_unused]] Outcome run_decode(const Reading& reading) {
-  return decoded<float>(reading);
-}
+[[maybe_unused]] Outcome run_decode(const Reading& reading) { return decoded<float>(reading); }
 
 [[maybe_unused]] Outcome run_decode_bfloat16(const Reading& reading) {
   return decoded<std::uint16_t>(reading);
@@ -134,7 +140,8 @@ Outcome decoded(const Reading& reading) {
   float* const sum = room.get();
   for (std::size_t i = 0; i < count; ++i) sum[i] = static_cast<float>(i % 7);
   std::uint64_t values = 0;
-  const fsl::Status status = fsl::accumulate_frame(reading.kernels, reading.request(), sum, count, 0.3f, values);
+  const fsl::Status status =
+      fsl::accumulate_frame(reading.kernels, reading.request(), sum, count, 0.3f, values);
   if (!status.ok()) {
     for (std::size_t i = 0; i < count; ++i) {
       if (sum[i] != static_cast<float>(i % 7)) fail("a refused frame was added");
@@ -149,7 +156,8 @@ Outcome decoded(const Reading& reading) {
   const fsl::Status status = fsl::inspect_frame(reading.kernels, reading.request(), summary);
   Outcome outcome{status.fault, {}};
   if (status.ok()) {
-    for (const std::uint64_t count : summary.modes) outcome.bytes.push_back(static_cast<std::uint8_t>(count));
+    for (const std::uint64_t count : summary.modes)
+      outcome.bytes.push_back(static_cast<std::uint8_t>(count));
     outcome.bytes.push_back(summary.nonfinite);
   }
   return outcome;
@@ -157,7 +165,8 @@ Outcome decoded(const Reading& reading) {
 
 std::uint64_t chunks_of(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
   fsl::Header header;
-  const bool is_read = fsl::read_header(kernels, frame, size, {kMostValues, std::uint64_t{1} << 30}, header).ok();
+  const bool is_read =
+      fsl::read_header(kernels, frame, size, {kMostValues, std::uint64_t{1} << 30}, header).ok();
   return is_read ? header.chunks() : 0;
 }
 
@@ -177,8 +186,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (kernels == nullptr) continue;
     for (int threads = path == fsl::Path::kScalar ? 2 : 1; threads <= most_threads; ++threads) {
       const Outcome found = FSL_RUN(FSL_FUZZ_ENTRY)({*kernels, threads, frame.get(), size});
-      if (found.fault != expected.fault) fail("two paths, or numbers of threads, disagree about what is wrong with a frame");
-      if (found.bytes != expected.bytes) fail("two paths, or numbers of threads, give different values");
+      if (found.fault != expected.fault)
+        fail("two paths, or numbers of threads, disagree about what is wrong with a frame");
+      if (found.bytes != expected.bytes)
+        fail("two paths, or numbers of threads, give different values");
     }
   }
   return 0;

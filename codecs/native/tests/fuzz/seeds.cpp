@@ -1,4 +1,5 @@
-// Writes frames to start fuzzing from, beside the golden vectors: as large as the runtime's chunks, of one chunk and of several.
+// Writes frames to start fuzzing from, in addition to the golden vectors: as large as the runtime's
+// chunks, of one chunk and of several.
 //
 //     seeds FOLDER
 #include <cstdio>
@@ -10,10 +11,11 @@
 
 namespace {
 
-constexpr std::size_t kLargest = 262144;  // what run.sh lets libFuzzer take
+constexpr std::size_t kLargest = 262144;  // run.sh's limit for libFuzzer
 
-// False when the frame cannot be read, or not be written.
-bool write(const std::string& folder, const std::string& name, const std::vector<std::uint8_t>& frame) {
+// False if the frame cannot be decoded or saved.
+bool write(const std::string& folder, const std::string& name,
+           const std::vector<std::uint8_t>& frame) {
   std::vector<float> values(2 * fuzz::kManyValues);
   std::uint64_t count = 0;
   const fsl::DecodeRequest request = {frame.data(), frame.size(), {values.size(), frame.size()}, 1};
@@ -24,7 +26,8 @@ bool write(const std::string& folder, const std::string& name, const std::vector
     return false;
   }
   std::ofstream file(folder + "/" + name + ".bin", std::ios::binary);
-  file.write(reinterpret_cast<const char*>(frame.data()), static_cast<std::streamsize>(frame.size()));
+  file.write(reinterpret_cast<const char*>(frame.data()),
+             static_cast<std::streamsize>(frame.size()));
   return file.good();
 }
 
@@ -42,7 +45,7 @@ int main(int count, char** arguments) {
     for (const std::size_t values : {fuzz::kFewValues, fuzz::kManyValues}) {
       for (const fuzz::Kind kind : {fuzz::Kind::kHeavy, fuzz::Kind::kSparse}) {
         const auto frame = fuzz::frame_of(format, fuzz::values_of(kind, values), fuzz::kManyValues);
-        // Of fp32, the heavy ones: every mutation would be slow.
+        // Heavy fp32 frames: every mutation would be slow.
         if (frame.size() > kLargest) continue;
         const std::string which = kind == fuzz::Kind::kHeavy ? "_heavy_" : "_sparse_";
         done = done && write(folder, name + which + std::to_string(values), frame);
@@ -52,10 +55,13 @@ int main(int count, char** arguments) {
     const fuzz::Kind kind = format == 0 ? fuzz::Kind::kSparse : fuzz::Kind::kBell;
     const std::vector<float> many = fuzz::values_of(kind, fuzz::kManyValues);
     const std::vector<float> more = fuzz::values_of(kind, fuzz::kManyValues + 4500);
-    done = done && write(folder, name + "_one_chunk", fuzz::frame_of(format, many, fuzz::kManyValues));
-    done = done && write(folder, name + "_two_chunks", fuzz::frame_of(format, many, fuzz::kManyValues / 2));
-    done = done && write(folder, name + "_chunk_and_rest", fuzz::frame_of(format, more, fuzz::kManyValues));
-    // Little is decoded of each of many chunks: threads meet often.
+    done =
+        done && write(folder, name + "_one_chunk", fuzz::frame_of(format, many, fuzz::kManyValues));
+    done = done &&
+           write(folder, name + "_two_chunks", fuzz::frame_of(format, many, fuzz::kManyValues / 2));
+    done = done &&
+           write(folder, name + "_chunk_and_rest", fuzz::frame_of(format, more, fuzz::kManyValues));
+    // Many small chunks: threads meet often.
     const std::vector<float> few = fuzz::values_of(fuzz::Kind::kHeavy, 6 * fuzz::kFewValues);
     done = done && write(folder, name + "_chunks", fuzz::frame_of(format, few, 640));
     if (!done) return 1;

@@ -1,4 +1,5 @@
-// Drives a fuzz target without libFuzzer (gcc has none): mutates the given files, at random but the same for the same seed.
+// Drives a fuzz target without libFuzzer (gcc has none): mutates the given files at random,
+// reproducibly for a seed.
 //
 //     target SECONDS SEED FILE...
 #include <chrono>
@@ -18,7 +19,8 @@ using Bytes = std::vector<std::uint8_t>;
 
 class Mutator {
  public:
-  Mutator(std::uint64_t seed, const std::vector<Bytes>& corpus) : generator_(seed), corpus_(corpus) {}
+  Mutator(std::uint64_t seed, const std::vector<Bytes>& corpus)
+      : generator_(seed), corpus_(corpus) {}
 
   Bytes next() {
     Bytes bytes = corpus_[below(corpus_.size())];
@@ -30,7 +32,7 @@ class Mutator {
   std::size_t below(std::size_t end) { return static_cast<std::size_t>(generator_() % end); }
 
   void change(Bytes& bytes) {
-    // Heads and tables stand at the front, where a byte decides more.
+    // Heads and code tables are at the front, where a byte matters more.
     const std::size_t at = below(below(3) > 0 && bytes.size() > 160 ? 160 : bytes.size());
     const auto place = bytes.begin() + static_cast<std::ptrdiff_t>(at);
     switch (below(6)) {
@@ -46,14 +48,16 @@ class Mutator {
         break;
       }
       case 3:
-        bytes.erase(place, place + static_cast<std::ptrdiff_t>(1 + below(bytes.size() - at < 9 ? bytes.size() - at : 9)));
+        bytes.erase(place, place + static_cast<std::ptrdiff_t>(
+                                       1 + below(bytes.size() - at < 9 ? bytes.size() - at : 9)));
         break;
       case 4:
         bytes.insert(place, 1 + below(9), static_cast<std::uint8_t>(generator_()));
         break;
       default: {
         const Bytes& other = corpus_[below(corpus_.size())];
-        for (std::size_t i = at; i < bytes.size() && i < other.size() && i < at + 64; ++i) bytes[i] = other[i];
+        for (std::size_t i = at; i < bytes.size() && i < other.size() && i < at + 64; ++i)
+          bytes[i] = other[i];
       }
     }
   }
@@ -76,7 +80,8 @@ int main(int count, char** arguments) {
     LLVMFuzzerTestOneInput(corpus.back().data(), corpus.back().size());
   }
   Mutator mutator(std::strtoull(arguments[2], nullptr, 10), corpus);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::strtod(arguments[1], nullptr));
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::duration<double>(std::strtod(arguments[1], nullptr));
   std::uint64_t runs = 0;
   while (std::chrono::steady_clock::now() < end) {
     for (int i = 0; i < 100; ++i, ++runs) {

@@ -1,5 +1,5 @@
-// AVX2: fp32 looked at, and cut to rotated byte planes. For avx2/kernels.cpp only, which sets the target and includes
-// plain/kernels.hpp for it.
+// AVX2: fp32 is inspected and cut into rotated byte planes. For avx2/kernels.cpp only, which sets
+// the target and includes plain/kernels.hpp for it.
 #pragma once
 
 #include "kernels/avx2/base.hpp"
@@ -7,7 +7,7 @@
 namespace fsl {
 namespace {
 
-// ------------------------------------------------------------------------------------------------------------------ input
+// --- input
 
 FSL_INLINE __m256i magnitude_of(__m256i bits) { return _mm256_and_si256(bits, all(0x7FFFFFFF)); }
 
@@ -18,10 +18,12 @@ FSL_INLINE std::uint32_t largest_lane(__m256i lanes) {
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
 }
 
-// Four bytes of each of four vectors a, b, c, d of 8 lanes: a 0 to 3, b 0 to 3, ... d 4 to 7, put in order.
-FSL_INLINE __m256i in_order(__m256i bytes) { return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); }
+// Puts four bytes of each of four vectors of 8 lanes in order: a 0 to 3, b 0 to 3, ... d 4 to 7.
+FSL_INLINE __m256i in_order(__m256i bytes) {
+  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
 
-// What a block of values looks like, a vector at a time.
+// Seen, a vector at a time.
 struct Sight {
   __m256i largest;
   __m256i differing;
@@ -36,14 +38,15 @@ struct Sight {
   FSL_INLINE void fold_into(Seen& seen) const {
     const std::uint32_t magnitude = largest_lane(largest);
     if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
-    // Of each vector's differing bits some are enough.
+    // Some of each vector's differing bits are enough.
     seen.differing_bits |= largest_lane(differing);
   }
 };
 
-// ------------------------------------------------------------------------------------------------------ rotated byte planes
+// --- rotated byte planes
 
-void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen) {
+void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits,
+                  std::uint8_t* const planes[2], Seen& seen) {
   const __m256i first = all(static_cast<int>(first_bits));
   Sight sight;
   const auto code_at = [&](const float* from) __attribute__((always_inline)) {
@@ -52,7 +55,7 @@ void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits, s
     const __m256i ties = _mm256_and_si256(_mm256_srli_epi32(bits, 16), all(1));
     return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, all(0x7FFF)), ties), 16);
   };
-  // Two vectors of words, in the order that in_order() mends; turned left by one bit.
+  // Two vectors of words, rotated left by one bit, in the order that in_order() restores.
   const auto words_at = [&](const float* from) __attribute__((always_inline)) {
     const __m256i words = _mm256_packus_epi32(code_at(from), code_at(from + kLane));
     return _mm256_or_si256(_mm256_add_epi16(words, words), _mm256_srli_epi16(words, 15));
@@ -61,24 +64,29 @@ void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits, s
   for (std::size_t i = 0; i < whole; i += kStep) {
     const __m256i low = words_at(x + i);
     const __m256i high = words_at(x + i + 2 * kLane);
-    store(planes[0] + i, in_order(_mm256_packus_epi16(_mm256_srli_epi16(low, 8), _mm256_srli_epi16(high, 8))));
+    store(planes[0] + i,
+          in_order(_mm256_packus_epi16(_mm256_srli_epi16(low, 8), _mm256_srli_epi16(high, 8))));
     const __m256i lower_byte = _mm256_set1_epi16(0xFF);
-    store(planes[1] + i, in_order(_mm256_packus_epi16(_mm256_and_si256(low, lower_byte), _mm256_and_si256(high, lower_byte))));
+    store(planes[1] + i, in_order(_mm256_packus_epi16(_mm256_and_si256(low, lower_byte),
+                                                      _mm256_and_si256(high, lower_byte))));
   }
   sight.fold_into(seen);
   std::uint8_t* const rest[2] = {planes[0] + whole, planes[1] + whole};
   plain::cut_bfloat16(x + whole, count - whole, first_bits, rest, seen);
 }
 
-void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[4], Seen& seen) {
+void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits,
+                 std::uint8_t* const planes[4], Seen& seen) {
   const __m256i first = all(static_cast<int>(first_bits));
   // Of four values byte 3, then byte 2, ...
-  const __m256i by_place = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 7, 11, 15, 2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12));
+  const __m256i by_place = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(3, 7, 11, 15, 2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12));
   Sight sight;
   const auto bytes_at = [&](const float* from) __attribute__((always_inline)) {
     const __m256i bits = load(from);
     sight.see(bits, first);
-    return _mm256_shuffle_epi8(_mm256_or_si256(_mm256_add_epi32(bits, bits), _mm256_srli_epi32(bits, 31)), by_place);
+    return _mm256_shuffle_epi8(
+        _mm256_or_si256(_mm256_add_epi32(bits, bits), _mm256_srli_epi32(bits, 31)), by_place);
   };
   const std::size_t whole = count & ~(kStep - 1);
   for (std::size_t i = 0; i < whole; i += kStep) {
@@ -96,7 +104,8 @@ void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, st
     store(planes[3] + i, in_order(_mm256_unpackhi_epi64(lower_ab, lower_cd)));
   }
   sight.fold_into(seen);
-  std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole, planes[3] + whole};
+  std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole,
+                                 planes[3] + whole};
   plain::cut_float32(x + whole, count - whole, first_bits, rest, seen);
 }
 

@@ -1,4 +1,5 @@
-// The kernels for AVX2 with POPCNT, BMI1/2, F16C and PCLMULQDQ. Loops that a compiler turns into good vectors are the plain ones.
+// The kernels for AVX2 with POPCNT, BMI1/2, F16C and PCLMULQDQ. Loops that compilers vectorize well
+// are the plain ones.
 #include "bits.hpp"
 #include "kernels/paths.hpp"
 
@@ -7,7 +8,8 @@
 #include <cstring>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,popcnt,f16c,pclmul"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,popcnt,f16c,pclmul"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,bmi,bmi2,popcnt,f16c,pclmul")
@@ -15,10 +17,10 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include <immintrin.h>
 
-// The plain kernels once more, for these instructions.
+// The plain kernels, compiled for these instructions.
 #include "kernels/plain/kernels.hpp"
 
-// A file for each concern, all within the target above.
+// One file per concern, all within the target above.
 #include "kernels/avx2/base.hpp"
 #include "kernels/avx2/input.hpp"
 #include "kernels/avx2/quantise.hpp"
@@ -31,11 +33,39 @@ namespace fsl {
 
 namespace {
 
-constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum, decltype(Kernels::copy_crc32) copy) {
+constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum,
+                               decltype(Kernels::copy_crc32) copy) {
   return {
-      plain::combine,   plain::look,  quantise_float8, quantise_uniform,    cut_bfloat16,       cut_float32,        map,
-      write_bit_planes, plain::write_ranks, plain::read_ranks, write_lanes,  read_lanes, read_codes, nullptr, nullptr, join,                dequantise_float8,  dequantise_uniform, join_bfloat16,
-      join_float32,     copy_float32, plain::largest_byte, count_byte,      plain::pick, plain::find_byte,   checksum, copy, nullptr, nullptr, Path::kAvx2,
+      plain::combine,
+      plain::look,
+      quantise_float8,
+      quantise_uniform,
+      cut_bfloat16,
+      cut_float32,
+      map,
+      write_bit_planes,
+      plain::write_ranks,
+      plain::read_ranks,
+      write_lanes,
+      read_lanes,
+      read_codes,
+      nullptr,
+      nullptr,
+      join,
+      dequantise_float8,
+      dequantise_uniform,
+      join_bfloat16,
+      join_float32,
+      copy_float32,
+      plain::largest_byte,
+      count_byte,
+      plain::pick,
+      plain::find_byte,
+      checksum,
+      copy,
+      nullptr,
+      nullptr,
+      Path::kAvx2,
   };
 }
 

@@ -1,8 +1,8 @@
-// AVX2: lanes (docs/WIRE.md, "Streams"), 32 in a vector. For avx2/kernels.cpp only, which sets the target and includes
-// plain/kernels.hpp for it.
+// AVX2: lanes (docs/WIRE.md, "Streams"), 32 in a vector. For avx2/kernels.cpp only, which sets the
+// target and includes plain/kernels.hpp for it.
 //
-// Without gathers, which are slow on many of these machines: tables are shuffled. Bytes cannot be shifted by as many bits as each of them wants, so
-// words are multiplied with powers of two.
+// Gathers are slow on many of these machines, so tables are shuffled. AVX2 has no shifts by a
+// number of bits per byte, so words are multiplied by powers of two.
 #pragma once
 
 #include "kernels/avx2/base.hpp"
@@ -16,12 +16,14 @@ namespace {
 static_assert(kMostLanes % kStep == 0);
 
 FSL_INLINE __m256i two_halves(__m128i half) { return _mm256_broadcastsi128_si256(half); }
-FSL_INLINE __m256i lower_bytes(__m256i words) { return _mm256_and_si256(words, _mm256_set1_epi16(0xFF)); }
+FSL_INLINE __m256i lower_bytes(__m256i words) {
+  return _mm256_and_si256(words, _mm256_set1_epi16(0xFF));
+}
 FSL_INLINE __m256i upper_bytes(__m256i words) { return _mm256_srli_epi16(words, 8); }
 
-// ---------------------------------------------------------------------------------------------------------------- writing
+// --- writing
 
-// For each byte of bits: the places of its ones, in order, at the end of a vector of eight bytes.
+// For each byte of bits: the places of its ones, in order, at the end of eight bytes.
 struct LastPlaces {
   std::uint64_t of[256] = {};
 
@@ -36,14 +38,19 @@ struct LastPlaces {
 
 alignas(64) constexpr LastPlaces kLastPlaces;
 
-FSL_INLINE __m128i load_eight(const void* from) { return _mm_loadl_epi64(static_cast<const __m128i*>(from)); }
+FSL_INLINE __m128i load_eight(const void* from) {
+  return _mm_loadl_epi64(static_cast<const __m128i*>(from));
+}
 
-// Puts those of 32 bytes that have a one in `mask` before `front`, and what may be anything before them.
-FSL_INLINE std::uint8_t* put_before(std::uint8_t* front, const std::uint8_t* bytes, std::uint32_t mask) {
+// Writes those of 32 bytes that have a one in `mask` before `front`, and arbitrary bytes before
+// them.
+FSL_INLINE std::uint8_t* put_before(std::uint8_t* front, const std::uint8_t* bytes,
+                                    std::uint32_t mask) {
 #pragma GCC unroll 4
   for (std::size_t group = kStep / 8; group-- > 0;) {
     const std::uint32_t ones_of_group = mask >> (8 * group) & 0xFF;
-    const __m128i picked = _mm_shuffle_epi8(load_eight(bytes + 8 * group), load_eight(&kLastPlaces.of[ones_of_group]));
+    const __m128i picked =
+        _mm_shuffle_epi8(load_eight(bytes + 8 * group), load_eight(&kLastPlaces.of[ones_of_group]));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(front - 8), picked);
     front -= ones(ones_of_group);
   }
@@ -56,13 +63,18 @@ struct LaneWriter {
   const Table<kEntries> lengths;
   const __m128i shift;
   const __m256i bits;
-  const __m256i powers = two_halves(_mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0));
+  const __m256i powers =
+      two_halves(_mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0));
 
   FSL_INLINE LaneWriter(const Code& code, int by, int width)
-      : words(code.words), lengths(code.lengths), shift(_mm_cvtsi32_si128(by)), bits(all_bytes((1 << width) - 1)) {}
+      : words(code.words),
+        lengths(code.lengths),
+        shift(_mm_cvtsi32_si128(by)),
+        bits(all_bytes((1 << width) - 1)) {}
 
   // Lanes first to first + 31.
-  FSL_INLINE void step(const std::uint8_t* from, Lanes& lanes, std::size_t first, std::uint8_t*& front, void* uncoded) const {
+  FSL_INLINE void step(const std::uint8_t* from, Lanes& lanes, std::size_t first,
+                       std::uint8_t*& front, void* uncoded) const {
     const __m256i symbols = _mm256_and_si256(_mm256_srl_epi16(load(from), shift), bits);
     const __m256i word = words(symbols);
     const __m256i length = lengths(symbols);
@@ -86,32 +98,36 @@ struct LaneWriter {
 };
 
 template <int kEntries>
-std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t whole, Lanes& state,
-                              std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead) {
+std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int shift, int width,
+                              std::size_t whole, Lanes& state, std::uint8_t* front,
+                              std::uint64_t* uncoded, Ahead& ahead) {
   const LaneWriter<kEntries> writer(code, shift, width);
   for (std::size_t i = whole; i > 0; i -= kMostLanes) {
 #pragma GCC unroll 4
     for (std::size_t first = kMostLanes; first > 0;) {
       first -= kStep;
       const std::size_t at = i - kMostLanes + first;
-      writer.step(from + at, state, first, front, reinterpret_cast<std::uint8_t*>(uncoded) + at / 8);
+      writer.step(from + at, state, first, front,
+                  reinterpret_cast<std::uint8_t*>(uncoded) + at / 8);
     }
     fetch_some(ahead);
   }
   return front;
 }
 
-std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
-                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead) {
+std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width,
+                          std::size_t count, std::size_t lanes, Lanes& state, std::uint8_t* front,
+                          std::uint64_t* uncoded, Ahead& ahead) {
   const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
-  front = plain::write_lanes(code, from + whole, shift, width, count - whole, lanes, state, front, uncoded + whole / 64, ahead);
+  front = plain::write_lanes(code, from + whole, shift, width, count - whole, lanes, state, front,
+                             uncoded + whole / 64, ahead);
   const auto write = width > 6 ? write_all_lanes<256> : write_all_lanes<64>;
   return write(code, from, shift, width, whole, state, front, uncoded, ahead);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- reading
+// --- reading
 
-// For each byte, the ones among the bytes of its half of the vector up to itself, as negative numbers, from bytes that are 0 or -1.
+// For each byte, minus the number of ones up to it in its half of the vector; bytes are 0 or -1.
 FSL_INLINE __m256i minus_ones_so_far(__m256i bits) {
   __m256i sums = _mm256_add_epi8(bits, _mm256_slli_epi64(bits, 8));
   sums = _mm256_add_epi8(sums, _mm256_slli_epi64(sums, 16));
@@ -120,17 +136,19 @@ FSL_INLINE __m256i minus_ones_so_far(__m256i bits) {
   return _mm256_add_epi8(sums, _mm256_shuffle_epi8(sums, last_of_first_eight));
 }
 
-// Two times 16 bytes, each for one half of a vector, as shuffles do not cross halves.
+// Twice the same 16 bytes, one copy per half, because shuffles do not cross halves.
 FSL_INLINE __m256i load_halves(const std::uint8_t* low, const std::uint8_t* high) {
   return _mm256_inserti128_si256(_mm256_castsi128_si256(load_half(low)), load_half(high), 1);
 }
 
-// 16-bit numbers of two vectors' bytes.
+// 16-bit numbers from two vectors' bytes.
 struct Words {
   __m256i first, second;
 
   FSL_INLINE Words(__m256i a, __m256i b) : first(a), second(b) {}
-  FSL_INLINE static Words of(__m256i low, __m256i high) { return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}; }
+  FSL_INLINE static Words of(__m256i low, __m256i high) {
+    return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
+  }
   FSL_INLINE Words times(const Words& other) const {
     return {_mm256_mullo_epi16(first, other.first), _mm256_mullo_epi16(second, other.second)};
   }
@@ -149,8 +167,12 @@ struct LaneReader {
   const __m256i mark;
 
   FSL_INLINE explicit LaneReader(const Code& code)
-      : symbols(code.symbol_of_rank), shortest(all_bytes(code.shortest)), first_ranks(two_halves(load_half(code.first_rank))), mark(all_bytes(code.mark)) {
-    for (int length = 1; length < kLengthLimit; ++length) last_windows[length] = all_bytes(code.last_window[length] - 128);
+      : symbols(code.symbol_of_rank),
+        shortest(all_bytes(code.shortest)),
+        first_ranks(two_halves(load_half(code.first_rank))),
+        mark(all_bytes(code.mark)) {
+    for (int length = 1; length < kLengthLimit; ++length)
+      last_windows[length] = all_bytes(code.last_window[length] - 128);
   }
 
   FSL_INLINE __m256i length_of(__m256i window) const {
@@ -165,26 +187,30 @@ struct LaneReader {
 
   // 2^number, numbers from 0 to 8.
   FSL_INLINE static Words power_of_two(__m256i number) {
-    const __m256i lower = two_halves(_mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0));
+    const __m256i lower =
+        two_halves(_mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, -128, 0, 0, 0, 0, 0, 0, 0, 0));
     const __m256i upper = two_halves(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0));
     return Words::of(_mm256_shuffle_epi8(lower, number), _mm256_shuffle_epi8(upper, number));
   }
 
   // 2^(8 - number), numbers from 0 to 7.
   FSL_INLINE static Words power_up_to_eight(__m256i number) {
-    const __m256i lower = two_halves(_mm_setr_epi8(0, -128, 64, 32, 16, 8, 4, 2, 0, 0, 0, 0, 0, 0, 0, 0));
+    const __m256i lower =
+        two_halves(_mm_setr_epi8(0, -128, 64, 32, 16, 8, 4, 2, 0, 0, 0, 0, 0, 0, 0, 0));
     const __m256i upper = two_halves(_mm_setr_epi8(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
     return Words::of(_mm256_shuffle_epi8(lower, number), _mm256_shuffle_epi8(upper, number));
   }
 
   // Lanes first to first + 31.
-  FSL_INLINE void step(Lanes& lanes, std::size_t first, const std::uint8_t*& in, std::uint8_t* out, void* marked) const {
+  FSL_INLINE void step(Lanes& lanes, std::size_t first, const std::uint8_t*& in, std::uint8_t* out,
+                       void* marked) const {
     const __m256i low = load(lanes.low + first);
     const __m256i high = load(lanes.high + first);
     const __m256i used = load(lanes.used + first);
-    // The lanes' bits from the top of 16 on, so that the window is the upper byte.
+    // The lanes' bits at the top of 16, so that the window is the upper byte.
     const Words held = Words::of(low, high).times(power_up_to_eight(used));
-    const __m256i length = length_of(Words(upper_bytes(held.first), upper_bytes(held.second)).bytes());
+    const __m256i length =
+        length_of(Words(upper_bytes(held.first), upper_bytes(held.second)).bytes());
     const __m256i word = held.upper_half_times(power_of_two(length)).bytes();
     const __m256i read = symbols(_mm256_add_epi8(word, _mm256_shuffle_epi8(first_ranks, length)));
     store(out, read);
@@ -192,7 +218,8 @@ struct LaneReader {
     std::memcpy(marked, &is_marked, 4);
     const __m256i left = _mm256_sub_epi8(used, length);
     const std::uint32_t is_short = signs(left);
-    const __m256i place = _mm256_xor_si256(minus_ones_so_far(_mm256_cmpgt_epi8(_mm256_setzero_si256(), left)), all_bytes(-1));
+    const __m256i place = _mm256_xor_si256(
+        minus_ones_so_far(_mm256_cmpgt_epi8(_mm256_setzero_si256(), left)), all_bytes(-1));
     const __m256i next = _mm256_shuffle_epi8(load_halves(in, in + ones(is_short & 0xFFFF)), place);
     in += ones(is_short);
     store(lanes.low + first, _mm256_blendv_epi8(low, next, left));
@@ -201,13 +228,15 @@ struct LaneReader {
   }
 };
 
-constexpr std::size_t kMarkedWords = 64;  // of a piece whose listed symbols are placed together
+constexpr std::size_t kMarkedWords = 64;  // symbols whose listed ones are placed together
 
-// Places what is listed for the marked ones of 64 * words symbols. Fast where they are few: words that are not zero are found before any branch
-// depends on them, as nobody can foresee which they are.
-FSL_INLINE void place_listed(const std::uint64_t* marked, std::size_t words, const std::uint8_t*& listed, std::uint8_t* symbols) {
+// Places the listed symbols at the marked ones of 64 * words symbols. Fast for few: nonzero words
+// are unpredictable, so they are found before any branch depends on them.
+FSL_INLINE void place_listed(const std::uint64_t* marked, std::size_t words,
+                             const std::uint8_t*& listed, std::uint8_t* symbols) {
   std::uint64_t where = 0;
-  for (std::size_t word = 0; word < words; ++word) where |= static_cast<std::uint64_t>(marked[word] != 0) << word;
+  for (std::size_t word = 0; word < words; ++word)
+    where |= static_cast<std::uint64_t>(marked[word] != 0) << word;
   const std::uint8_t* next = listed;
   for (; where != 0; where = _blsr_u64(where)) {
     const std::size_t word = _tzcnt_u64(where);
@@ -220,10 +249,11 @@ FSL_INLINE void place_listed(const std::uint64_t* marked, std::size_t words, con
   listed = next;
 }
 
-// Reads whole rounds of all lanes while the bytes certainly suffice; returns how many symbols.
+// Reads whole rounds of all lanes while the bytes certainly suffice; returns the number of symbols.
 template <int kEntries>
-std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                           const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
+std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end,
+                           std::size_t count, Lanes& state, const std::uint8_t*& listed,
+                           std::uint8_t* symbols, Beside& beside) {
   const LaneReader<kEntries> reader(code);
   const std::uint8_t* next = in;
   std::uint64_t marked[kMarkedWords];
@@ -232,7 +262,8 @@ std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std:
   while (count - i >= kMostLanes && static_cast<std::size_t>(end - next) >= kMostLanes) {
 #pragma GCC unroll 4
     for (std::size_t first = 0; first < kMostLanes; first += kStep) {
-      reader.step(state, first, next, symbols + i + first, reinterpret_cast<std::uint8_t*>(marked + word) + first / 8);
+      reader.step(state, first, next, symbols + i + first,
+                  reinterpret_cast<std::uint8_t*>(marked + word) + first / 8);
     }
     i += kMostLanes;
     word += kMostLanes / 64;
@@ -246,27 +277,35 @@ std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std:
   return i;
 }
 
-const std::uint8_t* read_and_fetch(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                                   Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
+const std::uint8_t* read_and_fetch(const Code& code, const std::uint8_t* in,
+                                   const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                                   Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols,
+                                   Beside& beside) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
     const auto read = code.leaves > 64 ? read_all_lanes<256> : read_all_lanes<64>;
     done = read(code, in, end, count, state, listed, symbols, beside);
   }
-  return plain::read_lanes(code, in, end, count - done, lanes, state, listed, symbols + done, beside);
+  return plain::read_lanes(code, in, end, count - done, lanes, state, listed, symbols + done,
+                           beside);
 }
 
-const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
+const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end,
+                               std::size_t count, std::size_t lanes, Lanes& state,
+                               const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
   return read_and_fetch(code, in, end, count, lanes, state, listed, symbols, beside);
 }
 
-const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Beside& beside) {
+const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end,
+                               std::size_t count, std::size_t lanes, Lanes& state,
+                               const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read,
+                               Beside& beside) {
   std::uint8_t* const codes = read.codes;
-  const std::uint8_t* const next = read_and_fetch(code, in, end, count, lanes, state, listed, codes, beside);
+  const std::uint8_t* const next =
+      read_and_fetch(code, in, end, count, lanes, state, listed, codes, beside);
   if (next == nullptr) return nullptr;
-  join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
+  join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2,
+       codes);
   const std::uint8_t largest = plain::largest_byte(codes, count, 0x7F);
   read.largest = largest > read.largest ? largest : read.largest;
   return next;

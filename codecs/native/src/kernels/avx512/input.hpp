@@ -1,4 +1,5 @@
-// AVX-512: what is encoded, and the largest magnitudes of its runs. For avx512/kernels.cpp only, which sets the target.
+// AVX-512: the values to encode, and the largest magnitudes of their runs. For avx512/kernels.cpp
+// only, which sets the target.
 #pragma once
 
 #include "kernels/avx512/base.hpp"
@@ -6,11 +7,11 @@
 namespace fsl {
 namespace {
 
-// ------------------------------------------------------------------------------------------------------------ input values
+// --- input values
 
 template <bool kBfloat16, bool kReference, bool kResidual>
-void combine_as(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference, const float* residual,
-                std::size_t count, float* x) {
+void combine_as(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference,
+                const float* residual, std::size_t count, float* x) {
   const auto sum = [=](std::size_t i, __mmask16 valid) __attribute__((always_inline)) {
     __m512 value;
     if (kBfloat16) {
@@ -31,18 +32,22 @@ void combine_as(const float* values_fp32, const std::uint16_t* values_bf16, cons
   }
 }
 
-void combine(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference, const float* residual,
-             std::size_t count, float* x) {
-  using Function = void (*)(const float*, const std::uint16_t*, const float*, const float*, std::size_t, float*);
-  static constexpr Function kFunctions[8] = {combine_as<false, false, false>, combine_as<false, false, true>,
-                                             combine_as<false, true, false>,  combine_as<false, true, true>,
-                                             combine_as<true, false, false>,  combine_as<true, false, true>,
-                                             combine_as<true, true, false>,   combine_as<true, true, true>};
-  const int which = (values_fp32 == nullptr ? 4 : 0) + (reference != nullptr ? 2 : 0) + (residual != nullptr ? 1 : 0);
+void combine(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference,
+             const float* residual, std::size_t count, float* x) {
+  using Function =
+      void (*)(const float*, const std::uint16_t*, const float*, const float*, std::size_t, float*);
+  static constexpr Function kFunctions[8] = {
+      combine_as<false, false, false>, combine_as<false, false, true>,
+      combine_as<false, true, false>,  combine_as<false, true, true>,
+      combine_as<true, false, false>,  combine_as<true, false, true>,
+      combine_as<true, true, false>,   combine_as<true, true, true>};
+  const int which = (values_fp32 == nullptr ? 4 : 0) + (reference != nullptr ? 2 : 0) +
+                    (residual != nullptr ? 1 : 0);
   kFunctions[which](values_fp32, values_bf16, reference, residual, count, x);
 }
 
-constexpr std::size_t kPiece = 2048;  // values whose runs are looked at before they are quantised, in the first cache level
+constexpr std::size_t kPiece =
+    2048;  // values whose runs are inspected before they are quantized, in the first cache level
 
 FSL_INLINE __m512i magnitude_of(__m512i bits) { return _mm512_and_si512(bits, all(0x7FFFFFFF)); }
 
@@ -79,26 +84,35 @@ FSL_INLINE __m512i largest_of_each(const __m512i* vectors) {
   __m512i four[4];
   for (int i = 0; i < 4; ++i) {
     const __m512i* v = vectors + 4 * i;
-    const __m512i first = _mm512_max_epu32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    const __m512i second = _mm512_max_epu32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    four[i] = _mm512_max_epu32(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+    const __m512i first =
+        _mm512_max_epu32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    const __m512i second =
+        _mm512_max_epu32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    four[i] = _mm512_max_epu32(_mm512_unpacklo_epi64(first, second),
+                               _mm512_unpackhi_epi64(first, second));
   }
-  const __m512i low = _mm512_max_epu32(_mm512_shuffle_i64x2(four[0], four[1], 0x88), _mm512_shuffle_i64x2(four[0], four[1], 0xDD));
-  const __m512i high = _mm512_max_epu32(_mm512_shuffle_i64x2(four[2], four[3], 0x88), _mm512_shuffle_i64x2(four[2], four[3], 0xDD));
-  return _mm512_max_epu32(_mm512_shuffle_i64x2(low, high, 0x88), _mm512_shuffle_i64x2(low, high, 0xDD));
+  const __m512i low = _mm512_max_epu32(_mm512_shuffle_i64x2(four[0], four[1], 0x88),
+                                       _mm512_shuffle_i64x2(four[0], four[1], 0xDD));
+  const __m512i high = _mm512_max_epu32(_mm512_shuffle_i64x2(four[2], four[3], 0x88),
+                                        _mm512_shuffle_i64x2(four[2], four[3], 0xDD));
+  return _mm512_max_epu32(_mm512_shuffle_i64x2(low, high, 0x88),
+                          _mm512_shuffle_i64x2(low, high, 0xDD));
 }
 
-// The same step of the next piece into the second cache level; from there it goes to the first while this piece is quantised.
+// Prefetches the same step of the next piece into the second cache level; it moves to the first
+// while this piece is quantized.
 FSL_INLINE void fetch_step(const float* x) {
   const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(x) + kPiece * sizeof(float);
-  for (std::size_t line = 0; line < kStep * sizeof(float); line += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T1);
+  for (std::size_t line = 0; line < kStep * sizeof(float); line += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T1);
 }
 
-// Largest magnitudes of whole runs, into largest[], filled up with zeros to whole vectors; `seen` as in quantise_float8.
-FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t block_values, std::uint32_t first_bits,
-                                std::uint32_t* largest, Seen& seen) {
+// Writes the largest magnitudes of whole runs to largest[], padded with zeros to whole vectors;
+// `seen` as in quantise_float8.
+FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t block_values,
+                                std::uint32_t first_bits, std::uint32_t* largest, Seen& seen) {
   if (seen.differing_bits == 0) {
-    // Looked at only until something differs, which is at once in most chunks.
+    // Checked only until some value differs, usually at once.
     const __m512i first = all(static_cast<int>(first_bits));
     __m512i differing = _mm512_setzero_si512();
     for (std::size_t i = 0; i < count && seen.differing_bits == 0; i += kLane) {
@@ -129,7 +143,8 @@ FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t b
         }
         top = _mm512_max_epu32(top, other);
       } else {
-        if (block_values > kLane) top = _mm512_max_epu32(top, _mm512_and_si512(load(x + kLane), mask));
+        if (block_values > kLane)
+          top = _mm512_max_epu32(top, _mm512_and_si512(load(x + kLane), mask));
         x += block_values;
       }
       of_run[k] = top;

@@ -1,4 +1,5 @@
-// AVX-512: byte planes, maps, bit planes, masks. For avx512/kernels.cpp only, which sets the target.
+// AVX-512: byte planes, maps, bit planes, masks. For avx512/kernels.cpp only, which sets the
+// target.
 #pragma once
 
 #include "kernels/avx512/base.hpp"
@@ -7,9 +8,10 @@
 namespace fsl {
 namespace {
 
-// ------------------------------------------------------------------------------------------------------ rotated byte planes
+// --- rotated byte planes
 
-void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen) {
+void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits,
+                  std::uint8_t* const planes[2], Seen& seen) {
   const __m512i first = all(static_cast<int>(first_bits));
   // Upper words of two vectors; then upper or lower bytes of two vectors.
   alignas(64) std::uint16_t upper_words[32];
@@ -45,11 +47,13 @@ void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits, s
   kScalarKernels.cut_bfloat16(x + whole, count - whole, first_bits, rest, seen);
 }
 
-void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[4], Seen& seen) {
+void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits,
+                 std::uint8_t* const planes[4], Seen& seen) {
   const __m512i first = all(static_cast<int>(first_bits));
   // Byte 3 of all lanes, then byte 2, ...
   alignas(64) std::uint8_t by_place[64];
-  for (std::size_t i = 0; i < 64; ++i) by_place[i] = static_cast<std::uint8_t>(4 * (i % 16) + 3 - i / 16);
+  for (std::size_t i = 0; i < 64; ++i)
+    by_place[i] = static_cast<std::uint8_t>(4 * (i % 16) + 3 - i / 16);
   const __m512i order = load(by_place);
   Sight sight;
   const std::size_t whole = count & ~(kStep - 1);
@@ -70,11 +74,12 @@ void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, st
     store(planes[3] + i, _mm512_shuffle_i64x2(lower01, lower23, 0xDD));
   }
   sight.fold_into(seen);
-  std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole, planes[3] + whole};
+  std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole,
+                                 planes[3] + whole};
   kScalarKernels.cut_float32(x + whole, count - whole, first_bits, rest, seen);
 }
 
-// -------------------------------------------------------------------------------------------------------- maps, bit planes
+// --- maps, bit planes
 
 // Looks up each byte of `index` in 256 entries.
 struct Table256 {
@@ -91,10 +96,12 @@ struct Table256 {
 };
 
 FSL_INLINE __m512i rotate_right(__m512i codes) {
-  return _mm512_ternarylogic_epi32(_mm512_slli_epi16(codes, 7), _mm512_srli_epi16(codes, 1), all_bytes(0x80), 0xE4);
+  return _mm512_ternarylogic_epi32(_mm512_slli_epi16(codes, 7), _mm512_srli_epi16(codes, 1),
+                                   all_bytes(0x80), 0xE4);
 }
 
-void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries, std::uint8_t* mapped) {
+void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries,
+         std::uint8_t* mapped) {
   const Table256 table(entries);
   const std::size_t whole = count & ~(kStep - 1);
   for (std::size_t i = 0; i < whole; i += kStep) store(mapped + i, table(load(bytes + i)));
@@ -103,11 +110,15 @@ void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entri
 
 FSL_INLINE void store_mask(std::uint8_t* to, std::uint64_t mask) { std::memcpy(to, &mask, 8); }
 
-std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out) {
+std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width,
+                             std::uint8_t* out) {
   const std::size_t plane_bytes = (count + 7) / 8;
   const std::size_t whole = count & ~(kStep - 1);
-  const auto place_of = [=](int bit) __attribute__((always_inline)) { return all_bytes(1 << (rotated ? (bit + 7) & 7 : bit)); };
-  const __m512i rest = whole < count ? _mm512_maskz_loadu_epi8(lowest(count - whole), codes + whole) : _mm512_setzero_si512();
+  const auto place_of = [=](int bit) __attribute__((always_inline)) {
+    return all_bytes(1 << (rotated ? (bit + 7) & 7 : bit));
+  };
+  const __m512i rest = whole < count ? _mm512_maskz_loadu_epi8(lowest(count - whole), codes + whole)
+                                     : _mm512_setzero_si512();
   // A plane's last eight bytes may reach into the next plane, which is written later.
   if (width == 2 && whole == count) {
     // The usual case, in one pass.
@@ -122,17 +133,18 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
   }
   for (int bit = width - 1; bit >= 0; --bit, out += plane_bytes) {
     const __m512i place = place_of(bit);
-    for (std::size_t i = 0; i < whole; i += kStep) store_mask(out + i / 8, _mm512_test_epi8_mask(load(codes + i), place));
+    for (std::size_t i = 0; i < whole; i += kStep)
+      store_mask(out + i / 8, _mm512_test_epi8_mask(load(codes + i), place));
     if (whole < count) store_mask(out + whole / 8, _mm512_test_epi8_mask(rest, place));
   }
   return static_cast<std::size_t>(width) * plane_bytes;
 }
 
-// Moves between mask and general registers are slow on some machines (two cycles each way on Zen 4), and compilers like to make them. This comes
-// from memory, which both can reach.
+// Moves between mask and general registers are slow on some machines (two cycles each way on Zen
+// 4), and compilers tend to emit them. This goes through memory.
 FSL_INLINE __mmask64 mask_at(const std::uint8_t* from) {
   __mmask64 mask;
-  __asm__("kmovq %1, %0" : "=Yk"(mask) : "m"(*reinterpret_cast<const std::uint8_t(*)[8]>(from)));
+  __asm__("kmovq %1, %0" : "=Yk"(mask) : "m"(*reinterpret_cast<const std::uint8_t (*)[8]>(from)));
   return mask;
 }
 

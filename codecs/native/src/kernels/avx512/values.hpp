@@ -1,4 +1,5 @@
-// AVX-512: symbols and bit planes to codes, codes to values. For avx512/kernels.cpp only, which sets the target.
+// AVX-512: symbols and bit planes to codes, codes to values. For avx512/kernels.cpp only, which
+// sets the target.
 #pragma once
 
 #include "kernels/avx512/base.hpp"
@@ -10,17 +11,17 @@
 namespace fsl {
 namespace {
 
-// The last bits of a plane, count < 64, nothing touched behind them.
+// The last bits of a plane, count < 64; touches no byte after them.
 FSL_INLINE std::uint64_t rest_of_plane(const std::uint8_t* from, std::size_t count) {
   std::uint64_t mask = 0;
   std::memcpy(&mask, from, (count + 7) / 8);
   return mask & lowest(count);
 }
 
-// kWidth: -1 for any. Symbols' and planes' bits go straight to where a rotation takes them.
+// kWidth: -1 for any. Bits go directly to their rotated places.
 template <int kWidth>
-void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int any_width,
-                 std::uint8_t* codes) {
+void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes,
+                 std::size_t count, bool rotated, int any_width, std::uint8_t* codes) {
   const int width = kWidth >= 0 ? kWidth : any_width;
   const std::size_t whole = count & ~(kStep - 1);
   const bool wraps = rotated && width == 0;
@@ -38,13 +39,16 @@ void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_
       if (wraps) code = rotate_right(code);
     }
     for (int plane = 0; plane < width; ++plane) {
-      code = _mm512_mask_add_epi8(code, mask_of(in + static_cast<std::size_t>(plane) * plane_bytes + i / 8), code, places[plane]);
+      code = _mm512_mask_add_epi8(
+          code, mask_of(in + static_cast<std::size_t>(plane) * plane_bytes + i / 8), code,
+          places[plane]);
     }
     store(codes + i, code);
   };
 #pragma GCC unroll 2
   for (std::size_t i = 0; i < whole; i += kStep) {
-    joined(i, [](const std::uint8_t* plane) __attribute__((always_inline)) { return mask_at(plane); });
+    joined(i,
+           [](const std::uint8_t* plane) __attribute__((always_inline)) { return mask_at(plane); });
   }
   if (whole < count) {
     joined(whole, [=](const std::uint8_t* plane) __attribute__((always_inline)) {
@@ -53,38 +57,44 @@ void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_
   }
 }
 
-void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int width,
-          std::uint8_t* codes) {
+void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes,
+          std::size_t count, bool rotated, int width, std::uint8_t* codes) {
   const auto join_them = width == 2 ? join_planes<2> : join_planes<-1>;
   join_them(symbols, in, plane_bytes, count, rotated, width, codes);
 }
 
-// ------------------------------------------------------------------------------------------------------------ output values
+// --- output values
 
-// Lanes of a vector. Not by a masked store: among non-temporal ones, some machines take as long for it as for a reading of memory (Zen 4).
+// Stores some lanes of a vector. Not by a masked store: among non-temporal ones it can take as long
+// as a memory read (Zen 4).
 FSL_INLINE void put_part(float* to, __m512 value, std::size_t from, std::size_t stop) {
   alignas(64) float lanes[kLane];
   _mm512_store_ps(lanes, value);
   std::memcpy(to, lanes + from, (stop - from) * sizeof(float));
 }
 
-// Puts vectors of values to their places, in order from 0 on, 16 at a time.
+// Writes vectors of 16 values to their places, in order from 0 on.
 template <Sink kSink, bool kAligned>
 struct Writer {
   float* out;
   const float* source;
   __m512 weight;
   bool weighs;
-  // Non-temporal stores to places that are no multiple of 64 bytes: each is made of two vectors.
+  // Non-temporal stores to unaligned places: each joins two vectors.
   std::size_t lead = 0;
   __m512i index = _mm512_setzero_si512();
   __m512 carry = _mm512_setzero_ps();
 
   FSL_INLINE explicit Writer(const Output& output)
-      : out(static_cast<float*>(output.out)), source(output.source), weight(_mm512_set1_ps(output.weight)), weighs(output.weight != 1.0F) {
+      : out(static_cast<float*>(output.out)),
+        source(output.source),
+        weight(_mm512_set1_ps(output.weight)),
+        weighs(output.weight != 1.0F) {
     if (kSink == Sink::kStream && !kAligned) {
       lead = (64 - (reinterpret_cast<std::uintptr_t>(out) & 63)) / 4;
-      index = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), all(static_cast<int>(lead)));
+      index =
+          _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                           all(static_cast<int>(lead)));
     }
   }
 
@@ -109,16 +119,18 @@ struct Writer {
     } else if (kSink == Sink::kBfloat16) {
       const __m512i bits = _mm512_castps_si512(value);
       const __m512i ties = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all(1));
-      __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, all(0x7FFF)), ties), 16);
+      __m512i rounded =
+          _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, all(0x7FFF)), ties), 16);
       const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
       rounded = _mm512_mask_or_epi32(rounded, nan, _mm512_srli_epi32(bits, 16), all(0x40));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(out) + i), _mm512_cvtepi32_epi16(rounded));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(out) + i),
+                          _mm512_cvtepi32_epi16(rounded));
     } else {
       _mm512_storeu_ps(out + i, _mm512_sub_ps(_mm512_loadu_ps(source + i), value));
     }
   }
 
-  // After the last whole vector; `count` values were put.
+  // Writes the rest, after `count` values.
   FSL_INLINE void finish(std::size_t count) const {
     if (kSink == Sink::kStream && !kAligned && count > 0) {
       put_part(out + count - kLane + lead, carry, lead, kLane);
@@ -129,20 +141,22 @@ struct Writer {
 // The same output, `count` values further.
 Output further(const Output& output, std::size_t count) {
   Output rest = output;
-  rest.out = output.sink == Sink::kBfloat16 ? static_cast<void*>(static_cast<std::uint16_t*>(output.out) + count)
-                                            : static_cast<void*>(static_cast<float*>(output.out) + count);
+  rest.out = output.sink == Sink::kBfloat16
+                 ? static_cast<void*>(static_cast<std::uint16_t*>(output.out) + count)
+                 : static_cast<void*>(static_cast<float*>(output.out) + count);
   if (output.source != nullptr) rest.source = output.source + count;
   return rest;
 }
 
-// Calls work(writer) with the writer of the sink.
+// Calls work(writer) with the sink's writer.
 template <typename Work>
 FSL_INLINE void with_writer(const Output& output, Work work) {
   switch (output.sink) {
     case Sink::kStore:
       return work(Writer<Sink::kStore, true>(output));
     case Sink::kStream:
-      if ((reinterpret_cast<std::uintptr_t>(output.out) & 63) == 0) return work(Writer<Sink::kStream, true>(output));
+      if ((reinterpret_cast<std::uintptr_t>(output.out) & 63) == 0)
+        return work(Writer<Sink::kStream, true>(output));
       return work(Writer<Sink::kStream, false>(output));
     case Sink::kAccumulate:
       return work(Writer<Sink::kAccumulate, true>(output));
@@ -153,7 +167,8 @@ FSL_INLINE void with_writer(const Output& output, Work work) {
   }
 }
 
-// The values of a format's 128 codes without sign, all of them bf16 numbers: their upper and lower bytes.
+// The values of a format's 128 codes without sign, all of them bf16 numbers: their upper and lower
+// bytes.
 template <int kMantissaBits>
 struct Float8Table {
   alignas(64) std::uint8_t upper[128] = {};
@@ -172,15 +187,17 @@ struct Float8Table {
       } else {
         mantissa |= kImplicit;
       }
-      const int bits = mantissa == 0 ? 0 : (exponent - kBias + 127) << 7 | (mantissa - kImplicit) << (7 - kMantissaBits);
+      const int bits = mantissa == 0 ? 0
+                                     : (exponent - kBias + 127) << 7 | (mantissa - kImplicit)
+                                                                           << (7 - kMantissaBits);
       upper[code] = static_cast<std::uint8_t>(bits >> 8);
       lower[code] = static_cast<std::uint8_t>(bits);
     }
   }
 };
 
-// Each of 64 pairs of bytes as the upper half of a word: the order in which a permutation of two vectors, lower bytes and upper ones, takes
-// bytes; places where a zero has to stand are masked out.
+// 64 pairs of bytes as the upper halves of words: the indices for a permutation of two vectors, of
+// lower and of upper bytes; zeros are masked out.
 struct PairsOrder {
   alignas(64) std::uint8_t of[4][kStep] = {};
 
@@ -192,7 +209,7 @@ struct PairsOrder {
   }
 };
 
-// Codes to values, 64 at a time. kSmallRuns: of fewer than 64 values.
+// Turns codes into values, 64 at a time. kSmallRuns: of fewer than 64 values.
 template <int kMantissaBits, bool kSmallRuns>
 struct Float8Dequantiser {
   static constexpr Float8Table<kMantissaBits> kTable{};
@@ -202,14 +219,16 @@ struct Float8Dequantiser {
   int block_shift;
   __m512i uppers[2] = {load(kTable.upper), load(kTable.upper + 64)};
   __m512i lowers[2] = {load(kTable.lower), load(kTable.lower + 64)};
-  __m512i order[4] = {load(kOrder.of[0]), load(kOrder.of[1]), load(kOrder.of[2]), load(kOrder.of[3])};
+  __m512i order[4] = {load(kOrder.of[0]), load(kOrder.of[1]), load(kOrder.of[2]),
+                      load(kOrder.of[3])};
 
-  FSL_INLINE Float8Dequantiser(const float* those_factors, int shift) : factors(those_factors), block_shift(shift) {}
+  FSL_INLINE Float8Dequantiser(const float* those_factors, int shift)
+      : factors(those_factors), block_shift(shift) {}
 
   template <typename Put>
   FSL_INLINE void put(std::size_t i, __m512i code, Put& writer) const {
     constexpr __mmask64 kUpperHalves = 0xCCCCCCCCCCCCCCCC;
-    // The permutations do not look at the sign.
+    // The permutations ignore the sign.
     const __m512i lower = _mm512_permutex2var_epi8(lowers[0], code, lowers[1]);
     const __m512i magnitude = _mm512_permutex2var_epi8(uppers[0], code, uppers[1]);
     const __m512i upper = _mm512_ternarylogic_epi32(magnitude, code, all_bytes(0x7F), 0xF4);
@@ -217,26 +236,33 @@ struct Float8Dequantiser {
     for (std::size_t j = 0; j < 4; ++j) {
       const std::size_t place = i + j * kLane;
       const __m512i value = _mm512_maskz_permutex2var_epi8(kUpperHalves, lower, order[j], upper);
-      writer.put(place, _mm512_mul_ps(_mm512_castsi512_ps(value), kSmallRuns ? _mm512_set1_ps(factors[place >> block_shift]) : factor));
+      writer.put(place, _mm512_mul_ps(
+                            _mm512_castsi512_ps(value),
+                            kSmallRuns ? _mm512_set1_ps(factors[place >> block_shift]) : factor));
     }
   }
 };
 
-// Calls work(dequantiser) with that of the format.
+// Calls work(dequantiser) with the format's.
 template <bool kSmallRuns, typename Work>
-FSL_INLINE void with_dequantiser(const Float8& format, std::size_t block_values, const float* factors, Work work) {
+FSL_INLINE void with_dequantiser(const Float8& format, std::size_t block_values,
+                                 const float* factors, Work work) {
   const int shift = log2_of(block_values);
-  format.mantissa_bits == 3 ? work(Float8Dequantiser<3, kSmallRuns>(factors, shift)) : work(Float8Dequantiser<2, kSmallRuns>(factors, shift));
+  format.mantissa_bits == 3 ? work(Float8Dequantiser<3, kSmallRuns>(factors, shift))
+                            : work(Float8Dequantiser<2, kSmallRuns>(factors, shift));
 }
 
-// Whether it is all the same which of a weight, a scale and a code are multiplied first: scales are powers of two, so that products with them are
-// exact and either order rounds once, as long as nothing comes near the limits of fp32.
+// Whether weight * scale * code has the same value in any order: scales are powers of two, so
+// products with them are exact and either order rounds once, unless a product is near the limits of
+// fp32.
 bool may_weigh_factors(float weight, int lowest_scale, int highest_scale) {
   const float magnitude = weight < 0.0F ? -weight : weight;
-  return magnitude >= 0x1p-30F && magnitude <= 0x1p30F && lowest_scale >= 127 - 60 && highest_scale <= 127 + 60;
+  return magnitude >= 0x1p-30F && magnitude <= 0x1p30F && lowest_scale >= 127 - 60 &&
+         highest_scale <= 127 + 60;
 }
 
-// What the values of runs are multiplied with, and where they go then: the weight, where it is the same, is in the factors.
+// The factors of the runs, and the sink: if the order of products does not matter, the weight is in
+// the factors.
 struct Float8Factors {
   alignas(64) float of[kBlockValues / 16 + kLane];
   int lowest_scale;
@@ -246,26 +272,33 @@ struct Float8Factors {
     __m512i smallest = all(255);
     __m512i largest = _mm512_setzero_si512();
     for (std::size_t run = 0; run < runs; run += kLane) {
-      const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
-      const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF);
+      const __m512i scale =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
+      const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1)
+                                                 : static_cast<__mmask16>(0xFFFF);
       store(of + run, _mm512_slli_epi32(scale, 23));
       smallest = _mm512_mask_min_epu32(smallest, valid, smallest, scale);
       largest = _mm512_mask_max_epu32(largest, valid, largest, scale);
     }
     lowest_scale = static_cast<int>(_mm512_reduce_min_epu32(smallest));
-    if (to.sink != Sink::kAccumulate || !may_weigh_factors(to.weight, lowest_scale, static_cast<int>(_mm512_reduce_max_epu32(largest)))) return;
+    if (to.sink != Sink::kAccumulate ||
+        !may_weigh_factors(to.weight, lowest_scale,
+                           static_cast<int>(_mm512_reduce_max_epu32(largest))))
+      return;
     const __m512 weight = _mm512_set1_ps(to.weight);
-    for (std::size_t run = 0; run < runs; run += kLane) _mm512_store_ps(of + run, _mm512_mul_ps(_mm512_load_ps(of + run), weight));
+    for (std::size_t run = 0; run < runs; run += kLane)
+      _mm512_store_ps(of + run, _mm512_mul_ps(_mm512_load_ps(of + run), weight));
     output.weight = 1.0F;
   }
 };
 
-void dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
-                       std::size_t block_values, const Output& output) {
+void dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count,
+                       const Float8& format, std::size_t block_values, const Output& output) {
   const std::size_t whole = count & ~(kStep - 1);
   const Float8Factors factors(scales, (whole + block_values - 1) / block_values, output);
-  // Below, a factor would be no normal number.
-  if (factors.lowest_scale < format.lowest_scale) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
+  // Below, a factor would not be a normal number.
+  if (factors.lowest_scale < format.lowest_scale)
+    return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
   with_writer(factors.output, [&](auto writer) __attribute__((always_inline)) {
     const auto put_all = [&](auto dequantiser) __attribute__((always_inline)) {
       for (std::size_t i = 0; i < whole; i += kStep) dequantiser.put(i, load(codes + i), writer);
@@ -275,21 +308,25 @@ void dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
     writer.finish(whole);
   });
   if (whole == count) return;
-  // What is left begins a run or lies within one.
-  kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values, further(output, whole));
+  // The rest begins a run or lies within one.
+  kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole,
+                                   format, block_values, further(output, whole));
 }
 
-// Uniform codes to values, 64 at a time; escaped ones come from a list.
+// Turns uniform codes into values, 64 at a time; escaped ones come from a list.
 struct UniformDequantiser {
   const float* factors;  // of the runs
   int block_shift;
   const std::uint8_t* escapes;
-  std::size_t left;        // escaped values that are there
+  std::size_t left;        // escaped values that exist
   std::size_t wanted = 0;  // so far
   __m512i largest = _mm512_setzero_si512();
 
   FSL_INLINE UniformDequantiser(const float* those_factors, const UniformValues& values)
-      : factors(those_factors), block_shift(log2_of(values.block_values)), escapes(values.escapes), left(values.left) {}
+      : factors(those_factors),
+        block_shift(log2_of(values.block_values)),
+        escapes(values.escapes),
+        left(values.left) {}
 
   template <typename Put>
   FSL_INLINE void put(std::size_t i, __m512i code, Put& writer) {
@@ -301,7 +338,8 @@ struct UniformDequantiser {
       if (j == 1) part = _mm512_extracti64x2_epi64(centred, 1);
       if (j == 2) part = _mm512_extracti64x2_epi64(centred, 2);
       if (j == 3) part = _mm512_extracti64x2_epi64(centred, 3);
-      __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)), _mm512_set1_ps(factors[place >> block_shift]));
+      __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)),
+                                   _mm512_set1_ps(factors[place >> block_shift]));
       if (escaped != 0) value = with_escapes(value, static_cast<__mmask16>(escaped >> (j * kLane)));
       writer.put(place, value);
     }
@@ -312,7 +350,8 @@ struct UniformDequantiser {
     const std::size_t at = wanted;
     wanted += number;
     if (wanted > left) return value;
-    const __m512i listed = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lowest(number)), escapes + 4 * at);
+    const __m512i listed =
+        _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lowest(number)), escapes + 4 * at);
     largest = _mm512_max_epu32(largest, magnitude_of(listed));
     return _mm512_mask_expand_ps(value, here, _mm512_castsi512_ps(listed));
   }
@@ -320,13 +359,15 @@ struct UniformDequantiser {
 
 void fill_uniform_factors(const std::int16_t* steps, std::size_t runs, float* factors) {
   for (std::size_t run = 0; run < runs; run += kLane) {
-    const __m512i step = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps + run)));
+    const __m512i step =
+        _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps + run)));
     store(factors + run, quarter_powers(step));
   }
 }
 
-void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
-                        std::size_t block_values, const Output& output) {
+void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps,
+                        const std::uint8_t* escapes, std::size_t count, std::size_t block_values,
+                        const Output& output) {
   alignas(64) float factors[kBlockValues / 16 + kLane];
   const std::size_t whole = count & ~(kStep - 1);
   fill_uniform_factors(steps, (whole + block_values - 1) / block_values, factors);
@@ -336,7 +377,8 @@ void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
     writer.finish(whole);
   });
   if (whole == count) return;
-  kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes + 4 * dequantiser.wanted, count - whole, block_values,
+  kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values,
+                                    escapes + 4 * dequantiser.wanted, count - whole, block_values,
                                     further(output, whole));
 }
 
@@ -350,10 +392,12 @@ bool join_bfloat16(const std::uint8_t* const planes[2], std::size_t count, const
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
     for (std::size_t i = 0; i < whole; i += kLane) {
       const __m512i exponent = widened(planes[0] + i);
-      const __m512i rotated = _mm512_or_si512(_mm512_slli_epi32(exponent, 8), widened(planes[1] + i));
+      const __m512i rotated =
+          _mm512_or_si512(_mm512_slli_epi32(exponent, 8), widened(planes[1] + i));
       largest = _mm512_max_epu32(largest, exponent);
       // Bit 0 is the sign; the others stand one place too high.
-      const __m512i bits = _mm512_or_si512(_mm512_slli_epi32(_mm512_srli_epi32(rotated, 1), 16), _mm512_slli_epi32(rotated, 31));
+      const __m512i bits = _mm512_or_si512(_mm512_slli_epi32(_mm512_srli_epi32(rotated, 1), 16),
+                                           _mm512_slli_epi32(rotated, 31));
       writer.put(i, _mm512_castsi512_ps(bits));
     }
     writer.finish(whole);
@@ -366,14 +410,18 @@ bool join_bfloat16(const std::uint8_t* const planes[2], std::size_t count, const
   return finite;
 }
 
-void join_float32(const std::uint8_t* const planes[4], std::size_t count, const Output& output, Seen& seen) {
+void join_float32(const std::uint8_t* const planes[4], std::size_t count, const Output& output,
+                  Seen& seen) {
   const std::size_t whole = count & ~(kLane - 1);
   Sight sight;
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
     for (std::size_t i = 0; i < whole; i += kLane) {
-      const __m512i upper = _mm512_or_si512(_mm512_slli_epi32(widened(planes[0] + i), 8), widened(planes[1] + i));
-      const __m512i lower = _mm512_or_si512(_mm512_slli_epi32(widened(planes[2] + i), 8), widened(planes[3] + i));
-      const __m512i bits = _mm512_ror_epi32(_mm512_or_si512(_mm512_slli_epi32(upper, 16), lower), 1);
+      const __m512i upper =
+          _mm512_or_si512(_mm512_slli_epi32(widened(planes[0] + i), 8), widened(planes[1] + i));
+      const __m512i lower =
+          _mm512_or_si512(_mm512_slli_epi32(widened(planes[2] + i), 8), widened(planes[3] + i));
+      const __m512i bits =
+          _mm512_ror_epi32(_mm512_or_si512(_mm512_slli_epi32(upper, 16), lower), 1);
       sight.see(bits, _mm512_setzero_si512());
       writer.put(i, _mm512_castsi512_ps(bits));
     }
@@ -381,7 +429,8 @@ void join_float32(const std::uint8_t* const planes[4], std::size_t count, const 
   });
   sight.fold_into(seen);
   if (whole < count) {
-    const std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole, planes[3] + whole};
+    const std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole,
+                                         planes[3] + whole};
     kScalarKernels.join_float32(rest, count - whole, further(output, whole), seen);
   }
 }
@@ -398,7 +447,8 @@ void copy_float32(const std::uint8_t* bytes, std::size_t count, const Output& ou
     writer.finish(whole);
   });
   sight.fold_into(seen);
-  if (whole < count) kScalarKernels.copy_float32(bytes + 4 * whole, count - whole, further(output, whole), seen);
+  if (whole < count)
+    kScalarKernels.copy_float32(bytes + 4 * whole, count - whole, further(output, whole), seen);
 }
 
 }  // namespace

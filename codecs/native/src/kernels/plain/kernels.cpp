@@ -1,13 +1,39 @@
-// The kernels of the plain path, for what every machine of the family can do.
+// The kernels of the plain path, for every machine of the architecture.
 #include "kernels/plain/kernels.hpp"
 
 namespace fsl {
 
 const Kernels kScalarKernels = {
-    plain::combine, plain::look, plain::quantise_float8, plain::quantise_uniform, plain::cut_bfloat16,
-    plain::cut_float32, plain::map, plain::write_bit_planes, plain::write_ranks, plain::read_ranks, plain::write_lanes, plain::read_lanes, plain::read_codes, nullptr, nullptr, plain::join,
-    plain::dequantise_float8, plain::dequantise_uniform, plain::join_bfloat16, plain::join_float32, plain::copy_float32,
-    plain::largest_byte, plain::count_byte, plain::pick, plain::find_byte, plain::crc32, plain::copied<plain::crc32>, nullptr, nullptr, Path::kScalar,
+    plain::combine,
+    plain::look,
+    plain::quantise_float8,
+    plain::quantise_uniform,
+    plain::cut_bfloat16,
+    plain::cut_float32,
+    plain::map,
+    plain::write_bit_planes,
+    plain::write_ranks,
+    plain::read_ranks,
+    plain::write_lanes,
+    plain::read_lanes,
+    plain::read_codes,
+    nullptr,
+    nullptr,
+    plain::join,
+    plain::dequantise_float8,
+    plain::dequantise_uniform,
+    plain::join_bfloat16,
+    plain::join_float32,
+    plain::copy_float32,
+    plain::largest_byte,
+    plain::count_byte,
+    plain::pick,
+    plain::find_byte,
+    plain::crc32,
+    plain::copied<plain::crc32>,
+    nullptr,
+    nullptr,
+    Path::kScalar,
 };
 
 }  // namespace fsl

@@ -13,8 +13,8 @@ namespace {
 namespace plain {
 
 std::size_t write_ranks(const std::uint8_t* ranks, std::size_t count, int last, std::uint8_t* out) {
-  const auto pick = [](const std::uint8_t* from, std::size_t here, int rank, std::uint8_t* higher, std::size_t& found)
-                        __attribute__((always_inline)) {
+  const auto pick = [](const std::uint8_t* from, std::size_t here, int rank, std::uint8_t* higher,
+                       std::size_t& found) __attribute__((always_inline)) {
     std::uint64_t bits = 0;
     for (std::size_t i = 0; i < here; ++i) {
       const bool is_higher = from[i] > rank;
@@ -27,10 +27,11 @@ std::size_t write_ranks(const std::uint8_t* ranks, std::size_t count, int last, 
   return write_ranks_by(ranks, count, last, out, pick);
 }
 
-const std::uint8_t* read_ranks(const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int last, std::uint8_t* ranks) {
+const std::uint8_t* read_ranks(const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
+                               int last, std::uint8_t* ranks) {
   std::uint8_t room[kRankBytes + kBitSlackBytes];
   BitReader reader(with_slack(in, end, (count * static_cast<std::size_t>(last) + 7) / 8, room));
-  std::uint16_t places[kBlockValues];  // of those that have at least the rank
+  std::uint16_t places[kBlockValues];  // of those of at least the rank
   std::memset(ranks, 0, count);
   for (int rank = 0; rank < last; ++rank) {
     std::size_t found = 0;
