@@ -1,4 +1,4 @@
-"""Simulated runs of split learning that are killed at chosen effects: the machines of production, counting halves (`fsl_async.tools.sim`)."""
+"""Simulated runs of split learning that are killed at chosen effects: the machines and shells of production, counting parts (`fsl_async.tools.sim`)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CrashSplit(SplitSimulation):
 
     def _worker(self, clock, name):
         made = super()._worker(clock, name)
-        owner = SPLIT_NAME if name in {"train", "write"} else name
+        owner = SPLIT_NAME if name in {"code", "train", "write"} else name
         role = {SERVER_NAME: "ps", SPLIT_NAME: "split"}.get(owner, "client")
         return WatchedWorker(clock, made.cost_s, self.points, role, lambda: self.die(owner))
 
@@ -109,10 +109,11 @@ class CrashSplit(SplitSimulation):
 
     def _rare_effects(self, shell):
         """An alignment of each client that fails, a hello that comes while a server leaves, and what is seldom wanted, once, to nobody."""
-        align, handle = shell.halves.align, shell.node.machine.handle
+        training = shell.training
+        align, handle = training.align, shell.node.machine.handle
 
         def failing(effect):
-            first = effect.client not in shell.halves.state.auxiliary
+            first = effect.client not in training.state.auxiliary
             if first or effect.client in self.rare:
                 return align(effect)
             self.rare.add(effect.client)
@@ -133,12 +134,16 @@ class CrashSplit(SplitSimulation):
                 ]
             return effects
 
-        shell.halves.align, shell.node.machine.handle = failing, more
+        training.align, shell.node.machine.handle = failing, more
 
     def _launch_client(self, name):
         super()._launch_client(name)
-        for node in (self.processes[name].shell.node, self.split_clients[name].node):
-            self.points.watch(node, "client", lambda: self.die(name))
+        self.points.watch(self.processes[name].shell.node, "client", lambda: self.die(name))
+
+    def _open_split(self, client, facts):
+        super()._open_split(client, facts)
+        name = client.name
+        self.points.watch(self.split_clients[name].node, "client", lambda: self.die(name))
 
 
 def passed(kind):

@@ -42,7 +42,8 @@ from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining, UploadShape
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
-from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
+from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
+from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
@@ -84,7 +85,7 @@ def linear(inputs, outputs):
 
 
 class SplitWorld:
-    """A split server with all its rooms, an honest client, and a crook who has a session too."""
+    """A split server with all its parts, an honest client, and a crook who has a session too."""
 
     def __init__(self, folder, name, told=Quiet()):  # noqa: B008 - it has no state
         self.ended, self.is_over = [], False
@@ -101,32 +102,31 @@ class SplitWorld:
             linear(WIDTH, CLASSES),
         )
         self.disk = ServerDisk(Path(folder) / "server", QuietFiles())
-        self.room = ServerTraining(
+        self.training = ServerTraining(
             method_of(rules), server, UploadShape((WIDTH,), CLASSES, per_token=False), self.disk
         )
-        workers = [VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)]
+        workers = Workers(*(VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)))
         self.shell = SplitServerShell(
             SplitServerMachine(rules, {"method": name}),
-            self.room,
+            self.training,
+            lambda take: tp.ListenerEndpoint(
+                self.link,
+                self.scheduler,
+                tp.TransportSettings(),
+                take,
+                "server",
+                incarnation=1,
+                rng=random.Random(0),
+            ),
+            workers=workers,
             formats=FORMATS,
-            code=workers[0],
-            train=workers[1],
-            write=workers[2],
+            traffic=Traffic(),
             scheduler=self.scheduler,
             journal=told.journal,
             say=told.say,
             finished=self.ended.append,
-            traffic=Traffic(),
         )
-        self.shell.endpoint = self.endpoint = tp.ListenerEndpoint(
-            self.link,
-            self.scheduler,
-            tp.TransportSettings(),
-            self.shell.on_transport,
-            "server",
-            incarnation=1,
-            rng=random.Random(0),
-        )
+        self.endpoint = self.shell.endpoint
         self.shell.start()
         self.name = name
         self.sessions = {peer: self.enter(peer) for peer in (HONEST, CROOK)}
@@ -300,23 +300,23 @@ def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no st
     shell = SplitClientShell(
         SplitClientMachine(rules, CROOK, 1),
         training,
-        Facts("r", 0, {"method": name}),
+        lambda take: tp.DialerEndpoint(
+            link,
+            scheduler,
+            tp.TransportSettings(),
+            take,
+            CROOK,
+            incarnation=1,
+            rng=random.Random(0),
+        ),
+        facts=Facts("r", 0, {"method": name}),
         formats=FORMATS,
         worker=VirtualWorker(scheduler, lambda: 0.001),
+        traffic=Traffic(),
         scheduler=scheduler,
         journal=told.journal,
         say=told.say,
         finished=told.finished,
-        traffic=Traffic(),
-    )
-    shell.endpoint = tp.DialerEndpoint(
-        link,
-        scheduler,
-        tp.TransportSettings(),
-        shell.on_transport,
-        CROOK,
-        incarnation=1,
-        rng=random.Random(0),
     )
     training._run.post_split = shell.feed
     shell.dial()

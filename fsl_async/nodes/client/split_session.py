@@ -13,7 +13,7 @@ from fsl_async.config.split_rules import split_rules
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.keys.dialling import split_curve
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
-from fsl_async.nodes.split_server.shell import Formats
+from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.split.client import SplitClientMachine
 
 if TYPE_CHECKING:
@@ -45,10 +45,24 @@ class SplitSession:
         link = parts.dial(loop, place, curve, settings)
         incarnation = parts.machine.incarnation
         split = config.split
-        self._shell = shell = SplitClientShell(
+
+        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+            self._endpoint = endpoint = tp.DialerEndpoint(
+                link,
+                loop,
+                settings,
+                take,
+                name,
+                incarnation=incarnation,
+                role="split-client",
+            )
+            return endpoint
+
+        self._shell = SplitClientShell(
             SplitClientMachine(split_rules(config), name, incarnation),
             training,
-            Facts(member.welcome.run, member.welcome.shard, architecture),
+            dialer,
+            facts=Facts(member.welcome.run, member.welcome.shard, architecture),
             formats=Formats(split.up, split.down, split.models, config.codec.step_log2),
             worker=worker,
             scheduler=loop,
@@ -58,16 +72,7 @@ class SplitSession:
             traffic=parts.traffic,
             shares_metrics=parts.options.policy.lets(METRICS),
         )
-        self._endpoint = shell.endpoint = tp.DialerEndpoint(
-            link,
-            loop,
-            settings,
-            shell.on_transport,
-            name,
-            incarnation=incarnation,
-            role="split-client",
-        )
-        shell.dial()
+        self._shell.dial()
 
     def feed(self, event: Event) -> None:
         """Take an event of the training thread."""

@@ -1,4 +1,7 @@
-"""A client's shell towards the split server: transport events and the training thread's uploads in, effects out. It decides nothing."""
+"""A client's shell towards the split server: transport events and the training thread's uploads in, effects out.
+
+It decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
-from attrs import define, field, frozen
+from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.traffic import Traffic
-from fsl_async.learn.split.payload import Payload, PayloadError, Values, chunks_of, decode_chunks
+from fsl_async.learn.split.payload import Payload, PayloadError, Values
 from fsl_async.nodes.ports import Dialer
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.split_server.shell import Formats, Outgoing
+from fsl_async.nodes.split_streams import Flow, Formats, IncomingVector, Outgoing
 from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.goodbye import reason_for_peers
 from fsl_async.roles.machine import (
@@ -37,8 +40,6 @@ from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync.client_state import SERVER
-from fsl_async.store.manifest import CHUNK_VALUES
-from fsl_codecs import CodecError, info
 
 REDIAL_S = 5.0
 MAX_CHUNKS = 4096
@@ -71,35 +72,6 @@ class Facts:
     architecture: dict[str, str]
 
 
-@define(eq=False)
-class _Taken:
-    """An answer or an auxiliary model on its way."""
-
-    what: UploadKey | int
-    category: Category
-    number_format: str
-    traffic: Traffic
-    chunks: dict[int, bytes] = field(factory=dict)
-
-    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        self.chunks[index] = found = bytes(data)
-        try:
-            values = info(found).values
-        except CodecError:
-            done(False)
-            return
-        if values > CHUNK_VALUES:
-            done(False)
-            return
-        place = (self.category, Direction.DOWN, self.number_format)
-        self.traffic.values(*place, values, len(found))
-        done(True)
-
-    def decoded(self) -> Values:
-        frames = [self.chunks[index] for index in sorted(self.chunks)]
-        return decode_chunks(frames, sum(info(frame).values for frame in frames))
-
-
 def event_of(message: Message) -> Event:
     """What a split server's message is to the client's machine. MessageError for what no split server says."""
     key = UploadKey.parse
@@ -123,25 +95,29 @@ def event_of(message: Message) -> Event:
 
 
 class SplitClientShell:
-    """Joins a SplitClientMachine with an endpoint, a worker and the training thread."""
+    """Joins a SplitClientMachine with an endpoint, a worker and the training thread.
+
+    dialer: makes the endpoint, given what takes its events. shares_metrics: whether this site's policy lets the
+    errors of coding out.
+    """
 
     def __init__(
         self,
         machine: SplitClientMachine,
         training: Training,
-        facts: Facts,
+        dialer: Callable[[Callable[[tp.TransportEvent], None]], Dialer],
         *,
+        facts: Facts,
         formats: Formats,
         worker: Worker,
+        traffic: Traffic,
         scheduler: tp.Scheduler,
         journal: Journal,
         say: Callable[[Note], None],
         finished: Callable[[Finish], None],
-        traffic: Traffic,
         shares_metrics: bool = True,
     ) -> None:
-        """shares_metrics: whether this site's policy lets the errors of coding out."""
-        self.shares_metrics = shares_metrics
+        self._shares_metrics = shares_metrics
         self.machine = machine
         self.training = training
         self.facts = facts
@@ -149,12 +125,11 @@ class SplitClientShell:
         self.traffic = traffic
         self.worker = worker
         self.node = Node(machine, scheduler, self._execute, journal)
-        self.endpoint: Dialer
         self._scheduler = scheduler
         self._say = say
         self._finished = finished
         self._over = False
-        self._taking: dict[str, _Taken] = {}
+        self._incoming: dict[str, IncomingVector] = {}
         self._offered_streams: dict[str, int] = {}
         self._ready: dict[tuple[int, int, int], ev.UploadReady] = {}
         self._sources: dict[tuple[int, int, int], Outgoing] = {}
@@ -191,6 +166,7 @@ class SplitClientShell:
             split.SettleRound: lambda e, _: self.training.settle(e.round),
             split.DialAgain: lambda *_: self.dial(),
         }
+        self.endpoint = dialer(self.on_transport)
 
     def dial(self) -> None:
         """Dial the server, now and again after every loss, until this client's part is over."""
@@ -235,7 +211,7 @@ class SplitClientShell:
         self.node.feed(ev.SplitWelcomed(welcome.run, *held))
 
     def _down(self, event: tp.PeerDown) -> None:
-        self._taking.clear()
+        self._incoming.clear()
         self._offered_streams.clear()
         self.node.feed(SessionLost(event.reason))
 
@@ -265,27 +241,27 @@ class SplitClientShell:
                 raise MessageError(f"a split server streams no {type(other).__name__}")
 
     def _received(self, event: tp.StreamReceived) -> None:
-        taken = self._taking.pop(event.stream_id, None)
-        if taken is None:
+        incoming = self._incoming.pop(event.stream_id, None)
+        if incoming is None:
             return
-        what = taken.what
+        subject = incoming.subject
 
         def decoded(values: Values) -> None:
-            if isinstance(what, UploadKey):
-                self._answers[what] = values
-                self.node.feed(ev.AnswerReceived(what))
+            if isinstance(subject, UploadKey):
+                self._answers[subject] = values
+                self.node.feed(ev.AnswerReceived(subject))
             else:
-                self._models[what] = values
-                self.node.feed(ev.AuxiliaryReceived(what))
+                self._models[subject] = values
+                self.node.feed(ev.AuxiliaryReceived(subject))
 
         self.worker.submit(
-            lambda: self._decode(taken), decoded, lambda error: self._violated(problem_of(error))
+            lambda: self._decode(incoming), decoded, lambda error: self._violated(problem_of(error))
         )
 
-    def _decode(self, taken: _Taken) -> Values:
-        values = taken.decoded()
-        if isinstance(taken.what, UploadKey):
-            key = taken.what
+    def _decode(self, incoming: IncomingVector) -> Values:
+        values = incoming.decoded()
+        if isinstance(incoming.subject, UploadKey):
+            key = incoming.subject
             # A cut gradient is as large as the activations, which in a U-shape were the first leg.
             payload = self.training.payload((key.round, key.step, 0))
             answers_features = self.machine.method.legs > 1 and not key.leg
@@ -297,7 +273,7 @@ class SplitClientShell:
         return values
 
     def _lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
-        self._taking.pop(event.stream_id, None)
+        self._incoming.pop(event.stream_id, None)
         if event.stream_id.startswith("up:") and isinstance(event, tp.StreamDeclined):
             return  # the message that comes with it says what becomes of the upload
         self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
@@ -309,20 +285,20 @@ class SplitClientShell:
 
     def _tell(self, effect: Send, number: int) -> None:
         message = effect.message
-        if isinstance(message, msg.RoundDone) and self.shares_metrics:
+        if isinstance(message, msg.RoundDone) and self._shares_metrics:
             message = attrs.evolve(message, errors=self.traffic.errors())
         self.endpoint.send(SERVER, msg.to_wire(message))
 
-    def _take(self, stream: str, what: UploadKey | int) -> None:
-        if isinstance(what, UploadKey):
-            features = self.machine.method.legs > 1 and not what.leg
+    def _take(self, stream: str, subject: UploadKey | int) -> None:
+        if isinstance(subject, UploadKey):
+            features = self.machine.method.legs > 1 and not subject.leg
             category = Category.ACTIVATIONS if features else Category.GRADIENTS
-            taken = _Taken(what, category, self.formats.down, self.traffic)
+            flow = Flow(category, Direction.DOWN, self.formats.down)
         else:
-            taken = _Taken(what, Category.AUXILIARY, self.formats.models, self.traffic)
-        self._taking[stream] = taken
+            flow = Flow(Category.AUXILIARY, Direction.DOWN, self.formats.models)
+        self._incoming[stream] = incoming = IncomingVector(subject, flow, self.traffic)
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is under way
-            self.endpoint.accept(SERVER, stream, taken)
+            self.endpoint.accept(SERVER, stream, incoming)
 
     def _offer(self, effect: split.OfferUpload, number: int) -> None:
         key = effect.key
@@ -330,17 +306,14 @@ class SplitClientShell:
         ready = self._ready[place]
         source = self._sources.get(place)
         if source is None:
-            payload = self.training.payload(place)
-            if payload is None:
+            if self.training.payload(place) is None:
                 return
+            category = Category.GRADIENTS if key.leg else Category.ACTIVATIONS
             source = self._sources[place] = Outgoing(
-                chunks_of(payload.values.size) + (1 if payload.labels else 0),
                 lambda: self.training.payload(place),
-                self.worker,
-                self.formats.up,
+                Flow(category, Direction.UP, self.formats.up),
                 self.formats.step_log2,
-                Category.GRADIENTS if key.leg else Category.ACTIVATIONS,
-                Direction.UP,
+                self.worker,
                 self.traffic,
             )
         meta = msg.SmashedMeta(

@@ -37,7 +37,8 @@ from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.nodes.runtime import ThreadWorker
-from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
+from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
+from fsl_async.nodes.split_streams import Formats
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.process.heap import keep_large_blocks_apart
@@ -253,19 +254,6 @@ class _Serving:
         self._trainer = workers[1]
         split = config.split
         formats = Formats(split.up, split.down, split.models, config.codec.step_log2)
-        self._shell = shell = SplitServerShell(
-            self.machine,
-            self.training,
-            formats=formats,
-            code=workers[0],
-            train=workers[1],
-            write=workers[2],
-            scheduler=loop,
-            journal=journal,
-            say=journal.say,
-            finished=self._finish,
-            traffic=self.traffic,
-        )
         settings = transport_settings(config, self._max_connections)
         try:
             link = ZmqListener(
@@ -274,16 +262,32 @@ class _Serving:
         except tp.LocalError as error:
             raise AddressError(str(error)) from None
         counted = CountedLink(link, self.traffic, at_client=False)
-        endpoint = tp.ListenerEndpoint(
-            counted,
-            loop,
-            settings,
-            shell.on_transport,
-            SERVER,
-            incarnation=time.time_ns(),
-            admit=self._gate.admit,
+
+        def listener(take: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
+            self._endpoint = tp.ListenerEndpoint(
+                counted,
+                loop,
+                settings,
+                take,
+                SERVER,
+                incarnation=time.time_ns(),
+                admit=self._gate.admit,
+            )
+            return self._endpoint
+
+        self._shell = shell = SplitServerShell(
+            self.machine,
+            self.training,
+            listener,
+            workers=Workers(*workers),
+            formats=formats,
+            traffic=self.traffic,
+            scheduler=loop,
+            journal=journal,
+            say=journal.say,
+            finished=self._finish,
         )
-        shell.endpoint = endpoint
+        endpoint = self._endpoint
         lag = LoopLag(loop)
         notes = TrafficNotes(loop, journal, self.traffic)
         journal.note(

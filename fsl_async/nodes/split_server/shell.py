@@ -1,7 +1,8 @@
 """The split server's shell: transport events and finished jobs in, effects out. It decides nothing.
 
-Three threads beside the loop: one decodes and codes, one trains (every touch of a tensor, in the order of the machine's effects), one
-writes checkpoints. An upload is kept coded while it arrives, and decoded once it is whole.
+Three workers beside the loop: one decodes and codes, one trains (every touch of a tensor, in the order of the
+machine's effects), one writes checkpoints. An upload is kept coded while it arrives, and decoded once it is
+whole.
 """
 
 from __future__ import annotations
@@ -10,24 +11,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.sizes import FORMATS
 from fsl_async.accounting.traffic import Traffic
-from fsl_async.learn.split.payload import (
-    Payload,
-    Values,
-    chunks_of,
-    coding_loss,
-    decode_chunks,
-    encode_chunk,
-    size_of,
-    spec_for,
-)
+from fsl_async.learn.split.payload import Payload, Values, chunks_of, size_of
 from fsl_async.nodes.ports import Listener
 from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.split_streams import Flow, Formats, IncomingUpload, Outgoing
 from fsl_async.nodes.wire import beat_of, problem_of
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -48,9 +40,6 @@ from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import events as base
-from fsl_async.store.manifest import CHUNK_VALUES
-
-_FRAME_HEAD_BYTES = 256
 
 
 class Disk(Protocol):
@@ -88,152 +77,44 @@ class Training(Protocol):
 
 
 @frozen
-class Formats:
-    """Number formats of what crosses the cut, and of auxiliary models."""
+class Workers:
+    """What works beside the loop."""
 
-    up: str = "bf16"
-    down: str = "bf16"
-    models: str = "fp32"
-    step_log2: int = 14
-
-
-@define(eq=False)
-class Incoming:
-    """An upload on its way: its announcement and the chunks that are here."""
-
-    key: UploadKey
-    meta: msg.SmashedMeta
-    chunks: list[bytes | None]
-    traffic: Traffic
-    number_format: str
-
-    @property
-    def frames(self) -> int:
-        """Chunks without that of the labels."""
-        return chunks_of(size_of(self.meta.shape))
-
-    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        """Take a chunk."""
-        if not 0 <= index < len(self.chunks):
-            done(False)
-            return
-        self.chunks[index] = found = bytes(data)
-        if index < self.frames:
-            values = frame_values(size_of(self.meta.shape), index)
-            category = Category.GRADIENTS if self.key.leg else Category.ACTIVATIONS
-            self.traffic.values(category, Direction.UP, self.number_format, values, len(found))
-        elif len(found) != self.meta.label_bytes:
-            done(False)
-            return
-        else:
-            self.traffic.plain(Category.LABELS, Direction.UP, len(found))
-        done(True)
-
-    def payload(self) -> Payload:
-        """Decode; raises PayloadError."""
-        shape = tuple(self.meta.shape)
-        frames = [bytes(chunk or b"") for chunk in self.chunks]
-        labels = frames.pop() if self.meta.label_bytes else b""
-        values = decode_chunks(frames, size_of(shape))
-        return Payload(values, shape, labels, tuple(self.meta.lengths))
-
-
-def frame_values(values: int, index: int) -> int:
-    """Of frame number `index` of a flat vector."""
-    return min(CHUNK_VALUES, values - index * CHUNK_VALUES)
-
-
-@define(eq=False)
-class Outgoing:
-    """A vector that is coded by the worker as the link has room. `give` says None when it is not there any more."""
-
-    chunks: int
-    give: Callable[[], Payload | None]
-    worker: Worker
-    number_format: str
-    step_log2: int
-    category: Category
-    direction: Direction
-    traffic: Traffic
-    measured: set[int] = field(factory=set)
-    losses: dict[int, tuple[float, float]] = field(factory=dict)  # of frames not counted yet
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it will be, rather more than fewer: what may be sent before it is accepted."""
-        payload = self.give()
-        if payload is None:
-            return 0
-        coded = FORMATS[self.number_format].payload(payload.values.size)
-        return coded + len(payload.labels) + coded // 32 + self.chunks * _FRAME_HEAD_BYTES
-
-    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Code a chunk."""
-        self.worker.submit(
-            lambda: self._frame(index),
-            lambda frame: self._counted(index, frame, deliver),
-            lambda _: deliver(None),
-        )
-
-    def _frame(self, index: int) -> bytes | None:
-        payload = self.give()
-        if payload is None:
-            return None
-        if index >= chunks_of(payload.values.size):
-            return payload.labels
-        # Coded anew when it is asked for again, which is seldom: frames that are kept would be memory per client.
-        spec = spec_for(self.number_format, payload.shape[-1], self.step_log2)
-        frame = encode_chunk(payload.values, index, spec)
-        if index not in self.measured:
-            self.measured.add(index)
-            self.losses[index] = coding_loss(payload.values, index, frame)
-        return frame
-
-    def _counted(
-        self, index: int, frame: bytes | None, deliver: Callable[[tp.Buffer | None], None]
-    ) -> None:
-        payload = self.give()
-        if frame is not None and payload is not None:
-            if index < chunks_of(payload.values.size):
-                values = frame_values(payload.values.size, index)
-                place = (self.category, self.direction, self.number_format)
-                self.traffic.values(*place, values, len(frame))
-                loss = self.losses.pop(index, None)
-                if loss is not None:
-                    self.traffic.lost(self.category, self.direction, *loss)
-            else:
-                self.traffic.plain(Category.LABELS, self.direction, len(frame))
-        deliver(frame)
+    code: Worker
+    """Decodes uploads, codes answers and auxiliary models."""
+    train: Worker
+    write: Worker
 
 
 class SplitServerShell:
-    """Joins a SplitServerMachine with an endpoint, the parts that train, and three workers."""
+    """Joins a SplitServerMachine with an endpoint, the parts that train, and three workers.
+
+    listener: makes the endpoint, given what takes its events.
+    """
 
     def __init__(
         self,
         machine: SplitServerMachine,
         training: Training,
+        listener: Callable[[Callable[[tp.TransportEvent], None]], Listener],
         *,
+        workers: Workers,
         formats: Formats,
-        code: Worker,
-        train: Worker,
-        write: Worker,
+        traffic: Traffic,
         scheduler: tp.Scheduler,
         journal: Journal,
         say: Callable[[Note], None],
         finished: Callable[[Finish], None],
-        traffic: Traffic,
     ) -> None:
         self.machine = machine
         self.training = training
         self.formats = formats
         self.traffic = traffic
         self.node = Node(machine, scheduler, self._execute, journal)
-        self.endpoint: Listener
-        self._code, self._train, self._write = code, train, write
+        self.workers = workers
         self._say = say
         self._finished = finished
-        self._incoming: dict[tuple[str, str], Incoming] = {}
+        self._incoming: dict[tuple[str, str], IncomingUpload] = {}
         self._metas: dict[tuple[str, str], msg.SmashedMeta] = {}
         self._losses: dict[UploadKey, tuple[float, int]] = {}  # of the answers that are kept
         self._on_transport: dict[type, Callable[[Any], None]] = {
@@ -274,6 +155,7 @@ class SplitServerShell:
             split.ForgetSteps: self._forget,
             split.Checkpoint: self._checkpoint,
         }
+        self.endpoint = listener(self.on_transport)
 
     def start(self) -> None:
         """Go on from the disk; call once, before any transport event."""
@@ -376,10 +258,9 @@ class SplitServerShell:
         if incoming is None:
             return
         key = incoming.key
-        size = sum(len(chunk or b"") for chunk in incoming.chunks)
-        self._code.submit(
-            lambda: self.training.put(key, incoming.payload()),
-            lambda _: self.node.feed(ev.UploadReceived(event.peer, key, size)),
+        self.workers.code.submit(
+            lambda: self.training.put(key, incoming.decoded()),
+            lambda _: self.node.feed(ev.UploadReceived(event.peer, key, incoming.size)),
             lambda error: self._violated(event.peer, problem_of(error)),
         )
 
@@ -405,16 +286,15 @@ class SplitServerShell:
         meta = self._metas.pop((effect.peer, effect.stream), None)
         if meta is None:
             return
-        chunks: list[bytes | None] = [None] * chunks_of(size_of(meta.shape))
-        if meta.label_bytes:
-            chunks.append(None)
-        incoming = Incoming(effect.key, meta, chunks, self.traffic, self.formats.up)
+        category = Category.GRADIENTS if effect.key.leg else Category.ACTIVATIONS
+        flow = Flow(category, Direction.UP, self.formats.up)
+        incoming = IncomingUpload(effect.key, meta, flow, self.traffic)
         self._incoming[effect.peer, effect.stream] = incoming
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is under way
             self.endpoint.accept(effect.peer, effect.stream, incoming)
 
     def _run(self, job: Callable[[], Event], number: int) -> None:
-        self._train.submit(job, lambda event: self.node.feed(event, number), self._broken)
+        self.workers.train.submit(job, lambda event: self.node.feed(event, number), self._broken)
 
     def _train_upload(self, effect: split.TrainUpload, number: int) -> None:
         def trained(event: ev.UploadTrained) -> None:
@@ -422,7 +302,7 @@ class SplitServerShell:
                 self._losses[event.key] = (event.loss, event.updates)
             self.node.feed(event, number)
 
-        self._train.submit(lambda: self.training.train(effect), trained, self._broken)
+        self.workers.train.submit(lambda: self.training.train(effect), trained, self._broken)
 
     def _drop_answer(self, effect: split.DropAnswer, number: int) -> None:
         self._losses.pop(effect.key, None)
@@ -433,29 +313,24 @@ class SplitServerShell:
         self._finished(Finish(f"training failed: {type(error).__name__}: {error}", 1))
 
     def _forget(self, effect: split.ForgetSteps, number: int) -> None:
-        self._train.submit(
+        self.workers.train.submit(
             lambda: self.training.forget(effect.client), lambda _: None, self._broken
         )
 
+    def _outgoing(self, give: Callable[[], Payload | None], flow: Flow) -> Outgoing:
+        return Outgoing(give, flow, self.formats.step_log2, self.workers.code, self.traffic)
+
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:
         key = effect.key
-        payload = self.training.answer(key)
-        if payload is None:
+        if self.training.answer(key) is None:
             return
-        trained = self._losses.get(key, (0.0, 0))
-        meta = msg.GradientMeta(key.text, *trained)
+        loss, updates = self._losses.get(key, (0.0, 0))
+        meta = msg.GradientMeta(key.text, loss, updates)
         features = self.machine.method.legs > 1 and not key.leg
-        source = Outgoing(
-            chunks_of(payload.values.size),
-            lambda: self.training.answer(key),
-            self._code,
-            self.formats.down,
-            self.formats.step_log2,
-            Category.ACTIVATIONS if features else Category.GRADIENTS,
-            Direction.DOWN,
-            self.traffic,
-        )
-        # With the offer: a client waits for it, and a round trip may be longer than the transfer.
+        category = Category.ACTIVATIONS if features else Category.GRADIENTS
+        flow = Flow(category, Direction.DOWN, self.formats.down)
+        source = self._outgoing(lambda: self.training.answer(key), flow)
+        # Eager: a client waits for it, and a round trip may take longer than the transfer.
         stream = msg.answer_stream(key.text)
         self.endpoint.offer(effect.peer, stream, msg.to_wire(meta), source, source.size)
 
@@ -464,21 +339,13 @@ class SplitServerShell:
 
         def ready(vector: Values) -> None:
             payload = Payload(vector, vector.shape)
-            source = Outgoing(
-                chunks_of(vector.size),
-                lambda: payload,
-                self._code,
-                self.formats.models,
-                self.formats.step_log2,
-                Category.AUXILIARY,
-                Direction.DOWN,
-                self.traffic,
-            )
+            flow = Flow(Category.AUXILIARY, Direction.DOWN, self.formats.models)
+            source = self._outgoing(lambda: payload, flow)
             meta = msg.to_wire(msg.AuxiliaryMeta(effect.version, effect.round))
             stream = msg.auxiliary_stream(peer, effect.version)
             self.endpoint.offer(peer, stream, meta, source)
 
-        self._train.submit(lambda: self.training.auxiliary(peer), ready, self._broken)
+        self.workers.train.submit(lambda: self.training.auxiliary(peer), ready, self._broken)
 
     def _checkpoint(self, effect: split.Checkpoint, number: int) -> None:
         def failed(error: Exception) -> None:
@@ -486,6 +353,6 @@ class SplitServerShell:
 
         def copied(write: Callable[[], None]) -> None:
             written = ev.CheckpointWritten(effect.number)
-            self._write.submit(write, lambda _: self.node.feed(written, number), failed)
+            self.workers.write.submit(write, lambda _: self.node.feed(written, number), failed)
 
-        self._train.submit(lambda: self.training.copy(effect), copied, failed)
+        self.workers.train.submit(lambda: self.training.copy(effect), copied, failed)

@@ -1,24 +1,28 @@
-"""Split learning replaced by counting: the halves at the server, their disk, and a client's training thread, with numbers for tensors.
+"""Split learning replaced by counting: the parts at the split server, their disk, and a client's training thread.
 
-x_s (or each replica) is the list of what it was trained on, as a hash over its whole history; an auxiliary model is a hash over its own.
-So what would corrupt real weights (an upload trained twice, a gradient for another batch, a model of another lineage, a checkpoint
-that holds half of something) gives a wrong number here. `SplitDisk` survives the death of a server; everything else dies with it.
+x_s (or each replica) is the list of what it was trained on, as a hash over its whole history; an auxiliary model
+is a hash over its own. What travels is a vector of numbers that such a hash is written into. So whatever would
+corrupt real weights (an upload trained twice, a gradient for another batch, a model of another lineage, a
+checkpoint of two moments) gives a wrong number here. `SplitDisk` survives the death of a server; everything else
+dies with it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from attrs import evolve, field, frozen, mutable
 
+from fsl_async.learn.split.payload import Payload, Values
 from fsl_async.roles.machine import Event
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Method
+from fsl_async.roles.split.methods.base import Position
 from fsl_async.roles.sync.events import Attached, Snapshotted
 from fsl_async.tools.sim.counting import MANIFEST, CountingLearner
 from fsl_transport import Scheduler
@@ -26,13 +30,42 @@ from fsl_transport import Scheduler
 BUFFER_SAMPLES = 64
 SAMPLES = 16
 """Of a batch."""
+SHAPE = (SAMPLES, 4)
+"""Of what crosses the cut."""
 STEPS = 8
 """Of a round."""
+AUXILIARY_VALUES = 5
+"""A version, and a hash."""
+_DIGITS = 4
+"""Hexadecimal digits in one value: float32 holds them exactly."""
+
+StepKey = tuple[int, int, int]
+"""Round, step and leg."""
 
 
 def mixed(*parts: object) -> str:
-    """A hash over texts."""
+    """A hash over texts: 16 hexadecimal digits."""
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def written(content: str, size: int, *before: int) -> Values:
+    """A vector of `size` values: the numbers `before`, the hash `content`, zeros."""
+    found = np.zeros(size, np.float32)
+    digits = (content[at : at + _DIGITS] for at in range(0, len(content), _DIGITS))
+    numbers = [*before, *(int(each, 16) for each in digits)]
+    found[: len(numbers)] = numbers
+    return found
+
+
+def read(values: Values, start: int = 0) -> str:
+    """The hash that `written` has put behind `start` numbers."""
+    numbers = values[start : start + 16 // _DIGITS]
+    return "".join(f"{int(each):0{_DIGITS}x}" for each in numbers)
+
+
+def crossing(content: str, labels: bytes = b"") -> Payload:
+    """A payload that carries a hash."""
+    return Payload(written(content, math.prod(SHAPE)), SHAPE, labels)
 
 
 @frozen
@@ -42,7 +75,7 @@ class State:
     trained: frozenset[UploadKey] = frozenset()  # filled in by a checkpoint
     uploads: int = 0
     last: Mapping[str, UploadKey] = field(factory=dict)
-    halves: Mapping[str, str] = field(factory=dict)  # client ("" for the common one) -> hash
+    parts: Mapping[str, str] = field(factory=dict)  # client ("" for the common one) -> hash
     auxiliary: Mapping[str, tuple[int, str]] = field(factory=dict)  # client -> version and hash
     buffers: Mapping[str, int] = field(factory=dict)  # client -> samples
 
@@ -63,18 +96,29 @@ class SplitDisk:
         """The last line about each key."""
         return dict(self.ledger)
 
+    def append(self, key: str, outcome: str, reason: str) -> None:
+        """Enter the outcome of an upload."""
+        self.ledger.append((UploadKey.parse(key), outcome))
 
-class CountingModelParts:
-    """The torch room of a split server. Every method is one job of its training thread."""
+    def append_auxiliary(self, client: str, version: int) -> None:
+        """Enter that this version is about to be made."""
+        self.versions[client] = version
 
-    def __init__(self, disk: SplitDisk, method: Method) -> None:
+
+class CountingServerTraining:
+    """The parts of a split server and its uploads, as `fsl_async.learn.split.server_training` has them.
+
+    order: gets every upload that is trained, over all processes.
+    """
+
+    def __init__(self, disk: SplitDisk, method: Method, order: list[UploadKey]) -> None:
         self.disk = disk
         self.method = method
         self.state = disk.state
         self.uploads: dict[UploadKey, int] = {}  # here, not trained: samples
-        self.answers: dict[UploadKey, str] = {}
+        self.answers: dict[UploadKey, Payload] = {}
         self.open: dict[str, UploadKey] = {}
-        self.order: list[UploadKey] = []  # in which this process trained
+        self._order = order
         self._seen = set(self.state.trained)
 
     def recover(self) -> ev.SplitRecovered:
@@ -84,11 +128,39 @@ class CountingModelParts:
         lost = tuple(key for key, outcome in fates.items() if outcome == "trained")
         return ev.SplitRecovered(self.disk.book, lost, dict(self.disk.versions))
 
-    def _half(self, client: str) -> str:
+    def _part(self, client: str) -> str:
         return client if self.method.replicas else ""
 
+    def objection(
+        self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
+    ) -> str | None:
+        """Why an announced upload is not received."""
+        fits = tuple(shape) == SHAPE and not lengths and samples == SAMPLES
+        return None if fits and label_bytes in {0, SAMPLES} else "not an upload of this model"
+
+    def put(self, key: UploadKey, payload: Payload) -> None:
+        """Take a decoded upload."""
+        assert read(payload.values) == mixed("upload", key.text), "the upload that was offered"
+        self.uploads[key] = payload.shape[0]
+
+    def drop(self, key: UploadKey) -> None:
+        """Forget an upload that is not trained."""
+        self.uploads.pop(key, None)
+
+    def drop_answer(self, key: UploadKey) -> None:
+        """Forget an answer."""
+        self.answers.pop(key, None)
+
+    def answer(self, key: UploadKey) -> Payload | None:
+        """The answer to an upload, while it is kept."""
+        return self.answers.get(key)
+
+    def forget(self, client: str) -> None:
+        """Drop a client's open steps."""
+        self.open.pop(client, None)
+
     def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
-        """Step the half, or open a step (first leg of a U-shape)."""
+        """Step the part, or open a step (first leg of a U-shape)."""
         key = effect.key
         samples = self.uploads.pop(key)
         if key.leg and self.open.pop(key.client, None) != key.first_leg:
@@ -97,9 +169,9 @@ class CountingModelParts:
         before = self.state.last.get(key.client)
         assert before is None or before < key, f"upload {key.text} is trained out of order"
         self._seen.add(key)
-        self.order.append(key)
-        half = self._half(key.client)
-        halves = {**self.state.halves, half: mixed(self.state.halves.get(half, "x_s"), key.text)}
+        self._order.append(key)
+        part = self._part(key.client)
+        parts = {**self.state.parts, part: mixed(self.state.parts.get(part, "x_s"), key.text)}
         buffers = dict(self.state.buffers)
         if self.method.aligned:
             held = buffers.get(key.client, 0) + samples
@@ -108,35 +180,40 @@ class CountingModelParts:
             self.state,
             uploads=self.state.uploads + 1,
             last={**self.state.last, key.client: key},
-            halves=halves,
+            parts=parts,
             buffers=buffers,
         )
         if self.method.legs > 1 and not key.leg:
             self.open[key.client] = key
         if effect.wants_answer:
-            self.answers[key] = mixed("gradient", key.text)
+            self.answers[key] = crossing(mixed("gradient", key.text))
         return ev.UploadTrained(key, 1.0, self.state.uploads, answer=effect.wants_answer)
 
     def align(self, effect: split.Align) -> ev.Aligned:
-        """The client's next auxiliary model, made from the one before and the half as it is."""
-        version, content = self.state.auxiliary.get(effect.client, (-1, "x_a"))
+        """The client's next auxiliary model, made from the one before and the part as it is."""
+        version, content = self.state.auxiliary.get(effect.client, (-1, mixed("x_a")))
         assert effect.version > version, "versions of an auxiliary model grow"
-        half = self.state.halves.get(self._half(effect.client), "x_s")
-        made = mixed(content, half, effect.version)
+        part = self.state.parts.get(self._part(effect.client), "x_s")
+        made = mixed(content, part, effect.version)
         auxiliary = {**self.state.auxiliary, effect.client: (effect.version, made)}
         self.state = evolve(self.state, auxiliary=auxiliary)
         return ev.Aligned(effect.client, effect.version)
 
+    def auxiliary(self, client: str) -> Values:
+        """The auxiliary model that is kept for a client."""
+        version, content = self.state.auxiliary.get(client, (-1, mixed("x_a")))
+        return written(content, AUXILIARY_VALUES, version)
+
     def average(self, effect: split.AverageReplicas) -> ev.ReplicasAveraged:
         """All replicas become the average of some."""
-        halves = self.state.halves
-        parts = [f"{name}:{n}:{halves.get(name, 'x_s')}" for name, n in effect.samples.items()]
-        made = mixed("average", *sorted(parts))
-        names = {*halves, *effect.samples, ""}
-        self.state = evolve(self.state, halves=dict.fromkeys(names, made))
+        parts = self.state.parts
+        summands = [f"{name}:{n}:{parts.get(name, 'x_s')}" for name, n in effect.samples.items()]
+        made = mixed("average", *sorted(summands))
+        names = {*parts, *effect.samples, ""}
+        self.state = evolve(self.state, parts=dict.fromkeys(names, made))
         return ev.ReplicasAveraged(effect.round)
 
-    def copy(self, effect: split.Checkpoint) -> Callable[[], ev.CheckpointWritten]:
+    def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
         """Copy the state in order with the training; the job that is returned writes it."""
         state = evolve(self.state, trained=frozenset(self._seen))
         book, lines = effect.book, len(self.disk.ledger)
@@ -148,11 +225,10 @@ class CountingModelParts:
             kept = state.auxiliary.get(name, (-1, ""))[0]
             assert client.auxiliary == kept, "the book knows which auxiliary model is kept"
 
-        def write() -> ev.CheckpointWritten:
+        def write() -> None:
             disk = self.disk
             disk.state, disk.book, disk.number = state, book, effect.number
             disk.at_checkpoint = lines
-            return ev.CheckpointWritten(effect.number)
 
         return write
 
@@ -166,7 +242,12 @@ class Step:
 
 
 class RoundLearner(CountingLearner):
-    """A client's training thread: it trains rounds of `STEPS` batches when it is told to, and uploads what the method wants uploaded."""
+    """A client's training thread: it trains rounds of `STEPS` batches when called, and uploads by the method.
+
+    Towards the split server it is `fsl_async.learn.split.remote.SplitTraining`. name, incarnation: of the client.
+    """
+
+    auxiliary_values = AUXILIARY_VALUES
 
     def __init__(
         self,
@@ -175,6 +256,8 @@ class RoundLearner(CountingLearner):
         on_split: Callable[[Event], None],
         method: Method,
         *,
+        name: str,
+        incarnation: int,
         step_s: float,
         tokens_per_step: int,
         initial: int,
@@ -183,12 +266,14 @@ class RoundLearner(CountingLearner):
             clock, on_event, step_s=step_s, tokens_per_step=tokens_per_step, initial=initial
         )
         self.method = method
-        self.auxiliary: tuple[int, str] = (-1, "x_a")
+        self.kept: set[StepKey] = set()  # uploads that are not dropped
+        self.auxiliary: tuple[int, str] = (-1, mixed("x_a"))
         self.applied: list[UploadKey] = []
         self.given_up = 0
         self.installed = 0
         self.waited_s = 0.0  # in steps, for slots and answers
         self.rounds: list[int] = []
+        self._name, self._incarnation = name, incarnation
         self._on_split = on_split
         self._tokens = 0
         self._sent = 0
@@ -280,7 +365,7 @@ class RoundLearner(CountingLearner):
         assert self._asked is not None
         number, step = self._asked[1], self._counted + self._step
         self._slots -= 1
-        due = self.method.aligned and self._step == 0 and self.method.aligns_in(number)
+        due = self.method.aligns_at(Position(number, self._step))
         if self.method.gradients:
             self._out[(number, step)] = Step(step)
         self._wants_alignment = due and self.method.waits_for_alignment()
@@ -288,16 +373,32 @@ class RoundLearner(CountingLearner):
         self._wait(lambda: not self._wants_alignment, self._go_on)
 
     def _ready(self, number: int, step: int, leg: int, *, due: bool = False) -> ev.UploadReady:
+        self.kept.add((number, step, leg))
         return ev.UploadReady(
             number,
             step,
             self.model.version,
             SAMPLES,
-            (SAMPLES, 4),
+            SHAPE,
+            len(self._labels(leg)),
             wants_gradient=self.method.gradients,
             alignment_due=due,
             leg=leg,
         )
+
+    def _labels(self, leg: int) -> bytes:
+        return b"" if leg or self.method.legs > 1 else bytes(SAMPLES)
+
+    def payload(self, place: StepKey) -> Payload | None:
+        """What is kept of an upload."""
+        if place not in self.kept:
+            return None
+        key = UploadKey(self._name, self._incarnation, *place)
+        return crossing(mixed("upload", key.text), self._labels(key.leg))
+
+    def drop(self, place: StepKey) -> None:
+        """Forget an upload."""
+        self.kept.discard(place)
 
     def _go_on(self) -> None:
         self._step += 1
@@ -311,9 +412,9 @@ class RoundLearner(CountingLearner):
         if self.method.has_server:
             self._on_split(ev.RoundEnded(self._asked[1], STEPS * SAMPLES))
         else:
-            self.settle_round(self._asked[1])
+            self.settle(self._asked[1])
 
-    def settle_round(self, number: int) -> None:
+    def settle(self, number: int) -> None:
         """On to the parameter server."""
         if self._over:
             return
@@ -326,12 +427,15 @@ class RoundLearner(CountingLearner):
 
     # --- from the split server ---
 
-    def deliver_answer(self, key: UploadKey, content: str) -> None:
+    def report_loss(self, loss: float) -> None:
+        """The split server's loss on an upload; nothing depends on it."""
+
+    def hand(self, key: UploadKey, values: Values, loss: float) -> None:
         """The gradient, or the features, of an upload."""
-        assert content == mixed("gradient", key.text), "the gradient of this very upload"
+        assert read(values) == mixed("gradient", key.text), "the gradient of this very upload"
         assert key not in self.applied, "a gradient is applied once"
         step = self._out.get((key.round, key.step))
-        assert step is not None, "somebody waits for it"
+        assert step is not None, "a step waits for it"
         assert step.leg == key.leg, "legs come in order"
         self.applied.append(key)
         if key.leg + 1 < self.method.legs:
@@ -354,9 +458,9 @@ class RoundLearner(CountingLearner):
         assert self._slots <= self.method.in_flight, "slots are not made from nothing"
         self._look()
 
-    def install(self, version: int, content: str) -> None:
+    def install(self, vector: Values) -> None:
         """Another auxiliary model."""
-        self.auxiliary = (version, content)
+        self.auxiliary = (int(vector[0]), read(vector, 1))
         self.installed += 1
         self._wants_alignment = False
         self._look()
@@ -365,15 +469,3 @@ class RoundLearner(CountingLearner):
         """No newer one comes."""
         self._wants_alignment = False
         self._look()
-
-
-def coded(**content: Any) -> list[bytes]:
-    """The two chunks of a stream: the second is what it ends with."""
-    return [json.dumps(content).encode(), b"\0" * 8]
-
-
-def decoded(chunks: Mapping[int, bytes]) -> dict[str, Any]:
-    """Read them back."""
-    assert set(chunks) == {0, 1}, "a stream arrives whole"
-    content: dict[str, Any] = json.loads(chunks[0])
-    return content

@@ -1,17 +1,21 @@
-"""`fsl-node sim --split METHOD`: parameter server, split server and clients of a method, as `fsl_async.tools.sim.simulation` does for pretraining.
+"""`fsl-node sim --split METHOD`: parameter server, split server and clients of a method, under a virtual clock.
 
-Two networks, one for each server, with the same faults; the split server is killed like the parameter server, and as often asked to end while
-the run goes on. The invariants of
-pretraining hold for x_c; those of split learning are below and in `split_counting`, checked after every event.
+As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting in place of
+tensors (`split_counting`). Two networks, one for each server, with the same faults; the split server is killed
+like the parameter server, and as often asked to end while the run goes on. The invariants of pretraining hold for
+x_c; those of split learning are below and in `split_counting`, checked after every event.
 
-- An upload is trained at most once in the lineage of a server: what a checkpoint has, and what was trained since.
-- Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped with a server that died.
+- An upload is trained at most once in the lineage of a server: uploads in a checkpoint, and those trained since.
+- Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped with a server
+  that died.
 - Book and tensors of a checkpoint are of one moment.
-- An auxiliary model has one lineage: a version number means one content, and what a client installs is what the server kept.
-- A split server that is asked to end while the run goes on ends no client's part, and loses nothing that it trained.
-- Replicas are averaged over those who said that they are done, before an upload of a later round is trained.
-- Per client, uploads that are not trained and answers that are kept are at most `in_flight`, the buffer is bounded.
-- Bytes by category are the streams' payloads: without faults, what was sent is what was received.
+- An auxiliary model has one lineage: a version number means one content, and a client holds the content that the
+  server made.
+- A split server that is asked to end while the run goes on ends no client's part, and loses nothing it trained.
+- Replicas are averaged over the clients that reported the round done, before an upload of a later one is trained.
+- Per client, uploads that are not trained and answers that are kept are at most `in_flight`; the buffer is bounded.
+- Neither side sends what the other one refuses as a violation of the protocol.
+- Bytes by category are the streams' payloads: without faults, both sides count the same.
 """
 
 from __future__ import annotations
@@ -24,9 +28,14 @@ from typing import Any
 from attrs import evolve, field, frozen, mutable
 
 import fsl_transport as tp
+from fsl_async.accounting.traffic import Traffic
+from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.runtime import Journal
+from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
+from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
-from fsl_async.roles.machine import DrainAsked, Effect, Event, RunEnded, TrainingEnded
+from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split.client import SplitClientMachine
@@ -36,6 +45,7 @@ from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_async.tools.sim.simulation import (
     LONGEST_END_S,
     SERVER_NAME,
@@ -47,13 +57,21 @@ from fsl_async.tools.sim.simulation import (
     SimulationSettings,
     _Process,
 )
-from fsl_async.tools.sim.split_counting import BUFFER_SAMPLES, STEPS, RoundLearner, SplitDisk
-from fsl_async.tools.sim.split_shells import RoundClientShell, SplitClientShell, SplitServerShell
+from fsl_async.tools.sim.split_counting import (
+    BUFFER_SAMPLES,
+    STEPS,
+    CountingServerTraining,
+    RoundLearner,
+    SplitDisk,
+    mixed,
+)
 
 SPLIT_NAME = "split"
 SPLIT_GOODBYE_S = 0.5
 """Between the last effect of a split server and the end of its process."""
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
+FORMATS = Formats("fp32", "fp32", "fp32")
+"""They keep every bit of the hashes that stand for tensors."""
 
 
 @frozen
@@ -72,40 +90,50 @@ class SplitInvariants:
     disk: SplitDisk
     violations: list[str]
     auxiliary: dict[tuple[str, int], str] = field(factory=dict)
-    settled: dict[UploadKey, str] = field(factory=dict)  # as a client was told
+    settled: dict[UploadKey, str] = field(factory=dict)  # as clients were told
     done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
-    noted: set[tuple[str, int]] = field(factory=set)
 
     def violated(self, text: str, now: float) -> None:
         """Note a violation."""
         self.violations.append(f"at {now:.3f} s: {text}")
 
     def after_server(
-        self, shell: SplitServerShell, event: Event, effects: list[Effect], now: float
+        self,
+        machine: SplitServerMachine,
+        training: CountingServerTraining,
+        event: Event,
+        effects: list[Effect],
+        now: float,
     ) -> None:
         """Check what an event of the split server may have touched."""
-        machine, state = shell.machine, shell.halves.state
+        state = training.state
         if isinstance(event, sev.Aligned):
             made = state.auxiliary[event.client]
             if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
                 self.violated(f"version {made[0]} of {event.client} has two contents", now)
         if isinstance(event, sev.RoundDoneReceived):
-            said = self.done.setdefault(event.round, {})
-            if said.setdefault(event.peer, event.samples) != event.samples:
-                self.violated(f"{event.peer} changed its mind about round {event.round}", now)
-        self._bounded(shell, machine.peers.get(getattr(event, "peer", "")), effects, now)
+            done = self.done.setdefault(event.round, {})
+            if done.setdefault(event.peer, event.samples) != event.samples:
+                self.violated(f"{event.peer} reports round {event.round} with other samples", now)
+        self._bounded(
+            machine, training, machine.peers.get(getattr(event, "peer", "")), effects, now
+        )
         for effect in effects:
             if isinstance(effect, split.TrainUpload):
                 self._averaged_before(machine, effect.key, now)
             elif isinstance(effect, split.AverageReplicas):
-                said = self.done.get(effect.round, {})
-                if any(said.get(name) != n for name, n in effect.samples.items()):
-                    self.violated(f"round {effect.round} averages what nobody said", now)
+                done = self.done.get(effect.round, {})
+                if any(done.get(name) != n for name, n in effect.samples.items()):
+                    self.violated(f"round {effect.round} averages unreported replicas", now)
 
     def _bounded(
-        self, shell: SplitServerShell, peer: Peer | None, effects: list[Effect], now: float
+        self,
+        machine: SplitServerMachine,
+        training: CountingServerTraining,
+        peer: Peer | None,
+        effects: list[Effect],
+        now: float,
     ) -> None:
-        machine, state = shell.machine, shell.halves.state
         bound = machine.method.in_flight
         if peer is not None:
             lives = Counter(key.incarnation for key in peer.uploads)
@@ -113,17 +141,17 @@ class SplitInvariants:
                 self.violated(f"{peer.name} has more than {bound} uploads here", now)
             if len(peer.answers) > bound:
                 self.violated(f"more than {bound} answers are kept for {peer.name}", now)
-            if state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
+            if training.state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
                 self.violated(f"the buffer of {peer.name} is not bounded", now)
         # The effects are carried out after this; one upload may have been trained and not be told yet.
         here = sum(len(each.uploads) for each in machine.peers.values())
         here += sum(isinstance(effect, split.DropUpload) for effect in effects)
-        if len(shell.halves.uploads) > here:
-            self.violated("uploads are kept that nobody waits for", now)
+        if len(training.uploads) > here:
+            self.violated("uploads are kept that the machine has forgotten", now)
         kept = sum(len(each.answers) for each in machine.peers.values())
         kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
-        if len(shell.halves.answers) > kept + 1:
-            self.violated("answers are kept that nobody waits for", now)
+        if len(training.answers) > kept + 1:
+            self.violated("answers are kept that the machine has forgotten", now)
 
     def _averaged_before(self, machine: SplitServerMachine, key: UploadKey, now: float) -> None:
         if not machine.method.replicas:
@@ -133,10 +161,9 @@ class SplitInvariants:
             self.violated(f"{key.text} is trained before the round before it is averaged", now)
 
     def after_client(
-        self, shell: SplitClientShell, event: Event, effects: list[Effect], now: float
+        self, machine: SplitClientMachine, learner: RoundLearner, event: Event, now: float
     ) -> None:
         """Check what an event of a client may have touched."""
-        machine = shell.machine
         if isinstance(
             event, sev.UploadAcknowledged | sev.UploadAlreadyTrained | sev.AnswerReceived
         ):
@@ -144,23 +171,35 @@ class SplitInvariants:
         elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
             self.settled[event.key] = "declined"
         bound = machine.method.in_flight + machine.rules.retain
-        if len(machine.sent) > bound or len(shell.kept) > bound:
+        if len(machine.sent) > bound or len(learner.kept) > bound:
             self.violated(f"{machine.name} keeps more than {bound} uploads", now)
-        for effect in effects:
-            if isinstance(effect, split.InstallAuxiliary):
-                # Carried out after this check: what was received is what the learner will get.
-                content = shell.models.get(effect.version)
-                kept = self.auxiliary.get((machine.name, effect.version), "x_a")
-                if content != kept:
-                    self.violated(f"{machine.name} installs another version {effect.version}", now)
+        version, content = learner.auxiliary
+        if content != self.auxiliary.get((machine.name, version), mixed("x_a")):
+            self.violated(f"{machine.name} holds another version {version}", now)
+        # The effects of AuxiliaryReceived are carried out after this.
+        if not isinstance(event, sev.AuxiliaryReceived) and version != machine.auxiliary:
+            text = f"{machine.name} holds version {version}, its machine {machine.auxiliary}"
+            self.violated(text, now)
 
     def ended(self, now: float) -> None:
         """At the end: the ledger says what became of everything that was settled."""
         fates = self.disk.fates
-        for key, said in self.settled.items():
+        for key, told in self.settled.items():
             fate = fates.get(key)
-            if fate is None or (said == "declined" and fate != "declined"):
-                self.violated(f"{key.text} was said to be {said}, and the ledger says {fate}", now)
+            if fate is None or (told == "declined" and fate != "declined"):
+                self.violated(f"a client was told that {key.text} is {told}; ledger: {fate}", now)
+
+
+@frozen
+class _Client:
+    """A client's process, as far as its session with the split server needs it."""
+
+    name: str
+    incarnation: int
+    clock: ProcessClock
+    worker: VirtualWorker
+    rng: random.Random
+    learner: RoundLearner
 
 
 class SplitSimulation(Simulation):
@@ -190,8 +229,7 @@ class SplitSimulation(Simulation):
         self.split_truth = SplitInvariants(
             split_settings.rules, self.split_disk, self.truth.violations
         )
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
+        self.client_traffic, self.server_traffic = Traffic(), Traffic()
         self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
         self.split_clients: dict[str, SplitClientShell] = {}
         self.learners: dict[str, RoundLearner] = {}
@@ -213,70 +251,80 @@ class SplitSimulation(Simulation):
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
         machine = SplitServerMachine(self.split_settings.rules, self.architecture)
+        training = CountingServerTraining(self.split_disk, machine.method, self.order)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             if isinstance(event, sev.SplitRecovered) and event.lost and self._left_in_order:
                 self.truth.violated("a split server that ended in order lost uploads", now)
-            self.split_truth.after_server(shell, event, effects, now)
+            self.split_truth.after_server(machine, training, event, effects, now)
+
+        def listener(take: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
+            return tp.ListenerEndpoint(
+                self.split_network.listener(SPLIT_NAME),
+                clock,
+                self._transport,
+                take,
+                SPLIT_NAME,
+                incarnation=incarnation,
+                rng=random.Random(f"{self.settings.seed}/split/{incarnation}"),  # noqa: S311
+            )
 
         shell = SplitServerShell(
             machine,
-            self.split_disk,
-            train=self._worker(clock, "train"),
-            write=self._worker(clock, "write"),
+            training,
+            listener,
+            workers=Workers(*(self._worker(clock, name) for name in ("code", "train", "write"))),
+            formats=FORMATS,
+            traffic=self.server_traffic,
             scheduler=clock,
             journal=self.journal,
-            say=lambda _: None,
-            finished=lambda _: self._split_left(clock, machine),
-            sent=self.sent,
-            received=self.received,
+            say=self._split_note,
+            finished=lambda effect: self._split_left(clock, machine, effect),
         )
-        shell.halves.order = self.order
         shell.node.machine = CheckedMachine(machine, check)
-        shell.endpoint = tp.ListenerEndpoint(
-            self.split_network.listener(SPLIT_NAME),
-            clock,
-            self._transport,
-            shell.on_transport,
-            SPLIT_NAME,
-            incarnation=incarnation,
-            rng=random.Random(f"{self.settings.seed}/split/{incarnation}"),  # noqa: S311
-        )
         for name, book in self.split_disk.book.clients.items():
             shell.endpoint.remember(name, book.incarnation)
         self.split_process = (clock, shell)
         shell.start()
 
+    def _split_note(self, note: Note) -> None:
+        """A line of a split server, or of a client about one."""
+        if "sent what no" in note.text:
+            self.truth.violated(note.text, self.scheduler.time())
+
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
         machine = ClientMachine(ClientRules(), name, incarnation)
-        halves = SplitClientMachine(self.split_settings.rules, name, incarnation)
-        chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
+        rng = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
+        self.split_clients.pop(name, None)
+
+        def feed(event: Event) -> None:
+            shell.node.feed(event)
+            if isinstance(event, TrainingEnded):
+                feed_split(event)
+
+        def feed_split(event: Event) -> None:
+            if name in self.split_clients:
+                self.split_clients[name].feed(event)
+
         learner = RoundLearner(
             clock,
-            lambda event: shell.node.feed(event),  # noqa: PLW0108 - shell comes next
-            lambda event: split_shell.feed(event),  # noqa: PLW0108
+            feed,
+            feed_split,
             self.method,
-            step_s=chance.uniform(0.5, 1.5) * STEP_S,
+            name=name,
+            incarnation=incarnation,
+            step_s=rng.uniform(0.5, 1.5) * STEP_S,
             tokens_per_step=TOKENS_PER_STEP,
-            initial=chance.getrandbits(40),
+            initial=rng.getrandbits(40),
         )
+        worker = self._worker(clock, name)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             self.truth.after_client(machine, learner, event, effects, now)
-            if isinstance(event, RunEnded | TrainingEnded):
-                split_shell.feed(event)
-
-        def check_split(event: Event, effects: list[Effect], now: float) -> None:
-            self.counts.events += 1
-            self.split_truth.after_client(split_shell, event, effects, now)
-
-        def welcomed(welcome: Welcome) -> None:
-            if not split_shell.run and self.method.has_server:
-                split_shell.dial(welcome.run, welcome.shard)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -286,46 +334,73 @@ class SplitSimulation(Simulation):
                 take,
                 name,
                 incarnation=incarnation,
-                rng=chance,
+                rng=rng,
             )
 
-        shell = RoundClientShell(
+        def welcomed(welcome: Welcome) -> None:
+            if self.method.has_server and name not in self.split_clients:
+                facts = Facts(welcome.run, welcome.shard, self.architecture)
+                self._open_split(_Client(name, incarnation, clock, worker, rng, learner), facts)
+
+        shell = ClientShell(
             machine,
             learner,
             dialer,
-            worker=self._worker(clock, name),
+            worker=worker,
             scheduler=clock,
             journal=self.journal,
             say=lambda _: None,
             finished=lambda _: self._gone(name),
             welcomed=welcomed,
             end_training=lambda _: learner.stop(),
+            on_end=feed_split,
         )
         shell.node.machine = CheckedMachine(machine, check)
-        split_shell = SplitClientShell(
-            halves,
-            learner,
-            scheduler=clock,
-            journal=self.journal,
-            architecture=self.architecture,
-            sent=self.sent,
-            received=self.received,
-        )
-        split_shell.node.machine = CheckedMachine(halves, check_split)
-        split_shell.endpoint = tp.DialerEndpoint(
-            self.split_network.dialer(name, SPLIT_NAME),
-            clock,
-            self._transport,
-            split_shell.on_transport,
-            name,
-            incarnation=incarnation,
-            rng=chance,
-        )
         self.processes[name] = _Process(clock, shell)
-        self.split_clients[name] = split_shell
         self.learners[name] = learner
         shell.dial()
-        clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
+        clock.call_at(clock.time() + rng.uniform(2.0, 15.0), learner.attach)
+
+    def _open_split(self, client: _Client, facts: Facts) -> None:
+        """A client's session with the split server, once the parameter server has welcomed it."""
+        name, learner = client.name, client.learner
+        machine = SplitClientMachine(self.split_settings.rules, name, client.incarnation)
+
+        def check(event: Event, _: list[Effect], now: float) -> None:
+            self.counts.events += 1
+            self.split_truth.after_client(machine, learner, event, now)
+
+        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+            return tp.DialerEndpoint(
+                self.split_network.dialer(name, SPLIT_NAME),
+                client.clock,
+                self._transport,
+                take,
+                name,
+                incarnation=client.incarnation,
+                rng=client.rng,
+            )
+
+        def finished(effect: Finish) -> None:
+            if effect.exit_code:
+                self.truth.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
+
+        shell = SplitClientShell(
+            machine,
+            learner,
+            dialer,
+            facts=facts,
+            formats=FORMATS,
+            worker=client.worker,
+            traffic=self.client_traffic,
+            scheduler=client.clock,
+            journal=self.journal,
+            say=self._split_note,
+            finished=finished,
+        )
+        shell.node.machine = CheckedMachine(machine, check)
+        self.split_clients[name] = shell
+        shell.dial()
 
     # --- faults and the end ---
 
@@ -350,7 +425,10 @@ class SplitSimulation(Simulation):
             self.split_process[1].node.feed(DrainAsked("SIGTERM"))
         self._plan(self.profile.server_kill_every_s, self._ask_split)
 
-    def _split_left(self, clock: ProcessClock, machine: SplitServerMachine) -> None:
+    def _split_left(self, clock: ProcessClock, machine: SplitServerMachine, effect: Finish) -> None:
+        if effect.exit_code:
+            text = f"the split server failed: {effect.reason}"
+            self.truth.violated(text, self.scheduler.time())
         if not machine.ending.leaves and not self._ending:
             self.truth.violated("the split server ended before its run", self.scheduler.time())
         elif machine.ending.leaves:
@@ -420,7 +498,10 @@ class SplitSimulation(Simulation):
             "mode": "lockstep" if self.split_settings.rules.lockstep else "free",
             "uploads": dict(sorted(fates.items())),
             "checkpoints": self.split_disk.number,
-            "bytes_by_category": dict(sorted(self.received.items())),
+            "bytes_by_category": {
+                "_".join(place).replace(" ", "_"): size
+                for place, size in sorted(self.server_traffic.payload.items())
+            },
         }
 
 

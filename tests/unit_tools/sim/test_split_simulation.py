@@ -7,16 +7,19 @@ import pytest
 from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
+from fsl_async.roles.machine import Note, Send
+from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.methods import METHODS, SplitRules, names_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.shutdown import SplitShutdown
+from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SimulationSettings
-from fsl_async.tools.sim.split_counting import STEPS
+from fsl_async.tools.sim.split_counting import STEPS, CountingServerTraining
 from fsl_async.tools.sim.split_simulation import simulate
 
 WORSE = FaultProfile(
@@ -85,7 +88,10 @@ def test_lockstep_is_the_computation_in_one_process(method):
     for number, trained in enumerate(whole):
         turn = [number % 3] if simulation.method.sequential else range(3)
         assert trained == [(client, step) for client in turn for step in steps]
-    assert simulation.sent == simulation.received
+    assert simulation.client_traffic.payload == simulation.server_traffic.payload
+    assert simulation.client_traffic.errors() == dict.fromkeys(
+        simulation.client_traffic.errors(), 0.0
+    )
     assert set(simulation.split_facts()["uploads"]) == {"trained"}
 
 
@@ -192,16 +198,8 @@ def _keep_everything(monkeypatch):
 
 def _say_nothing_of_alignments(monkeypatch):
     monkeypatch.setattr(SplitServerMachine, "_stays", lambda self, peer, offer: [])
-    monkeypatch.setattr(SplitServerMachine, "_send_auxiliary", lambda self, peer: NOTHING)
+    monkeypatch.setattr(SplitServerMachine, "_send_auxiliary", lambda self, peer: Note("nothing"))
     monkeypatch.setattr(SplitClientMachine, "_keep_auxiliary", lambda self: [])
-
-
-@attrs.frozen
-class _Nothing:
-    """An effect that no shell knows."""
-
-
-NOTHING = _Nothing()
 
 
 def _decline_without_a_line(monkeypatch):
@@ -212,6 +210,23 @@ def _decline_without_a_line(monkeypatch):
         return [each for each in effects if each.tag != "record_upload"]
 
     monkeypatch.setattr(SplitServerMachine, "_decline", decline)
+
+
+def _send_a_model_of_another_lineage(monkeypatch):
+    original = CountingServerTraining.auxiliary
+    kept = []
+
+    def auxiliary(self, client):
+        kept.append(original(self, client))
+        kept[-1][1:] = kept[0][1:]
+        return kept[-1]
+
+    monkeypatch.setattr(CountingServerTraining, "auxiliary", auxiliary)
+
+
+def _send_a_message_of_the_server(monkeypatch):
+    ended = [Send(SERVER, msg.Ended("a client"))]
+    monkeypatch.setattr(SplitClientMachine, "_say_done", lambda self: ended)
 
 
 def _end_the_run_when_asked(monkeypatch):
@@ -227,6 +242,8 @@ def _leave_without_a_checkpoint(monkeypatch):
     [
         ("fsl-sage", _end_the_run_when_asked),
         ("fsl-sage", _leave_without_a_checkpoint),
+        ("fsl-sage", _send_a_model_of_another_lineage),
+        ("cse-fsl", _send_a_message_of_the_server),
         ("splitfed-v2", _train_again),
         ("splitfed-v2", _train_out_of_order),
         ("cse-fsl", _forget_the_book),

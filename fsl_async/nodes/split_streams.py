@@ -1,0 +1,205 @@
+"""Streams of what crosses the cut: coded as the link has room, decoded once they are whole.
+
+Payload and coded bytes are counted by category and direction where a chunk is coded and where it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field, frozen
+
+import fsl_transport as tp
+from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.sizes import FORMATS
+from fsl_async.accounting.traffic import Traffic
+from fsl_async.learn.split.payload import (
+    Payload,
+    Values,
+    chunks_of,
+    coding_loss,
+    decode_chunks,
+    encode_chunk,
+    size_of,
+    spec_for,
+)
+from fsl_async.nodes.runtime import Worker
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import SmashedMeta
+from fsl_async.store.manifest import CHUNK_VALUES
+from fsl_codecs import CodecError, info
+
+_FRAME_HEAD_BYTES = 256
+
+
+@frozen
+class Formats:
+    """Number formats of what crosses the cut, and of auxiliary models."""
+
+    up: str = "bf16"
+    down: str = "bf16"
+    models: str = "fp32"
+    step_log2: int = 14
+
+
+@frozen
+class Flow:
+    """What a stream carries, which way and in which number format."""
+
+    category: Category
+    direction: Direction
+    number_format: str
+
+
+def values_of_frame(values: int, index: int) -> int:
+    """Of frame number `index` of a flat vector."""
+    return min(CHUNK_VALUES, values - index * CHUNK_VALUES)
+
+
+@define(eq=False)
+class Outgoing:
+    """A vector, and labels behind it, coded by the worker as the link has room.
+
+    give: the payload, or None once it was dropped.
+    """
+
+    give: Callable[[], Payload | None]
+    flow: Flow
+    step_log2: int
+    worker: Worker
+    traffic: Traffic
+    chunks: int = field(init=False)
+    _measured: set[int] = field(factory=set, init=False)
+    _losses: dict[int, tuple[float, float]] = field(factory=dict, init=False)  # not counted yet
+
+    def __attrs_post_init__(self) -> None:
+        payload = self.give()
+        assert payload is not None, "a stream is made of what is there"
+        self.chunks = chunks_of(payload.values.size) + bool(payload.labels)
+
+    @property
+    def size(self) -> int:
+        """Bytes once coded, estimated from above: what may be sent before the offer is accepted."""
+        payload = self.give()
+        if payload is None:
+            return 0
+        coded = FORMATS[self.flow.number_format].payload(payload.values.size)
+        return coded + len(payload.labels) + coded // 32 + self.chunks * _FRAME_HEAD_BYTES
+
+    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
+        """Code a chunk."""
+        self.worker.submit(
+            lambda: self._frame(index),
+            lambda frame: self._counted(index, frame, deliver),
+            lambda _: deliver(None),
+        )
+
+    def _frame(self, index: int) -> bytes | None:
+        payload = self.give()
+        if payload is None:
+            return None
+        if index >= chunks_of(payload.values.size):
+            return payload.labels
+        # Coded again when it is asked for again, which is seldom: kept frames would be memory per client.
+        spec = spec_for(self.flow.number_format, payload.shape[-1], self.step_log2)
+        frame = encode_chunk(payload.values, index, spec)
+        if index not in self._measured:
+            self._measured.add(index)
+            self._losses[index] = coding_loss(payload.values, index, frame)
+        return frame
+
+    def _counted(
+        self, index: int, frame: bytes | None, deliver: Callable[[tp.Buffer | None], None]
+    ) -> None:
+        payload, flow = self.give(), self.flow
+        if frame is not None and payload is not None:
+            if index < chunks_of(payload.values.size):
+                values = values_of_frame(payload.values.size, index)
+                place = (flow.category, flow.direction)
+                self.traffic.values(*place, flow.number_format, values, len(frame))
+                loss = self._losses.pop(index, None)
+                if loss is not None:
+                    self.traffic.lost(*place, *loss)
+            else:
+                self.traffic.plain(Category.LABELS, flow.direction, len(frame))
+        deliver(frame)
+
+
+@define(eq=False)
+class IncomingUpload:
+    """An upload on its way to the split server: its announcement, and the chunks that have arrived."""
+
+    key: UploadKey
+    meta: SmashedMeta
+    flow: Flow
+    traffic: Traffic
+    chunks: list[bytes | None] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.chunks = [None] * (self.frames + bool(self.meta.label_bytes))
+
+    @property
+    def frames(self) -> int:
+        """Chunks without that of the labels."""
+        return chunks_of(size_of(self.meta.shape))
+
+    @property
+    def size(self) -> int:
+        """Bytes that have arrived."""
+        return sum(len(chunk or b"") for chunk in self.chunks)
+
+    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
+        """Take a chunk."""
+        if not 0 <= index < len(self.chunks):
+            done(False)
+            return
+        self.chunks[index] = found = bytes(data)
+        flow = self.flow
+        if index < self.frames:
+            values = values_of_frame(size_of(self.meta.shape), index)
+            place = (flow.category, flow.direction, flow.number_format)
+            self.traffic.values(*place, values, len(found))
+        elif len(found) != self.meta.label_bytes:
+            done(False)
+            return
+        else:
+            self.traffic.plain(Category.LABELS, flow.direction, len(found))
+        done(True)
+
+    def decoded(self) -> Payload:
+        """The payload, once it is whole. Raises PayloadError."""
+        shape = tuple(self.meta.shape)
+        frames = [bytes(chunk or b"") for chunk in self.chunks]
+        labels = frames.pop() if self.meta.label_bytes else b""
+        values = decode_chunks(frames, size_of(shape))
+        return Payload(values, shape, labels, tuple(self.meta.lengths))
+
+
+@define(eq=False)
+class IncomingVector:
+    """An answer or an auxiliary model on its way to a client. subject: the upload's key, or the model's version."""
+
+    subject: UploadKey | int
+    flow: Flow
+    traffic: Traffic
+    chunks: dict[int, bytes] = field(factory=dict)
+
+    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
+        """Take a chunk."""
+        self.chunks[index] = found = bytes(data)
+        try:
+            values = info(found).values
+        except CodecError:
+            done(False)
+            return
+        if values > CHUNK_VALUES:
+            done(False)
+            return
+        flow = self.flow
+        self.traffic.values(flow.category, flow.direction, flow.number_format, values, len(found))
+        done(True)
+
+    def decoded(self) -> Values:
+        """The vector, once it is whole. Raises PayloadError and CodecError."""
+        frames = [self.chunks[index] for index in sorted(self.chunks)]
+        return decode_chunks(frames, sum(info(frame).values for frame in frames))
