@@ -1,10 +1,16 @@
-"""What a relay costs on loopback: the time of a message there and back, and the throughput of a stream, directly and through relays, in one run.
+"""What a relay costs on loopback: a message there and back, and a stream, direct and relayed.
 
-One JSON row for each way on standard output. Server, relays and client are processes of their own and the production code (`ListenerEndpoint`, `node_relay`,
-`DialerEndpoint`), set up as `fsl-node` sets them up: the ends keep freed blocks (docs/adr/0086). Ways take turns, `--rounds` times; a row
-has the median over the rounds. `bytes_per_s` is from the offer of a stream to the word that its last chunk was written; `round_trip_us` a control message and its echo; `added_us` and `ratio` are against the direct way with the same encryption. On a machine with
-few cores the ratio also says that one more process wants them: `cores` is on the row, and so is what the stream cost in processor time for each GB, at both ends
-together (`ends_cpu_s_per_gb`) and at each relay (`relay_cpu_s_per_gb`; Linux only, else null).
+Server, relays and client are processes of their own and the production code (`ListenerEndpoint`,
+`nodes/relay`, `DialerEndpoint`), set up as `fsl-node` does: the ends keep freed blocks
+(docs/adr/0086). The ways take turns, `--rounds` times. One JSON row for each, with medians:
+
+    round_trip_us       a control message and its echo
+    bytes_per_s         from the offer of a stream until its last chunk is written
+    added_us, ratio     against the direct way with the same encryption
+    ends_cpu_s_per_gb   processor time of a GB of the stream, at both ends together,
+    relay_cpu_s_per_gb  and at each relay (Linux only, else null)
+
+On few cores the ratio also shows that one more process needs them; `cores` is on the row.
 
     python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1]
 """
@@ -101,7 +107,7 @@ def processor_s(process: int) -> float:
 
 
 def congestion() -> str:
-    """How the ends' connections are paced, which on loopback matters as well: they use what the system does."""
+    """Return the congestion control that the ends use: pacing matters on loopback too."""
     try:
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text("ascii").strip()
     except OSError:
@@ -111,7 +117,10 @@ def congestion() -> str:
 def measure(
     port: int, server_key: str | None, chunks: int, ends: list[int], relays: list[int]
 ) -> tuple[float, float, float, float]:
-    """Median round trip of a message in seconds, bytes a second of a stream, its processor seconds at both ends and at each relay, for a GB."""
+    """Return the median round trip of a message in seconds, and of a stream bytes a second.
+
+    Then its processor seconds for a GB, at both ends together and at each relay.
+    """
 
     async def main() -> tuple[float, float, float, float]:
         loop = asyncio.get_running_loop()

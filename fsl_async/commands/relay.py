@@ -113,9 +113,9 @@ def join_line(server: str, bound: list[tuple[str, int]]) -> str:
 
 
 def routes_of(server: str, listen: str, split: str | None, *, insecure: bool) -> list[Route]:
-    """Return the routes to the parameter server and, with `--split PORT[=ADDRESS]`, the split server.
+    """Return the route to the parameter server and, with `split`, the one to the split server.
 
-    Raises UsageError and AddressError.
+    split: PORT[=ADDRESS], as of `--split`. Raises UsageError and AddressError.
     """
     from fsl_async.nodes.relay.relay import Route
 

@@ -1,4 +1,4 @@
-"""Relays between clients and server, as processes: a run through them is a run, whatever becomes of them."""
+"""Relays between clients and server, as processes: a run goes on, whatever becomes of them."""
 
 import contextlib
 import json
@@ -52,11 +52,11 @@ def unread_bytes(pid):
 
 
 def stop_in_a_transfer(site, victim):
-    """Stop a relay (SIGSTOP) while a chunk waits in it: looks at moments until one is found, so that the kill that follows is never an idle one's."""
+    """Stop a relay (SIGSTOP) while a chunk waits in it: one that is killed then was not idle."""
 
     def holds_a_chunk():
         victim.signal(signal.SIGSTOP)
-        time.sleep(0.03)  # who sends goes on, and the kernel takes it
+        time.sleep(0.03)  # senders go on, and the kernel takes it
         if unread_bytes(victim.popen.pid) > HEARTBEATS_BYTES:
             return True
         victim.signal(signal.SIGCONT)
@@ -66,7 +66,7 @@ def stop_in_a_transfer(site, victim):
 
 
 def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
-    """Clients train on, reconnect by themselves, and nothing is lost or merged twice: deltas and updates of megabytes, some 20 chunks each."""
+    """Clients train on and reconnect; no delta of some 20 chunks is lost or merged twice."""
     server = site.server(every_s=1.0)
     near, far_place = relay(site, site.address)
     far, entry = relay(site, far_place)
@@ -102,7 +102,8 @@ def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
 def test_a_relay_says_what_it_did_as_json(site):
     """Lines for programs: where it listens, what to paste, and the result last; Ctrl-C is 130."""
     process = site.start(
-        "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--split", "0=127.0.0.1:9", "--run-dir", "r", "127.0.0.1:9"
+        "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--split", "0=127.0.0.1:9",
+        "--run-dir", "r", "127.0.0.1:9",
     )  # fmt: skip
     process.wait_for('"join": ""')  # in the second line
     first, second = objects(process)[:2]

@@ -24,7 +24,7 @@ def test_the_line_for_clients_has_the_relays_place_and_the_servers_key():
 
 
 def test_routes():
-    """One for each server; what comes encrypted to the one must not be readable on the way to the other."""
+    """One for each server; what is encrypted to the one must not be readable to the other."""
     server = f"fsl://ps.org:7100?key={KEY}"
     first = Route("tcp://0.0.0.0:7100", "tcp://ps.org:7100", requires_curve=True)
     assert routes_of(server, "*:7100", None, insecure=False) == [first]

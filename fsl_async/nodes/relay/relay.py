@@ -50,7 +50,7 @@ class _Port:
 
 
 class Relay:
-    """Forwards connections. `say` takes what the operator should know. Used on the loop's thread."""
+    """Forwards connections, on the loop's thread. `say` takes what the operator should know."""
 
     def __init__(
         self, admission: Admission, journal: JournalWriter | None, say: Callable[[Note], None]

@@ -1,4 +1,4 @@
-"""A relay: bytes pass whole and in order, no connection waits for another, hostile ones cost only themselves."""
+"""A relay: bytes pass whole, no connection waits for another, hostile ones cost themselves only."""
 
 import asyncio
 import contextlib
@@ -198,7 +198,7 @@ def test_an_ipv6_host_is_one_address():
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
 def test_both_connections_are_watched_by_the_kernel(relayed):
-    """A peer that vanishes or takes nothing is found, and what stays on this machine is not paced."""
+    """A peer that vanishes or takes nothing is found, and loopback is not paced."""
 
     async def main():
         async with relayed() as one:

@@ -1,4 +1,4 @@
-"""What waits in a relay is bounded by the credit of the ends: a server that does not write makes its senders wait, not the relays between."""
+"""The credit of the ends bounds what waits in a relay between them."""
 
 import pytest
 
@@ -10,7 +10,7 @@ WINDOW_BYTES = 1 << 20
 
 @pytest.mark.parametrize("world", ["relay"], indirect=True)
 def test_a_server_that_does_not_write_fills_no_relay(world, new_sink, new_source):
-    """It reads what it granted, so nothing of 16 MiB stays between the ends; once it writes, the rest passes."""
+    """It reads what it granted, so nothing of 16 MiB stays in between until it writes."""
     settings = TransportSettings(
         chunk_limit_bytes=CHUNK_BYTES,
         eager_bytes=CHUNK_BYTES,

@@ -1,4 +1,4 @@
-"""The address behind a name: asked for once, kept for a while, and for longer where nobody answers."""
+"""The address of a name: looked up once, cached, and used for longer if no resolver answers."""
 
 import asyncio
 import socket
@@ -41,7 +41,7 @@ class Names:
 
 
 def test_an_address_is_asked_for_once_and_kept_for_a_while(monkeypatch):
-    """Of many who dial at once, and those soon after them. IPv4 first."""
+    """Also if many dial at once, and others soon after them. IPv4 first."""
 
     async def main():
         names = Names(monkeypatch)
@@ -75,7 +75,7 @@ def test_an_address_is_asked_for_once_and_kept_for_a_while(monkeypatch):
     ],
     ids=["no such name", "no name", "nothing"],
 )
-def test_a_name_that_nobody_knows_is_asked_for_again(monkeypatch, answer, problem):
+def test_a_name_that_is_unknown_is_asked_for_again(monkeypatch, answer, problem):
     """Each time, and the problem is said."""
 
     async def main():
@@ -90,8 +90,8 @@ def test_a_name_that_nobody_knows_is_asked_for_again(monkeypatch, answer, proble
     asyncio.run(main())
 
 
-def test_the_last_address_is_used_while_nobody_answers(monkeypatch):
-    """A resolver that is away for a night ends no run; without an earlier answer nobody waits for it for ever."""
+def test_the_last_address_is_used_while_no_resolver_answers(monkeypatch):
+    """A resolver that is away for a night ends no run; a first lookup has a limit of time."""
     monkeypatch.setattr(resolver, "REFRESH_S", 0.05)
     monkeypatch.setattr(resolver, "LOOKUP_S", 30.0)
 

@@ -2,9 +2,9 @@
 
 A `PipeBuffer` moves bytes with splice(2): the pages that the source received are the pages that the
 target sends, and nothing is copied into the process (docs/adr/0067 has what that saves). A pipe
-costs two file descriptors, and the kernel limits the pages of one user's pipes (pipe(7)), so a relay
-has `PIPES` of them. They are lent while bytes move or wait; a forwarder that finds none, or runs on
-a system without splice, gets a `CopyBuffer`.
+costs two file descriptors, and the kernel limits the pages of one user's pipes (pipe(7)), so a
+relay has `PIPES` of them. They are lent while bytes move or wait; a forwarder that finds none, or
+runs on a system without splice, gets a `CopyBuffer`.
 
 `fill` reads from a non-blocking socket into the empty buffer, `drain` writes from its front; both
 return the count and raise OSError, BlockingIOError where nothing can be read or written now.
