@@ -101,7 +101,7 @@ def read_times(path: Path) -> dict[int, Times]:
             times.deltas += 1
             times.stored = now
             times.bytes_up += line["stored"]["bytes"]
-        elif name == "commit":
+        elif name == "average":
             found[line["version"]].commit = now
         elif name == "version_committed":
             version = line["version"]

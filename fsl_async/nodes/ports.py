@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol
 import fsl_transport as tp
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.events import Recovered
+from fsl_async.store.delta_kind import DeltaKind
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.merging import Average
 from fsl_async.store.records import Committed, Outcome, SpoolResult
 
 Kind = Literal["update", "full"]
@@ -61,6 +63,11 @@ class Store(Protocol):
         ...
 
     @property
+    def kind(self) -> DeltaKind:
+        """What the run's deltas are made of."""
+        ...
+
+    @property
     def manifest(self) -> Manifest:
         """The model's tensors; StoreError before version 0."""
         ...
@@ -105,8 +112,12 @@ class Store(Protocol):
         """Add a spooled delta to the accumulator."""
         ...
 
-    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
-        """Make the next version from the accumulator."""
+    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
+        """Fix what the next version is made of, out of the accumulator."""
+        ...
+
+    def advance(self, average: Average) -> Committed:
+        """Make the next version."""
         ...
 
     def lease(
@@ -137,6 +148,19 @@ class Store(Protocol):
 
     def verify(self, version: int) -> bool:
         """Whether every byte of a version is as it was written; what is not is repaired."""
+        ...
+
+
+class Reduction(Protocol):
+    """Reduces averages over several parameter servers. None is in production yet."""
+
+    def reduce(
+        self,
+        average: Average,
+        done: Callable[[Average], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Call `done` with the same round's average of all servers, or `failed`, on the loop's thread. `average.through` makes it."""
         ...
 
 

@@ -391,7 +391,7 @@ HANDLERS: dict[str, Handler] = {
         "delta_stored": "stored",
         "version_sent": "served",
         "accumulate": "accumulated",
-        "commit": "merging",
+        "average": "merging",
         "commit_failed": "commit_failed",
         "version_committed": "committed",
     }.items()

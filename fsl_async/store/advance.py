@@ -4,9 +4,9 @@ Chunk by chunk: read weights, momentum and residual of the current version; take
 (fsl_async.store.outer); write the next version's three vectors and the coded update. Besides the accumulator this needs a
 handful of chunks (about 7 MiB), whatever the model's size. Writing and hashing take longer than computing, and the four files do not
 depend on each other: they are written by the threads that also decode, while the next chunk is computed (docs/adr/0093). A version of
-whole weights is one file, written in the caller's thread.
+full weights is one file, written in the caller's thread.
 
-Of whole weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
+Of full weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import CHUNK_VALUES, DIGEST_CHARACTERS
 from fsl_async.store.outer import (
     apply_change,
-    average_whole,
+    average_full,
     desired_change,
     lost_in_coding,
     squared_norm,
@@ -188,7 +188,7 @@ def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArra
         yield part
 
 
-def advance_whole(
+def advance_full(
     files: Files,
     manifest: Manifest,
     current: Checkpoint,
@@ -199,7 +199,7 @@ def advance_whole(
     scale: float,
     pool: ChunkPool,
 ) -> Advanced:
-    """The same for a run whose deltas are whole weights; `sums`: their weighted sums, chunk by chunk (float64); `member_weight`: the sum of their weights.
+    """The same for a run whose deltas are full weights; `sums`: their weighted sums, chunk by chunk (float64); `member_weight`: the sum of their weights.
 
     Raises StoreError when the result would not be finite, Damage, OSError.
     """
@@ -217,7 +217,7 @@ def advance_whole(
             old.read_into(index, weights)
             change[:] = weights
             with np.errstate(over="ignore", invalid="ignore"):
-                average_whole(total, weights, member_weight, scale)
+                average_full(total, weights, member_weight, scale)
                 np.subtract(weights, change, out=change)
             norm_squared += squared_norm(change)
             _check_finite(manifest, start, norm_squared, weights)

@@ -47,9 +47,9 @@ def disk(doing: str) -> Iterator[None]:
 class KeptVersions:
     """The checkpoints that are kept, by version."""
 
-    def __init__(self, mender: Repairer, kept: Iterable[Checkpoint]) -> None:
-        self._mender = mender
-        self._files = mender.files
+    def __init__(self, repairer: Repairer, kept: Iterable[Checkpoint]) -> None:
+        self._repairer = repairer
+        self._files = repairer.files
         self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
         self._update_places: dict[int, NDArray[np.int64]] = {}
 
@@ -89,9 +89,9 @@ class KeptVersions:
                     return self._update_frame(version, index, manifest)
                 except Damage as damage:
                     self._update_places.pop(version, None)
-                    if not (may_repair and self._mender.repair(version, damage, manifest)):
+                    if not (may_repair and self._repairer.repair(version, damage, manifest)):
                         self._kept[version] = self._kept[version].without([UPDATE])
-                        self._mender.report(update_lost(version, damage))
+                        self._repairer.report(update_lost(version, damage))
             may_repair = False
         return None
 
@@ -118,7 +118,7 @@ class KeptVersions:
                 try:
                     self._read_weights(version, index, values, manifest)
                 except Damage as damage:
-                    if not (may_repair and self._mender.repair(version, damage, manifest)):
+                    if not (may_repair and self._repairer.repair(version, damage, manifest)):
                         self._give_up(version, damage, manifest)
                     may_repair = False
                     continue
@@ -139,14 +139,14 @@ class KeptVersions:
     def _give_up(self, version: int, damage: Damage, manifest: Manifest) -> None:
         """An older version that cannot be repaired is dropped. Raises CheckpointDamaged for the newest."""
         if version == max(self._kept):
-            raise self._mender.checkpoints.damaged(version, damage, manifest) from damage
+            raise self._repairer.checkpoints.damaged(version, damage, manifest) from damage
         self._drop(version)
-        self._mender.report(f"version {version} is damaged: {damage}; it is not served any more")
+        self._repairer.report(f"version {version} is damaged: {damage}; it is not served any more")
 
-    def mend_newest(self, damage: Damage, manifest: Manifest) -> None:
+    def repair_newest(self, damage: Damage, manifest: Manifest) -> None:
         """Repair a file of the newest version. Raises CheckpointDamaged."""
         newest = max(self._kept)
-        if not self._mender.repair(newest, damage, manifest):
+        if not self._repairer.repair(newest, damage, manifest):
             self._give_up(newest, damage, manifest)
 
     def verify(self, version: int, manifest: Manifest) -> bool:
@@ -155,10 +155,10 @@ class KeptVersions:
             return False
         with disk(f"cannot read version {version}"):
             try:
-                self._mender.checkpoints.verify(version, manifest)
+                self._repairer.checkpoints.verify(version, manifest)
             except Damage as damage:
                 try:
-                    self._kept[version] = self._mender.verified(version, manifest)
+                    self._kept[version] = self._repairer.verified(version, manifest)
                 except CheckpointDamaged:
                     self._give_up(version, damage, manifest)
                 return False

@@ -17,7 +17,7 @@ Nesterov momentum is that of torch.optim.SGD(nesterov=True, dampening=0): moment
 momentum, with a momentum of zeros at the start. Plain averaging makes the new weights the average of the clients'
 weights (McMahan et al., FedAvg, arXiv:1602.05629): step = average with a learning rate of exactly one.
 
-Whole weights (docs/adr/0045). Where clients send what they have got to, u itself, instead of a difference, plain averaging is
+Full weights (docs/adr/0045). Where clients send what they have got to, u itself, instead of a difference, plain averaging is
 
     Theta_next = (sum_i weight_i * u_i + (1 / scale - sum_i weight_i) * Theta) * scale        float64, rounded to fp32 once
 
@@ -89,10 +89,10 @@ def apply_change(weights: NDArray[np.float32], sent: NDArray[np.float32]) -> Non
     np.add(weights, sent, out=weights)
 
 
-def average_whole(
+def average_full(
     total: NDArray[np.float64], weights: NDArray[np.float32], member_weight: float, scale: float
 ) -> None:
-    """Set `weights` to the average of whole weights, in place.
+    """Set `weights` to the average of full weights, in place.
 
     total: sum of weight_i * u_i, read only. member_weight: sum of weight_i. scale: as the commit has it.
     """

@@ -50,9 +50,9 @@ class RunDirectory:
     book: Book
     checkpoints: Checkpoints
     spool: Spool
-    mender: Repairer
+    repairer: Repairer
     notices: list[str]
-    """What was found and repaired, one line each; the mender adds to it."""
+    """What was found and repaired, one line each; the repairer adds to it."""
     manifest: Manifest | None = None
 
     def prune(self, oldest_kept: int) -> None:
@@ -110,8 +110,8 @@ def open_run_directory(
     files.sync_directory(run_dir)
     ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
-    mender = Repairer(files, checkpoints, spool, settings, pool, notices.append)
-    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, mender, notices)
+    repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
+    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, repairer, notices)
 
     def may_be_new() -> None:
         if from_version is None and checkpoints.versions():
@@ -214,7 +214,7 @@ def _settle_version(
 def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
     """A version that is good in every byte, perhaps after a repair, and of the ledger's lineage, or CheckpointDamaged."""
     expected = run.book.digests.get(version)
-    checkpoint = run.mender.verified(version, manifest)
+    checkpoint = run.repairer.verified(version, manifest)
     if expected not in {None, checkpoint.record.digest}:
         other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
         raise run.checkpoints.damaged(version, other, manifest)
@@ -245,7 +245,7 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
     """Begin a new ledger at version `target`. Which deltas were acknowledged is not known any more: all of the spool is moved aside."""
     checkpoints, versions = run.checkpoints, run.checkpoints.versions()
     _check_there(versions, target)
-    run.mender.verified(target, _read_manifest(files, run_dir))
+    run.repairer.verified(target, _read_manifest(files, run_dir))
     records, newest_generation = [], 0
     for version in versions:
         with suppress(Damage):

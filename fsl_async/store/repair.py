@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from fsl_async.store.advance import advance, advance_whole, scaled
+from fsl_async.store.advance import advance, advance_full, scaled
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.flat_file import check_chunk
@@ -115,7 +115,7 @@ class Repairer:
             return {}
         weights = {entry.key: entry.weight for entry in record.merged}
         if self.settings.kind.is_full:
-            done = advance_whole(
+            done = advance_full(
                 self.files,
                 manifest,
                 before,

@@ -10,13 +10,13 @@ Rules, which hold whenever the process dies, at whichever call to the disk:
   1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the lineage, or pending, or quarantined.
   2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so nothing is merged twice; the
      ledger's version line comes after it, and recovery writes the line if the crash fell between the two.
-  3. A version that `commit` returned stays, with the digest that it returned.
+  3. A version that `advance` returned stays, with the digest that it returned.
   4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried again. One exception: a
      delta whose sync failed is given up, and its client sends it again.
 
-Everything here is synchronous and belongs to one worker thread; `threads` others help it with chunks, and have nothing left to do when a call returns. Besides one fp32 vector of the model's size, the accumulator, it
-holds a few chunks. Methods raise StoreError (or a class below it) when the disk or the order of calls is at fault, and
-FrameRefused when a peer's bytes are.
+Everything here is synchronous and belongs to one worker thread; `threads` others help it with chunks, and have nothing left to
+do when a call returns. Besides one fp32 vector of the model's size, the accumulator, it holds a few chunks. Methods raise
+StoreError (or a class below it) when the disk or the order of calls is at fault, and FrameRefused when a peer's bytes are.
 """
 
 from __future__ import annotations
@@ -24,55 +24,56 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from attrs import evolve
+from attrs import define, evolve
 
 from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.roles.sync.delta import Delta, MergedDelta, StoredDelta
+from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
-from fsl_async.store.accumulator import Accumulator
-from fsl_async.store.advance import advance, advance_whole, scaled
-from fsl_async.store.checkpoint import VersionWriter
 from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.errors import StoreError
+from fsl_async.store.facts import Facts
 from fsl_async.store.files import Files
 from fsl_async.store.initial import InitialWeights
 from fsl_async.store.kept_versions import KeptVersions, disk
+from fsl_async.store.merging import Merging
 from fsl_async.store.records import (
     Committed,
     SpoolResult,
     StoreSettings,
-    VersionRecord,
     recordable,
     to_fact,
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
-from fsl_async.store.robust_aggregator import RobustAggregator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+    from fsl_async.store.accumulator import Accumulator
     from fsl_async.store.checkpoint import Checkpoint
+    from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import Outcome
+    from fsl_async.store.merging import Average
+    from fsl_async.store.records import Outcome, VersionRecord
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.robust_aggregator import RobustAggregator
 
 LARGEST_NORM = 1e20
 """Of a delta. Times the most tokens a delta may claim, and summed over thousands of them, it is still far inside fp32."""
 
 
-_LARGEST_WEIGHT = float(np.finfo(np.float32).max)
+@define
+class _Open:
+    """The parts of an open store."""
 
-
-def _is_weight(weight: float | None) -> TypeGuard[float]:
-    return weight is not None and 0.0 <= weight <= _LARGEST_WEIGHT
+    run: RunDirectory
+    facts: Facts
+    kept: KeptVersions
+    merging: Merging
 
 
 class Store:
@@ -97,16 +98,10 @@ class Store:
         self._files = files or Files()
         self._wall_clock = wall_clock
         self._clock = clock
-        self._run: RunDirectory | None = None
+        self._parts: _Open | None = None
         self._initial: InitialWeights | None = None
-        self._accumulator: Accumulator | RobustAggregator | None = None
         self._pool = ChunkPool(self._settings.threads)
-        # Version lines whose write failed after the version existed; written before anything else.
-        self._owed: list[VersionRecord] = []
-        # A version whose folder may be there although its commit failed; taken back before anything else.
-        self._doubtful: int | None = None
         self._serving_from: int | None = None
-        self._kept: KeptVersions | None = None
         self.report: Callable[[str], None] = lambda _: None
         """Takes one line about each damage that was found and repaired, or that costs nothing but bytes. Called in the store's thread."""
 
@@ -119,7 +114,7 @@ class Store:
         """
         self.close()
         with disk(f"cannot open the run directory {self._run_dir}"):
-            self._run, kept = open_run_directory(
+            run, kept = open_run_directory(
                 self._files,
                 self._run_dir,
                 self._settings,
@@ -128,28 +123,31 @@ class Store:
                 wall_clock=self._wall_clock,
                 clock=self._clock,
             )
-        mender = evolve(self._run.mender, report=self._report)
-        self._kept = KeptVersions(mender, kept)
-        book = self._run.book
+        book = run.book
+        facts = Facts(run.ledger, book, run.checkpoints)
+        versions = KeptVersions(evolve(run.repairer, report=self._report), kept)
+        merging = Merging(
+            self._files, run, facts, versions, pool=self._pool, settings=self._settings
+        )
+        self._parts = _Open(run, facts, versions, merging)
         settled: dict[DeltaKey, str] = dict.fromkeys(book.merged, "merged")
         settled |= dict.fromkeys(book.quarantined, "quarantined")
+        age_s = self._wall_clock() - book.version_at if book.version_at else 0.0
         return Recovered(
             version=book.version,
             digest=book.digests.get(book.version, ""),
+            digests={record.version: record.digest for record in self.records},
             pending=tuple(book.pending.values()),
             settled=settled,
-            digests={record.version: record.digest for record in self.records},
+            tokens_total=book.tokens_total,
+            served_s=run.ledger.served_before_s,
+            since_version_s=max(0.0, age_s),
+            usual=tuple(book.usual),
+            held=tuple(book.held.values()),
             leases=dict(book.leases),
             loans=frozenset(book.loans),
             incarnations=dict(book.incarnations),
             run=book.run,
-            tokens_total=book.tokens_total,
-            served_s=self._run.ledger.served_before_s,
-            since_version_s=max(0.0, self._wall_clock() - book.version_at)
-            if book.version_at
-            else 0.0,
-            usual=tuple(book.usual),
-            held=tuple(book.held.values()),
         )
 
     def _report(self, line: str) -> None:
@@ -158,44 +156,41 @@ class Store:
     def close(self) -> None:
         """Give the directory back; what is not acknowledged is forgotten. Fine when it is closed already."""
         self.abort_initial()
-        if self._run is not None:
-            if self._owed:
-                with suppress(OSError):
-                    self._settle()
-            with suppress(OSError):
-                self._run.ledger.close()
-        self._run = None
-        self._accumulator = None
-        self._owed.clear()
-        self._doubtful = None
-        self._kept = None
+        if self._parts is not None:
+            self._parts.facts.close()
+        self._parts = None
         self._pool.close()
 
     @property
-    def _open(self) -> RunDirectory:
-        if self._run is None:
+    def _open(self) -> _Open:
+        if self._parts is None:
             raise StoreError("the store is not open; call recover first")
-        return self._run
+        return self._parts
+
+    @property
+    def kind(self) -> DeltaKind:
+        """What the run's deltas are made of."""
+        return self._settings.kind
 
     @property
     def version(self) -> int:
         """The current version; -1 when there is none."""
-        return self._open.book.version
+        return self._open.facts.book.version
 
     @property
     def digest(self) -> str:
         """Digest of the current version; empty when there is none."""
-        return self._open.book.digests.get(self.version, "")
+        return self._open.facts.book.digests.get(self.version, "")
 
     @property
     def tokens_total(self) -> int:
         """Tokens of all deltas merged so far."""
-        return self._open.book.tokens_total
+        return self._open.facts.book.tokens_total
 
     @property
     def manifest(self) -> Manifest:
         """The model's tensors; StoreError before version 0."""
-        manifest = self._open.manifest
+        manifest = self._open.run.manifest
         if manifest is None:
             raise StoreError(
                 "the run has no weights yet; a client must publish its initial ones first"
@@ -205,39 +200,26 @@ class Store:
     @property
     def records(self) -> tuple[VersionRecord, ...]:
         """The records of the kept versions, oldest first."""
-        return self._versions.records
+        return self._open.kept.records
 
     @property
     def notices(self) -> tuple[str, ...]:
         """One line each about what `recover` found and repaired."""
-        return tuple(self._open.notices)
+        return tuple(self._open.run.notices)
 
     def known(self, key: DeltaKey) -> Outcome | None:
         """What became of a delta, or None when it was never acknowledged."""
-        return self._open.book.known(key)
+        return self._open.facts.book.known(key)
 
     # --- small facts --------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        if self._doubtful is not None:
-            # After a crash the folder would count as a version, so no fact may be written that contradicts it.
-            self._open.checkpoints.retract(self._doubtful)
-            self._doubtful = None
-        while self._owed:
-            self._open.ledger.append("version", self._owed[0].to_fact())
-            self._owed.pop(0)
-
-    def _record(self, fact: str, members: Mapping[str, Any]) -> None:
-        """Make a fact durable, then believe it."""
-        self._settle()
-        self._open.book.apply(self._open.ledger.append(fact, members))
-
     def start_run(self, run: str) -> str:
         """Name the run, once; returns the name it has, which is the first one it got."""
-        if not self._open.book.run:
+        facts = self._open.facts
+        if not facts.book.run:
             with disk("cannot write the ledger"):
-                self._record("run", {"run": run})
-        return self._open.book.run
+                facts.record("run", {"run": run})
+        return facts.book.run
 
     def lease(
         self, name: str, limit: int, index: int | None = None, *, loan: bool = False
@@ -246,7 +228,7 @@ class Store:
 
         loan: another name may be given it with that `index`, until it is leased for good.
         """
-        book = self._open.book
+        book = self._open.facts.book
         held = book.leases.get(name)
         if held is not None and held < limit:
             if name in book.loans and not loan:
@@ -263,13 +245,14 @@ class Store:
     def _book_lease(self, name: str, index: int, *, loan: bool) -> None:
         fact: dict[str, Any] = {"name": name, "index": index}
         with disk(f"cannot write the shard of {name} to the ledger"):
-            self._record("lease", fact | {"loan": True} if loan else fact)
+            self._open.facts.record("lease", fact | {"loan": True} if loan else fact)
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
-        """Remember the newest life of a client, so that an older one is known after a restart."""
-        if self._open.book.incarnations.get(name, -1) < incarnation:
+        """Remember the newest incarnation of a client, so that an older one is known after a restart."""
+        facts = self._open.facts
+        if facts.book.incarnations.get(name, -1) < incarnation:
             with disk(f"cannot write the incarnation of {name} to the ledger"):
-                self._record("incarnation", {"name": name, "incarnation": incarnation})
+                facts.record("incarnation", {"name": name, "incarnation": incarnation})
 
     # --- version 0 ----------------------------------------------------------------------------------------
 
@@ -281,7 +264,7 @@ class Store:
             )
         self.abort_initial()
         with disk("cannot write version 0"):
-            self._initial = InitialWeights(self._files, self._open.checkpoints, manifest)
+            self._initial = InitialWeights(self._files, self._open.run.checkpoints, manifest)
 
     def initial_next_chunk(self) -> int:
         """The chunk that `write_initial` expects next."""
@@ -308,10 +291,10 @@ class Store:
                 f"version 0 has {self.initial_next_chunk()} chunks only; send the rest"
             )
         members = {"format": 1, "tensors": initial.manifest.to_wire()}
-        if not self._open.book.run:
-            self.start_run(
-                f"run-{initial.manifest.fingerprint[:8]}"
-            )  # a version beside an empty ledger would mean that it was lost
+        facts = self._open.facts
+        if not facts.book.run:
+            # A version beside an empty ledger would mean that the ledger was lost.
+            self.start_run(f"run-{initial.manifest.fingerprint[:8]}")
         try:
             with disk("cannot write version 0"):
                 # No version refers to this file yet, so half of one does no harm.
@@ -319,11 +302,11 @@ class Store:
                     self._run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n"
                 )
                 self._files.sync_directory(self._run_dir)
-                self._doubtful = 0
-                checkpoint = initial.publish(self._open.book.generation)
+                facts.doubt(0)
+                checkpoint = initial.publish(facts.book.generation)
         finally:
             self.abort_initial()
-        self._open.manifest = initial.manifest
+        self._open.run.manifest = initial.manifest
         return self._adopt(checkpoint)
 
     # --- deltas -------------------------------------------------------------------------------------------
@@ -342,32 +325,34 @@ class Store:
         if known is None:
             delta = recordable(delta)
             with disk(f"cannot spool delta {key.text}"):
-                spool = self._open.spool
+                spool = self._open.run.spool
                 spool.abort_others(key)
                 if spool.begin(delta):
-                    self._drop(key)  # of what came under this name before nothing counts
+                    self._open.merging.drop(
+                        key
+                    )  # of what came under this name before nothing counts
                 part = spool.part(key)
                 part.weight, part.version = weight, self.version
         return known
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
         """The chunk that `spool_write` expects next; 0 for a delta that is not being received."""
-        return self._open.spool.next_chunk(key)
+        return self._open.run.spool.next_chunk(key)
 
     def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
         """Check and store a coded chunk, in order, and perhaps add it already; one that is there already is left alone."""
-        spool = self._open.spool
+        spool = self._open.run.spool
         with disk(f"cannot spool delta {key.text}"):
             checked = spool.write(key, index, frame, self.manifest)
         part = spool.part(key)
-        if checked is not None and part.version == self.version and _is_weight(part.weight):
-            self._sum.add_arriving(key, part.weight, index, checked.content)
+        if checked is not None and part.version == self.version:
+            self._open.merging.arriving(key, part.weight, index, checked.content)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: once this returns it is durable, in the spool or in quarantine."""
-        run = self._open
+        spool, facts = self._open.run.spool, self._open.facts
         with disk(f"cannot spool delta {key.text}"):
-            part = run.spool.seal(key, self.manifest)
+            part = spool.seal(key, self.manifest)
             finite = math.isfinite(part.norm) and part.norm <= LARGEST_NORM
             stored = StoredDelta(
                 part.delta,
@@ -376,207 +361,84 @@ class Store:
                 part.writer.sha256,
             )
             if finite:
-                self._record("accepted", to_fact(stored))
-                run.spool.done(key)
+                facts.record("accepted", to_fact(stored))
+                spool.done(key)
                 return SpoolResult(stored)
             problem = "it holds NaN or infinity"
             if math.isfinite(part.norm):
                 problem = f"its norm of {part.norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
-            self._record("quarantined", {**to_fact(stored), "reason": problem})
-        run.spool.done(key)
+            facts.record("quarantined", {**to_fact(stored), "reason": problem})
+        spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
-            run.spool.set_aside(key)
+            spool.set_aside(key)
         return SpoolResult(stored, problem)
-
-    def _drop(self, key: DeltaKey) -> None:
-        """Whatever of a delta is in the accumulator comes out."""
-        if self._accumulator is not None:
-            self._accumulator.remove(key)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Take a pending delta out of the run: it is not merged, and kept aside for a person to look at; `held`: until it is released.
 
         When it is in the accumulator already, that is made anew without it, from the spool, before it is used.
         """
-        run = self._open
-        if key not in run.book.pending:
+        facts = self._open.facts
+        if key not in facts.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
         with disk(f"cannot quarantine delta {key.text}"):
-            fact = {**to_fact(run.book.pending[key]), "reason": reason}
-            self._record("quarantined", fact | {"held": True} if held else fact)
-        self._drop(key)
+            fact = {**to_fact(facts.book.pending[key]), "reason": reason}
+            facts.record("quarantined", fact | {"held": True} if held else fact)
+        self._open.merging.drop(key)
         with suppress(OSError):  # recovery moves it if this does not
-            run.spool.set_aside(key)
+            self._open.run.spool.set_aside(key)
 
     def release(self, key: DeltaKey) -> None:
         """Let a delta that was quarantined as `held` wait to be merged again."""
-        run = self._open
-        if key not in run.book.held:
+        facts = self._open.facts
+        if key not in facts.book.held:
             raise StoreError(f"delta {key.text} is not held, so it cannot be released")
         with disk(f"cannot release delta {key.text}"):
-            run.spool.bring_back(key)  # recovery undoes this where the line is missing
-            self._record("released", to_fact(run.book.held[key]))
+            self._open.run.spool.bring_back(key)  # recovery undoes this where the line is missing
+            facts.record("released", to_fact(facts.book.held[key]))
 
     # --- the outer step -----------------------------------------------------------------------------------
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add `weight` times a pending delta to the accumulator. StoreError: the same deltas are in the accumulator as before."""
-        if key not in self._open.book.pending:
-            raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
-        if key in self.accumulated:
-            raise StoreError(f"delta {key.text} is in the accumulator already")
-        if not _is_weight(weight):
-            raise StoreError(
-                f"delta {key.text} has the weight {weight}; it must be a number of fp32, not negative"
-            )
-        self._sum.add(key, weight)
+        self._open.merging.accumulate(key, weight)
 
     @property
     def _sum(self) -> Accumulator | RobustAggregator:
-        rule = self._settings.rule
-        if self._accumulator is None and rule.by_rows:
-            self._accumulator = RobustAggregator(self.manifest, self._open.spool, self._pool, rule)
-        elif self._accumulator is None:
-            self._accumulator = Accumulator(
-                self.manifest, self._open.spool, self._pool, self._settings.kind
-            )
-        return self._accumulator
+        return self._open.merging.sum
 
     @property
     def accumulated(self) -> Mapping[DeltaKey, float]:
         """The deltas in the accumulator, with their weights."""
-        return dict(self._accumulator.weights) if self._accumulator else {}
+        return self._open.merging.accumulated
+
+    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
+        """What the next version is made of, out of the accumulator, which must hold exactly `merged`; see `Merging.average`."""
+        return self._open.merging.average(version, merged, scale)
+
+    def advance(self, average: Average) -> Committed:
+        """Make the next version; see `Merging.advance`. StoreError: the current version and the accumulator are as they were."""
+        return self._adopt(self._open.merging.advance(average))
 
     def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
-        """Make the next version out of the accumulator, which must hold exactly `merged`.
-
-        Average = scale * accumulator, or what the rule of aggregation makes of the deltas; of whole weights see `fsl_async.store.outer`. StoreError: the current version and the accumulator are as they were.
-        A damaged file of the current version is repaired first; Damaged where that, or a delta in the spool, is beyond repair.
-        """
-        run, manifest = self._open, self.manifest
-        self._check_commit(version, merged, scale)
-        repaired: set[str] = set()
-        while True:
-            try:
-                checkpoint = self._make(version, merged, scale)
-            except Damage as damage:
-                # It was found before it was used, and nothing of the next version is left.
-                if damage.file in repaired:
-                    raise run.checkpoints.damaged(run.book.version, damage, manifest) from damage
-                with disk(f"cannot write version {version}"):
-                    self._versions.mend_newest(damage, manifest)
-                repaired.add(damage.file)
-            else:
-                self._sum.clear()
-                return self._adopt(checkpoint)
-
-    def _make(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Checkpoint:
-        """Write the next version. Raises Damage where a file of the current one is not what was written; then nothing is left of the next."""
-        run, manifest = self._open, self.manifest
-        current = self._versions.get(run.book.version)
-        averages, used = self._averages(merged, scale)
-        entries = tuple(
-            MergedDelta(
-                Delta(one.key, "", one.delta.tokens, one.delta.steps),
-                one.staleness,
-                one.weight if one.key in used else 0.0,
-                run.book.pending[one.key].norm,
-            )
-            for one in merged
-        )
-        with (
-            disk(f"cannot write version {version}"),
-            VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
-        ):
-            if self._settings.kind.is_full:
-                done = advance_whole(
-                    self._files,
-                    manifest,
-                    current,
-                    writer=writer,
-                    sums=averages,
-                    member_weight=math.fsum(one.weight for one in merged),
-                    scale=scale,
-                    pool=self._pool,
-                )
-            else:
-                done = advance(
-                    self._files,
-                    manifest,
-                    current,
-                    writer=writer,
-                    averages=averages,
-                    settings=self._settings,
-                    pool=self._pool,
-                )
-            self._doubtful = version
-            record = VersionRecord(
-                version=version,
-                digest=done.digest,
-                parent=current.record.digest,
-                generation=run.book.generation,
-                fingerprint=manifest.fingerprint,
-                merged=entries,
-                scale=scale,
-                tokens_total=run.book.tokens_total + sum(one.delta.tokens for one in entries),
-                update_bytes=done.update_bytes,
-                update_chunks=manifest.chunks,
-                update_norm=done.update_norm,
-                rule=self._settings.rule.name,
-            )
-            return writer.publish(record, done.stored)
-
-    def _averages(
-        self, merged: Sequence[MergedDelta], scale: float
-    ) -> tuple[Iterator[NDArray[Any]], set[DeltaKey]]:
-        """What the round comes to, chunk by chunk, and the deltas that have a part in it."""
-        gathered = self._sum
-        if isinstance(gathered, RobustAggregator):
-            with disk("cannot read the deltas of the round"):
-                chosen = gathered.chosen()
-            return gathered.averages(chosen), {key for keys in chosen for key in keys}
-        used = {one.key for one in merged}
-        if self._settings.kind.is_full:
-            return gathered.chunks(), used
-        return scaled(gathered.chunks(), scale), used
-
-    def _check_commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
-        book = self._open.book
-        if version != book.version + 1:
-            raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
-        weights = {one.key: one.weight for one in merged}
-        if not merged or len(weights) != len(merged) or weights != self.accumulated:
-            raise StoreError(
-                f"version {version} is to merge {len(merged)} deltas, but other ones or other weights "
-                f"are in the accumulator ({len(self.accumulated)} deltas)"
-            )
-        if not math.isfinite(scale):
-            raise StoreError(f"version {version} has the scale {scale}; it must be finite")
-        for one in merged:
-            tokens = book.pending[one.key].delta.tokens
-            if tokens != one.delta.tokens:
-                raise StoreError(
-                    f"delta {one.key.text} was accepted with {tokens} tokens, not {one.delta.tokens}"
-                )
+        """`average` and `advance` with nothing between them."""
+        return self.advance(self.average(version, merged, scale))
 
     def _adopt(self, checkpoint: Checkpoint) -> Committed:
-        """A version exists: believe it, tell the ledger, and remove what is not needed any more."""
-        run = self._open
-        record = checkpoint.record
-        self._doubtful = None
-        self._versions.add(checkpoint)
-        run.book.apply({"fact": "version", **record.to_fact()})
-        self._owed.append(record)
+        """A version exists: enter it, tell the ledger, and remove what is not needed any more."""
+        opened, record = self._open, checkpoint.record
+        opened.kept.add(checkpoint)
+        opened.facts.believe(record)
         oldest = record.version - self._settings.keep_versions + 1
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
-        self._versions.drop_below(oldest)
+        opened.kept.drop_below(oldest)
         # The version exists whatever happens now, so nothing from here on may make the commit fail.
         notice = None
         try:
             # In this order: until the ledger has its line, a version's folder is the only record of what it merged.
-            self._settle()
-            run.prune(oldest)
+            opened.facts.settle()
+            opened.run.prune(oldest)
         except OSError as error:
             notice = f"tidying up after version {record.version} failed and is tried again: {error}"
         return Committed(
@@ -590,28 +452,22 @@ class Store:
 
     # --- what clients fetch -------------------------------------------------------------------------------
 
-    @property
-    def _versions(self) -> KeptVersions:
-        assert self._open is not None
-        assert self._kept is not None, "recover makes it"
-        return self._kept
-
     def keep_from(self, version: int | None) -> None:
         """Keep `version` and all after it while a client is fetching them, beyond keep_versions; None: none is."""
         self._serving_from = version
 
     def has_update(self, version: int) -> bool:
         """Whether the coded change from `version` - 1 to `version` is kept."""
-        return self._versions.has_update(version)
+        return self._open.kept.has_update(version)
 
     def read_update(self, version: int, index: int) -> bytes | None:
         """The coded chunk `index` of the change that leads to `version`; None when it is not kept; IndexError."""
-        return self._versions.read_update(version, index, self.manifest)
+        return self._open.kept.read_update(version, index, self.manifest)
 
     def read_full(self, version: int, index: int) -> bytes | None:
         """Chunk `index` of a kept version's weights as a lossless fp32 frame; None when it is not kept. Raises CheckpointDamaged."""
-        return self._versions.read_full(version, index, self.manifest)
+        return self._open.kept.read_full(version, index, self.manifest)
 
     def verify(self, version: int) -> bool:
         """Whether every byte of a kept version is as it was written; what is not is repaired where that is possible. Raises CheckpointDamaged."""
-        return self._versions.verify(version, self.manifest)
+        return self._open.kept.verify(version, self.manifest)

@@ -20,6 +20,7 @@ import shutil
 from collections import Counter
 from typing import Any
 
+from attrs import frozen
 from crash_checks import check
 from crash_clients import DOWN, MANIFEST, OTHER, OUTER, Invariants, VectorLearner
 from crash_disk import CrashDisk
@@ -48,6 +49,17 @@ LONGEST_S = 1200.0
 RARE_AT_S = 18.0
 NOON = 1_800_000_000.0
 """Wall clock at the start of the world, seconds since 1970."""
+
+
+@frozen
+class OtherServers:
+    """Stands for a group of parameter servers whose averages are all the same."""
+
+    clock: ProcessClock
+
+    def reduce(self, average, done, failed):
+        """Answer a second later."""
+        self.clock.call_at(self.clock.time() + 1.0, done, average)
 
 
 class World:
@@ -145,6 +157,7 @@ class World:
             round=RoundRules(0.5, 4.0, 1.0, 3.0),
             keep_versions=2,
             drain_s=5.0,
+            reduces=self.trigger == "rounds",
         )
         machine = ParameterServerMachine(rules, weighting_named("tokens"), "crash")
         self.alive[SERVER] = (clock, None, None)
@@ -167,6 +180,7 @@ class World:
             journal=journal,
             say=lambda _: None,
             finished=lambda finish: self._finished(SERVER, finish),
+            reduction=OtherServers(clock),
         )
         self._tap(shell, machine)
         self.points.watch(shell.node, "ps", lambda: self.kill(SERVER))

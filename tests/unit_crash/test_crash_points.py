@@ -25,8 +25,8 @@ from fsl_async.roles.machine import Effect
 from fsl_async.roles.split import effects as effects_split
 from fsl_async.roles.sync import effects
 from fsl_async.store import advance, recovery
+from fsl_async.store.facts import Facts
 from fsl_async.store.files import Files
-from fsl_async.store.store import Store
 
 SHELLS = {
     "ps": (ParameterServerShell,),
@@ -177,9 +177,9 @@ def _made(files, path):
 
 def _told_too_early(monkeypatch):
     monkeypatch.setattr(
-        Store,
-        "_record",
-        lambda self, fact, members: self._open.book.apply({**members, "fact": fact, "at": 1.0}),
+        Facts,
+        "record",
+        lambda self, fact, members: self.book.apply({**members, "fact": fact, "at": 1.0}),
     )
     return Point("ps", "commit", "before", 2), None
 

@@ -338,7 +338,7 @@ def broken_store(monkeypatch, server, method, error):
 @pytest.mark.parametrize(
     ("effect", "method"),
     [
-        (do.Commit(1, (), 1.0), "commit"),
+        (do.Average(1, (), 1.0), "average"),
         (do.VerifyVersion(0), "verify"),
     ],
 )

@@ -51,7 +51,7 @@ def a_run(teller):
         ),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
         do.Accumulate(key, 1.0),
-        do.Commit(1, (merged_of(key, tokens=100),), 1.0),
+        do.Average(1, (merged_of(key, tokens=100),), 1.0),
         ev.VersionCommitted(1, "e", 10, 0.1),
         ClientLeft("a", 5, "expired"),
         Finish("Ctrl-C"),

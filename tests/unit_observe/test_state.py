@@ -94,7 +94,7 @@ def round_of(run, number, called, answered, gone=(), *, sequence=None):
     facts = {"round": number, "called": len(called), "answered": len(answered)}
     run.write(
         Note("round", facts=facts),
-        do.Commit(number + 1, (), 1.0),
+        do.Average(number + 1, (), 1.0),
         ev.VersionCommitted(number + 1, f"d{number + 1}", 10, 0.1),
         after=2.0,
     )
@@ -212,10 +212,10 @@ def test_refused_quarantined_and_later_are_told_apart(run):
 def test_a_failed_commit_merges_nothing(run):
     """A full disk must not show as progress."""
     begin(run, "a")
-    run.write(*stored("a", 0, 1), do.Commit(1, (), 1.0), ev.CommitFailed(1, "full"))
+    run.write(*stored("a", 0, 1), do.Average(1, (), 1.0), ev.CommitFailed(1, "full"))
     state, _ = run.state()
     assert (state.ps.tokens, state.ps.pending, state.ps.rounds) == (0, 1, 0)
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
+    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
     assert run.state()[0].ps.tokens == 100
 
 
@@ -247,7 +247,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     assert state.clients["a"].doing == "gone"
     assert "start 2" in [one.text for one in news if one.kind == "server"][-1]
     run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), ev.VersionHeld("a", 1, "d1"))
-    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 1, 0.1))
+    run.write(do.Average(2, (), 1.0), ev.VersionCommitted(2, "d2", 1, 0.1))
     state, news = run.state()
     assert (state.ps.tokens, state.relaunches, state.clients["a"].deltas_merged) == (170, 0, 2)
     assert any(one.kind == "caught up" for one in news)
@@ -269,21 +269,21 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
     run.write(ClientLeft("c", 5, "expired"))
     facts = {"round": 0, "called": 4, "answered": 1}
     run.write(Note("round 0: merged", facts=facts))
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     assert told(run, "version")[-1] == (
         "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d, left: c; loss 2.000 (running mean); "
         "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
     )
     run.write(*(Send(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
-    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
+    run.write(do.Average(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
     assert told(run, "version")[-1] == (
         "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier rounds, from b; loss 5.500 (running mean); "
         "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
     )
     run.write(*(Send(name, msg.Call(2)) for name in "d"))
     run.write(*stored("d", 1, 1), *stored("d", 2, 2))
-    run.write(do.Commit(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
+    run.write(do.Average(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
     words = (
         "version 3: 1 of 1 called client merged (1 needed), and 1 delta of earlier rounds, from d;"
     )
@@ -323,7 +323,7 @@ def test_what_goes_on_unchanged_is_said_once(run):
     assert told(run, "note") == [one, two]
     run.write(ClientLeft("b", 5, "expired"), Note(one, "warning"), Note(one, "warning"))
     assert told(run, "note") == [one, two, one]
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     run.write(Note(one, "warning"))
     assert told(run, "note") == [one, two, one, one]
 
@@ -440,7 +440,7 @@ def test_a_version_made_before_the_kill_and_never_said_counts(run):
     """Between the rename that makes a version and the line that says so a server may die; status must agree with the ledger."""
     begin(run, "a")
     round_of(run, 0, ["a"], ["a"])
-    run.write(*stored("a", 1, 2, tokens=70), do.Commit(2, (), 1.0))
+    run.write(*stored("a", 1, 2, tokens=70), do.Average(2, (), 1.0))
     restart(run, 2, "d2")
     state, news = run.state()
     assert (state.ps.version, state.ps.deltas_merged, state.clients["a"].deltas_merged) == (2, 2, 2)

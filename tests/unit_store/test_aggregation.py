@@ -196,7 +196,7 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
             merge(run, keys)
         except SystemExit:
             killed = True
-        run.store._run = None  # nothing of the process runs on
+        run.store._parts = None  # nothing of the process runs on
         disk.bury()
         recovered = run.open()
         pending = [delta.key for delta in reversed(recovered.pending)]
@@ -277,7 +277,7 @@ def test_killed_while_it_is_released(make_run, crash_disk):
             run.store.release(key)
         except SystemExit:
             killed = True
-        run.store._run = None
+        run.store._parts = None
         disk.bury()
         recovered = run.open()
         held, pending = [d.key for d in recovered.held], [d.key for d in recovered.pending]

@@ -155,7 +155,7 @@ def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
     run.store.commit(1, [merged_of(key) for key in KEYS], 0.5)
     change = 0.5 * direction(1, 50) - 1.0 * direction(2, 50) + 2.0 * direction(3, 50)
     assert np.allclose(run.weights(1), before - 0.5 * change, atol=1e-6)
-    path = run.store._kept.get(1).path / "weights.safetensors"
+    path = run.store._parts.kept.get(1).path / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     assert not run.store.verify(1)
     assert np.allclose(run.weights(1), before - 0.5 * change, atol=1e-6), (

@@ -160,7 +160,7 @@ def test_a_damaged_update_is_made_again_or_not_sent(make_twins, place):
     assert line.startswith("version 2 was damaged: update.bin ")
     flip(folder(hurt, 2) / "update.bin", place)
     (hurt.root / "spool" / file_name(key("a", 1, 2))).unlink()
-    hurt.store._kept._update_places.clear()
+    hurt.store._parts.kept._update_places.clear()
     assert hurt.store.read_update(2, 0) is None
     assert not hurt.store.has_update(2)
     assert hurt.told[-1].endswith("clients get that version in full")

@@ -77,7 +77,7 @@ def test_versions_that_the_ledger_does_not_know_yet_are_kept(make_run, crash):
     assert "is tried again" in run.commit(key("a")).notice
     digest = run.commit(key("b")).digest
     if crash:
-        run.store._run.ledger.close()
+        run.store._parts.run.ledger.close()
         run.store = None
     else:
         disk.broken = False
@@ -101,7 +101,7 @@ def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
     disk.broken = True
     second = run.commit(key("b", 1, 2)).digest
     assert second != first
-    run.store._run.ledger.close()
+    run.store._parts.run.ledger.close()
     run.store = None
     recovered = run.open()
     assert (recovered.version, recovered.digest) == (2, second)

@@ -90,7 +90,7 @@ class Receiving:
         def finish() -> None:
             shell.worker.submit(
                 shell.store.finish_initial,
-                lambda made: shell.committed(made, started, number),
+                lambda made: shell.jobs.committed(made, started, number),
                 lambda error: shell.node.feed(ev.CommitFailed(0, str(error)), number),
             )
 

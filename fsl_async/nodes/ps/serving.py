@@ -133,7 +133,7 @@ class Serving:
             self._shell.worker,
             lambda index: read_chunk(version, index),
             count=count,
-            failed=lambda error: self._shell.read_failed(error, number),
+            failed=lambda error: self._shell.jobs.read_failed(error, number),
         )
         stream = version_stream(effect.kind, version)
         self._streams[(effect.peer, stream)] = (source, number)

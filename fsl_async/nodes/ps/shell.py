@@ -13,10 +13,11 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.nodes.ports import Listener, Store
+from fsl_async.nodes.ports import Listener, Reduction, Store
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.shards import Shards
+from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_async.nodes.wire import Hello, Welcome, beat_of, delta_stream, problem_of
@@ -35,9 +36,8 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.errors import Damaged, ManifestError
+from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import Committed
 from fsl_transport.rate_limit import Rate, TokenBucket
 
 
@@ -65,9 +65,10 @@ class ParameterServerShell:
         say: Callable[[Note], None],
         finished: Callable[[Finish], None],
         after_commit: Callable[[int], None] | None = None,
+        reduction: Reduction | None = None,
         count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None,
     ) -> None:
-        """after_commit: called in the worker with each version that is durable, before anybody hears of it. It must not raise.
+        """after_commit, reduction: see `StoreJobs`.
 
         count: called with each chunk of weights that came or goes, seen from the client.
         """
@@ -81,7 +82,6 @@ class ParameterServerShell:
         self.scheduler = scheduler
         self.say = say
         self._finished = finished
-        self._after_commit = after_commit
         self._count_chunk = count
         self._shards = Shards(facts.shards)
         self._refusals = TokenBucket(Rate(0.2, 10.0), scheduler.time())  # of which people are told
@@ -89,6 +89,15 @@ class ParameterServerShell:
         self._agreeing: set[str] = (
             set()
         )  # whose model is the manifest's, in the sessions that stand
+        self.jobs = StoreJobs(
+            store,
+            worker,
+            self.node.feed,
+            scheduler=scheduler,
+            say=say,
+            after_commit=after_commit,
+            reduction=reduction,
+        )
         self._receiving = Receiving(self)
         self._serving = Serving(self)
         self._transfer_progress = TransferProgress()
@@ -117,11 +126,13 @@ class ParameterServerShell:
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
-            do.Accumulate: self._accumulate,
-            do.Quarantine: self._quarantine,
-            do.Release: lambda e, n: self._store_job(lambda: self.store.release(e.key), n),
-            do.Commit: self._commit,
-            do.VerifyVersion: self._verify,
+            do.Accumulate: self.jobs.accumulate,
+            do.Quarantine: self.jobs.quarantine,
+            do.Release: self.jobs.release,
+            do.Average: self.jobs.average,
+            do.Reduce: self.jobs.reduce,
+            do.Commit: self.jobs.commit,
+            do.VerifyVersion: self.jobs.verify,
         }
 
     def start(self, recovered: ev.Recovered) -> None:
@@ -328,75 +339,3 @@ class ParameterServerShell:
                 self._count_chunk(self.manifest, direction, index, frame)
 
         return count
-
-    def _accumulate(self, effect: do.Accumulate, number: int) -> None:
-        self.worker.submit(
-            lambda: self.store.accumulate(effect.key, effect.weight),
-            lambda _: None,
-            # An acknowledged delta cannot be read back: going on would make a version without it.
-            lambda error: self.store_failed(f"a delta cannot be merged: {error}", number),
-        )
-
-    def _quarantine(self, effect: do.Quarantine, number: int) -> None:
-        self._store_job(
-            lambda: self.store.quarantine(effect.key, effect.reason, held=effect.held), number
-        )
-
-    def _store_job(self, job: Callable[[], None], number: int) -> None:
-        """In order with what is accumulated and committed. Where the ledger cannot be written, the run ends as it stands."""
-        self.worker.submit(
-            job,
-            lambda _: None,
-            lambda error: self.store_failed(
-                f"the ledger cannot be written: {error}: start this server again", number
-            ),
-        )
-
-    def store_failed(self, reason: str, number: int | None = None) -> None:
-        """Tell the machine that the store cannot go on; `number` of the effect that failed."""
-        self.node.feed(ev.StoreFailed(reason), number)
-
-    def _verify(self, effect: do.VerifyVersion, number: int) -> None:
-        version = effect.version
-        self.worker.submit(
-            lambda: self.store.verify(version),
-            lambda intact: self.node.feed(ev.VersionVerified(version, intact), number),
-            lambda error: self.read_failed(error, number),
-        )
-
-    def read_failed(self, error: Exception, number: int) -> None:
-        """A version cannot be read: damage ends the run; any other failure is reported, and the next fetch tries again."""
-        if isinstance(error, Damaged):
-            self.store_failed(str(error), number)
-        else:
-            self.say(Note(f"cannot read a version: {error}", "warning"))
-
-    def _commit(self, effect: do.Commit, number: int) -> None:
-        started = self.scheduler.time()
-
-        def commit() -> Committed:
-            made = self.store.commit(effect.version, effect.merged, effect.scale)
-            if self._after_commit is not None:
-                self._after_commit(made.version)
-            return made
-
-        self.worker.submit(
-            commit,
-            lambda made: self.committed(made, started, number),
-            lambda error: self._commit_failed(effect.version, error, number),
-        )
-
-    def _commit_failed(self, version: int, error: Exception, number: int) -> None:
-        if isinstance(error, Damaged):  # trying again would find it again
-            self.store_failed(f"version {version} cannot be made: {error}", number)
-        else:
-            self.node.feed(ev.CommitFailed(version, str(error)), number)
-
-    def committed(self, made: Committed, started: float, number: int) -> None:
-        """Tell the machine of a version that is durable; `started`: when its making was, `number` of the effect it ends."""
-        if made.notice:
-            self.say(Note(made.notice, "warning"))
-        seconds = self.scheduler.time() - started
-        self.node.feed(
-            ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number
-        )

@@ -92,12 +92,26 @@ class Release(Effect, tag="release"):
 
 
 @frozen
-class Commit(Effect, tag="commit"):
-    """Make `version` from the accumulator times `scale`. Ends in VersionCommitted or CommitFailed."""
+class Average(Effect, tag="average"):
+    """Fix the average that `version` is made of: the accumulator times `scale`. CommitFailed where that cannot be."""
 
     version: int
     merged: tuple[MergedDelta, ...]
     scale: float
+
+
+@frozen
+class Reduce(Effect, tag="reduce"):
+    """Reduce the average with those of other parameter servers. Ends in Reduced or CommitFailed."""
+
+    version: int
+
+
+@frozen
+class Commit(Effect, tag="commit"):
+    """Make `version` of its average. Ends in VersionCommitted or CommitFailed; in nothing where the average failed."""
+
+    version: int
 
 
 # --- client -----------------------------------------------------------------------------------------------

@@ -178,6 +178,13 @@ class VersionSent(Event, tag="version_sent"):
 
 
 @frozen
+class Reduced(Event, tag="reduced"):
+    """The average of `version` is that of all servers now."""
+
+    version: int
+
+
+@frozen
 class VersionCommitted(Event, tag="version_committed"):
     """A version is durable: its checkpoint directory has been renamed into place."""
 

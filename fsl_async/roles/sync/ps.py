@@ -24,9 +24,10 @@ Rules
     READY        timer "sync"                  COLLECTING   Tell Call or Turn to those whom the trigger chooses
     READY        VersionHeld                   READY        timer "sync" now, where too few were there before (not by the clock)
     COLLECTING   DeltaStored, RoundSkipped,     COLLECTING   Tell Accepted, Accumulate
-                 ClientLeft, timer "round"     or MERGING   Commit when the round says so; Tell Turn to the next (turns)
+                 ClientLeft, timer "round"     or MERGING   Average, Commit at the round's verdict; Tell Turn to the next (turns)
+    MERGING      Reduced                       MERGING      Commit (where servers reduce: Average, Reduce before)
     MERGING      VersionCommitted              READY        Tell Announce to all; when a limit is reached, towards the end
-    MERGING      CommitFailed                  MERGING      timer "retry", then Commit again
+    MERGING      CommitFailed                  MERGING      timer "retry", then Average, Commit again
     any          StoreFailed                   same         Finish with exit code 2: clients wait for the next start
     any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and Tell Accepted | Declined
     any          ClientHello                   same         Admit | Refuse
@@ -89,6 +90,7 @@ class ParameterServerMachine(RoundCoordinator):
             ev.FetchAsked: self.serving.fetch,
             ev.SendVersionFailed: self._serve_failed,
             ev.VersionHeld: self._held,
+            ev.Reduced: self._reduced,
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,

@@ -35,6 +35,7 @@ class ParameterServerRules:
     guard: GuardRules = field(factory=GuardRules)
     least_clients: int = 1  # whose deltas the rule of aggregation needs
     aggregation: str = "mean"
+    reduces: bool = False  # whether an average is reduced with those of other servers before it becomes a version
 
     @property
     def retry_s(self) -> float:

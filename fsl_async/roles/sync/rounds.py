@@ -202,7 +202,12 @@ class RoundCoordinator:
         self.phase = Phase.MERGING
         self.deadlines.cancel("round")
         merged, scale = self.deltas.begin_merge()
-        return [do.Commit(self.version + 1, merged, scale)]
+        version = self.version + 1
+        then = do.Reduce(version) if self.rules.reduces else do.Commit(version)
+        return [do.Average(version, merged, scale), then]
+
+    def _reduced(self, event: ev.Reduced, now: float) -> list[Effect]:
+        return [do.Commit(event.version)]
 
     def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
         if event.version == 0:

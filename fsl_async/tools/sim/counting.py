@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -18,13 +19,16 @@ from attrs import Factory, field, frozen, mutable
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.events import Attached, Rebased, Recovered, Snapshotted
+from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import LearnError, StoreError
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
+from fsl_async.store.merging import Average
 from fsl_async.store.records import Committed, Outcome, SpoolResult
 from fsl_transport import Scheduler
 
 T = TypeVar("T")
 CHUNKS = 2
+_DENSE = Dense()
 MANIFEST = Manifest.from_shapes([("count", (CHUNKS * CHUNK_VALUES,))])
 
 
@@ -172,9 +176,23 @@ class CountingStore:
         assert key not in self._accumulated, "a delta is accumulated once"
         self._accumulated[key] = weight
 
-    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
+    @property
+    def kind(self) -> DeltaKind:
+        """Of the size of the production kind."""
+        return _DENSE
+
+    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
+        """What the next version is made of; its tokens are its only value."""
+        assert {m.key for m in merged} == set(self._accumulated), (
+            "what is merged is what was accumulated"
+        )
+        weights = math.fsum(one.weight for one in merged)
+        return Average(version, tuple(merged), scale, weights, lambda: ())
+
+    def advance(self, average: Average) -> Committed:
         """Make the next version durable: in one step, as the rename of a checkpoint is."""
         disk, last = self.disk, self.disk.models[-1]
+        version, merged = average.version, average.merged
         assert version == last.version + 1, "versions follow one another"
         assert {m.key for m in merged} == set(self._accumulated), (
             "what is merged is what was accumulated"

@@ -249,7 +249,7 @@ class Simulation:
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             for effect in effects:
-                if isinstance(effect, do.Commit):
+                if isinstance(effect, do.Average):
                     for merged in effect.merged:
                         self.truth.delta_merged(merged.key, now)
             self.truth.after_server(machine, event, effects, now)

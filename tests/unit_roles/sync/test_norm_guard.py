@@ -161,9 +161,9 @@ def test_a_clipped_delta_weighs_less(guarded, look):
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a", 2, 1), 8 * 0.25)]
     assert "of norm 8 counts as one of 2" in look.notes(effects)
     server.store(key("b", 2, 1))
-    (commit,) = look.only(server.store(key("c", 2, 1)), do.Commit)
-    assert [one.weight for one in commit.merged] == [2.0, 8.0, 8.0]
-    assert commit.scale == 1 / 24
+    (average,) = look.only(server.store(key("c", 2, 1)), do.Average)
+    assert [one.weight for one in average.merged] == [2.0, 8.0, 8.0]
+    assert average.scale == 1 / 24
 
 
 def test_an_outlier_is_quarantined(guarded, look):
@@ -176,8 +176,8 @@ def test_an_outlier_is_quarantined(guarded, look):
     assert look.only(effects, do.Quarantine) == [do.Quarantine(key("a", 2, 1), reason)]
     assert not look.only(effects, do.Accumulate)
     assert look.said(effects, "a") == [msg.Declined(key("a", 2, 1), "quarantined", reason)]
-    (commit,) = look.only(effects, do.Commit)
-    assert [one.key.client for one in commit.merged] == ["b", "c"]
+    (average,) = look.only(effects, do.Average)
+    assert [one.key.client for one in average.merged] == ["b", "c"]
     assert look.said(server.offer(key("a", 2, 1), number=1))[0].code == "quarantined"
 
 
@@ -273,13 +273,13 @@ def test_a_rule_that_needs_more_clients_waits(make_server, look):
     server.store(key("a"))
     server.store(key("b"))
     effects = server.feed(ev.RoundSkipped("c", 0, "nothing trained"))
-    assert not look.only(effects, do.Commit)
+    assert not look.only(effects, do.Average)
     assert "trimmed needs deltas of 3 clients, there are 2" in look.notes(effects)
     server.fire()
     server.store(key("a", 2))
     server.store(key("b", 2))
-    (commit,) = look.only(server.store(key("c")), do.Commit)
-    assert len(commit.merged) == 5
+    (average,) = look.only(server.store(key("c")), do.Average)
+    assert len(average.merged) == 5
 
 
 def test_the_end_does_not_wait_for_a_rule(make_server, look):
@@ -294,7 +294,7 @@ def test_the_end_does_not_wait_for_a_rule(make_server, look):
             break
         effects = server.fire()
     assert [one.exit_code for one in look.only(effects, Finish)] == [0]
-    assert not look.only(effects, do.Commit)
+    assert not look.only(effects, do.Average)
 
 
 def test_no_norm_makes_a_weight_that_is_not_a_number():

@@ -241,7 +241,7 @@ class World:
                 self.job(server, lambda: self.accumulate(key))
             case do.CheckTransfers():
                 self.feed(server, ev.TransfersChecked(()))
-            case do.Commit(version, merged, _):
+            case do.Average(version, merged, _):
                 digest = f"{self.digests[-1]}+{version}" if len(self.digests) == version else ""
                 self.job(server, lambda: self.commit(version, merged, digest))
 

@@ -43,9 +43,9 @@ def test_drain_when_ready_calls_one_last_round(server, look):
     assert look.said(effects) == [msg.Call(0, last=True)] * 2
     assert drain(server) == []
     server.store(key("a"))
-    (commit,) = look.only(server.fire(), do.Commit)
+    (average,) = look.only(server.fire(), do.Average)
     assert server.now == 10.0, "the last round lasts drain_s, whatever the clock says"
-    assert len(commit.merged) == 1
+    assert len(average.merged) == 1
     effects = server.committed(1)
     assert look.only(effects, Finish) == []
     assert look.only(server.hold("a", 1), Finish) == []
@@ -88,7 +88,7 @@ def test_drain_while_merging(server, look):
     server.fire()
     server.store(key("a"))
     effects = drain(server)
-    assert look.only(effects, do.Commit) == []
+    assert look.only(effects, do.Average) == []
     assert look.said(server.committed(1)) == [msg.Announce(1, "d1")]
     assert look.said(server.fire()) == [msg.Call(1, last=True)]
     server.fire()
@@ -106,7 +106,7 @@ def test_drain_with_a_full_disk_ends(server, look, failed_before):
     server.store(key("a"))
     if failed_before:
         server.feed(ev.CommitFailed(1, "no space left"))
-        assert len(look.only(drain(server), do.Commit)) == 1, "one more try, at once"
+        assert len(look.only(drain(server), do.Average)) == 1, "one more try, at once"
     else:
         drain(server)
     effects = server.feed(ev.CommitFailed(1, "no space left"))
@@ -179,12 +179,12 @@ def test_the_end_waits_for_a_slow_upload(make_server, look):
     server.store(key("b"))
     server.moving = ("a",)
     effects = server.fire()
-    assert look.only(effects, do.Commit) == []
+    assert look.only(effects, do.Average) == []
     assert server.machine.round.missing() == ["a"], "c, whose bytes do not move, is given up"
     assert server.machine.next_deadline() == 10.0 + 60.0
     server.fire()
-    (commit,) = look.only(server.store(key("a"), after_s=5.0), do.Commit)
-    assert {one.key.client for one in commit.merged} == {"a", "b"}
+    (average,) = look.only(server.store(key("a"), after_s=5.0), do.Average)
+    assert {one.key.client for one in average.merged} == {"a", "b"}
 
 
 def test_the_end_waits_for_a_slow_download(make_server, look):
@@ -316,8 +316,8 @@ def test_recovery_with_pending_deltas(make_server, look):
     server.fire()
     for name in "abc":
         effects = server.feed(ev.RoundSkipped(name, 2, "nothing"))
-    (commit,) = look.only(effects, do.Commit)
-    assert [one.key for one in commit.merged] == [key("a", 3, 1)]
+    (average,) = look.only(effects, do.Average)
+    assert [one.key for one in average.merged] == [key("a", 3, 1)]
     server.committed(3)
     assert server.machine.tokens_total == 110
 

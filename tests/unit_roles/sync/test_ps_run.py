@@ -99,8 +99,8 @@ def test_timer_calls_and_all_answer(server, look):
     assert server.feed(ev.RoundSkipped("b", 7, "of another round")) == []
     effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
     assert "1 of 2 called clients sent a delta, all have answered" in look.notes(effects)
-    (commit,) = look.only(effects, do.Commit)
-    assert (commit.version, [one.key for one in commit.merged]) == (1, [key("a")])
+    (average,) = look.only(effects, do.Average)
+    assert (average.version, [one.key for one in average.merged]) == (1, [key("a")])
     effects = server.committed(1)
     assert look.said(effects) == [msg.Announce(1, "d1")] * 2
     assert server.machine.tokens_total == 8
@@ -122,7 +122,7 @@ def test_the_weight_that_an_offer_is_received_with_is_the_one_it_is_merged_with(
         assert found == said
         assert found[fresh] == 8.0
         assert found[late] == 8.0 * (1 + age) ** -0.5
-        assert look.only(server.feed(ev.RoundSkipped("c", version, "nothing")), do.Commit)
+        assert look.only(server.feed(ev.RoundSkipped("c", version, "nothing")), do.Average)
         (soon,) = look.only(server.offer(key("c", version, version)), do.ReceiveDelta)
         assert soon.weight == 8.0 * 2**-0.5, "while a merge is under way the next one is meant"
         server.committed(version + 1)
@@ -138,7 +138,7 @@ def test_quorum_then_grace_then_merge_without_the_slow(server, look):
     assert server.machine.next_deadline() == 665.0
     effects = server.fire()
     assert "without b" in look.notes(effects)
-    assert len(look.only(effects, do.Commit)) == 1
+    assert len(look.only(effects, do.Average)) == 1
 
 
 def test_grace_learnt_from_the_rounds_before(server):
@@ -162,7 +162,7 @@ def test_member_leaves_and_the_round_goes_on(server, look):
     server.store(key("a"))
     effects = server.left("b")
     assert "round 0 goes on without it" in look.notes(effects)
-    assert len(look.only(effects, do.Commit)) == 1
+    assert len(look.only(effects, do.Average)) == 1
 
 
 def test_same_incarnation_is_called_again(server, look):
@@ -182,7 +182,7 @@ def test_relaunched_incarnation_and_late_joiner_are_not_waited_for(server, look)
     server.fire()
     server.store(key("a"))
     effects = server.hello("b", 2)
-    assert len(look.only(effects, do.Commit)) == 1, "the ghost is not waited for"
+    assert len(look.only(effects, do.Average)) == 1, "the ghost is not waited for"
     server.committed(1)
     server.attach("b")
     server.hold("a", 1)
@@ -220,7 +220,7 @@ def test_everybody_leaves_and_everybody_skips(server, look):
     server.join("a", 2)
     server.fire()
     effects = server.feed(ev.RoundSkipped("a", 0, "nothing"))
-    assert look.only(effects, do.Commit) == []
+    assert look.only(effects, do.Average) == []
     assert (server.machine.phase, server.machine.next_deadline()) == (Phase.READY, 1800.0)
 
 
@@ -237,7 +237,7 @@ def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server
     server.store(key("a"))
     effects = server.fire()
     assert "no quorum after 195.0 s" in look.notes(effects)
-    assert len(look.only(effects, do.Commit)) == 1, "clients that hang must not stop the others"
+    assert len(look.only(effects, do.Average)) == 1, "clients that hang must not stop the others"
 
 
 def test_a_client_that_still_downloads_is_not_called(server, look):
@@ -249,7 +249,7 @@ def test_a_client_that_still_downloads_is_not_called(server, look):
     effects = server.fire()
     assert look.said(effects, "a") == [msg.Call(0)]
     assert server.machine.round.called == 1
-    assert len(look.only(server.store(key("a")), do.Commit)) == 1
+    assert len(look.only(server.store(key("a")), do.Average)) == 1
 
 
 def test_min_clients_is_for_the_first_sync_only(make_server, look):
@@ -290,7 +290,7 @@ def test_after_room_is_made_the_next_try_is_soon_and_needs_nobody(make_server, l
         effects = server.feed(ev.CommitFailed(1, words))
         said |= {look.notes(effects)}
         assert server.machine.next_deadline() - server.now < 10.01
-        assert look.only(server.fire(), do.Commit)
+        assert look.only(server.fire(), do.Average)
     assert said == {
         "version 1 could not be written: No space left on device (/r/v); nothing is lost; make room; it is tried again within 10 s"
     }
@@ -321,8 +321,8 @@ def test_late_delta_is_merged_with_its_staleness(server, look):
     assert look.said(effects) == [msg.Accepted(key("b"))]
     server.fire()
     server.store(key("a", 2, 1))
-    (commit,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Commit)
-    assert {one.key.client: one.staleness for one in commit.merged} == {"a": 0, "b": 1}
+    (average,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Average)
+    assert {one.key.client: one.staleness for one in average.merged} == {"a": 0, "b": 1}
 
 
 def test_refusals_answer_the_round(make_server, look):
@@ -373,8 +373,8 @@ def test_quarantine(server, look):
         msg.Declined(key("a"), "quarantined", "2 values are not finite")
     ]
     assert "quarantined delta a/1/0/1" in look.notes(effects)
-    (commit,) = look.only(effects, do.Commit)
-    assert [one.key.client for one in commit.merged] == ["b"]
+    (average,) = look.only(effects, do.Average)
+    assert [one.key.client for one in average.merged] == ["b"]
     assert look.said(server.offer(key("a"), number=0))[0].code == "quarantined"
     assert look.said(server.store(key("a")))[0].code == "quarantined"
 
@@ -388,7 +388,7 @@ def test_a_delta_of_a_client_that_left_counts_all_the_same(server, look):
     assert look.said(effects) == []
     assert len(look.only(effects, do.Accumulate)) == 1
     effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
-    assert len(look.only(effects, do.Commit)) == 1
+    assert len(look.only(effects, do.Average)) == 1
 
 
 def test_a_transfer_that_broke_off_is_asked_for_again(server, look):
@@ -409,11 +409,25 @@ def test_disk_full_at_commit_is_retried_with_what_came_meanwhile(make_server, lo
     server.fire()
     assert server.machine.phase is Phase.MERGING
     effects = server.store(key("b"), number=0)
-    assert look.only(effects, do.Commit) == [], "one version at a time"
+    assert look.only(effects, do.Average) == [], "one version at a time"
     effects = server.feed(ev.CommitFailed(1, "no space left"))
     assert "no space left; nothing is lost; it is tried again within 100 s" in look.notes(effects)
-    (commit,) = look.only(server.fire(), do.Commit)
-    assert [one.key.client for one in commit.merged] == ["a", "b"]
+    (average,) = look.only(server.fire(), do.Average)
+    assert [one.key.client for one in average.merged] == ["a", "b"]
+
+
+def test_an_average_is_reduced_before_it_becomes_a_version(make_server, look):
+    """With several servers; what fails on the way is tried again from the average on."""
+    server = make_server(reduces=True)
+    server.begin("a")
+    server.fire()
+    assert [type(one) for one in server.store(key("a"))[-2:]] == [do.Average, do.Reduce]
+    server.feed(ev.CommitFailed(1, "the other server is away"))
+    assert [type(one) for one in server.fire()] == [do.Average, do.Reduce]
+    assert server.machine.phase is Phase.MERGING
+    assert server.feed(ev.Reduced(1)) == [do.Commit(1)]
+    server.committed(1)
+    assert server.machine.version == 1
 
 
 def test_deltas_that_come_while_merging_go_to_the_next_version(server, look):
@@ -476,7 +490,7 @@ def test_another_model_is_rejected_and_not_waited_for(server, look):
     (reject,) = look.said(effects, "b")
     assert (reject.code, "head.weight" in reject.text) == ("model", True)
     assert "b" not in server.machine.members
-    assert len(look.only(effects, do.Commit)) == 1
+    assert len(look.only(effects, do.Average)) == 1
     assert look.only(server.attach("b"), EndSession)[0].peer == "b"
 
 

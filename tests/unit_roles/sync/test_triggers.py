@@ -65,7 +65,7 @@ def test_who_is_called_when(run, look, trigger, at_first, after_a):
     assert server.now == 0.0, "as soon as the version is there"
     effects = server.store(key("b"))
     if after_a is None:
-        assert look.only(effects, do.Commit)
+        assert look.only(effects, do.Average)
         effects = server.committed(1)
         assert look.said(effects) == [], "only the next one is told"
         effects = server.fire()
@@ -74,7 +74,7 @@ def test_who_is_called_when(run, look, trigger, at_first, after_a):
     assert called(effects) == after_a
     effects = server.store(key("a"))
     assert "2 of 2 called clients sent a delta" in look.notes(effects)
-    assert len(look.only(effects, do.Commit)[0].merged) == 2
+    assert len(look.only(effects, do.Average)[0].merged) == 2
     assert look.said(server.committed(1)) == [msg.Announce(1, "d1")] * 2
     assert called(server.fire()) == [(name, 1) for name, _ in at_first]
 
@@ -126,7 +126,7 @@ def test_a_client_that_hangs(run, look, trigger):
         assert "stays open: 0 of 2 called clients sent a delta" in look.notes(server.fire())
         effects = server.store(key("b"), after_s=7.0)
         assert "1 of 2 called clients sent a delta, none from a in time" in look.notes(effects)
-        assert look.only(effects, do.Commit)
+        assert look.only(effects, do.Average)
         return
     effects = server.fire()
     assert server.now == 100.0
@@ -210,7 +210,7 @@ def test_after_a_restart_nobody_trains_a_round_twice(make_server, look, trigger,
     assert server.now == 10.0
     assert called(effects) == expected
     if trigger == "sequential":
-        assert len(look.only(effects, do.Commit)) == 1
+        assert len(look.only(effects, do.Average)) == 1
         server.committed(2)
         assert called(server.fire()) == [("a", 2)], "nobody knows whose turn it was: from the start"
     else:
@@ -320,8 +320,8 @@ def test_what_came_while_the_last_version_was_made_is_merged_too(run, look):
     server.store(key("b"))
     server.committed(1)
     server.hold("a", 1)
-    (commit,) = look.only(server.hold("b", 1), do.Commit)
-    assert [one.key for one in commit.merged] == [key("b")]
+    (average,) = look.only(server.hold("b", 1), do.Average)
+    assert [one.key for one in average.merged] == [key("b")]
     server.committed(2)
     server.hold("a", 2)
     server.hold("b", 2)
@@ -443,12 +443,12 @@ def test_a_buffered_trigger_is_a_completion_and_an_entry(run, look, monkeypatch)
         assert server.machine.phase is Phase.COLLECTING
         effects = server.store(key(name))
     assert f"{K} of {K} deltas buffered" in look.notes(effects)
-    assert [m.key.client for m in look.only(effects, do.Commit)[0].merged] == ["a", "b", "c"]
+    assert [m.key.client for m in look.only(effects, do.Average)[0].merged] == ["a", "b", "c"]
     server.committed(1)
     server.fire()
     assert server.now == 0.0, "the next round is open at once"
     server.store(key("d"))  # of round 0: late, and it counts
     server.store(key("a", 2, 1))
     effects = server.store(key("b", 2, 0))
-    (commit,) = look.only(effects, do.Commit)
-    assert [(m.key.client, m.staleness) for m in commit.merged] == [("d", 1), ("a", 0), ("b", 1)]
+    (average,) = look.only(effects, do.Average)
+    assert [(m.key.client, m.staleness) for m in average.merged] == [("d", 1), ("a", 0), ("b", 1)]

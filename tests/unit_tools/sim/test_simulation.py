@@ -145,19 +145,19 @@ def _forget_acknowledged(monkeypatch):
 
 
 def _merge_again(monkeypatch):
-    original = CountingStore.commit
+    original = CountingStore.advance
 
-    def commit(self, version, merged, scale):
-        if self.disk.merged and version % 7 == 0:
+    def advance(self, average):
+        if self.disk.merged and average.version % 7 == 0:
             again = next(iter(self.disk.merged))
             self.disk.models[-1] = type(self.disk.models[-1])(
                 self.disk.models[-1].version,
                 self.disk.models[-1].total + 1000 * len(again.client),
                 self.disk.models[-1].digest,
             )
-        return original(self, version, merged, scale)
+        return original(self, average)
 
-    monkeypatch.setattr(CountingStore, "commit", commit)
+    monkeypatch.setattr(CountingStore, "advance", advance)
 
 
 def _acknowledge_early(monkeypatch):

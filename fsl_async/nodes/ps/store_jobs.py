@@ -1,0 +1,169 @@
+"""The jobs of a parameter server's store that end in no stream: sums, versions, quarantine. Its one worker does them in order.
+
+That order is what makes "accumulate these, then average" mean what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fsl_async.roles.machine import Note
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.store.errors import Damaged
+
+if TYPE_CHECKING:
+    from fsl_async.nodes.ports import Reduction, Store
+    from fsl_async.nodes.runtime import Worker
+    from fsl_async.roles.machine import Event
+    from fsl_async.store.merging import Average
+    from fsl_async.store.records import Committed
+    from fsl_transport import Scheduler
+
+
+class StoreJobs:
+    """Carries effects out with the store. `number`: of the effect, for the event that ends it."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: Worker,
+        feed: Callable[[Event, int | None], None],
+        *,
+        scheduler: Scheduler,
+        say: Callable[[Note], None],
+        after_commit: Callable[[int], None] | None = None,
+        reduction: Reduction | None = None,
+    ) -> None:
+        """after_commit: called in the worker with each version that is durable, before any client is told. It must not raise.
+
+        reduction: what `Reduce` is done with.
+        """
+        self._store = store
+        self._worker = worker
+        self._feed = feed
+        self._scheduler = scheduler
+        self._say = say
+        self._after_commit = after_commit
+        self._reduction = reduction
+        self._average: Average | None = None
+        self._begun_at = 0.0
+
+    def accumulate(self, effect: do.Accumulate, number: int) -> None:
+        """Add a delta to the sum."""
+        self._worker.submit(
+            lambda: self._store.accumulate(effect.key, effect.weight),
+            lambda _: None,
+            # An acknowledged delta cannot be read back: going on would make a version without it.
+            lambda error: self.failed(f"a delta cannot be merged: {error}", number),
+        )
+
+    def quarantine(self, effect: do.Quarantine, number: int) -> None:
+        """Keep a delta out of the run."""
+        self._write(
+            lambda: self._store.quarantine(effect.key, effect.reason, held=effect.held), number
+        )
+
+    def release(self, effect: do.Release, number: int) -> None:
+        """Let a held delta wait again."""
+        self._write(lambda: self._store.release(effect.key), number)
+
+    def _write(self, job: Callable[[], None], number: int) -> None:
+        """Where the ledger cannot be written, the run ends as it stands."""
+        self._worker.submit(
+            job,
+            lambda _: None,
+            lambda error: self.failed(
+                f"the ledger cannot be written: {error}: start this server again", number
+            ),
+        )
+
+    def average(self, effect: do.Average, number: int) -> None:
+        """Fix what the next version is made of."""
+        self._begun_at = self._scheduler.time()
+
+        def average() -> None:
+            self._average = None
+            self._average = self._store.average(effect.version, effect.merged, effect.scale)
+
+        self._worker.submit(
+            average,
+            lambda _: None,
+            lambda error: self._commit_failed(effect.version, error, number),
+        )
+
+    def reduce(self, effect: do.Reduce, number: int) -> None:
+        """Hand the average to the reduction, and take what comes of it."""
+        reduction = self._reduction
+        assert reduction is not None, "the machine is not told to reduce"
+
+        def reduced(average: Average) -> None:
+            self._average = average
+            self._feed(ev.Reduced(effect.version), number)
+
+        def failed(error: Exception) -> None:
+            self._commit_failed(effect.version, error, number)
+
+        def averaged(average: Average | None) -> None:
+            if average is not None:
+                reduction.reduce(average, reduced, failed)
+
+        self._worker.submit(lambda: self._average, averaged, failed)
+
+    def commit(self, effect: do.Commit, number: int) -> None:
+        """Make the next version."""
+
+        def commit() -> Committed | None:
+            average, self._average = self._average, None
+            if average is None:
+                return None  # taking it failed, which was reported
+            made = self._store.advance(average)
+            if self._after_commit is not None:
+                self._after_commit(made.version)
+            return made
+
+        def committed(made: Committed | None) -> None:
+            if made is not None:
+                self.committed(made, self._begun_at, number)
+
+        self._worker.submit(
+            commit,
+            committed,
+            lambda error: self._commit_failed(effect.version, error, number),
+        )
+
+    def _commit_failed(self, version: int, error: Exception, number: int) -> None:
+        if isinstance(error, Damaged):  # trying again would find it again
+            self.failed(f"version {version} cannot be made: {error}", number)
+        else:
+            self._feed(ev.CommitFailed(version, str(error)), number)
+
+    def committed(self, made: Committed, begun_at: float, number: int) -> None:
+        """Tell the machine of a version that is durable."""
+        if made.notice:
+            self._say(Note(made.notice, "warning"))
+        seconds = self._scheduler.time() - begun_at
+        self._feed(
+            ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number
+        )
+
+    def verify(self, effect: do.VerifyVersion, number: int) -> None:
+        """Read every byte of a version."""
+        version = effect.version
+        self._worker.submit(
+            lambda: self._store.verify(version),
+            lambda intact: self._feed(ev.VersionVerified(version, intact), number),
+            lambda error: self.read_failed(error, number),
+        )
+
+    def read_failed(self, error: Exception, number: int) -> None:
+        """A version cannot be read: damage ends the run; any other failure is reported, and the next fetch tries again."""
+        if isinstance(error, Damaged):
+            self.failed(str(error), number)
+        else:
+            self._say(Note(f"cannot read a version: {error}", "warning"))
+
+    def failed(self, reason: str, number: int | None = None) -> None:
+        """Tell the machine that the store cannot go on."""
+        self._feed(ev.StoreFailed(reason), number)

@@ -1,0 +1,64 @@
+"""Facts: a run's ledger and the book that its lines add up to, kept in step while the run goes on.
+
+Two things may be owed to the ledger when a write failed, and come before anything else is written:
+
+    a doubtful version    its folder may be there although its commit failed: it is taken back, because after a crash it
+                          would count as a version
+    lines of versions     the version exists, and its line could not be written
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsl_async.store.book import Book
+    from fsl_async.store.checkpoint import Checkpoints
+    from fsl_async.store.ledger import Ledger
+    from fsl_async.store.records import VersionRecord
+
+
+class Facts:
+    """What is durable of one open run. Methods raise OSError as the system gives it."""
+
+    def __init__(self, ledger: Ledger, book: Book, checkpoints: Checkpoints) -> None:
+        self.book = book
+        self._ledger = ledger
+        self._checkpoints = checkpoints
+        self._doubtful: int | None = None
+        self._owed: list[VersionRecord] = []
+
+    def record(self, fact: str, members: Mapping[str, Any]) -> None:
+        """Make a fact durable, then enter it into the book."""
+        self.settle()
+        self.book.apply(self._ledger.append(fact, members))
+
+    def doubt(self, version: int) -> None:
+        """From now on the version's folder may appear, and does not count until `believe`."""
+        self._doubtful = version
+
+    def believe(self, record: VersionRecord) -> None:
+        """A version exists: enter it into the book; `settle` writes its line."""
+        self._doubtful = None
+        self.book.apply({"fact": "version", **record.to_fact()})
+        self._owed.append(record)
+
+    def settle(self) -> None:
+        """Write what is owed."""
+        if self._doubtful is not None:
+            self._checkpoints.retract(self._doubtful)
+            self._doubtful = None
+        while self._owed:
+            self._ledger.append("version", self._owed[0].to_fact())
+            self._owed.pop(0)
+
+    def close(self) -> None:
+        """Write lines that are owed where that is possible, and give the ledger back."""
+        if self._owed:
+            with suppress(OSError):
+                self.settle()
+        with suppress(OSError):
+            self._ledger.close()

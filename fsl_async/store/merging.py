@@ -1,0 +1,284 @@
+"""Merging: the deltas of a round, their average, and the version made of it.
+
+    accumulate   a delta is in the round from now on
+    average      fix what the round comes to, as chunks
+    advance      make the next version of the average (fsl_async.store.advance)
+
+A reduction over several servers stands between the last two: it takes the chunks of an average and gives others
+(`Average.through`). What is accumulated meanwhile waits, and is of the round after.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from attrs import evolve, frozen
+
+from fsl_async.roles.sync.delta import Delta, MergedDelta
+from fsl_async.store.accumulator import Accumulator
+from fsl_async.store.advance import advance, advance_full, scaled
+from fsl_async.store.checkpoint import VersionWriter
+from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.kept_versions import disk
+from fsl_async.store.records import VersionRecord
+from fsl_async.store.robust_aggregator import RobustAggregator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.store.checkpoint import Checkpoint
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.facts import Facts
+    from fsl_async.store.files import Files
+    from fsl_async.store.kept_versions import KeptVersions
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.recovery import RunDirectory
+
+    Chunks = Iterable[NDArray[Any]]
+
+_LARGEST_WEIGHT = float(np.finfo(np.float32).max)
+
+
+def is_weight(weight: float | None) -> TypeGuard[float]:
+    """Whether a delta can be in the sum with that weight."""
+    return weight is not None and 0.0 <= weight <= _LARGEST_WEIGHT
+
+
+@frozen
+class Average:
+    """What a round comes to. Iterate over its chunks, float32, in flat order; each is valid until the next.
+
+    It may be iterated more than once, as long as the version is not made. Of full weights the chunks are their weighted
+    sums, float64 (fsl_async.store.outer).
+    """
+
+    version: int
+    merged: tuple[MergedDelta, ...]
+    """As they go on record: a delta that the rule of aggregation left out has the weight 0."""
+    scale: float
+    member_weight: float
+    """The sum of the weights with which they were accumulated."""
+    _chunks: Callable[[], Chunks]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return iter(self._chunks())
+
+    def through(self, change: Callable[[Chunks], Chunks]) -> Average:
+        """The same round with other chunks: what `change` makes of these."""
+        return evolve(self, chunks=lambda: change(self._chunks()))
+
+
+class Merging:
+    """The round that is being made into the next version, of one open run."""
+
+    def __init__(
+        self,
+        files: Files,
+        run: RunDirectory,
+        facts: Facts,
+        kept: KeptVersions,
+        *,
+        pool: ChunkPool,
+        settings: StoreSettings,
+    ) -> None:
+        self._files = files
+        self._run = run
+        self._facts = facts
+        self._kept = kept
+        self._pool = pool
+        self._settings = settings
+        self._sum: Accumulator | RobustAggregator | None = None
+        self._is_fixed = False  # an average is taken, and its version not made
+        self._later: dict[DeltaKey, float] = {}
+
+    @property
+    def _manifest(self) -> Manifest:
+        assert self._run.manifest is not None, "there is a version"
+        return self._run.manifest
+
+    @property
+    def sum(self) -> Accumulator | RobustAggregator:
+        """Where the deltas of the round are; made when it is first used."""
+        rule = self._settings.rule
+        spool = self._run.spool
+        if self._sum is None and rule.by_rows:
+            self._sum = RobustAggregator(self._manifest, spool, self._pool, rule)
+        elif self._sum is None:
+            self._sum = Accumulator(self._manifest, spool, self._pool, self._settings.kind)
+        return self._sum
+
+    @property
+    def accumulated(self) -> Mapping[DeltaKey, float]:
+        """The deltas of the round, with their weights."""
+        return {**(self._sum.weights if self._sum is not None else {}), **self._later}
+
+    def accumulate(self, key: DeltaKey, weight: float) -> None:
+        """Add `weight` times a pending delta. StoreError: the same deltas are in the sum as before."""
+        if key not in self._facts.book.pending:
+            raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
+        if key in self.accumulated:
+            raise StoreError(f"delta {key.text} is in the accumulator already")
+        if not is_weight(weight):
+            raise StoreError(
+                f"delta {key.text} has the weight {weight}; it must be a number of fp32, not negative"
+            )
+        self._later[key] = weight
+        if not self._is_fixed:
+            try:
+                self._catch_up()
+            except BaseException:
+                self._later.pop(key, None)
+                raise
+
+    def arriving(self, key: DeltaKey, weight: float | None, index: int, content: Any) -> None:
+        """A frame of a delta that is not complete may be added already (`Accumulator.add_arriving`)."""
+        if is_weight(weight) and not self._is_fixed:
+            self.sum.add_arriving(key, weight, index, content)
+
+    def drop(self, key: DeltaKey) -> None:
+        """Take out whatever is in the sum of a delta."""
+        self._later.pop(key, None)
+        if self._sum is not None:
+            self._sum.remove(key)
+
+    def _catch_up(self) -> None:
+        """Add what had to wait."""
+        while self._later:
+            key = next(iter(self._later))
+            self.sum.add(key, self._later[key])
+            del self._later[key]
+
+    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
+        """Fix what the next version is made of: exactly `merged`. StoreError: all is as it was.
+
+        average = scale * sum of weight * delta, or what the rule of aggregation makes of them.
+        """
+        self._is_fixed = False
+        self._catch_up()
+        self._check(version, merged, scale)
+        gathered = self.sum
+        chunks: Callable[[], Chunks]
+        if isinstance(gathered, RobustAggregator):
+            with disk("cannot read the deltas of the round"):
+                chosen = gathered.chosen()
+            used = {key for keys in chosen for key in keys}
+            chunks = lambda: gathered.averages(chosen)  # noqa: E731
+        else:
+            used = {one.key for one in merged}
+            is_full = self._settings.kind.is_full
+            chunks = gathered.chunks if is_full else lambda: scaled(gathered.chunks(), scale)
+        self._is_fixed = True
+        book = self._facts.book
+        return Average(
+            version,
+            tuple(
+                MergedDelta(
+                    Delta(one.key, "", one.delta.tokens, one.delta.steps),
+                    one.staleness,
+                    one.weight if one.key in used else 0.0,
+                    book.pending[one.key].norm,
+                )
+                for one in merged
+            ),
+            scale,
+            math.fsum(one.weight for one in merged),
+            chunks,
+        )
+
+    def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
+        book = self._facts.book
+        if version != book.version + 1:
+            raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
+        weights = {one.key: one.weight for one in merged}
+        if not merged or len(weights) != len(merged) or weights != self.accumulated:
+            raise StoreError(
+                f"version {version} is to merge {len(merged)} deltas, but other ones or other weights "
+                f"are in the accumulator ({len(self.accumulated)} deltas)"
+            )
+        if not math.isfinite(scale):
+            raise StoreError(f"version {version} has the scale {scale}; it must be finite")
+        for one in merged:
+            tokens = book.pending[one.key].delta.tokens
+            if tokens != one.delta.tokens:
+                raise StoreError(
+                    f"delta {one.key.text} was accepted with {tokens} tokens, not {one.delta.tokens}"
+                )
+
+    def advance(self, average: Average) -> Checkpoint:
+        """Make the version of an average; the round is over then. StoreError: version and round are as they were.
+
+        A damaged file of the current version is repaired first; Damaged where that, or a delta in the spool, is beyond
+        repair.
+        """
+        if not self._is_fixed or average.version != self._facts.book.version + 1:
+            raise StoreError(f"version {average.version} has no average; take it first")
+        self._is_fixed = False
+        repaired: set[str] = set()
+        while True:
+            try:
+                checkpoint = self._make(average)
+            except Damage as damage:
+                # It was found before it was used, and nothing of the next version is left.
+                if damage.file in repaired:
+                    raise self._run.checkpoints.damaged(
+                        self._facts.book.version, damage, self._manifest
+                    ) from damage
+                with disk(f"cannot write version {average.version}"):
+                    self._kept.repair_newest(damage, self._manifest)
+                repaired.add(damage.file)
+            else:
+                self.sum.clear()
+                return checkpoint
+
+    def _make(self, average: Average) -> Checkpoint:
+        """Write a version. Raises Damage where a file of the current one is not what was written; nothing of it is left then."""
+        run, manifest, version = self._run, self._manifest, average.version
+        current = self._kept.get(self._facts.book.version)
+        with (
+            disk(f"cannot write version {version}"),
+            VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
+        ):
+            if self._settings.kind.is_full:
+                done = advance_full(
+                    self._files,
+                    manifest,
+                    current,
+                    writer=writer,
+                    sums=average,
+                    member_weight=average.member_weight,
+                    scale=average.scale,
+                    pool=self._pool,
+                )
+            else:
+                done = advance(
+                    self._files,
+                    manifest,
+                    current,
+                    writer=writer,
+                    averages=average,
+                    settings=self._settings,
+                    pool=self._pool,
+                )
+            self._facts.doubt(version)
+            tokens = sum(one.delta.tokens for one in average.merged)
+            record = VersionRecord(
+                version=version,
+                digest=done.digest,
+                parent=current.record.digest,
+                generation=self._facts.book.generation,
+                fingerprint=manifest.fingerprint,
+                merged=average.merged,
+                scale=average.scale,
+                tokens_total=self._facts.book.tokens_total + tokens,
+                update_bytes=done.update_bytes,
+                update_chunks=manifest.chunks,
+                update_norm=done.update_norm,
+                rule=self._settings.rule.name,
+            )
+            return writer.publish(record, done.stored)
