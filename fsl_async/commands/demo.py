@@ -357,7 +357,7 @@ def _make_directory(run_dir: Path | None, output: Output) -> Path:
 
 
 def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
-    from fsl_async.observe.client_state import counted
+    from fsl_async.roles.phrasing import counted
     from fsl_async.tools.demo.settings import SHORT_TRIP_S
 
     what = (

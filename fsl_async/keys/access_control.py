@@ -13,9 +13,9 @@ from fsl_async.keys.admission import Admission
 from fsl_async.keys.folder import KeysFolder, default_directory
 from fsl_async.keys.holders import FILE, NameHolders
 from fsl_async.keys.phrasing import MessageThrottle, at_server
-from fsl_async.observe.client_state import counted
 from fsl_async.process.program import program
 from fsl_async.roles.machine import Note
+from fsl_async.roles.phrasing import counted
 from fsl_transport.zmq.curve import HandshakeFailed, KeyPair, ListenerCurve
 
 if TYPE_CHECKING:

@@ -1,30 +1,14 @@
-"""The journal: every event and every effect of a run with its cause, one JSON object a line.
+"""The journal: every event and every effect of a run with its cause, one JSON object a line (`journal_lines`).
 
-    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "round_called", "cause": null, "round": 3}
-    {"n": 18, "t": 1763722149.3, "now": 812.04, "kind": "effect", "type": "take_snapshot", "cause": 17, "sequence": 5}
+The same run gives the same bytes but for `t`; `TraceHash` is SHA-256 over its lines without `t`, for
+the simulator.
 
-    n      running number, going on where an earlier process of the same run stopped
-    t      wall clock, seconds since 1970
-    now    the shell's monotonic clock, seconds; starts anew with each process
-    kind   "event", "effect" or "note" (written by the shell, with any fields)
-    type   tag of the event or effect (`fsl_async.roles.names.Tagged`), or the note's name
-    cause  n of the event that an effect came from, or of the effect that an event ends; null where it came from outside
+A full disk never stops a run, and a slow one never holds its loop: a thread writes. Lines that cannot
+be written, or that find `MAX_WAITING_BYTES` waiting, are counted, and a note "journal_gap" has their
+number once there is space again; its `n` is that of the first of them.
 
-Then the fields of the attrs object. A field named like one of the six above gets an underscore behind it (`kind_`). Values
-are made small and plain: bytes become {"bytes": length}, containers of more than 64 items {"items": count}, non-finite
-floats "nan", "inf", "-inf", an attrs value with a `text` property (a delta key) that text, any other attrs value an object,
-with its tag under "type" where it has one. So a line is a few hundred bytes, whatever the size of the model.
-
-Why not the events themselves: the journal is read with grep and jq years later, by people without this version's classes.
-
-A line is canonical (no spaces, fields in the order of the class, floats by their shortest form), so the same run gives the same
-bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the simulator. A character that cannot be printed is
-a JSON escape in the file, so that `tail -f` of a journal is safe for a terminal, and in what is read the escape of `fsl_transport.text`.
-
-A full disk never stops a run, and a slow one never holds its loop: a thread writes, lines that cannot be written, or that find
-`MAX_WAITING_BYTES` waiting, are counted, and a note "journal_gap" says how many once there is space again. Its `n` is that of the first of them.
-
-A journal does not grow for ever: one that is full is put aside, and its successor begins with what all before it comes to (`segments`).
+A journal does not grow without end: a full one is put aside, and its successor begins with the sum of
+all before it (`segments`).
 """
 
 from __future__ import annotations
@@ -32,172 +16,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
-import math
 import os
 import threading
 import time
 from collections.abc import Callable
-from enum import Enum
-from numbers import Integral, Real
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import attrs
-
 from fsl_async.files.private_files import FILE_MODE, make_folder
-from fsl_async.observe import journal_text, segments
-from fsl_async.observe.state import RunState
+from fsl_async.observe import segments
+from fsl_async.observe.journal_lines import body_of, encode, line_of, note_body, read_line
+from fsl_async.observe.run_state import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-MAX_ITEMS = 64
-MAX_TEXT = 2000
+JOURNAL = "journal.jsonl"
+"""A node's journal, in its run directory."""
+
 FLUSH_EVERY_S = 1.0
 MAX_WAITING_BYTES = 16 << 20
 """Of lines that a slow disk has not taken: minutes of a busy server."""
 
-_MAX_DEPTH = 6
 _BUFFER_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 20
-_RESERVED = frozenset({"n", "t", "now", "kind", "type", "cause"})
-
-_encode = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
-).encode
-
-
-class _Plan:
-    """How objects of one class are written: their keys, and one call that gets all values."""
-
-    __slots__ = ("get", "keys", "name")
-
-    def __init__(self, cls: type) -> None:
-        names = [field.name for field in attrs.fields(cls)]
-        self.name: str = getattr(cls, "tag", cls.__name__)
-        self.keys = tuple(f"{name}_" if name in _RESERVED else name for name in names)
-        self.get: Callable[[Any], tuple[Any, ...]]
-        if len(names) == 1:
-            only = attrgetter(names[0])
-            self.get = lambda item: (only(item),)
-        else:
-            self.get = attrgetter(*names) if names else lambda _: ()
-
-
-_plans: dict[type, _Plan] = {}
-
-
-def _plan(cls: type) -> _Plan:
-    found = _plans.get(cls)
-    if found is None:
-        found = _plans[cls] = _Plan(cls)
-    return found
-
-
-def plain(value: Any, depth: int = 0) -> Any:
-    """Make a small JSON value of anything: see the rules in the module's docstring."""
-    kind = type(value)
-    if kind in _AS_IT_IS:
-        return value
-    writer = _writers.get(kind)
-    if writer is None:
-        writer = _writers[kind] = next(
-            (made for base, made in _BY_BASE if issubclass(kind, base)),
-            _plain_object if attrs.has(kind) else _plain_unknown,
-        )
-    return writer(value, depth)
-
-
-def _plain_float(value: float, _: int) -> Any:
-    return float(value) if math.isfinite(value) else str(float(value))
-
-
-def _plain_text(value: Any, _: int) -> str:
-    text = str(value)
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
-
-
-def _plain_dict(value: dict[Any, Any], depth: int) -> Any:
-    if depth >= _MAX_DEPTH or len(value) > MAX_ITEMS:
-        return {"items": len(value)}
-    return {_plain_key(key): plain(item, depth + 1) for key, item in value.items()}
-
-
-def _plain_key(key: Any) -> str:
-    made = plain(key, _MAX_DEPTH - 1)
-    return made if isinstance(made, str) else _encode(made)
-
-
-def _plain_items(value: Any, depth: int) -> Any:
-    if depth >= _MAX_DEPTH or len(value) > MAX_ITEMS:
-        return {"items": len(value)}
-    return [plain(item, depth + 1) for item in value]
-
-
-def _plain_set(value: Any, depth: int) -> Any:
-    # A set's order changes from process to process (hashes of strings are seeded), so it is sorted.
-    made = _plain_items(value, depth)
-    return sorted(made, key=_encode) if isinstance(made, list) else made
-
-
-def _plain_object(value: Any, depth: int) -> Any:
-    kind = type(value)
-    if isinstance(getattr(kind, "text", None), property):
-        return _plain_text(value.text, depth)
-    plan = _plan(kind)
-    made: dict[str, Any] = {"type": plan.name} if hasattr(kind, "tag") else {}
-    if depth < _MAX_DEPTH:
-        for key, item in zip(plan.keys, plan.get(value), strict=True):
-            made[key] = plain(item, depth + 1)
-    return made
-
-
-def _plain_unknown(value: Any, _: int) -> str:
-    return f"<{type(value).__name__}>"
-
-
-_AS_IT_IS = frozenset({int, bool, type(None)})
-_BY_BASE: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], Any]], ...] = (
-    (Enum, lambda value, _: value.name),
-    (Integral, lambda value, _: int(value)),
-    (Real, _plain_float),  # NumPy's scalars are registered as these
-    ((str, Path), _plain_text),
-    ((bytes, bytearray), lambda value, _: {"bytes": len(value)}),
-    (memoryview, lambda value, _: {"bytes": value.nbytes}),
-    (dict, _plain_dict),
-    ((list, tuple), _plain_items),
-    ((set, frozenset), _plain_set),
-)
-_writers: dict[type, Callable[[Any, int], Any]] = {}
-
-
-def as_fields(item: Any) -> dict[str, Any]:
-    """What a line says of an event or effect behind the first six keys, as a reader of the file would get it."""
-    plan = _plan(type(item))
-    return {key: plain(value) for key, value in zip(plan.keys, plan.get(item), strict=True)}
-
-
-def _body(item: Any) -> tuple[str, str]:
-    """Tag and the JSON text of the fields with a comma before it, ready to stand in a line."""
-    plan = _plan(type(item))
-    if not plan.keys:
-        return plan.name, ""
-    return plan.name, "," + _encode(as_fields(item))[1:-1]
-
-
-def _note_body(fields: dict[str, Any]) -> str:
-    if not fields:
-        return ""
-    made = {f"{key}_" if key in _RESERVED else key: plain(value) for key, value in fields.items()}
-    return "," + _encode(made)[1:-1]
-
-
-def _line(head: str, kind: str, name: str, cause: int | None, body: str) -> str:
-    by = "null" if cause is None else cause
-    return f'{{{head},"kind":"{kind}","type":"{name}","cause":{by}{journal_text.written(body)}}}\n'
 
 
 class TraceHash:
@@ -209,17 +52,17 @@ class TraceHash:
 
     def event(self, item: Any, now: float, cause: int | None = None) -> int:
         """Add an event; returns its number, the cause of what follows from it."""
-        name, body = _body(item)
+        name, body = body_of(item)
         return self._add(now, "event", name, cause, body)
 
     def effect(self, item: Any, now: float, cause: int | None = None) -> int:
         """Add an effect."""
-        name, body = _body(item)
+        name, body = body_of(item)
         return self._add(now, "effect", name, cause, body)
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
         """Add a note."""
-        return self._add(now, "note", name, cause, _note_body(fields))
+        return self._add(now, "note", name, cause, note_body(fields))
 
     def hexdigest(self) -> str:
         """SHA-256 over all lines so far, in hexadecimal."""
@@ -228,7 +71,7 @@ class TraceHash:
     def _add(self, now: float, kind: str, name: str, cause: int | None, body: str) -> int:
         n = self.count
         self.count = n + 1
-        line = _line(f'"n":{n},"now":{now!r}', kind, name, cause, body)
+        line = line_of(f'"n":{n},"now":{now!r}', kind, name, cause, body)
         self._hash.update(line.encode(errors="replace"))
         return n
 
@@ -281,17 +124,17 @@ class JournalWriter:
 
     def event(self, item: Any, now: float, cause: int | None = None) -> int:
         """Write an event; `cause` is the effect it ends. Returns its number, the cause of what follows from it."""
-        name, body = _body(item)
+        name, body = body_of(item)
         return self._add(now, "event", name, cause, body)
 
     def effect(self, item: Any, now: float, cause: int | None = None) -> int:
         """Write an effect that the event `cause` led to."""
-        name, body = _body(item)
+        name, body = body_of(item)
         return self._add(now, "effect", name, cause, body)
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
         """Write what is neither event nor effect; `name` is like a tag: node_started, unreadable_messages."""
-        return self._add(now, "note", name, cause, _note_body(fields))
+        return self._add(now, "note", name, cause, note_body(fields))
 
     def flush(self) -> None:
         """Hand everything to the operating system now: after this a kill -9 loses no line written before."""
@@ -322,7 +165,7 @@ class JournalWriter:
             self.count = n + 1
             self._now = now
             head = f'"n":{n},"t":{self._clock():.6f},"now":{now!r}'
-            line = _line(head, kind, name, cause, body)
+            line = line_of(head, kind, name, cause, body)
             if self._bytes + len(line) > MAX_WAITING_BYTES:
                 if not self._turned_away:
                     self._turned_away_from = n
@@ -343,7 +186,7 @@ class JournalWriter:
     def _gap(self, first: int, lost: int) -> str:
         """The line that says how many are missing, with the number of the first of them. With the lock."""
         head = f'"n":{first},"t":{self._clock():.6f},"now":{self._now!r}'
-        return _line(head, "note", "journal_gap", None, _note_body({"lines": lost}))
+        return line_of(head, "note", "journal_gap", None, note_body({"lines": lost}))
 
     def _flush(self) -> None:
         with self._writing:
@@ -419,8 +262,8 @@ class JournalWriter:
             if lines:  # with lower numbers than the new segment's first line
                 self._write(lines, gap)
             total.add(reader.read())  # what came meanwhile
-            body = "," + _encode(total.as_fields())[1:-1]
-            first = _line(head, "note", segments.SO_FAR, None, body).encode(errors="replace")
+            body = "," + encode(total.as_fields())[1:-1]
+            first = line_of(head, "note", segments.SO_FAR, None, body).encode(errors="replace")
             file = segments.turn(self.path, first, total.acknowledged)
             os.close(self._file)
             self._file, self._torn = file, False
@@ -436,7 +279,7 @@ def _resume(file: int) -> tuple[int, bool]:
     while True:
         tail = os.pread(file, length, max(0, size - length))
         for line in reversed(tail.split(b"\n")):
-            found = journal_text.read(line)
+            found = read_line(line)
             if found is not None and isinstance(found.get("n"), int):
                 return int(found["n"]) + 1, not tail.endswith(b"\n")
         if length >= min(size, segments.SEGMENT_BYTES):
@@ -494,7 +337,7 @@ class JournalReader:
             self._offset += len(line)
             if self._having and not any(word in line for word in self._having):
                 continue
-            found = journal_text.read(line)
+            found = read_line(line)
             if found is not None:
                 yield found
             elif line.strip():

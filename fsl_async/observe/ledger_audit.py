@@ -22,14 +22,13 @@ from attrs import evolve, field, frozen, mutable
 
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe import segments
-from fsl_async.observe.journal import JournalReader
+from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.roles.sync.delta import DeltaKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-JOURNAL = "journal.jsonl"
 LEDGER = "ledger.jsonl"
 
 _SHOWN = 5

@@ -1,21 +1,33 @@
-"""A journal that also tells the operator what happens, in the same words as `fsl-node status` and the live table."""
+"""Watching a running server: a journal that prints its news, and a count of unreadable messages.
+
+The lines are those of `fsl-node status --follow` and of the live table.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
-from fsl_async.observe.journal import JournalWriter, as_fields
-from fsl_async.observe.state import RunState, tells_something
+import fsl_transport as tp
+from fsl_async.observe.journal import JournalWriter
+from fsl_async.observe.journal_lines import as_fields
+from fsl_async.observe.run_state import SPLIT_SERVER, RunState, tells_something
 from fsl_async.observe.table import news_fields
 from fsl_async.roles.machine import Note
 
+GARBAGE_EVERY_S = 1.0
+
+_AT_PS = frozenset({"joined", "relaunched", "reconnected", "gone"})
+"""News of clients that the parameter server prints: a split server does not print them again."""
+
 
 class Reporter:
-    """Writes to `journal`, and says what a `RunState` of the same lines has to tell. Used on the loop thread only.
+    """Writes to `journal`, and prints the news of a `RunState` of the same lines. On the loop thread.
 
-    say: takes one line; in its place `record`, where there is one, takes a kind and fields. now: the shell's clock, for notes that come from no machine. clock: seconds since 1970.
+    say: takes one line; instead of it `record`, if given, takes a kind and fields. now: the shell's
+    clock, for notes that come from no machine. clock: seconds since 1970.
     """
 
     def __init__(
@@ -51,7 +63,7 @@ class Reporter:
         return self._journal.note(name, now, cause, **fields)
 
     def say(self, note: Note) -> None:
-        """Carry a Note out. One of the machine was told when it was written down; one of the shell is written here."""
+        """Carry a Note out: one of the machine was told when it was written, one of the shell is now."""
         if note is not self._last:
             self.note("note", self._now(), text=note.text, level=note.level)
 
@@ -63,9 +75,32 @@ class Reporter:
     def _apply(self, name: str, fields: dict[str, Any]) -> None:
         stamp = self._clock()
         for news in self._state.apply({"t": stamp, "type": name, **fields}):
-            if news.kind == "server":  # the command says itself where it listens
+            if news.kind == "server":  # the command prints itself where it listens
+                continue
+            if self._state.node.role == SPLIT_SERVER and news.kind in _AT_PS:
                 continue
             if self._record is not None:
                 self._record(news.kind, **news_fields(self._state, news))
             else:
                 self._say(f"{time.strftime('%H:%M:%S', time.localtime(stamp))}  {news.text}")
+
+
+class GarbageWatch:
+    """Writes to the journal how many messages were not of this program, whenever there are more."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, endpoint: tp.ListenerEndpoint, journal: Reporter
+    ) -> None:
+        self._loop, self._endpoint, self._journal = loop, endpoint, journal
+        self._seen = 0
+        self._timer = loop.call_later(GARBAGE_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        if self._endpoint.garbage > self._seen:
+            self._seen = self._endpoint.garbage
+            self._journal.note("unreadable_messages", self._loop.time(), garbage=self._seen)
+        self._timer = self._loop.call_later(GARBAGE_EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._timer.cancel()

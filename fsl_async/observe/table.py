@@ -1,23 +1,265 @@
-"""The live table of a run on a terminal, and plain lines elsewhere. Both are views of a `RunState` and know nothing else.
+"""What people see of a run: the table of clients, a live view of it, lines of news. Views of a `RunState`.
 
-On a terminal, with `rich` installed (the extra `live`), one table is redrawn in place. Without either, every `News` is one line:
-a few dozen for a run of a minute, and what a log file should hold.
+On a terminal, with `rich` installed (the extra `live`), one table is redrawn in place. Without
+either, every `News` is one line: a few dozen for a run of a minute, and what a log file should hold.
+
+The table fits the terminal's width. What matters most comes first: the client, what it does, on which
+version, at what loss and speed, how many of its deltas were merged, how much it sent. These fit 80
+columns in their short forms. A wider terminal also gets full names, steps, the course of the loss,
+full states and both sizes of what was sent, in this order, each as far as there is room.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fsl_async.observe.client_state import News, counted, megabytes
-from fsl_async.observe.columns import LOSS_LEGEND, fitted
-from fsl_async.observe.state import RunState
+from attrs import frozen
+
+from fsl_async.observe.clients import ClientState, News
+from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
+from fsl_async.roles.phrasing import counted, megabytes
+from fsl_async.roles.sync.training_trouble import LOSS_IS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NEWS_SHOWN = 6
+LOSS_LEGEND = "losses are running means; a version's line has the mean over its round"
+_SPLIT_LEGEND = "losses are those of uploads, as the split server trained them"
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 14
+_NAME_WIDTH = 14
+_GAP = 2
+
+Cell = Callable[[ClientState, float], str]
+
+
+# --- the table of clients ---
+
+
+@frozen
+class Column:
+    """One column: a cell where there is room, and where there is not (None: left out there)."""
+
+    title: str
+    full: Cell
+    short: Cell | None
+    is_number: bool = False
+
+
+def client_lines(state: RunState, now: float, width: int | None = None) -> list[str]:
+    """The table: a line of titles and one for each client, none longer than `width`."""
+    columns, upgrades = _LAYOUTS.get(state.node.role, _AT_PARAMETER_SERVER)
+    clients = [state.clients[name] for name in sorted(state.clients)]
+    return _fitted(clients, now, width, columns, upgrades)
+
+
+def legend(state: RunState) -> str:
+    """What the losses in the table are."""
+    return _SPLIT_LEGEND if state.node.role == SPLIT_SERVER else LOSS_LEGEND
+
+
+def _fitted(
+    clients: Sequence[ClientState],
+    now: float,
+    width: int | None,
+    columns: Sequence[Column],
+    upgrades: Sequence[int],
+) -> list[str]:
+    full = [[one.title, *(one.full(client, now) for client in clients)] for one in columns]
+    if width is None:
+        return _aligned(full, columns)
+    chosen: list[list[str] | None] = [
+        None if one.short is None else [one.title, *(one.short(client, now) for client in clients)]
+        for one in columns
+    ]
+    for index in upgrades:
+        wider = [*chosen[:index], full[index], *chosen[index + 1 :]]
+        if _width(wider) <= width:
+            chosen = wider
+    # A very narrow terminal: the last columns go first.
+    for index in reversed(range(2, len(columns))):
+        if _width(chosen) <= width:
+            break
+        chosen[index] = None
+    kept = [(cells, one) for cells, one in zip(chosen, columns, strict=True) if cells]
+    return [line[:width] for line in _aligned([c for c, _ in kept], [one for _, one in kept])]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as bars, low to high; more than `width` of them are averaged in groups."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * i // count for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def _width(chosen: Sequence[Sequence[str] | None]) -> int:
+    widths = [max(map(len, cells)) for cells in chosen if cells]
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _aligned(cells_of: Sequence[Sequence[str]], columns: Sequence[Column]) -> list[str]:
+    aligned = []
+    for cells, column in zip(cells_of, columns, strict=True):
+        size = max(map(len, cells))
+        aligned.append([f"{cell:{'>' if column.is_number else '<'}{size}}" for cell in cells])
+    return [(" " * _GAP).join(cells).rstrip() for cells in zip(*aligned, strict=True)]
+
+
+def _name(client: ClientState, _: float) -> str:
+    if len(client.name) <= _NAME_WIDTH:
+        return client.name
+    # Names of clients often differ at the end only.
+    return f"{client.name[: _NAME_WIDTH - 7]}…{client.name[-6:]}"
+
+
+def _state(client: ClientState, now: float) -> str:
+    words = client.words(now)
+    return f"{words}, relaunched {client.relaunches}x" if client.relaunches else words
+
+
+def _short_state(client: ClientState, now: float) -> str:
+    if client.doing != "gone":
+        return client.words(now)
+    gone_s = max(0.0, now - client.gone_at)
+    if gone_s < 1000:
+        return f"gone {gone_s:.0f} s"
+    return f"gone {gone_s / 60:.0f} min" if gone_s < 36_000 else f"gone {gone_s / 3600:.0f} h"
+
+
+def _version(client: ClientState, _: float) -> str:
+    return str(client.version) if client.version >= 0 else "-"
+
+
+def _step(client: ClientState, _: float) -> str:
+    return f"{client.step:,}"
+
+
+def _loss(client: ClientState, _: float) -> str:
+    if client.trouble.startswith(LOSS_IS):
+        return client.trouble.removeprefix(LOSS_IS).partition(",")[0]
+    return f"{client.loss:.3f}" if client.loss is not None else "-"
+
+
+def _spark(client: ClientState, _: float) -> str:
+    return sparkline(list(client.losses), _SPARK_WIDTH)
+
+
+def _speed(client: ClientState, _: float) -> str:
+    if client.tokens_per_s >= 1e6:
+        return f"{client.tokens_per_s / 1e6:,.1f} M"
+    return f"{client.tokens_per_s:,.0f}" if client.tokens_per_s else "-"
+
+
+def _deltas(client: ClientState, _: float) -> str:
+    return str(client.deltas_merged)
+
+
+def _uploads(client: ClientState, _: float) -> str:
+    return f"{client.uploads:,}"
+
+
+def _sent(client: ClientState, _: float) -> str:
+    up = client.up
+    ratio = f" ({up.ratio:.1f}x)" if up.ratio else ""
+    return f"{megabytes(up.raw)} as {megabytes(up.sent)}{ratio}" if up.sent else "-"
+
+
+def _short_sent(client: ClientState, _: float) -> str:
+    return megabytes(client.up.sent) if client.up.sent else "-"
+
+
+_CLIENT = Column("client", lambda client, _: client.name, _name)
+_DOING = Column("state", _state, _short_state)
+_LOSS = Column("loss", _loss, _loss)
+_LOSSES = Column("losses", _spark, None)
+
+_Layout = tuple[tuple[Column, ...], tuple[int, ...]]
+"""Columns, and which of them get their full form where there is room, in this order."""
+
+_AT_PARAMETER_SERVER: _Layout = (
+    (
+        _CLIENT,
+        _DOING,
+        Column("version", _version, _version, is_number=True),
+        _LOSS,
+        Column("tokens/s", _speed, _speed, is_number=True),
+        Column("deltas", _deltas, _deltas, is_number=True),
+        Column("sent up", _sent, _short_sent),
+        Column("step", _step, None, is_number=True),
+        _LOSSES,
+    ),
+    (0, 7, 8, 1, 6),
+)
+_AT_SPLIT_SERVER: _Layout = (
+    (_CLIENT, _DOING, _LOSS, Column("uploads", _uploads, _uploads, is_number=True), _LOSSES),
+    (0, 4, 1),
+)
+_LAYOUTS = {SPLIT_SERVER: _AT_SPLIT_SERVER}
+
+
+# --- lines ---
+
+_PHASES = {"waiting": "waiting for the first client's weights"}
+"""Phases that are clearer in other words."""
+
+
+def header(state: RunState, now: float, ends_at: float | None = None) -> str:
+    """The run in one or two lines."""
+    node = state.node
+    if node.role == SPLIT_SERVER:
+        return _split_header(state)
+    if node.role == CLIENT:
+        return f"{node.name} in run {node.run or 'none yet'}, version {state.site.version}"
+    if not node.run:
+        return "the parameter server is starting"
+    ps, phase = state.ps, _PHASES.get(node.phase, node.phase)
+    parts = [f"run {node.run}", phase if not node.ending else f"{phase} ({node.ending})"]
+    if ps.version >= 0:
+        parts.append(f"version {ps.version}")
+        parts.append(counted(ps.rounds, "round"))
+        parts.append(f"{ps.tokens:,} tokens merged")
+    if ps.participation is not None:
+        parts.append(f"participation {ps.participation:.0%}")
+    if ps.bytes_sent:
+        parts.append(f"{megabytes(ps.bytes_raw)} as {megabytes(ps.bytes_sent)} ({ps.ratio:.1f}x)")
+    if ends_at is not None and node.phase != "ended":
+        parts.append(f"{max(0.0, ends_at - now):.0f} s left")
+    return ", ".join(parts)
+
+
+def _split_header(state: RunState) -> str:
+    node, split = state.node, state.split_server
+    phase = f"{node.phase} ({node.ending})" if node.ending else node.phase
+    parts = [f"split server ({split.method}) of run {node.run or 'none yet'}", phase]
+    if split.round >= 0:
+        parts.append(f"newest round {split.round}")
+    if split.loss is not None:
+        parts.append(f"loss {split.loss:.3f}")
+    here = sum(client.connected for client in state.clients.values())
+    return ", ".join([*parts, f"{counted(here, 'client')} connected"])
+
+
+def news_fields(state: RunState, news: News) -> dict[str, Any]:
+    """One piece of news as fields of a JSON object."""
+    seconds = round(max(0.0, news.t - state.node.started_at), 3)
+    return {"seconds": seconds, "client": news.client, "level": news.level, "text": news.text}
+
+
+def news_line(state: RunState, news: News) -> str:
+    """One piece of news with the seconds since the run began."""
+    return f"{max(0.0, news.t - state.node.started_at):6.1f} s  {news.text}"
+
+
+# --- views ---
 
 
 class View(Protocol):
@@ -62,8 +304,11 @@ class PlainLines:
         """Nothing to do."""
 
 
+_STYLES = {"gone": "red", "joining": "yellow", "fetching": "yellow", "sending": "cyan"}
+
+
 class LiveTable:
-    """The table, redrawn in place by rich. `ends_at`: when the run is planned to end, seconds since 1970."""
+    """The table, redrawn in place by rich. ends_at: planned end of the run, seconds since 1970."""
 
     def __init__(self, ends_at: float | None = None, console: Console | None = None) -> None:
         from rich import console as screen
@@ -75,7 +320,7 @@ class LiveTable:
         self._live.start()
 
     def update(self, state: RunState, news: Sequence[News], now: float) -> None:
-        """Draw what fits on the screen: the header, the clients, then the newest news that there is room for."""
+        """Draw what fits on the screen: the header, the clients, then the newest news."""
         from rich.console import Group
         from rich.text import Text
 
@@ -84,9 +329,9 @@ class LiveTable:
         left = height - len(head.wrap(self._console, width)) - 2
         shown: list[Text] = []
         if state.clients:
-            names = sorted(state.clients)
-            lines = fitted([state.clients[name] for name in names], now, width)
-            styles = ["bold", *(_STYLES.get(state.clients[name].doing, "") for name in names)]
+            lines = client_lines(state, now, width)
+            doing = [state.clients[name].doing for name in sorted(state.clients)]
+            styles = ["bold", *(_STYLES.get(one, "") for one in doing)]
             rows = [
                 Text(line, style=style, no_wrap=True, overflow="crop")
                 for line, style in zip(lines, styles, strict=True)
@@ -95,7 +340,7 @@ class LiveTable:
             if len(rows) > room:
                 hidden = counted(len(rows) - room + 1, "client")
                 rows = [*rows[: room - 1], Text(f"and {hidden} more", style="dim")]
-            shown = [*rows, Text(LOSS_LEGEND, style="dim", no_wrap=True, overflow="crop")]
+            shown = [*rows, Text(legend(state), style="dim", no_wrap=True, overflow="crop")]
             left -= len(shown)
         told: list[Text] = []
         for one in reversed(sorted(state.news, key=lambda one: one.t)[-NEWS_SHOWN:]):
@@ -112,13 +357,6 @@ class LiveTable:
         self._live.stop()
 
 
-_STYLES = {"gone": "red", "joining": "yellow", "fetching": "yellow", "sending": "cyan"}
-
-
-_PHASES = {"waiting": "waiting for the first client's weights"}
-"""Phases that are clearer in other words."""
-
-
 def open_view(output: Any, *, ends_at: float | None = None) -> View:
     """Objects with --json; the table when standard output is a terminal and rich is there; else lines."""
     if output.as_json:
@@ -129,35 +367,3 @@ def open_view(output: Any, *, ends_at: float | None = None) -> View:
         except ImportError:
             output.say("(pip install 'fsl-async[live]' shows this as a table)")
     return PlainLines(output.say)
-
-
-def header(state: RunState, now: float, ends_at: float | None = None) -> str:
-    """The run in one or two lines."""
-    if not state.run:
-        return "the parameter server is starting"
-    phase = _PHASES.get(state.phase, state.phase)
-    parts = [f"run {state.run}", phase if not state.ending else f"{phase} ({state.ending})"]
-    if state.version >= 0:
-        parts.append(f"version {state.version}")
-        parts.append(counted(state.rounds, "round"))
-        parts.append(f"{state.tokens:,} tokens merged")
-    if state.participation is not None:
-        parts.append(f"participation {state.participation:.0%}")
-    if state.bytes_sent:
-        parts.append(
-            f"{megabytes(state.bytes_raw)} as {megabytes(state.bytes_sent)} ({state.ratio:.1f}x)"
-        )
-    if ends_at is not None and state.phase != "ended":
-        parts.append(f"{max(0.0, ends_at - now):.0f} s left")
-    return ", ".join(parts)
-
-
-def news_fields(state: RunState, news: News) -> dict[str, Any]:
-    """One piece of news as fields of a JSON object."""
-    seconds = round(max(0.0, news.t - state.started_at), 3)
-    return {"seconds": seconds, "client": news.client, "level": news.level, "text": news.text}
-
-
-def news_line(state: RunState, news: News) -> str:
-    """One piece of news with the seconds since the run began."""
-    return f"{max(0.0, news.t - state.started_at):6.1f} s  {news.text}"

@@ -1,4 +1,4 @@
-"""Counts in the words that notes use. Pure."""
+"""Counts and sizes for people. Pure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ def share_of(count: int, called: int) -> str:
 def here_of(here: int, needed: int) -> str:
     """`1 client is here, 2 are needed`."""
     return f"{counted(here, 'client')} {_be(here)} here, {needed:,} {_be(needed)} needed"
+
+
+def megabytes(count: int) -> str:
+    """Bytes in powers of ten; small runs move kilobytes, which are not 0.0 MB."""
+    if count >= 1_000_000_000:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.1f} MB" if count >= 1_000_000 else f"{count / 1e3:.1f} kB"
 
 
 def _be(count: int) -> str:

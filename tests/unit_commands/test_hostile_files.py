@@ -12,10 +12,9 @@ from fsl_async.cluster.supervisor import ChildExited
 from fsl_async.commands.output import Output, encoded
 from fsl_async.errors import FslError, describe
 from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter, TraceHash
-from fsl_async.observe.state import RunState
-from fsl_async.observe.table import header, news_line
+from fsl_async.observe.run_state import RunState
+from fsl_async.observe.table import client_lines, header, news_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo.play import Demo
 from fsl_transport.loop import run as run_loop
@@ -69,14 +68,15 @@ def test_status_of_a_hostile_journal(options, tmp_path, capsys):
     check(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--follow"]])
 def test_status_of_a_hostile_split_servers_files(options, tmp_path, capsys):
     """A split server's journal and ledger must be as harmless."""
     path = tmp_path / "server"
     (path / "checkpoints").mkdir(parents=True)
     lines = [
-        {"type": "node_started", "method": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1},
-        {"type": "admit_split", "peer": HOSTILE},
+        {"type": "node_started", "role": "server", "method": HOSTILE, "address": HOSTILE},
+        {"type": "split_client_hello", "peer": HOSTILE, "incarnation": 1, "run": HOSTILE},
+        {"type": "admit_split", "peer": HOSTILE, "incarnation": 1},
         {"type": "round_done_received", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
         {"type": "finish", "reason": HOSTILE},
         {"type": "node_ended"},
@@ -104,7 +104,7 @@ def test_the_table_of_a_hostile_journal(tmp_path):
     state = RunState()
     reader = JournalReader(hostile_run(tmp_path / "run") / "journal.jsonl")
     news = [one for line in reader.read() for one in state.apply(line)]
-    shown = [header(state, 1e6), *fitted(list(state.clients.values()), 1e6)]
+    shown = [header(state, 1e6), *client_lines(state, 1e6)]
     shown += [news_line(state, one) for one in news]
     assert len(news) >= 5
     check("\n".join(shown))

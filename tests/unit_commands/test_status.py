@@ -7,10 +7,10 @@ import socket
 import pytest
 
 from fsl_async import cli
-from fsl_async.commands.status import server_words
+from fsl_async.commands.status_report import alive_words
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.journal import JournalReader, JournalWriter
-from fsl_async.observe.state import RunState
+from fsl_async.observe.run_state import RunState
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import events as ev
 
@@ -134,12 +134,18 @@ def state_of(path):
 def test_a_living_server_a_killed_one_and_a_distant_one(tmp_path):
     """Whether the server is alive decides what the operator does next."""
     state = state_of(make_run(tmp_path, ended=False, pid=os.getpid()))
-    assert server_words(state, state.last_t + 2.0).startswith("running, process")
-    state.pid = 2**22 + 5  # above the largest process number
-    assert server_words(state, state.last_t).startswith("gone without a last word")
-    state.host = "elsewhere"
-    assert server_words(state, state.last_t + 5.0).startswith("running")
-    assert server_words(state, state.last_t + 500.0).startswith("silent for 500 s")
+    assert alive_words(state.node, state.node.last_t + 2.0, "version 0").startswith(
+        "running, process"
+    )
+    state.node.pid = 2**22 + 5  # above the largest process number
+    assert alive_words(state.node, state.node.last_t, "version 0").startswith(
+        "gone without a last word"
+    )
+    state.node.host = "elsewhere"
+    assert alive_words(state.node, state.node.last_t + 5.0, "version 0").startswith("running")
+    assert alive_words(state.node, state.node.last_t + 500.0, "version 0").startswith(
+        "silent for 500 s"
+    )
 
 
 def test_the_next_sync_is_shown_while_it_runs(tmp_path, capsys):
@@ -205,3 +211,55 @@ def test_a_folder_of_run_directories_names_them(tmp_path, capsys):
     assert cli.main(["status", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert "no journal.jsonl, but run directories in it: give one of first, split" in err
+
+
+def make_split_run(path, *, ended):
+    """The run directory of a split server with one client and one upload."""
+    with JournalWriter(path / "journal.jsonl") as journal:
+        started = {"role": "server", "method": "fsl-sage", "address": "tcp://h:2"}
+        journal.note("node_started", 1.0, pid=os.getpid(), host=socket.gethostname(), **started)
+        journal.note("admit_split", 1.0, peer="site-a", incarnation=5)
+        journal.note("upload_trained", 1.0, key="site-a/5/3/0", loss=2.5, problem=None)
+        if ended:
+            journal.note("node_ended", 2.0)
+    fate = {"key": "site-a/5/3/0", "outcome": "trained", "reason": ""}
+    (path / "ledger.jsonl").write_bytes(to_checksummed(fate) + b"\n")
+    return path
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_split_server_is_shown_by_the_same_command(tmp_path, capsys, inside):
+    """Alone, or as a part of a process that is both."""
+    if inside:
+        (tmp_path / "ps").mkdir()
+        make_run(tmp_path / "ps", ended=True)
+    (tmp_path / "server").mkdir()
+    make_split_run(tmp_path / "server", ended=True)
+    shown = tmp_path if inside else tmp_path / "server"
+    assert cli.main(["status", str(shown)]) == 0
+    out = capsys.readouterr().out
+    assert "split server (fsl-sage): ended at" in out
+    assert "uploads: 1 trained" in out
+    assert ("run r-1, ended (Ctrl-C), version 0" in out) is inside
+    assert cli.main(["status", "--json", str(shown)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    split = found["split_server"] if inside else found
+    assert (split["role"], split["round"], split["loss"]) == ("server", 3, 2.5)
+    assert (split["uploads"]["trained"], split["clients"][0]["uploads"]) == (1, 1)
+
+
+def test_a_split_server_is_followed_to_its_end(tmp_path, capsys, monkeypatch):
+    """As a parameter server is."""
+    run_dir = make_split_run(tmp_path, ended=False)
+
+    def end(_):
+        with JournalWriter(run_dir / "journal.jsonl") as journal:
+            journal.note("client_left", 2.0, peer="site-a", incarnation=5, reason="expired")
+            journal.note("node_ended", 2.0)
+
+    monkeypatch.setattr("fsl_async.commands.status.time.sleep", end)
+    assert cli.main(["status", "--follow", str(run_dir)]) == 0
+    before_the_end = capsys.readouterr().out.partition("split server (fsl-sage): ended")[0]
+    assert "site-a joins, 1 client connected" in before_the_end
+    assert [line for line in before_the_end.splitlines() if line.startswith("site-a  training")]
+    assert "site-a left: nothing was heard from it" in before_the_end

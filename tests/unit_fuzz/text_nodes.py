@@ -23,7 +23,7 @@ from fsl_async.errors import RefusedError, describe
 from fsl_async.nodes import wire
 from fsl_async.nodes.ps.node import watched
 from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
-from fsl_async.observe.journal import as_fields
+from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.reporter import Reporter
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split

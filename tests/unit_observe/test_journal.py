@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.observe import journal
-from fsl_async.observe.journal import JournalReader, JournalWriter, TraceHash, plain
+from fsl_async.observe.journal import JournalReader, JournalWriter, TraceHash
+from fsl_async.observe.journal_lines import encode, plain
 
 
 @attrs.frozen
@@ -164,7 +165,7 @@ def test_deep_values_end():
 )
 def test_any_value_becomes_one_json_line(value):
     """Payloads come from peers: every line must be one line, parse, and hash."""
-    text = journal._encode(plain(value))
+    text = encode(plain(value))
     assert "\n" not in text
     json.loads(text)
     TraceHash().note("Any", 0.0, value=value)

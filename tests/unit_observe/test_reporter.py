@@ -8,7 +8,7 @@ from deltas import merged_of, stored_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.reporter import Reporter
-from fsl_async.observe.state import RunState
+from fsl_async.observe.run_state import RunState
 from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -122,3 +122,12 @@ def test_with_a_record_news_are_objects(tmp_path):
         "a",
         "a joins, 1 client connected",
     )
+
+
+def test_a_split_server_does_not_print_what_the_parameter_server_prints(teller, lines):
+    """In one process both have the same clients; its own news of them are for its status alone."""
+    teller.note("node_started", 1.0, role="server", method="sl", address="tcp://h:2")
+    teller.note("admit_split", 1.0, peer="a", incarnation=5)
+    teller.event(ClientLeft("a", 5, "expired"), 1.0)
+    teller.effect(Finish("Ctrl-C"), 1.0)
+    assert [line[10:] for line in lines] == ["the run ends: Ctrl-C"]

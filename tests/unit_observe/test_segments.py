@@ -16,8 +16,8 @@ from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.observe.split_state import SplitState
-from fsl_async.observe.state import MAX_OFFERED, RunState
+from fsl_async.observe.rounds import MAX_OFFERED
+from fsl_async.observe.run_state import NodeState, RunState
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_what_a_segment_begins_with_is_all_that_there_is_to_say(simulated):
     """`status` reads the newest segment only: a field that the note forgets would be wrong from then on, and nobody would see it."""
     whole, whole_news = added(RunState(), simulated)
     assert whole.clients
-    assert whole.version > 2
+    assert whole.ps.version > 2
     assert whole.account.as_dict()["payload"] == {"deltas up": 141}
     for cut in [1, *random.Random(5).sample(range(2, len(simulated)), 30)]:
         total = segments.Total(RunState())
@@ -85,25 +85,25 @@ def test_what_peers_offer_does_not_make_the_first_line_long():
         }
         state.apply({"t": 1.0, "type": "delta_offered", "peer": "a", "delta": delta})
     assert len(json.dumps(segments.Total(state).as_fields())) < 40 * MAX_OFFERED
-    assert f"a/1/0/{3 * MAX_OFFERED - 1}" in state._loss_of
+    assert f"a/1/0/{3 * MAX_OFFERED - 1}" in state.ps._loss_of
 
 
 def test_of_a_split_server_too():
-    """Its state is another one."""
+    """Its journal fills other figures."""
     lines = [
-        {"t": 1.0, "type": "node_started", "method": "sl", "address": "a:1", "pid": 3, "host": "h", "encrypted": False},
-        {"t": 2.0, "type": "admit_split", "peer": "a"},
+        {"t": 1.0, "type": "node_started", "role": "server", "method": "sl", "address": "a:1", "pid": 3, "host": "h", "encrypted": False},
+        {"t": 2.0, "type": "admit_split", "peer": "a", "incarnation": 1},
         {"t": 2.5, "type": "round_done_received", "peer": "a", "errors": {"activations up": 0.5}},
         {"t": 3.0, "type": "upload_trained", "key": "a/1/4/0", "loss": 2.5},
         {"t": 4.0, "type": "traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {}, "error": {"x up": 0.1}},
         {"t": 5.0, "type": "node_started", "method": "sl", "address": "a:2", "pid": 4, "host": "h"},
         {"t": 6.0, "type": "node_ended"},
     ]  # fmt: skip
-    whole = SplitState()
+    whole = RunState()
     for line in lines:
         whole.apply(line)
     for cut in range(1, len(lines)):
-        total, state = segments.Total(SplitState()), SplitState()
+        total, state = segments.Total(RunState()), RunState()
         total.add(lines[:cut])
         first = {"t": lines[cut - 1]["t"], "type": segments.SO_FAR, **total.as_fields()}
         for line in [json.loads(json.dumps(first)), *lines[cut:]]:
@@ -111,13 +111,14 @@ def test_of_a_split_server_too():
         assert state == whole
 
 
-@pytest.mark.parametrize("state", [None, 3, {}, {"clients": 3}, {"news": [{}]}, {"version": "x"}])
+@pytest.mark.parametrize(
+    "state", [None, 3, {}, {"clients": 3}, {"news": [{}]}, {"ps": {"version": "x"}}]
+)
 def test_a_first_line_of_another_release_changes_nothing_or_little(state):
     """A newer one may have other fields, and a state never fails on a line."""
-    found = RunState(run="r")
+    found = RunState(NodeState(run="r"))
     found.apply({"t": 1.0, "type": segments.SO_FAR, "state": state})
-    assert found.last_t == 1.0
-    SplitState().apply({"t": 1.0, "type": segments.SO_FAR, "state": state})
+    assert found.node.last_t == 1.0
 
 
 @pytest.fixture
@@ -295,9 +296,9 @@ def test_where_no_segment_can_begin_the_journal_goes_on(tmp_path, small, monkeyp
         assert len(tried) < 20, "not at every line"
         assert not list(tmp_path.glob("*.new"))
         broken.undo()
-        write(writer, 50, since=200)
+        write(writer, 300, since=200)  # more than half as many again as at the last try
         until((tmp_path / "journal.1.jsonl").exists)
-    assert numbers(JournalReader(path).read_all()) == list(range(250))
+    assert numbers(JournalReader(path).read_all()) == list(range(500))
 
 
 def test_status_of_a_run_in_segments(tmp_path, small, capsys):
@@ -333,7 +334,7 @@ def older_than(path):
 def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told):
     """A loss of a run that diverges, or what a hostile client says of its speed: the thread that writes died of it."""
     path, split = tmp_path / "journal.jsonl", tmp_path / "split.jsonl"
-    with JournalWriter(path) as writer, JournalWriter(split, sum_up=SplitState) as other:
+    with JournalWriter(path) as writer, JournalWriter(split) as other:
         writer.note("client_hello", 0.0, peer="a", incarnation=5, version=-1)
         writer.note("heartbeat_received", 0.0, peer="a", payload={"tokens_per_s": float(told)})
         other.note("upload_trained", 0.0, key="a/1/4/0", loss=float(told))
@@ -346,10 +347,10 @@ def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told
         assert numbers(JournalReader(one).read_all())[-100:] == list(range(100))
     state, _ = added(RunState(), JournalReader(path).read())
     assert str(state.clients["a"].tokens_per_s) == told
-    state = SplitState()
+    state = RunState()
     for line in JournalReader(split).read():
         state.apply(line)
-    assert str(state.loss) == told
+    assert str(state.split_server.loss) == told
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import pytest
 
 from fsl_async.accounting.accounts import Account, account_lines
+from fsl_async.observe.run_state import RunState
 from fsl_async.observe.split_audit import audit_split
-from fsl_async.observe.split_state import SplitState
+from fsl_async.observe.table import client_lines, header
 
 
 def fates(*pairs):
@@ -84,18 +85,20 @@ def test_bytes_are_those_of_all_lives():
 
 def test_the_journal_of_a_split_server():
     """Who is here, where it is, and what clients tell of their coding."""
-    state = SplitState()
+    state = RunState()
+    news = []
     for line in (
         {
             "type": "node_started",
             "t": 1.0,
+            "role": "server",
             "method": "fsl-sage",
             "address": "tcp://x:1",
             "pid": 4,
             "host": "h",
         },
-        {"type": "admit_split", "peer": "a"},
-        {"type": "admit_split", "peer": "b"},
+        {"type": "admit_split", "peer": "a", "incarnation": 1},
+        {"type": "admit_split", "peer": "b", "incarnation": 7},
         {"type": "upload_trained", "key": "a/1/5/0", "loss": 2.5, "problem": None},
         {"type": "upload_trained", "key": "a/1/6/0", "loss": 0.0, "problem": "odd"},
         {
@@ -104,10 +107,25 @@ def test_the_journal_of_a_split_server():
             "errors": {"activations up": 0.03, "x down": 4},
         },
         {"type": "round_done_received", "peer": "b", "errors": {"activations up": 0.04}},
-        {"type": "client_left", "peer": "a", "t": 9.0},
+        {"type": "client_left", "peer": "a", "incarnation": 1, "reason": "expired", "t": 9.0},
         {"type": "upload_trained"},
     ):
-        state.apply(line)
-    assert (state.method, state.round, state.loss, state.last_t) == ("fsl-sage", 5, 2.5, 9.0)
-    assert state.here == {"a": False, "b": True}
+        news += [one.text for one in state.apply(line)]
+    split = state.split_server
+    assert (split.method, split.round, split.loss, state.node.last_t) == ("fsl-sage", 5, 2.5, 9.0)
+    assert {one.name: one.connected for one in state.clients.values()} == {"a": False, "b": True}
+    assert [one.uploads for one in state.clients.values()] == [1, 0]
+    assert news == [
+        "the split server listens at tcp://x:1",
+        "a joins, 1 client connected",
+        "b joins, 2 clients connected",
+        "a left: nothing was heard from it, 1 client connected",
+    ]
+    titles, first, _ = client_lines(state, 10.0)
+    assert titles.split() == ["client", "state", "loss", "uploads", "losses"]
+    assert first.split()[-3:] == ["2.500", "1", "▁"]
+    assert header(state, 10.0) == (
+        "split server (fsl-sage) of run none yet, starting, newest round 5, loss 2.500,"
+        " 1 client connected"
+    )
     assert state.traffic()["error"] == {"activations up": pytest.approx(0.03536, rel=1e-3)}

@@ -3,9 +3,9 @@
 import pytest
 from deltas import delta_of, stored_of
 
-from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter
-from fsl_async.observe.state import RunState
+from fsl_async.observe.run_state import RunState
+from fsl_async.observe.table import client_lines
 from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -105,23 +105,28 @@ def test_a_round_is_counted_from_call_to_version(run):
     begin(run, "a", "b")
     round_of(run, 0, ["a", "b"], ["a", "b"])
     state, _ = run.state()
-    assert (state.run, state.rounds, state.version, state.digest) == ("r-1", 1, 1, "d1")
-    assert (state.tokens, state.deltas_merged, state.pending) == (200, 2, 0)
-    assert (state.participation, state.participation_alive) == (1.0, 1.0)
-    assert (state.up.raw, state.up.sent) == (2 * 4 * VALUES, 1600)
-    assert (state.bytes_raw, state.bytes_sent) == (4 * 4 * VALUES, 1600 + 5000)
-    assert state.ratio == pytest.approx(16000 / 6600)
+    assert (state.node.run, state.ps.rounds, state.ps.version, state.ps.digest) == (
+        "r-1",
+        1,
+        1,
+        "d1",
+    )
+    assert (state.ps.tokens, state.ps.deltas_merged, state.ps.pending) == (200, 2, 0)
+    assert (state.ps.participation, state.ps.participation_alive) == (1.0, 1.0)
+    assert (state.ps.up.raw, state.ps.up.sent) == (2 * 4 * VALUES, 1600)
+    assert (state.ps.bytes_raw, state.ps.bytes_sent) == (4 * 4 * VALUES, 1600 + 5000)
+    assert state.ps.ratio == pytest.approx(16000 / 6600)
     assert state.clients["a"].deltas_merged == 1
-    assert state.phase == "ready"
+    assert state.node.phase == "ready"
 
 
 def test_the_next_sync_is_by_the_clock_of_the_last_call(run):
     """An operator plans maintenance by it; the rule is the machine's."""
     begin(run, "a")
-    assert run.state()[0].next_sync_at == 1001.0 + 10.0
+    assert run.state()[0].ps.next_sync_at == 1001.0 + 10.0
     run.write(after=10.0)
     round_of(run, 0, ["a"], ["a"])
-    assert run.state()[0].next_sync_at == 1011.0 + 10.0
+    assert run.state()[0].ps.next_sync_at == 1011.0 + 10.0
 
 
 def test_a_client_that_left_is_called_and_not_alive(run):
@@ -129,9 +134,9 @@ def test_a_client_that_left_is_called_and_not_alive(run):
     begin(run, "a", "b")
     round_of(run, 0, ["a", "b"], ["a"], gone=["b"])
     state, _ = run.state()
-    assert (state.participation, state.participation_alive) == (0.5, 1.0)
+    assert (state.ps.participation, state.ps.participation_alive) == (0.5, 1.0)
     assert (
-        state.clients["b"].words(state.last_t + 12.0)
+        state.clients["b"].words(state.node.last_t + 12.0)
         == "gone since 14 s (nothing was heard from it)"
     )
 
@@ -201,7 +206,7 @@ def test_refused_quarantined_and_later_are_told_apart(run):
     )
     state, _ = run.state()
     client = state.clients["a"]
-    assert (client.deltas_quarantined, client.deltas_refused, state.pending) == (1, 1, 0)
+    assert (client.deltas_quarantined, client.deltas_refused, state.ps.pending) == (1, 1, 0)
 
 
 def test_a_failed_commit_merges_nothing(run):
@@ -209,9 +214,9 @@ def test_a_failed_commit_merges_nothing(run):
     begin(run, "a")
     run.write(*stored("a", 0, 1), do.Commit(1, (), 1.0), ev.CommitFailed(1, "full"))
     state, _ = run.state()
-    assert (state.tokens, state.pending, state.rounds) == (0, 1, 0)
+    assert (state.ps.tokens, state.ps.pending, state.ps.rounds) == (0, 1, 0)
     run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
-    assert run.state()[0].tokens == 100
+    assert run.state()[0].ps.tokens == 100
 
 
 def test_a_restarted_server_goes_on_in_the_same_journal(run):
@@ -226,7 +231,13 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     pending = (stored_of(key, tokens=70, number=1),)
     run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100), do.Accumulate(key, 1.0))
     state, news = run.state()
-    assert (state.starts, state.pid, state.version, state.tokens, state.pending) == (
+    assert (
+        state.node.starts,
+        state.node.pid,
+        state.ps.version,
+        state.ps.tokens,
+        state.ps.pending,
+    ) == (
         2,
         8,
         1,
@@ -238,7 +249,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), ev.VersionHeld("a", 1, "d1"))
     run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 1, 0.1))
     state, news = run.state()
-    assert (state.tokens, state.relaunches, state.clients["a"].deltas_merged) == (170, 0, 2)
+    assert (state.ps.tokens, state.relaunches, state.clients["a"].deltas_merged) == (170, 0, 2)
     assert any(one.kind == "caught up" for one in news)
 
 
@@ -325,10 +336,10 @@ def test_alarms_are_counted_and_the_newest_is_kept(run):
         run.write(Note(text, "warning", {"alarm": "digest", "client": "a"}))
     assert told(run, "alarm") == [text, text], "not taken for what goes on unchanged"
     state, _ = run.state()
-    assert (state.alarms, state.alarm) == (2, text)
+    assert (state.ps.alarms, state.ps.alarm) == (2, text)
     run.write(Note("so the damage is at a", "warning", {"alarm": "verdict"}))
     state, _ = run.state()
-    assert (state.alarms, state.alarm) == (2, "so the damage is at a")
+    assert (state.ps.alarms, state.ps.alarm) == (2, "so the damage is at a")
     assert state.as_dict(0.0)["alarms"] == 2
 
 
@@ -359,7 +370,7 @@ def test_the_end_is_told_with_its_reason(run):
     run.note("node_ended", garbage=4)
     run.write(ClientLeft("a", 5, "bye"))
     state, news = run.state()
-    assert (state.phase, state.ending, state.ended_at, state.garbage) == (
+    assert (state.node.phase, state.node.ending, state.node.ended_at, state.node.garbage) == (
         "ended",
         "limit of 3 rounds",
         1001.0,
@@ -387,11 +398,11 @@ def test_garbage_is_counted_as_it_comes(run):
     """A scan of the port is of interest while the server runs; every start counts anew."""
     run.note("unreadable_messages", garbage=2)
     run.note("unreadable_messages", garbage=5)
-    assert run.state()[0].garbage == 5
+    assert run.state()[0].node.garbage == 5
     run.note("node_started", role="ps", run="r-1", address="tcp://h:1", pid=8, host="h")
     run.note("unreadable_messages", garbage=1)
     run.note("node_ended", garbage=1)
-    assert run.state()[0].garbage == 6
+    assert run.state()[0].node.garbage == 6
 
 
 def test_strange_lines_change_nothing(run):
@@ -403,7 +414,7 @@ def test_strange_lines_change_nothing(run):
         {"type": "send", "peer": "a", "message": None}, {"type": "node_ended", "garbage": "x", "t": "noon"},
     ):  # fmt: skip
         before.apply(line)
-    assert (before.version, before.clients["a"].version) == (0, 0)
+    assert (before.ps.version, before.clients["a"].version) == (0, 0)
 
 
 def test_json_of_a_state_is_plain(run):
@@ -432,10 +443,10 @@ def test_a_version_made_before_the_kill_and_never_said_counts(run):
     run.write(*stored("a", 1, 2, tokens=70), do.Commit(2, (), 1.0))
     restart(run, 2, "d2")
     state, news = run.state()
-    assert (state.version, state.deltas_merged, state.clients["a"].deltas_merged) == (2, 2, 2)
+    assert (state.ps.version, state.ps.deltas_merged, state.clients["a"].deltas_merged) == (2, 2, 2)
     assert "version 2 was made before the restart, of 1 delta" in [one.text for one in news]
     restart(run, 2, "d2")  # said once
-    assert run.state()[0].deltas_merged == 2
+    assert run.state()[0].ps.deltas_merged == 2
 
 
 def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
@@ -447,7 +458,9 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
     pending = tuple(stored_of(key, size=500) for key in keys)
     run.write(ev.Recovered(0, "d0", {0: "d0"}, pending, {}, 0, 0.0, 4.0))
     run.write(*(do.Accumulate(key, 1.0) for key in keys))
-    assert run.state()[0].next_sync_at - run.state()[0].last_t < 10.0  # the last version is 4 s old
+    assert (
+        run.state()[0].ps.next_sync_at - run.state()[0].node.last_t < 10.0
+    )  # the last version is 4 s old
     for name in "ab":
         run.write(ev.ClientHello(name, 5, "r-1", 0, "d0"), ev.ModelAttached(name, "f", 1000, None))
     round_of(run, 0, ["a", "b"], ["a", "b"], sequence=4)
@@ -455,8 +468,8 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
     line = [one.text for one in news if one.kind == "version"][-1]
     assert "2 of 2 called clients merged" in line
     assert "8 deltas in all, 6 of them stored before the restart" in line
-    assert state.up.sent == 6 * 500 + 2 * 800
-    assert state.deltas_merged == 8
+    assert state.ps.up.sent == 6 * 500 + 2 * 800
+    assert state.ps.deltas_merged == 8
 
 
 def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
@@ -490,7 +503,7 @@ def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
     assert told(run, "trains well") == []
     state, _ = run.state()
     assert [state.clients[name].trouble for name in "ab"] == ["its loss is inf", ""]
-    title, first, _ = fitted([state.clients[name] for name in "ab"], run.t)
+    title, first, _ = client_lines(state, run.t)
     assert first.split()[title.split().index("loss")] == "inf"
     offer(run, "a", 3, loss=1.5)
     assert told(run, "trains well") == ["a trains well again"]

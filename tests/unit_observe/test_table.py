@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from fsl_async.observe.client_state import ClientState, News, Traffic
-from fsl_async.observe.columns import fitted, sparkline
-from fsl_async.observe.state import RunState
-from fsl_async.observe.table import LiveTable, header
+from fsl_async.observe.clients import ClientState, News, Volume
+from fsl_async.observe.rounds import ParameterServerFigures
+from fsl_async.observe.run_state import NodeState, RunState
+from fsl_async.observe.table import LiveTable, client_lines, header, sparkline
 
 
 def a_client(name, **changed):
@@ -16,7 +16,7 @@ def a_client(name, **changed):
     made = ClientState(name, incarnations=3, doing="training", connected=True, version=1234)
     made.step, made.tokens_per_s, made.deltas_merged = 123_456, 54_321.0, 1234
     made.losses.extend([4.0, 3.0, 2.345])
-    made.up = Traffic(123_400_000, 30_800_000)
+    made.up = Volume(123_400_000, 30_800_000)
     for key, value in changed.items():
         setattr(made, key, value)
     return made
@@ -24,8 +24,8 @@ def a_client(name, **changed):
 
 def a_run():
     """Three clients, one of them gone and two with long names."""
-    state = RunState(run="run-0123abcd", phase="ready", version=1234, tokens=987_654_321)
-    state.started_at = state.last_t = 1000.0
+    node = NodeState("ps", "run-0123abcd", phase="ready", started_at=1000.0, last_t=1000.0)
+    state = RunState(node, ps=ParameterServerFigures(version=1234, tokens=987_654_321))
     gone = {"doing": "gone", "gone_at": 900.0, "gone_why": "nothing was heard from it"}
     names = ["client-1", "institute-of-physics-a100", "gpu-node-17.cluster.example.org"]
     state.clients = {name: a_client(name) for name in names[:2]}
@@ -64,8 +64,10 @@ def test_the_live_table_fits(width):
 
 def test_details_come_where_there_is_room():
     """What is left out at 80 columns is worth having at 160."""
-    clients = list(a_run().clients.values())
-    narrow, middle, wide = ("\n".join(fitted(clients, 1000.0, width)) for width in (80, 110, 160))
+    state = a_run()
+    narrow, middle, wide = (
+        "\n".join(client_lines(state, 1000.0, width)) for width in (80, 110, 160)
+    )
     assert "losses" not in narrow
     assert "institute" not in narrow
     assert "123,456" in middle
@@ -73,15 +75,15 @@ def test_details_come_where_there_is_room():
     assert "█" in wide
     assert "relaunched 2x" in wide
     assert "gone since 100 s" in wide
-    everything = fitted(clients, 1000.0)
+    everything = client_lines(state, 1000.0)
     assert "123.4 MB as 30.8 MB (4.0x)" in everything[1]
-    assert len({line.index("training") for line in everything[1:3]}) == 1
+    assert len({line.index("training") for line in everything[1::2]}) == 1
 
 
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60])
 def test_a_very_narrow_terminal_still_has_names_and_states(width):
     """The last columns go first, and no line is ever too long: it would be wrapped and the screen a mess."""
-    lines = fitted(list(a_run().clients.values()), 1000.0, width)
+    lines = client_lines(a_run(), 1000.0, width)
     assert len(lines) == 4
     assert all(len(line) <= width for line in lines)
     if width >= 30:
@@ -100,7 +102,7 @@ def test_more_clients_than_lines():
 def test_the_header_before_there_is_anything():
     """The first thing that anybody sees of this program."""
     assert header(RunState(), 0.0) == "the parameter server is starting"
-    waiting = header(RunState(run="r-1", phase="waiting"), 0.0)
+    waiting = header(RunState(NodeState(run="r-1", phase="waiting")), 0.0)
     assert waiting == "run r-1, waiting for the first client's weights"
     assert header(a_run(), 0.0, 5.0).endswith("5 s left")
 

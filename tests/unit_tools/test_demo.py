@@ -9,7 +9,7 @@ from fsl_async import cli
 from fsl_async.commands import demo
 from fsl_async.commands.output import Output
 from fsl_async.config.load import load
-from fsl_async.observe.client_state import News
+from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
@@ -43,7 +43,7 @@ def settings(tmp_path):
 @pytest.fixture
 def played():
     made = Played(killed_s=13.0, detected_s=16.0, relaunched_s=18.0, caught_up_s=19.0, seconds=44.0)
-    made.state.version, made.state.digest, made.state.tokens = 7, "d7", 500
+    made.state.ps.version, made.state.ps.digest, made.state.ps.tokens = 7, "d7", 500
     return made
 
 
@@ -131,7 +131,7 @@ def test_each_failed_check_is_reported(settings, played, audit, evaluated, text)
 
 def test_no_round_is_a_failure(settings, played):
     """Started processes without a merged round must not pass."""
-    played.state.version = played.state.tokens = 0
+    played.state.ps.version = played.state.ps.tokens = 0
     found = problems(settings, played, attrs.evolve(AUDIT, tokens=0), Evaluated(0, "d7", 5.0))
     assert found == ["no round was merged; give it more --seconds"]
 
@@ -240,14 +240,14 @@ def test_the_demo_reports_why_its_run_ends(settings, requested, ending, reason):
     expected = [f"ending: {reason}; one last round", f"the run ends: {reason}"]
     assert [line.rpartition("  ")[2] for line in view.lines] == expected
     assert [news.text for news in one.played.state.news] == expected
-    assert one.played.state.ending == reason
+    assert one.played.state.node.ending == reason
 
 
 def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(settings):
     """The journal is late by a second: a kill must not be printed before its cause."""
     view = Watcher()
     one = Demo(settings, view, Stopper())
-    begun = one.played.state.started_at
+    begun = one.played.state.node.started_at
     with JournalWriter(settings.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
         journal.note("node_started", 0.0, role="ps", run="r", address="a")
     one._news += [News(begun + 7.0, "killed", "second"), News(begun + 1.0, "launched", "first")]

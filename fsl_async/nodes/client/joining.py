@@ -24,12 +24,12 @@ from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.user_code import Task, load_task, own_failure
 from fsl_async.nodes.client.node import ClientRuntime, Summary
 from fsl_async.nodes.client.parts import ClientOptions, Membership
-from fsl_async.observe.client_state import counted
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.script import current_stopper
 from fsl_async.process.stopper import Stopper
 from fsl_async.process.threads import VARIABLE as OMP_THREADS
 from fsl_async.process.threads import threads_here
+from fsl_async.roles.phrasing import counted
 
 SPLIT_TASK = "fsl_async.learn.split.task:train"
 

@@ -19,7 +19,7 @@ from fsl_async.config.site_policy import SitePolicy
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.wire import Welcome
-from fsl_async.observe.journal import JournalWriter, TraceHash
+from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fsl_async.process.stopper import Stopper
     from fsl_transport.zmq.curve import DialerCurve
 
-JOURNAL = "journal.jsonl"
 DELTAS_ONLY = SitePolicy()
 
 

@@ -41,9 +41,9 @@ from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.nodes.runtime import ThreadWorker
-from fsl_async.observe.garbage import GarbageWatch
-from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
-from fsl_async.observe.reporter import Reporter
+from fsl_async.observe.journal import JournalWriter
+from fsl_async.observe.journal_lines import MAX_ITEMS
+from fsl_async.observe.reporter import GarbageWatch, Reporter
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import DrainAsked, Finish, Note

@@ -40,7 +40,6 @@ from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
-from fsl_async.observe.split_state import SplitState
 from fsl_async.process.heap import keep_large_blocks_apart
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
@@ -248,7 +247,7 @@ class _Serving:
         begun = time.monotonic()
         config = self.config
         self._finished: asyncio.Future[Finish] = loop.create_future()
-        writer = JournalWriter(self._disk.run_dir / JOURNAL, sum_up=SplitState)
+        writer = JournalWriter(self._disk.run_dir / JOURNAL)
         journal = Reporter(writer, self._log, loop.time)
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
         self._trainer = workers[1]

@@ -65,7 +65,7 @@ class Run:
         address = ""
         for line in JournalReader(journal, having=(b'"node_started"', b'"so_far"')).read():
             if line.get("type") == SO_FAR:
-                address = str(line.get("state", {}).get("address", ""))
+                address = str(line.get("state", {}).get("node", {}).get("address", ""))
             elif line.get("type") == "node_started" and line.get("role") == "ps":
                 address = str(line.get("address", ""))
         return cls(run_dir.resolve(), address)

@@ -28,9 +28,9 @@ from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
 from fsl_async.config import address as addresses
 from fsl_async.errors import ExitCode, FslError
-from fsl_async.observe.client_state import News
+from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalReader
-from fsl_async.observe.state import RunState
+from fsl_async.observe.run_state import RunState
 from fsl_async.tools.chaos.links import FOLDER
 from fsl_async.tools.demo.settings import SERVER, DemoSettings
 from fsl_async.tools.proxy import Proxy
@@ -83,7 +83,7 @@ class Demo:
         self._view = view
         self._stop = stop
         self._begun = time.monotonic()
-        self.played.state.started_at = time.time()  # one clock for lines, summary and journal
+        self.played.state.node.started_at = time.time()  # one clock for lines, summary and journal
         self._reader = JournalReader(settings.run_dir / "journal.jsonl")
         self._news: list[News] = []
         self._address: asyncio.Future[str] | None = None
@@ -147,7 +147,7 @@ class Demo:
         victim = state.clients.get(settings.victim)
         if victim is None or victim.version < 0 or not victim.connected:
             return False
-        merged = state.rounds >= 1 or self._elapsed() > 0.6 * settings.seconds
+        merged = state.ps.rounds >= 1 or self._elapsed() > 0.6 * settings.seconds
         return self._elapsed() >= settings.kill_after_s and merged
 
     def _kill(self, supervisor: Supervisor) -> None:
@@ -234,14 +234,14 @@ class Demo:
         if not self._ending or _SIGINT not in news.text:
             return news
         state, why = self.played.state, self._stop.reason or "its time is over"
-        state.ending = state.ending.replace(_SIGINT, why)
+        state.node.ending = state.node.ending.replace(_SIGINT, why)
         reworded = evolve(news, text=news.text.replace(_SIGINT, why))
         state.news[state.news.index(news)] = reworded  # for the live table
         return reworded
 
     def _record(self, news: News) -> None:
         played = self.played
-        when_s = news.t - played.state.started_at
+        when_s = news.t - played.state.node.started_at
         if news.kind == "version" and played.joined_s is None:
             played.joined_s = when_s
         if news.client != self.settings.victim or played.killed_s is None:

@@ -17,8 +17,8 @@ from attrs import field, frozen, mutable
 from fsl_async.accounting.accounts import Account
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
-from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalReader
+from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.demo.settings import HERE, SERVER, Places
 

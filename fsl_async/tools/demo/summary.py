@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from fsl_async.observe.client_state import counted, megabytes
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.process.program import program
+from fsl_async.roles.phrasing import counted, megabytes
 
 if TYPE_CHECKING:
     from fsl_async.tools.demo.evaluate import Evaluated
@@ -51,20 +51,20 @@ def summarize(
     """Make the summary. Deltas are counted in the ledger; without one the counts are 0."""
     state = played.state
     return Summary(
-        rounds=state.rounds,
+        rounds=state.ps.rounds,
         clients=settings.clients,
         tokens=audit.tokens if audit is not None else 0,
         loss_first=_rounded(state.loss_first),
         loss_last=_rounded(state.loss_last),
         eval_loss=_rounded(evaluated.loss) if evaluated is not None else None,
-        bytes_raw=state.bytes_raw,
-        bytes_sent=state.bytes_sent,
-        ratio=_rounded(state.ratio),
+        bytes_raw=state.ps.bytes_raw,
+        bytes_sent=state.ps.bytes_sent,
+        ratio=_rounded(state.ps.ratio),
         relaunches=state.relaunches,
         deltas_merged=audit.merged if audit is not None else 0,
         deltas_lost=len(audit.lost) if audit is not None else 0,
         deltas_doubled=len(audit.doubled) if audit is not None else 0,
-        participation=_rounded(state.participation),
+        participation=_rounded(state.ps.participation),
         seconds=round(played.seconds, 1),
         run_dir=str(settings.run_dir),
     )
@@ -76,14 +76,14 @@ def problems(
     """What went wrong, one line each; empty for a demo that passed."""
     state, victim = played.state, settings.victim
     found = list(played.faults)
-    if played.joined_s is None and state.version < 0 and not found:
+    if played.joined_s is None and state.ps.version < 0 and not found:
         return [
             (
                 f"in {settings.seconds:g} s no client had started (loading torch is slow here);"
                 " give it more --seconds"
             )
         ]
-    if not state.rounds:
+    if not state.ps.rounds:
         found.append("no round was merged; give it more --seconds")
     if played.killed_s is None:
         found.append(f"{victim} was not killed: it never trained; give it more --seconds")
@@ -95,14 +95,16 @@ def problems(
         found.append("there is no ledger to audit")
     else:
         found += audit.complaints()
-        if audit.tokens != state.tokens:
-            found.append(f"the ledger has {audit.tokens} merged tokens, the journal {state.tokens}")
+        if audit.tokens != state.ps.tokens:
+            found.append(
+                f"the ledger has {audit.tokens} merged tokens, the journal {state.ps.tokens}"
+            )
     if evaluated is None:
         found.append("there is no checkpoint to evaluate")
-    elif (evaluated.version, evaluated.digest) != (state.version, state.digest):
+    elif (evaluated.version, evaluated.digest) != (state.ps.version, state.ps.digest):
         found.append(
             f"the last checkpoint is version {evaluated.version} ({evaluated.digest}), "
-            f"the last version of the journal {state.version} ({state.digest})"
+            f"the last version of the journal {state.ps.version} ({state.ps.digest})"
         )
     return found
 
@@ -114,7 +116,7 @@ def text_lines(
     state = played.state
     raw, sent = megabytes(summary.bytes_raw), megabytes(summary.bytes_sent)
     less = f", {summary.ratio:.1f} times less" if summary.ratio else ""
-    up, down = _ratio(state.up.ratio), _ratio(state.down.ratio)
+    up, down = _ratio(state.ps.up.ratio), _ratio(state.ps.down.ratio)
     first, last = _number(summary.loss_first), _number(summary.loss_last)
     lines = [
         (

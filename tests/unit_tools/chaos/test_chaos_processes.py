@@ -223,7 +223,7 @@ def test_there_must_be_a_run(tmp_path):
 
 def test_the_address_is_found_when_the_start_is_in_an_older_segment(tmp_path):
     """Clients are found by the address, so it must be known in long runs too."""
-    line = {"t": 1.0, "type": "so_far", "state": {"address": "tcp://127.0.0.1:7100"}}
+    line = {"t": 1.0, "type": "so_far", "state": {"node": {"address": "tcp://127.0.0.1:7100"}}}
     (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
     assert Run.at(tmp_path).address == "tcp://127.0.0.1:7100"
 

@@ -1,0 +1,398 @@
+"""Rounds, deltas and versions as the parameter server's journal shows them. Pure.
+
+called   clients that were called in a round
+needed   as many of the called that are still here must send a delta before it may merge (sync.quorum)
+merged   called clients whose delta of this round is in the new version
+late     called, still connected, and no delta when the round merged: it comes into a later version
+left     called, and gone since
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import field, mutable
+
+from fsl_async.observe.clients import ClientState, Handler, Line, Volume, mean
+from fsl_async.roles.phrasing import counted, megabytes
+
+if TYPE_CHECKING:
+    from fsl_async.observe.run_state import RunState
+
+MAX_OFFERED = 4096
+"""Deltas whose loss is kept until they are merged: offers of a peer must not grow the state without end."""
+
+NAMED = 5
+"""More names than these are a number."""
+
+
+@mutable
+class OpenRound:
+    """The clients of the open round. number: the version that it starts from."""
+
+    number: int = -1
+    asked: dict[str, int] = field(factory=dict)  # client -> incarnation
+    empty: set[str] = field(factory=set)  # answered, but with nothing that can be merged
+
+    def open(self, number: int) -> None:
+        """A round begins: no client is called yet."""
+        self.number = number
+        self.asked.clear()
+        self.empty.clear()
+
+    def alive(self, clients: Mapping[str, ClientState]) -> list[str]:
+        """The called that are here, as the same process."""
+        return [
+            name
+            for name, incarnation in self.asked.items()
+            if (client := clients.get(name)) is not None
+            and client.connected
+            and client.incarnation == incarnation
+        ]
+
+    def words(
+        self, rounds: Mapping[str, int], clients: Mapping[str, ClientState], quorum: float
+    ) -> str:
+        """Which clients are in the version that was just made of it, and which are not.
+
+        rounds: delta key -> the round that it answered, of all deltas that were merged. quorum: of
+        the run; 0 = not known.
+        """
+        merged = {_client(key) for key, number in rounds.items() if number == self.number}
+        merged &= set(self.asked)
+        others = [key for key in rounds if _client(key) not in merged]
+        others += [key for key, n in rounds.items() if n != self.number and _client(key) in merged]
+        alive = self.alive(clients)
+        expected = {*alive, *merged}  # a client that has answered may leave
+        needed = max(1, math.ceil(quorum * len(expected))) if quorum else 0
+        parts = [f"{len(merged)} of {counted(len(self.asked), 'called client')} merged"]
+        if needed:
+            parts[0] += f" ({needed} needed)"
+        missing = [name for name in self.asked if name not in merged]
+        here = [name for name in missing if name in alive]
+        for word, names in (
+            ("late", [name for name in here if name not in self.empty]),
+            ("nothing to merge from", [name for name in here if name in self.empty]),
+            ("left", [name for name in missing if name not in alive]),
+        ):
+            if names:
+                parts.append(f"{word}: {_some(names)}")
+        if others:
+            names_of = _some({_client(key): None for key in others})
+            parts.append(f"and {counted(len(others), 'delta')} of earlier rounds, from {names_of}")
+        return ", ".join(parts)
+
+
+@mutable
+class ParameterServerFigures:
+    """What a parameter server's journal adds up to. Bytes are those of whole transfers."""
+
+    every_s: float = 0.0
+    quorum: float = 0.0
+    needs: tuple[str, ...] = ()
+    """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
+    version: int = -1
+    digest: str = ""
+    values: int = 0
+    tokens: int = 0
+    round: int = -1
+    round_called_at: float = 0.0
+    next_sync_at: float | None = None
+    called: int = 0
+    answered: int = 0
+    called_alive: int = 0
+    deltas_merged: int = 0
+    up: Volume = field(factory=Volume)
+    down: Volume = field(factory=Volume)
+    held: dict[str, str] = field(factory=dict)
+    """Deltas that are kept out for now, and why."""
+    alarms: int = 0
+    """Damage found on the disk, and digests of clients that differ from the parameter server's."""
+    alarm: str = ""
+    """The newest of them, or its cause as the parameter server found it."""
+    _pending: dict[str, int] = field(factory=dict)  # key -> tokens
+    _merging: dict[str, int] = field(factory=dict)
+    _tokens_of: dict[str, int] = field(factory=dict)
+    _round_of: dict[str, int] = field(factory=dict)
+    # key -> bytes, of deltas that an earlier process stored
+    _uncounted: dict[str, int] = field(factory=dict)
+    _again: set[str] = field(factory=set)  # keys that the last start found pending
+    _loss_of: dict[str, float] = field(factory=dict)
+    _open: OpenRound = field(factory=OpenRound)
+    _bytes_told: tuple[int, int] = (0, 0)  # raw, sent
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that made a version."""
+        return max(0, self.version)
+
+    @property
+    def participation(self) -> float | None:
+        """Deltas in a merged round over the clients called for it."""
+        return self.answered / self.called if self.called else None
+
+    @property
+    def participation_alive(self) -> float | None:
+        """The same over those of the called that were still there when it merged."""
+        return self.answered / self.called_alive if self.called_alive else None
+
+    @property
+    def bytes_raw(self) -> int:
+        """Both directions, 4 bytes for each value."""
+        return self.up.raw + self.down.raw
+
+    @property
+    def bytes_sent(self) -> int:
+        """Both directions, as they were sent."""
+        return self.up.sent + self.down.sent
+
+    @property
+    def ratio(self) -> float | None:
+        """Raw over sent bytes."""
+        return self.bytes_raw / self.bytes_sent if self.bytes_sent else None
+
+    @property
+    def pending(self) -> int:
+        """Deltas that are acknowledged and not merged yet."""
+        return len(self._pending)
+
+    def start(self, line: Line) -> None:
+        """A new process of the parameter server."""
+        self.every_s = float(line.get("every_s", 0.0))
+        self.quorum = float(line.get("quorum", 0.0))
+        needs = line.get("needs")
+        self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
+        self.next_sync_at = None
+        self._open.open(-1)
+
+    def offered(self, key: str, loss: float) -> None:
+        """Keep the loss of an offered delta until it is merged; most that never are were declined."""
+        self._loss_of[key] = loss
+        while len(self._loss_of) > MAX_OFFERED:
+            del self._loss_of[next(iter(self._loss_of))]
+
+    # --- the journal's lines; `run` has the clients ---
+
+    def recovered(self, run: RunState, line: Line) -> None:
+        """Version, tokens and pending deltas, as they are on disk."""
+        self.version = int(line["version"])
+        self.digest = str(line.get("digest", ""))
+        self.tokens = int(line.get("tokens_total", 0))
+        run.node.phase = "ready" if self.version >= 0 else "waiting"
+        self._pending.clear()  # an Accumulate follows for each that is pending
+        self._merging.clear()
+        pending = line.get("pending", [])
+        held = line.get("held", [])
+        keys = set(self.held)
+        if isinstance(held, list):
+            keys = {str(entry["delta"]["key"]) for entry in held}
+        self.held = {key: self.held.get(key, "held back before the restart") for key in keys}
+        self._again.clear()
+        self._uncounted.clear()
+        for entry in pending if isinstance(pending, list) else []:
+            delta = entry["delta"]
+            key = str(delta["key"])
+            if key not in self._round_of:
+                self._uncounted[key] = int(entry.get("bytes", 0))
+            self._tokens_of[key] = int(delta["tokens"])
+            self._round_of[key] = int(delta["round"])
+            self._again.add(key)
+        waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
+        self._plan_sync(run.node.last_t - waited_s)
+
+    def found(self, run: RunState, line: Line) -> None:
+        """A version of a process that was killed after making it and before writing so."""
+        version = int(line["version"])
+        if not 0 <= self.version < version:
+            return
+        keys = [str(key) for key in line["merged"]]
+        self._count_merged(run, dict.fromkeys(keys, 0))
+        words = counted(len(keys), "delta")
+        run.tell("version", f"version {version} was made before the restart, of {words}")
+
+    def _count_merged(self, run: RunState, merged: Mapping[str, int]) -> None:
+        for key, tokens in merged.items():
+            self._pending.pop(key, None)
+            self.tokens += tokens
+            self.deltas_merged += 1
+            sent = self._uncounted.pop(key, 0)
+            client = run.clients.get(_client(key))
+            if client is not None:
+                client.deltas_merged += 1
+            if sent:
+                self.up.add(self.values, sent)
+                if client is not None:
+                    client.up.add(self.values, sent)
+
+    def _plan_sync(self, begun_at: float) -> None:
+        self.next_sync_at = begun_at + self.every_s if self.every_s else None
+
+    def attached(self, run: RunState, line: Line) -> None:
+        """The size of the model; the client fetches."""
+        client = run.client_of(line)
+        if line.get("difference") is None:
+            self.values = int(line["values"])
+            client.doing = "fetching" if self.version >= 0 else "joining"
+
+    def sent(self, run: RunState, line: Line) -> None:
+        """A message to a client: a call, the order to publish, a refused delta."""
+        message = line["message"]
+        kind = message.get("type")
+        peer = str(line["peer"])
+        client = run.clients.get(peer)
+        if kind in {"call/1", "turn/1"}:
+            if run.node.phase != "collecting" or self.round != int(message["round"]):
+                self._open.open(int(message["round"]))
+                self.round_called_at = run.node.last_t
+            run.node.phase, self.round = "collecting", int(message["round"])
+            self.next_sync_at = None
+            self._open.asked[peer] = client.incarnation if client is not None else -1
+        elif kind == "publish/1" and client is not None:
+            client.doing = "publishing"
+        elif kind == "declined/1" and client is not None and message.get("code") != "later":
+            self._open.empty.add(peer)
+            if message.get("code") == "quarantined":
+                client.deltas_quarantined += 1
+            else:
+                client.deltas_refused += 1
+
+    def quarantined(self, run: RunState, line: Line) -> None:
+        """A delta is held back. One that is kept out for good is declined, which its client counts."""
+        if line.get("held"):
+            self.held[str(line["key"])] = str(line["reason"])
+
+    def released(self, run: RunState, line: Line) -> None:
+        """A delta is held back no longer."""
+        self.held.pop(str(line["key"]), None)
+
+    def noted(self, run: RunState, line: Line) -> bool:
+        """A note about rounds or damage; whether that is all that there is to tell of it."""
+        text, facts = str(line.get("text", "")), line.get("facts") or {}
+        if "called" in facts:
+            self.called += int(facts["called"])
+            self.answered += int(facts["answered"])
+            self.called_alive += len(self._open.alive(run.clients))
+            return True
+        if " closes without a new version" in text:
+            run.node.phase = "ready"
+            self._plan_sync(self.round_called_at)
+        if "alarm" in facts:
+            self.alarms += facts["alarm"] != "verdict"
+            self.alarm = text
+            level = str(line.get("level", "info"))
+            run.tell("alarm", text, str(facts.get("client", "")), level=level)
+            return True
+        return False
+
+    def skipped(self, run: RunState, line: Line) -> None:
+        """A called client has nothing to send."""
+        self._open.empty.add(run.client_of(line).name)
+
+    def stored(self, run: RunState, line: Line) -> None:
+        """A delta is durable."""
+        client = run.client_of(line)
+        client.doing = "training"
+        stored = line["stored"]
+        delta, sent = stored["delta"], int(stored["bytes"])
+        self.up.add(self.values, sent)
+        client.up.add(self.values, sent)
+        self._tokens_of[str(delta["key"])] = int(delta["tokens"])
+        self._round_of[str(delta["key"])] = int(delta.get("round", -1))
+
+    def served(self, run: RunState, line: Line) -> None:
+        """A version was sent."""
+        self.down.add(self.values, int(line["bytes_coded"]))
+
+    def accumulated(self, run: RunState, line: Line) -> None:
+        """A delta is pending."""
+        key = str(line["key"])
+        self._pending[key] = self._tokens_of.pop(key, 0)
+
+    def merging(self, run: RunState, line: Line) -> None:
+        """A version is being made of what is pending."""
+        run.node.phase = "merging"
+        self._merging = dict(self._pending)
+
+    def commit_failed(self, run: RunState, line: Line) -> None:
+        """It could not be written."""
+        self._merging.clear()
+
+    def committed(self, run: RunState, line: Line) -> None:
+        """A version is durable."""
+        self.version, self.digest = int(line["version"]), str(line["digest"])
+        run.node.phase = "ready"
+        if self.version == 0:
+            self._plan_sync(run.node.last_t)
+            text = "version 0, the first client's weights, is here: training starts"
+            run.tell("version", text)
+            return
+        merged, self._merging = self._merging, {}
+        self._count_merged(run, merged)
+        # The machine's own rule: by the clock, but never at once after a round that took too long.
+        if self.every_s:
+            earliest = run.node.last_t + 0.1 * self.every_s
+            self.next_sync_at = max(self.round_called_at + self.every_s, earliest)
+        run.tell("version", f"version {self.version}: {self._merge_words(run, merged)}")
+        run.repeats_may_be_news()
+
+    def _merge_words(self, run: RunState, merged: Mapping[str, int]) -> str:
+        """Which clients were merged, their loss, tokens, and the bytes since the version before."""
+        rounds = {key: self._round_of.pop(key, -1) for key in merged}
+        parts = [self._open.words(rounds, run.clients, self.quorum)]
+        again = len(self._again & set(merged))
+        if again:
+            total = counted(len(merged), "delta")
+            parts.append(f"{total} in all, {again:,} of them stored before the restart")
+            self._again -= set(merged)
+        loss, what = mean(self._loss_of.pop(key, None) for key in merged), "mean over the round"
+        if loss is None:  # its deltas carried none
+            names = {_client(key) for key in merged}
+            known = [one for name, one in run.clients.items() if name in names]
+            loss = mean(one.loss for one in known if not one.trouble)
+            what = "running mean"
+            if loss is None and any(one.trouble for one in known):
+                parts.append("no finite loss")
+        if loss is not None:
+            parts.append(f"loss {loss:.3f} ({what})")
+        parts.append(f"{self.tokens:,} tokens (+{sum(merged.values()):,})")
+        raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
+        self._bytes_told = self.bytes_raw, self.bytes_sent
+        if sent:
+            parts.append(f"{megabytes(raw)} as {megabytes(sent)} ({raw / sent:.1f}x)")
+        return "; ".join(parts)
+
+
+def _client(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _some(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + more
+
+
+def _of_ps(name: str) -> Handler:
+    return lambda run, line: getattr(run.ps, name)(run, line)
+
+
+HANDLERS: dict[str, Handler] = {
+    kind: _of_ps(name)
+    for kind, name in {
+        "recovered": "recovered",
+        "version_found": "found",
+        "model_attached": "attached",
+        "send": "sent",
+        "quarantine": "quarantined",
+        "release": "released",
+        "round_skipped": "skipped",
+        "delta_stored": "stored",
+        "version_sent": "served",
+        "accumulate": "accumulated",
+        "commit": "merging",
+        "commit_failed": "commit_failed",
+        "version_committed": "committed",
+    }.items()
+}

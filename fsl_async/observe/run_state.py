@@ -1,0 +1,344 @@
+"""The state of a run, rebuilt from a node's journal alone. Pure.
+
+`fsl-node status`, the live table, the lines of a server and `demo` show it. `RunState.apply(line)`
+takes one line as `JournalReader` yields it, in order, and returns what is worth telling a person.
+It never fails on a line: one of a newer release, or with fields of another type, changes nothing.
+Time comes from the lines (`t`, seconds since 1970) or as the argument `now`.
+
+    line                                     what changes
+    note   so_far                            everything: a segment of the journal begins (`segments`)
+    note   node_started, node_ended          the process; every client must say hello again
+    effect finish, note                      the end, and lines for people
+    note   unreadable_messages               bytes from the network that were no message of ours
+    note   traffic                           bytes by category, see `accounts`
+  what clients do (`clients`)
+    event  client_hello, effect admit_split  a client joins; with a higher incarnation, as a new process
+    event  client_left                       it is gone
+    event  fetch_asked, version_held, stream_lost, delta_offered, heartbeat_received
+  of a parameter server (`rounds`)
+    event  recovered, note version_found     what the disk has
+    event  model_attached, delta_stored, version_sent      sizes and bytes
+    effect send, event round_skipped         rounds
+    effect quarantine, release, accumulate, commit, event commit_failed, version_committed
+  of a split server
+    event  upload_trained, round_done_received
+  of a client
+    note   leaving                           its run, and which data leaves its machine, to where
+    event  rebased                           the version that it trains from
+
+A killed server loses up to a second of journal. What the disk has for certain (version, tokens)
+`recovered` puts right; counts of single clients may then lack a delta.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import asdict, field, fields, mutable
+
+from fsl_async.accounting.accounts import Account
+from fsl_async.observe import clients, rounds, segments
+from fsl_async.observe.clients import ClientState, Handler, Line, News, client_dict, mean
+from fsl_async.observe.rounds import ParameterServerFigures
+
+MAX_NEWS = 100
+
+PS, SPLIT_SERVER, CLIENT = "ps", "server", "client"
+"""Roles, as `fsl-node --role` has them."""
+
+# Notes of the parameter server's machine whose content other lines have already.
+_IN_OTHER_WORDS = re.compile(r" left \(.*goes on without it$|^version 0 is durable")
+
+
+@mutable
+class NodeState:
+    """The process that writes the journal, and those before it in the same directory."""
+
+    role: str = ""
+    run: str = ""
+    name: str = ""
+    """Of a client."""
+    address: str = ""
+    encrypted: bool | None = None
+    """None: its journal is of a release that did not record it."""
+    pid: int = 0
+    host: str = ""
+    starts: int = 0
+    started_at: float = 0.0
+    last_t: float = 0.0
+    phase: str = "unknown"  # starting | waiting | ready | collecting | merging | serving | ended
+    ending: str = ""
+    ended_at: float | None = None
+    exit_code: int = 0
+    garbage: int = 0
+    """Messages from the network that were not of this program."""
+    _garbage_before: int = 0
+
+    def start(self, line: Line) -> None:
+        """A new process."""
+        self.role = str(line.get("role", ""))
+        self.run = str(line.get("run", self.run))
+        self.name = str(line.get("name", ""))
+        self.address = str(line.get("address", ""))
+        self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
+        self.pid, self.host = int(line.get("pid", 0)), str(line.get("host", ""))
+        self.starts += 1
+        self.started_at = self.started_at or self.last_t
+        self._garbage_before = self.garbage
+        self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
+
+    def count_garbage(self, line: Line) -> None:
+        """The line counts since the process started; what earlier ones counted is kept aside."""
+        self.garbage = self._garbage_before + int(line.get("garbage", 0))
+
+
+@mutable
+class SplitServerFigures:
+    """What a split server's journal adds up to. What became of its uploads is in its ledger (`split_audit`)."""
+
+    method: str = ""
+    round: int = -1
+    loss: float | None = None
+    """Of the newest upload."""
+    errors: dict[str, dict[str, float]] = field(factory=dict)
+    """Coding errors that clients report of what they send, by client."""
+
+
+@mutable
+class SiteFigures:
+    """What a client's own journal adds up to."""
+
+    version: int = -1
+    """That it trains from."""
+    leaving: tuple[str, ...] = ()
+    """Kinds of data that leave its machine, for `leaving_to`."""
+    leaving_to: str = ""
+
+
+def _newest(news: Iterable[News]) -> deque[News]:
+    return deque(news, MAX_NEWS)
+
+
+@mutable
+class RunState:
+    """The figures of a run. Of `ps`, `split_server` and `site` those of the node's role are filled."""
+
+    node: NodeState = field(factory=NodeState)
+    clients: dict[str, ClientState] = field(factory=dict)
+    """Those that a server has seen, by name."""
+    account: Account = field(factory=Account)
+    news: deque[News] = field(factory=deque, converter=_newest)
+    ps: ParameterServerFigures = field(factory=ParameterServerFigures)
+    split_server: SplitServerFigures = field(factory=SplitServerFigures)
+    site: SiteFigures = field(factory=SiteFigures)
+    lines_odd: int = 0
+    _told: set[str] = field(factory=set)  # notes since something changed: not said again
+    _fresh: list[News] = field(factory=list, init=False, eq=False)
+
+    def apply(self, line: Line) -> list[News]:
+        """Take one line of the journal; returns its news, which `news` keeps too."""
+        self._fresh = []
+        self.account.apply(line)
+        handler = _HANDLERS.get(str(line.get("type")))
+        stamp = line.get("t")
+        if isinstance(stamp, int | float):
+            self.node.last_t = float(stamp)
+        if handler is not None:
+            try:
+                handler(self, line)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self.lines_odd += 1  # of another release, or not ours
+        self.news.extend(self._fresh)
+        return self._fresh
+
+    def tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
+        """News of the line that is being applied."""
+        self._fresh.append(News(self.node.last_t, kind, text, client, level))
+
+    def tell_once(self, text: str, level: str) -> None:
+        """The same for a note that may be repeated, until a client comes or leaves or there is a version."""
+        if text in self._told:
+            return
+        if len(self._told) < MAX_NEWS:
+            self._told.add(text)
+        self.tell("note", text, level=level)
+
+    def client_of(self, line: Line) -> ClientState:
+        """The client a line is about, which was seen just now."""
+        name = str(line["peer"])
+        client = self.clients.get(name)
+        if client is None:
+            client = self.clients[name] = ClientState(name)
+        client.last_seen = self.node.last_t
+        return client
+
+    def repeats_may_be_news(self) -> None:
+        """Something has changed: a note that was told before is told again."""
+        self._told.clear()
+
+    # --- what follows from the figures ---
+
+    @property
+    def relaunches(self) -> int:
+        """How often a client's name came back as a new process."""
+        return sum(client.relaunches for client in self.clients.values())
+
+    @property
+    def loss_first(self) -> float | None:
+        """Mean of the first loss that each client reported."""
+        return mean(client.loss_first for client in self.clients.values())
+
+    @property
+    def loss_last(self) -> float | None:
+        """Mean of the last loss that each client reported."""
+        return mean(client.loss for client in self.clients.values())
+
+    def traffic(self) -> dict[str, dict[str, Any]]:
+        """The account; of a split server with the mean square of the errors that clients report."""
+        found = self.account.as_dict()
+        errors = self.split_server.errors.values()
+        for name in sorted({name for told in errors for name in told}):
+            squares = [told[name] ** 2 for told in errors if name in told]
+            found["error"][name] = float(f"{math.sqrt(sum(squares) / len(squares)):.4g}")
+        return found
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """Plain values for --json, of a parameter server."""
+        ps, made = self.ps, _plain(self.node) | _plain(self.ps)
+        del made["name"], made["up"], made["down"]
+        for name in ("rounds", "participation", "participation_alive", "bytes_raw", "bytes_sent"):
+            made[name] = getattr(ps, name)
+        return made | {
+            "ratio": ps.ratio,
+            "pending": ps.pending,
+            "relaunches": self.relaunches,
+            "loss_first": self.loss_first,
+            "loss_last": self.loss_last,
+            "lines_odd": self.lines_odd,
+            "bytes_up": asdict(ps.up),
+            "bytes_down": asdict(ps.down),
+            "traffic": self.traffic(),
+            "clients": [client_dict(client, now) for client in self.clients.values()],
+            "news": [asdict(one) for one in list(self.news)[-20:]],
+        }
+
+
+def _plain(figures: NodeState | ParameterServerFigures) -> dict[str, Any]:
+    found = asdict(figures, recurse=False)
+    return {name: value for name, value in found.items() if not name.startswith("_")}
+
+
+def tells_something(kind: str) -> bool:
+    """Whether lines of this type change a state: most of a journal does not."""
+    return kind in _HANDLERS
+
+
+# --- what the journal's lines change ---
+
+
+def _started(run: RunState, line: Line) -> None:
+    node = run.node
+    node.start(line)
+    run.ps.start(line)
+    run.split_server.method = str(line.get("method", ""))
+    run.repeats_may_be_news()
+    for client in run.clients.values():
+        if client.doing != "gone":
+            client.lose(node.last_t, "the server was restarted")
+    what = "listens" if node.starts == 1 else f"is back (start {node.starts}), listens"
+    names = {PS: "the parameter server", SPLIT_SERVER: "the split server"}
+    if node.role in names:
+        of_run = f", run {node.run}" if node.run else ""
+        run.tell("server", f"{names[node.role]} {what} at {node.address}{of_run}")
+
+
+def _finish(run: RunState, line: Line) -> None:
+    node = run.node
+    node.phase = "ended"
+    node.ending = str(line.get("reason", ""))
+    node.exit_code = int(line.get("exit_code", 0))
+    run.ps.next_sync_at = None
+    level = "warning" if node.exit_code else "info"
+    run.tell("end", f"the run ends: {node.ending}", level=level)
+
+
+def _ended(run: RunState, line: Line) -> None:
+    node = run.node
+    node.phase = "ended"
+    node.ending = node.ending or "stopped at once"
+    node.ended_at = node.last_t
+    node.count_garbage(line)
+    run.ps.next_sync_at = None
+    for client in run.clients.values():
+        if client.connected:
+            client.connected, client.doing = False, "done"
+
+
+def _so_far(run: RunState, line: Line) -> None:
+    found = segments.restored(RunState, line["state"])
+    for each in fields(RunState):
+        if each.init:
+            setattr(run, each.name, getattr(found, each.name))
+    run.node.last_t = float(line["t"])
+
+
+def _note(run: RunState, line: Line) -> None:
+    text = str(line.get("text", ""))
+    if not (run.ps.noted(run, line) or _IN_OTHER_WORDS.search(text)):
+        run.tell_once(text, str(line.get("level", "info")))
+
+
+def _upload_trained(run: RunState, line: Line) -> None:
+    if line.get("problem") is not None:
+        return
+    name, _, number, _ = str(line["key"]).split("/")
+    split, loss = run.split_server, float(line["loss"])
+    split.loss, split.round = loss, max(split.round, int(number))
+    if name in run.clients:
+        run.clients[name].uploads += 1
+        run.clients[name].saw_loss(loss)
+
+
+def _round_done(run: RunState, line: Line) -> None:
+    told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
+    run.split_server.errors.setdefault(str(line["peer"]), {}).update(told)
+
+
+def _split_hello(run: RunState, line: Line) -> None:
+    run.node.run = run.node.run or str(line.get("run", ""))
+
+
+def _serving(run: RunState, _: Line) -> None:
+    run.node.phase = "serving"
+
+
+def _leaving(run: RunState, line: Line) -> None:
+    run.node.run = str(line["run"])
+    run.site.leaving = tuple(map(str, line["kinds"]))
+    run.site.leaving_to = str(line["to"])
+
+
+def _rebased(run: RunState, line: Line) -> None:
+    run.site.version = int(line["version"])
+
+
+_HANDLERS: dict[str, Handler] = {
+    **clients.HANDLERS,
+    **rounds.HANDLERS,
+    segments.SO_FAR: _so_far,
+    "node_started": _started,
+    "node_ended": _ended,
+    "unreadable_messages": lambda run, line: run.node.count_garbage(line),
+    "finish": _finish,
+    "note": _note,
+    "split_client_hello": _split_hello,
+    "split_recovered": _serving,
+    "upload_trained": _upload_trained,
+    "round_done_received": _round_done,
+    "leaving": _leaving,
+    "rebased": _rebased,
+}
