@@ -63,7 +63,8 @@ def command(
             )
     if address is None:
         raise UsageError(
-            f"which server? The server prints the line, like: {program()} --role client {addresses.EXAMPLE}"
+            "which server? The server prints the line, like:"
+            f" {program()} --role client {addresses.EXAMPLE}"
         )
     server = addresses.parse(address)
     task = check_task(task) if task else None
@@ -116,7 +117,7 @@ def command(
 def _preemptible(
     stopper: Stopper, output: Output, grace_s: float | None, *, ec2: bool
 ) -> Iterator[None]:
-    """Signals, Slurm and EC2 ask `stopper`; of what code makes of it that is cut off in the middle, nothing is said."""
+    """Signals, Slurm and EC2 ask `stopper`; what a hard stop cuts off raises nothing else."""
     from fsl_async.process.notices import slurm_job
     from fsl_async.process.stopper import stop_on_signals
     from fsl_async.process.watches import signal_notices, watching
@@ -168,14 +169,14 @@ def check_task(task: str, option: str = "--task") -> str:
 
 
 def check_function(task: str) -> None:
-    """Import `file.py:function` and look at the function; raises TaskError. A run does so by itself before it dials."""
+    """Import `file.py:function` and check it, as a run does before it dials. Raises TaskError."""
     from fsl_async.learn.user_code import load_task
 
     load_task(task)
 
 
 def check_readable(data: str) -> None:
-    """Raise DataError, with file and offset, for a data set that is short or damaged, and for text as `check_text` does."""
+    """Raise DataError for a data set that is short or damaged, and for text by `check_text`."""
     from fsl_async.learn.data.find import is_text, open_dataset
 
     if is_text(Path(data)):
@@ -185,9 +186,9 @@ def check_readable(data: str) -> None:
 
 
 def check_text(data: str) -> None:
-    """Raise DataError for text that cannot be read or that no model, however small its context, could train on.
+    """Raise DataError for text that cannot be read or is too short for any model.
 
-    How long a window is says the run, so what is too short for it ends the client right after the welcome.
+    The run sets the length of a window: text too short for that ends the client after the welcome.
     """
     from fsl_async.learn.data.corpus import Corpus
 
@@ -195,14 +196,16 @@ def check_text(data: str) -> None:
         Corpus.open(data, context=1)
     except TooShortError as error:
         raise DataError(
-            f"data {data!r} has {error.bytes} bytes, fewer than the smallest model needs: give more text"
+            f"data {data!r} has {error.bytes} bytes, fewer than the smallest model needs: give more"
+            " text"
         ) from None
 
 
 def check_corpus(config: Config, options: Mapping[str, str]) -> None:
-    """Raise DataError when the run's text is here and cannot be cut into its shards; a server need not have it at all.
+    """Raise DataError when the run's text is here and cannot be cut into its shards.
 
-    config: resolved, so that the model's context is known. options: dotted key -> the option to name in its place.
+    A server need not have it at all. config: resolved, so that the model's context is known.
+    options: dotted key -> the option to name instead.
     """
     from fsl_async.learn.data.corpus import Corpus
     from fsl_async.learn.data.find import is_text
@@ -223,14 +226,15 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
 
 
 def check_data(data: str) -> Path:
-    """Return an absolute path; raises UsageError when nothing is there, or nothing that we may read."""
+    """Return an absolute path. Raises UsageError where nothing is there that we may read."""
     path = Path(data).expanduser()
     try:
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            # Opening a pipe waits until somebody writes to it, perhaps for ever.
+            # Opening a pipe waits until another process writes to it, perhaps for ever.
             raise UsageError(
-                f"--data {data}: neither a file nor a directory; give a regular file, or a directory of them"
+                f"--data {data}: neither a file nor a directory; give a regular file, or a"
+                " directory of them"
             )
         (os.scandir(path) if path.is_dir() else path.open("rb")).close()
     except FileNotFoundError:

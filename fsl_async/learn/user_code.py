@@ -24,7 +24,7 @@ BUILT_IN = "fsl_async.learn.client.pretrain:train"
 
 
 def load_task(text: str) -> Task:
-    """Return the function named as "file.py:function" or "package.module:function"; empty is the built-in task.
+    """The function named "file.py:function" or "package.module:function"; "": the built-in task.
 
     Raises TaskError, as `load_function` does.
     """
@@ -32,10 +32,11 @@ def load_task(text: str) -> Task:
 
 
 def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..., object]:
-    """Return the function of the user's that `text` names; it must take `arguments`. `what` it is for goes into messages.
+    """The user's function that `text` names; it must take `arguments`. what: for error texts.
 
-    A file's folder goes to the front of sys.path, as with `python file.py`, so that it can import its neighbours.
-    Raises TaskError in one line: no such file or module, no such function, or what importing it raised.
+    A file's folder goes to the front of sys.path, as with `python file.py`, so that it can import
+    its neighbours. Raises TaskError in one line: no such file or module, no such function, or what
+    importing it raised.
     """
     label = f"{what} {text!r}"
     place, colon, name = text.rpartition(":")
@@ -73,10 +74,11 @@ _LIBRARIES = tuple(
 
 
 def own_failure(error: Exception) -> TaskRaisedError | None:
-    """What to tell the user of an exception that left a task; None when it is not the task's but this program's.
+    """The error of an exception that left a task; None when it is not the task's but ours.
 
-    Of the frames that belong to no library, the innermost decides: the task's own, then the task is at fault, also where a
-    library that it called raised; one of this program (in `fed.step`, or in the built-in task), then it is a bug of ours.
+    Of the frames that belong to no library, the innermost decides: the task's own, then the task is
+    at fault, also where a library that it called raised; one of this program (in `fed.step`, or in
+    the built-in task), then it is a bug of ours.
     """
     frames = traceback.extract_tb(error.__traceback__)
     written = [
@@ -122,7 +124,8 @@ def _module(label: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise TaskError(
-                f"{label}: there is no module {error.name!r} on the Python path; a file is written as file.py:function"
+                f"{label}: there is no module {error.name!r} on the Python path; a file is written"
+                " as file.py:function"
             ) from error
         raise TaskError(_failure(label, None, error)) from error
     except (Exception, SystemExit) as error:

@@ -165,7 +165,7 @@ class Reduction(Protocol):
 
 
 class Learner(Protocol):
-    """What the shell needs from the learning side (`fsl_async.learn.client.learner.Learner`; the simulator has its own)."""
+    """What the shell needs of learning (`learn.client.exchange.Exchange`; the simulator has its own)."""
 
     @property
     def manifest(self) -> Manifest | None: ...

@@ -1,7 +1,8 @@
 """The shell around a pure machine: feeds events, carries out effects in order, arms one timer.
 
-The same `Node` runs in production, where the scheduler is an asyncio loop and the worker a thread, and in the simulator, where
-both are virtual. Nothing here knows a role: a role's `execute` knows how to carry out its effects.
+The same `Node` runs in production, where the scheduler is an asyncio loop and the worker a thread,
+and in the simulator, where both are virtual. Nothing here depends on a role: a role's `execute`
+knows how to carry out its effects.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Machine(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When it wants a TimerFired."""
+        """When a TimerFired is due."""
         ...
 
 
@@ -49,7 +50,7 @@ class Journal(Protocol):
 
 
 class Worker(Protocol):
-    """Runs slow jobs (disk, codec) one after another, away from the loop, in the order they were given."""
+    """Runs slow jobs (disk, codec) one after another, in order, away from the loop."""
 
     def submit(
         self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
@@ -65,8 +66,8 @@ class Worker(Protocol):
 class Node:
     """One machine, its journal and its timer.
 
-    Events that arrive while effects are being carried out wait until those are done, so a machine sees one event at a time and its
-    effects happen in the order it gave them.
+    Events that arrive while effects are being carried out wait until those are done, so a machine
+    sees one event at a time and its effects happen in the order it gave them.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""How a role's dealings look on the wire: hello, welcome, heartbeats and stream names. Pure.
+"""What roles send outside their messages: hello, welcome, heartbeats and stream names. Pure.
 
-Everything read here comes from a peer: each field is checked, and what does not fit raises MessageError.
+Everything read here comes from a peer: each field is checked, and what does not fit raises
+MessageError.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _take_tables(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 @frozen
 class Hello:
-    """What a client says first: the run it is in ("" = none yet), the version it holds and its data shard (-1 = none)."""
+    """A client's first message: its run ("" = none yet), version and data shard (-1 = none)."""
 
     run: str
     version: int
@@ -60,7 +61,7 @@ class Hello:
 
 @frozen
 class Welcome:
-    """What the server answers: the run, this client's data shard, and the run's whole configuration."""
+    """The answer: the run, this client's data shard, and the run's whole configuration."""
 
     run: str
     shard: int
@@ -86,7 +87,7 @@ class Welcome:
 
 
 def beat_of(payload: dict[str, Any]) -> dict[str, Any]:
-    """Read a heartbeat's status map: its first entries that are numbers, bools, None or text, made printable; others are left out."""
+    """Read a heartbeat's status map: its first entries that are numbers, bools, None or text."""
     made: dict[str, Any] = {}
     for name, value in islice(payload.items(), MAX_BEAT_ENTRIES):
         if type(value) is str:
@@ -122,5 +123,8 @@ _CHUNK_BYTES = 1 << 19
 
 
 def eager_bytes(chunks: int) -> int:
-    """How much of a model may go before it is asked for: all of a small one, whose round trips would take longer than itself; nothing of a large one."""
+    """How many bytes of a model may go before they are asked for: all of a small one, else none.
+
+    The round trips of a small one would take longer than itself.
+    """
     return chunks * _CHUNK_BYTES if chunks <= _EARLY_CHUNKS else 0

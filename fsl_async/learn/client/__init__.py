@@ -1,1 +1,1 @@
-"""A client's training side: the `fed` object, snapshots, coded deltas, versions, the built-in task."""
+"""A client's learning: the `fed` object, training and exchange, the built-in task."""

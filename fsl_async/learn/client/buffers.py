@@ -1,18 +1,22 @@
 """A torch module seen as one flat fp32 vector on the CPU: copy out, copy in, rebase in place.
 
-What is in the vector: every floating point parameter and every floating point persistent buffer (a batch norm's
-running mean), in the order of `state_dict()`. What is not: integer and boolean state (batch norm's step counter),
-complex numbers, and buffers with persistent=False (tables that are computed again).
+What is in the vector: every floating point parameter and every floating point persistent buffer (a
+batch norm's running mean), in the order of `state_dict()`. What is not: integer and boolean state
+(batch norm's step counter), complex numbers, and buffers with persistent=False (tables that are
+computed again).
 
-Tied tensors (same storage, offset, shape and strides) count once, under their first name. Tensors that share memory
-in any other way are refused, because rebasing one would move the other a second time.
+Tied tensors (same storage, offset, shape and strides) count once, under their first name. Tensors
+that share memory in any other way are refused, because rebasing one would move the other a second
+time.
 
-The vector is fp32 whatever the model's dtype: bf16 and fp16 are widened without loss on the way out and
-rounded to nearest even on the way in, fp64 is narrowed. Arithmetic is done in fp32 on the model's device, in
-pieces of at most PIECE_VALUES, so a rebase needs two pieces of extra memory rather than two models.
+The vector is fp32 whatever the model's dtype: bf16 and fp16 are widened without loss on the way out
+and rounded to nearest even on the way in, fp64 is narrowed. Arithmetic is done in fp32 on the
+model's device, in pieces of at most PIECE_VALUES, so a rebase needs two pieces of extra memory
+rather than two models.
 
-Host vectors are pageable. Pinned ones would copy several times faster, but torch's pinned allocator rounds up to a
-power of two and the memory is lost to the page cache: a poor trade for one copy every ten minutes.
+Host vectors are pageable. Pinned ones would copy several times faster, but torch's pinned allocator
+rounds up to a power of two and the memory is lost to the page cache: a poor trade for one copy
+every ten minutes.
 """
 
 from collections.abc import Iterator
@@ -26,14 +30,15 @@ from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
 
 PIECE_VALUES = 1 << 24
-"""64 MiB in fp32: large enough that a copy to a GPU runs at full speed, small against any model that hurts."""
+"""64 MiB in fp32: a copy to a GPU of that size runs at full speed; large models are far larger."""
 
 
 class ModelWeights:
     """The exchanged state of `module`, which stays the caller's and may go on living where it is.
 
-    Tensors are looked up by name at each use: `module.to(...)` replaces buffers, and a reference kept would go stale.
-    Raises TaskError where the module has nothing to exchange or tensors that overlap in memory.
+    Tensors are looked up by name at each use: `module.to(...)` replaces buffers, and a reference
+    kept would go stale. Raises TaskError where the module has nothing to exchange or tensors that
+    overlap in memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -41,7 +46,8 @@ class ModelWeights:
         shapes = [(name, tuple(tensor.shape)) for name, tensor in _distinct_tensors(module)]
         self._names = [name for name, _ in shapes]
         try:
-            # torch.compile wraps a module and its names; compiled and plain clients train the same model
+            # torch.compile wraps a module and its names; compiled and plain clients train the same
+            # model
             self.manifest = Manifest.from_shapes(
                 (name.replace("_orig_mod.", ""), shape) for name, shape in shapes
             )
@@ -49,12 +55,13 @@ class ModelWeights:
             raise TaskError(f"fed.attach cannot exchange this module: {error}") from error
 
     def copy_out(self, out: Vector) -> bool:
-        """Write all weights to `out`, fp32 (manifest.values,). Returns whether all of them are finite."""
+        """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite."""
         target = torch.from_numpy(out)
         with torch.no_grad():
             for piece, start, stop in self._pieces():
-                # Widened on the model's own device: copy_ across devices and dtypes at once may convert on the
-                # host from a staging tensor that a non-blocking copy has not filled yet.
+                # Widened on the model's own device: copy_ across devices and dtypes at once may
+                # convert on the host from a staging tensor that a non-blocking copy has not filled
+                # yet.
                 target[start:stop].view(piece.shape).copy_(
                     piece.float(), non_blocking=piece.is_cuda
                 )
@@ -72,7 +79,8 @@ class ModelWeights:
     def rebase(self, new: Vector, reference: Vector) -> None:
         """Set weights to new + (weights - reference), in fp32 and in this order of operations.
 
-        Where a weight still equals the reference it becomes `new` to the bit; weights + (new - reference) would not.
+        Where a weight still equals the reference it becomes `new` to the bit; weights + (new -
+        reference) would not.
         """
         target, origin = torch.from_numpy(new), torch.from_numpy(reference)
         with torch.no_grad():
@@ -88,13 +96,14 @@ class ModelWeights:
             return all(_is_finite(piece) for piece, _, _ in self._pieces())
 
     def _pieces(self) -> Iterator[tuple[Tensor, int, int]]:
-        """(part of a weight, start, stop): flat parts where memory is contiguous, else the whole tensor."""
+        """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor."""
         live = _named_tensors(self._module)
         for name, spec in zip(self._names, self.manifest.tensors, strict=True):
             tensor = live[name]
             if tuple(tensor.shape) != spec.shape:
                 raise TaskError(
-                    f"{name} had shape {spec.shape} at fed.attach and has {tuple(tensor.shape)}: attach the final model"
+                    f"{name} had shape {spec.shape} at fed.attach and has"
+                    f" {tuple(tensor.shape)}: attach the final model"
                 )
             values = tensor.numel()
             if tensor.is_contiguous():
@@ -112,7 +121,7 @@ class ModelWeights:
 
 
 def _is_finite(values: Tensor) -> bool:
-    """One pass without a temporary: the minimum and maximum of anything that holds a NaN are NaN."""
+    """One pass without a temporary: minimum and maximum are NaN where any value is."""
     if not values.numel():
         return True
     low, high = torch.aminmax(values)
@@ -120,7 +129,7 @@ def _is_finite(values: Tensor) -> bool:
 
 
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The live tensors by name; unlike state_dict()'s values these are what the module computes with."""
+    """The tensors that the module computes with, by name, unlike the values of state_dict()."""
     tensors: dict[str, Tensor] = {
         name: weight.detach() for name, weight in module.named_parameters(remove_duplicate=False)
     }
@@ -139,10 +148,12 @@ def _distinct_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue
         if name not in live:
             raise TaskError(
-                f"{name} is in the model's state_dict but is neither a parameter nor a buffer: it cannot be exchanged"
+                f"{name} is in the model's state_dict but is neither a parameter nor a buffer: it"
+                " cannot be exchanged"
             )
         tensor = live[name]
-        storage = tensor.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity; data_ptr() is 0 for all of meta
+        # The storage's identity; data_ptr() is 0 for all tensors on "meta".
+        storage = tensor.untyped_storage()._cdata  # noqa: SLF001
         first = int(tensor.storage_offset())
         key = (storage, first, tuple(tensor.shape), tensor.stride())
         if key in seen:
@@ -154,7 +165,8 @@ def _distinct_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             for other_first, other_end, other in used.setdefault(storage, []):
                 if first < other_end and other_first < end:
                     raise TaskError(
-                        f"{other} and {name} share memory with different shapes: clone one before fed.attach"
+                        f"{other} and {name} share memory with different shapes: clone one before"
+                        " fed.attach"
                     )
             used[storage].append((first, end, name))
         yield name, tensor

@@ -1,8 +1,8 @@
-"""Coding of deltas, chunk by chunk, with error feedback: what coding loses of one delta is added to the next.
+"""Coding of deltas, chunk by chunk, with error feedback: the loss of one is added to the next.
 
-Error feedback: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of
-speech DNNs", 2014. It needs one more vector of the model's size, and makes coarse formats usable, whose error would otherwise
-be lost in every round.
+Error feedback: Seide et al., "1-bit stochastic gradient descent and its application to
+data-parallel distributed training of speech DNNs", 2014. It needs one more vector of the model's
+size, and makes coarse formats usable, whose error would otherwise be lost in every round.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ LOSSLESS = CodecSpec(format="fp32")
 
 
 class DeltaCoder:
-    """Codes differences of vectors. Not thread-safe: the caller codes one chunk at a time, and each chunk of a delta once.
+    """Codes differences of vectors. Not thread-safe; each chunk of a delta is coded once.
 
-    whole: deltas are not differences but the weights themselves (docs/adr/0045); the learner looks at it.
+    whole: deltas are not differences but the weights themselves (docs/adr/0045); the learner looks
+    at it.
     """
 
     def __init__(
@@ -26,11 +27,11 @@ class DeltaCoder:
         self.feedback = feedback
         self.whole = whole
         self.residual: Vector | None = None
-        """What was lost so far, float32, all values of the model; None while nothing can have been."""
+        """The loss so far, float32, all values of the model; None while there can be none."""
         self._room = bytearray()
 
     def encode(self, minuend: Vector, subtrahend: Vector | None, start: int, stop: int) -> bytes:
-        """A frame of minuend - subtrahend (None: zero), values start to stop; non-finite values are sent as they are."""
+        """A frame of minuend - subtrahend (None: zero), values start to stop; NaN is kept."""
         if self.feedback and self.residual is None and self.spec.format != LOSSLESS.format:
             self.residual = new_vector(len(minuend))
         needed = bound(stop - start, self.spec)

@@ -1,7 +1,8 @@
-"""The exchange side of a client: the vectors, an outbox of coded deltas, an inbox of versions. NumPy only.
+"""The exchange side of a client: vectors, an outbox of deltas, an inbox of versions. NumPy only.
 
 Three threads come here. The training thread (snapshots and rebases, through `ports.ExchangePort`),
-the loop thread (the runtime: it asks and never waits), and a worker thread (it codes, decodes, hashes).
+the loop thread (the runtime: it asks and never waits), and a worker thread (it codes, decodes,
+hashes).
 
 Vectors, all fp32 on the CPU, each the size of the model:
     base       Theta_v, what the parameter server holds, to the bit
@@ -66,7 +67,7 @@ class _Delta:
 
 
 class Exchange:
-    """The client's weights as the network sees them. See the module's docstring for threads, memory and arithmetic.
+    """The client's weights as the network sees them; see above for threads, memory, arithmetic.
 
     training: carries out what is asked of the model. coder: how deltas are coded.
     on_event: called from the training thread with Attached, Snapshotted and Rebased; thread-safe.
@@ -90,8 +91,8 @@ class Exchange:
         self._on_event = on_event
         self._allocate = allocate
 
-        # _lock guards the fields below and is held for moments only. _moving is held by whoever
-        # reads or writes the base at length (the training thread's rebase, the worker's
+        # _lock guards the fields below and is held for moments only. _moving is held by the thread
+        # that reads or writes the base at length (the training thread's rebase, the worker's
         # finish_fetch); the loop thread never takes it.
         self._lock = threading.Lock()
         self._moving = threading.Lock()
@@ -104,12 +105,12 @@ class Exchange:
         self._spare: Vector | None = None
         self._deltas: dict[int, _Delta] = {}
         self._fetch: Fetch | None = None
-        self._coding = threading.Lock()  # held by whoever codes a delta's chunk
+        self._coding = threading.Lock()  # held while a delta's chunk is coded
 
     def configure(
         self, spec: CodecSpec, *, feedback: bool, whole: bool, threads: int | None = None
     ) -> None:
-        """Code deltas as the run wants it, from the next chunk on; see `DeltaCoder`. threads: to decode with."""
+        """Code deltas so from the next chunk on; see `DeltaCoder`. threads: to decode with."""
         self.coder.spec, self.coder.feedback, self.coder.whole = spec, feedback, whole
         if threads is not None:
             self.pool.threads = threads
@@ -179,9 +180,10 @@ class Exchange:
     # --- loop thread: never waits ---
 
     def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
-        """Ask for delta `sequence`. The next fed.step answers Snapshotted. Asking twice for the same is asking once.
+        """Ask for delta `sequence`. The next fed.step answers Snapshotted, once if asked twice.
 
-        hold: that step does not return before `resume` or `stop`, but goes on to answer what is asked.
+        hold: that step does not return before `resume` or `stop`, but goes on to answer what is
+        asked.
 
         Raises LearnerError before the first Rebased: there is no version to measure from.
         """
@@ -193,7 +195,7 @@ class Exchange:
         self._training.ask(SnapshotOrder(sequence, hold))
 
     def begin_round(self, sequence: int, number: int) -> None:
-        """Have round `number` trained, which delta `sequence` comes of. Its end answers Snapshotted, and is held."""
+        """Have round `number` trained for delta `sequence`. Answers Snapshotted and holds."""
         self._training.ask(RoundOrder(sequence, number))
 
     def resume(self) -> None:
@@ -201,7 +203,7 @@ class Exchange:
         self._training.resume()
 
     def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
-        """Have the model moved onto the base, which must hold `version` with `digest`. Answers Rebased.
+        """Have the model moved onto the base, which is `version` with `digest`. Answers Rebased.
 
         If a later version has reached the base until then, the model moves onto that one and
         Rebased names it. discard: take the base as it is, dropping what was trained since the last
@@ -211,7 +213,8 @@ class Exchange:
             if (version, digest) != (self._base_version, self._base_digest):
                 raise LearnerError(
                     f"asked to rebase onto version {version} ({digest}), but the base is version"
-                    f" {self._base_version} ({self._base_digest or 'no digest'}): fetch it again in full"
+                    f" {self._base_version} ({self._base_digest or 'no digest'}): fetch it again in"
+                    " full"
                 )
         self._training.ask(RebaseOrder(discard))
 
@@ -220,7 +223,7 @@ class Exchange:
         self._training.stop()
 
     def refuse(self, code: str, text: str) -> None:
-        """The parameter server does not accept this model: fed.attach raises RefusedError(text, code)."""
+        """The parameter server refuses this model: fed.attach raises RefusedError(text, code)."""
         self._training.refuse(code, text)
 
     @property
@@ -263,7 +266,7 @@ class Exchange:
     # --- worker thread ---
 
     def encode_initial(self, index: int) -> bytes:
-        """Chunk `index` of the attached model's weights, as an fp32 frame. Before any version is fetched."""
+        """Chunk `index` of the model's own weights, an fp32 frame. Before a version is fetched."""
         with self._lock:
             base = self._base
         if base is None:
@@ -272,13 +275,14 @@ class Exchange:
         return encode(base[start:stop], LOSSLESS)
 
     def adopt_initial(self) -> str:
-        """The attached model's own weights are version 0. Returns their digest; request_rebase(0, digest) comes next."""
+        """The model's own weights are version 0. Returns their digest; next comes a rebase."""
         with self._moving:
             with self._lock:
                 fresh = self.version == self._base_version == NO_VERSION
                 if self._base is None or not fresh:
                     raise LearnerError(
-                        f"own weights cannot become version 0: the base is version {self._base_version}"
+                        "own weights cannot become version 0: the base is version"
+                        f" {self._base_version}"
                     )
                 base = self._base
             digest = digest_of(base)
@@ -287,7 +291,7 @@ class Exchange:
         return digest
 
     def encode_delta(self, sequence: int, index: int) -> bytes:
-        """Chunk `index` of delta `sequence`, coded once and then kept, so that sending again gives the same bytes.
+        """Chunk `index` of delta `sequence`, coded once and kept: sent again it is the same bytes.
 
         Raises LearnerError for a delta that was dropped.
         """
@@ -324,7 +328,8 @@ class Exchange:
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
         """Take one chunk of the version being fetched; the same chunk twice is ignored.
 
-        Raises LearnerError for a frame that is damaged or of a wrong size, or that belongs to no fetch.
+        Raises LearnerError for a frame that is damaged or of a wrong size, or that belongs to no
+        fetch.
         """
         with self._lock:
             fetch = self._fetch
@@ -334,9 +339,10 @@ class Exchange:
         fetch.put(index, frame)
 
     def finish_fetch(self, version: int) -> str:
-        """Make the base Theta_version and return its digest. The model itself moves when request_rebase is answered.
+        """Make the base Theta_version and return its digest; the model moves at the next rebase.
 
-        Raises LearnerError where chunks are missing; the base is then untouched and the fetch goes on.
+        Raises LearnerError where chunks are missing; the base is then untouched and the fetch goes
+        on.
         """
         with self._lock:
             unfinished = [sequence for sequence, delta in self._deltas.items() if delta.missing]

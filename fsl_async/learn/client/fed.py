@@ -1,4 +1,4 @@
-"""What a training function sees of the run: attach a model, draw its share of the data, say when a step is done.
+"""What a training function sees of the run: attach a model, draw its data, report each step.
 
     def train(fed):
         model = build().to(fed.device)
@@ -10,14 +10,15 @@
 Runs by rounds (`sync.trigger` other than "clock"), and split learning:
 
     training = fsl_async.learn.split.task.begin(fed)    # instead of attach
-    for number in fed.rounds():                         # waits until this client is called; ends with the run
+    for number in fed.rounds():                         # waits for a call; ends with the run
         for inputs, labels in batches(number):
             training.train_batch(inputs, labels)
         fed.end_round(samples=n)                        # returns when the next version is here
 
-Weights change inside `attach`, `step` and `end_round` and nowhere else, in place, so the optimiser keeps its state over a rebase: its moments
-stay local and are never averaged (DiLoCo, arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under
-either and cannot tell.
+Weights change inside `attach`, `step` and `end_round` and nowhere else, in place, so the optimizer
+keeps its state over a rebase: its moments stay local and are never averaged (DiLoCo,
+arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under either and cannot
+tell.
 """
 
 import os
@@ -45,7 +46,7 @@ TOLERATED_STEPS = 3
 
 
 def choose_device(text: str) -> torch.device:
-    """Read `train.device`; "auto" is the first CUDA device if there is one. Raises TaskError for what is not there."""
+    """Read `train.device`; "auto" is the first CUDA device if there is one. Raises TaskError."""
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -61,7 +62,7 @@ def choose_device(text: str) -> torch.device:
 
 @attrs.frozen
 class ClientContext:
-    """Who and where a training function is: its name, share of the data, device, and the run's configuration."""
+    """Of a training function: its name, share of the data, device, and the run's configuration."""
 
     client_name: str
     seed: int = 0
@@ -103,8 +104,8 @@ class SplitPort(Protocol):
 class FedBase:
     """What Fed and LocalFed have in common.
 
-    client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as config["train"]["batch"];
-    log: takes a line for the journal; policy: what may leave this site.
+    client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as
+    config["train"]["batch"]; log: takes a line for the journal; policy: what may leave this site.
     """
 
     def __init__(self, place: ClientContext) -> None:
@@ -129,7 +130,7 @@ class FedBase:
 
     @property
     def part(self) -> tuple[int, int]:
-        """Which part of the data is this client's, and of how many; (0, 1) with data.sharding = "local"."""
+        """The part of the data that is this client's, of how many; (0, 1) for local sharding."""
         if self.config.get("data", {}).get("sharding") == "local":
             return 0, 1
         return self._place.shard_index, self._place.shard_count
@@ -139,11 +140,11 @@ class FedBase:
         raise NotImplementedError
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
-        """Say that a training step is done; the only point where weights may be exchanged."""
+        """A training step is done; the only point where weights may be exchanged."""
         raise NotImplementedError
 
     def progress(self) -> dict[str, float]:
-        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
         raise NotImplementedError
 
     def shard(
@@ -153,13 +154,16 @@ class FedBase:
         batch: int | None = None,
         context: int | None = None,
     ) -> Iterator[Any]:
-        """Draw from this client's own part of `data`, in an order that the seed decides, until the run ends.
+        """Draw from this client's own part of `data`, in an order by the seed, until the run ends.
 
-        data as a path or a Corpus: text. Gives random windows, int64 (batch, context + 1) on `device`; `batch` is
-        train.batch unless given, `context` is needed for a path.
-        data as any sequence (len() and [i]: a list, a torch Dataset, batches made before): gives its items, each once
-        per epoch. Item i belongs to client i modulo the number of shards, so that sorted data is dealt out evenly.
-        With data.sharding = "local" the whole of `data` is this client's own.
+        data as a path or a Corpus: text. Gives random windows, int64 (batch, context + 1) on
+        `device`; `batch` is train.batch unless given, `context` is needed for a path.
+
+        data as any sequence (len() and [i]: a list, a torch Dataset, batches made before): gives
+        its items, each once per epoch. Item i belongs to client i modulo the number of shards, so
+        that sorted data is dealt out evenly. With data.sharding = "local" all of `data` is this
+        client's.
+
         Raises DataError for text that is missing or too short, TaskError for an empty part.
         """
         mine = self.part
@@ -193,10 +197,12 @@ class FedBase:
         order = list(range(index, len(data), count))
         if not order:
             raise TaskError(
-                f"fed.shard: {len(data)} items leave none for part {index} of {count}: give more items"
+                f"fed.shard: {len(data)} items leave none for part {index} of {count}: give more"
+                " items"
             )
-        # text seeds go through sha512 in the standard library: the same on every machine and version
-        chance = random.Random(f"{self.seed}/{self.client_name}/{index}/{count}/{start}")  # noqa: S311
+        # Text seeds go through SHA-512 in the standard library: the same on every machine.
+        seed = f"{self.seed}/{self.client_name}/{index}/{count}/{start}"
+        chance = random.Random(seed)  # noqa: S311
 
         def endless() -> Iterator[Any]:
             while True:
@@ -213,13 +219,14 @@ class FedBase:
         self._steps_after_end += 1
         if self._steps_after_end > TOLERATED_STEPS:
             raise RunFinishedError(
-                f"the run has ended and fed.step has said so {TOLERATED_STEPS} times: leave the loop when it returns False"
+                f"the run has ended, and fed.step has returned False {TOLERATED_STEPS} times:"
+                " leave the loop when it does"
             )
         return False
 
 
 class Fed(FedBase):
-    """A client's view of a run with a parameter server. Used by the training thread, but for `progress`."""
+    """A client's view of a run. Used by the training thread, but for `progress`."""
 
     def __init__(
         self,
@@ -245,19 +252,22 @@ class Fed(FedBase):
         return self._training.version
 
     def attach(self, model: nn.Module) -> None:
-        """Hand the model over and wait until its weights are the run's: the first client's own, or those received.
+        """Hand the model over and wait until its weights are the run's: received, or its own.
 
-        Every floating point parameter and persistent buffer takes part; see `fsl_async.learn.client.buffers`. Build the
-        optimiser before or after, as you like: weights change in place.
-        Raises NotAllowedError where this site lets LoRA adapters out and the model has other tensors, RefusedError where the run trains
-        another model (its text names the first tensor that differs),
-        TaskError for a model that cannot be exchanged, RunFinishedError where the run ended meanwhile.
+        Every floating point parameter and persistent buffer takes part; see
+        `fsl_async.learn.client.buffers`. Build the optimizer before or after, as you like: weights
+        change in place.
+
+        Raises NotAllowedError where this site lets LoRA adapters out and the model
+        has other tensors, RefusedError where the run trains another model (its text names the first
+        tensor that differs), TaskError for a model that cannot be exchanged, RunFinishedError where
+        the run ended meanwhile.
         """
         self._check_weights(model)
         self._training.attach(model)
 
     def _check_weights(self, model: nn.Module) -> None:
-        """Raise NotAllowedError where a site that lets adapters out alone would send other tensors, whatever the run's configuration says."""
+        """Raise NotAllowedError where a site that lets out adapters only would send others."""
         policy = self.policy
         if policy.lets(DELTAS):
             return
@@ -275,10 +285,10 @@ class Fed(FedBase):
         training: RoundTraining,
         architecture: Mapping[str, str] | None = None,
     ) -> None:
-        """Hand `model` over in a run by rounds that `training` trains; wait until its weights are the run's.
+        """Hand `model` over, which `training` trains by rounds; wait for the run's weights.
 
-        architecture: in split learning, what must be the same at the split server, by name, in the order of
-        comparison; the session with it is opened. None: there is no split server.
+        architecture: in split learning, what must be the same at the split server, by name, in the
+        order of comparison; the session with it is opened. None: there is no split server.
         Raises as `attach` does, and TaskError for a second call.
         """
         if self._rounds is not None:
@@ -304,12 +314,13 @@ class Fed(FedBase):
             if self._rounds is not None:
                 self._rounds.begin_round(number)
             yield number
-            self.meter.step_dropped()  # a loop that did not end its round: what it waits for now is no step
+            # In a loop that did not end its round, what it waits for now is no step.
+            self.meter.step_dropped()
 
     def end_round(
         self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
     ) -> bool:
-        """Say that the round is done; on return the weights are those that came of it. Returns False once the run has ended.
+        """The round is done; on return the weights are its version's. False once the run has ended.
 
         samples: trained in it; the weight of this client in the average.
         """
@@ -322,7 +333,7 @@ class Fed(FedBase):
 
     @property
     def waited_s(self) -> float:
-        """How long the training thread has waited for the network in a run by rounds: for answers, for calls, for versions."""
+        """How long training has waited for answers, calls and versions in a run by rounds."""
         return self._waited_s + (self._rounds.waited_s if self._rounds is not None else 0.0)
 
     def _timed(self, wait: Callable[[], T]) -> T:
@@ -333,12 +344,12 @@ class Fed(FedBase):
             self._waited_s += time.monotonic() - begun
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
-        """Say that a training step is done; the only point where weights may be exchanged.
+        """A training step is done; the only point where weights may be exchanged.
 
         tokens: trained in this step on this client; the weight of its work in a merge.
         metrics: numbers to report, such as {"loss": 2.3}.
         Returns False once the run has ended; then leave the loop. Takes microseconds unless the
-        run wants something of the model.
+        run asks something of the model.
         """
         self.meter.step_ended()
         self.meter.count(tokens, metrics)
@@ -348,15 +359,15 @@ class Fed(FedBase):
         return True
 
     def progress(self) -> dict[str, float]:
-        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
         return {"version": self._training.version, **self.meter.progress()}
 
 
 class LocalFed(FedBase):
     """The same API for one process alone: a baseline to compare with, and a way to try a task out.
 
-    Ends after `steps` steps or `seconds` seconds, whichever comes first (None: no limit). `history` keeps
-    (step, metrics) of every step.
+    Ends after `steps` steps or `seconds` seconds, whichever comes first (None: no limit). `history`
+    keeps (step, metrics) of every step.
     """
 
     def __init__(
@@ -381,7 +392,7 @@ class LocalFed(FedBase):
         return -1 if self.model is None else 0
 
     def attach(self, model: nn.Module) -> None:
-        """Keep the model, for whoever called the task to look at."""
+        """Keep the model, for the caller of the task."""
         if self.model is not None:
             raise TaskError("fed.attach was called twice: attach one model, once")
         self.model = model
@@ -407,5 +418,5 @@ class LocalFed(FedBase):
         self._last_step = 0
 
     def progress(self) -> dict[str, float]:
-        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
         return {"version": self.version, **self._meter.progress()}

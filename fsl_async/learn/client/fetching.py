@@ -1,11 +1,12 @@
-"""A version on its way to a client: its chunks are checked as they come, and the weights that come of them are hashed.
+"""A version on its way to a client: its chunks are checked, and its weights hashed, as they come.
 
-What a client has to say of a version is the digest of its weights, and that takes ten times as long as decoding and adding an update. SHA-256
-goes from the first value to the last, so it follows as far as chunks are here without a gap. They come in order, as a rule: then there is
-nothing left to hash when the last one is here.
+A client reports the digest of a version's weights, which takes ten times as long as decoding and
+adding an update. SHA-256 goes from the first value to the last, so it follows as far as chunks are
+here without a gap. They come in order, as a rule: then nothing is left to hash after the last one.
 
-A full version is decoded into the vector that will be the base. An update is added to a copy of the base's chunk, which shows that it decodes and what
-the weights will be; then its frame is kept, and the base stays as it is until the version is whole (docs/adr/0097).
+A full version is decoded into the vector that will be the base. An update is added to a copy of the
+base's chunk, which shows that it decodes and what the weights will be; then its frame is kept, and
+the base stays as it is until the version is whole (docs/adr/0097).
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _DONE = b""
 
 
 class Fetch:
-    """The chunks of one version. For one thread at a time, which may be another than the one that made it.
+    """The chunks of one version. For one thread at a time.
 
-    base: float32, all values of the model, what an update is added to; nobody writes it before `write_to`. None for a full version.
-    target: where a full version is decoded to, of the same shape; what it holds is of no use before all chunks are here. None for an update.
+    base: float32, all values of the model: an update is added to it, and nothing writes it before
+    `write_to`. None for a full version. target: a full version is decoded to it, of the same shape;
+    it is of no use before all chunks are here. None for an update.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class Fetch:
     def put(self, index: int, frame: bytes) -> None:
         """Take one chunk, in any order; the same again is ignored.
 
-        Raises LearnerError for a frame that is damaged or of a wrong size, which leaves all as it was.
+        Raises LearnerError for a frame that is damaged or of a wrong size, which leaves all as it
+        was.
         """
         if not 0 <= index < self.chunks:
             raise LearnerError(f"version {self.version} has {self.chunks} chunks, no chunk {index}")
@@ -87,9 +90,10 @@ class Fetch:
             self._follow(values)
 
     def write_to(self, new: Vector, pool: ChunkPool) -> None:
-        """Make `new` this version: one fp32 addition per value of an update, as the parameter server does it; `new` may be the base itself.
+        """Make `new`, perhaps the base itself, this version: one fp32 addition to each value.
 
-        Only when no chunk is missing. Cannot fail for what is in a frame: each has been added once, to a copy.
+        Only when no chunk is missing. Cannot fail for what is in a frame: each has been added once,
+        to a copy.
         """
         base = self._base
         if base is None:
@@ -107,7 +111,7 @@ class Fetch:
         pool.run(write_chunk, range(self.chunks))
 
     def _follow(self, values: Vector) -> None:
-        """Hash the next chunk, while the processor has it near, and what came before it was its turn."""
+        """Hash the next chunk while it is in the cache, and those that came before their turn."""
         self._hash.update(values)
         self._hashed += 1
         while self._hashed < self.chunks:

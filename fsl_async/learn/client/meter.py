@@ -1,6 +1,7 @@
 """What the training thread has done: steps, tokens, metrics; in all, and since the last snapshot.
 
-Written by the training thread only. The loop thread reads totals and copies; a value one step old does no harm there.
+Written by the training thread only. The loop thread reads totals and copies; a value one step old
+does no harm there.
 """
 
 import math
@@ -21,7 +22,7 @@ MOST_METRICS = 60
 """A message has room for 64, and a heartbeat carries totals besides."""
 
 STEPS_KEPT = 64
-"""Whose times are kept, to know what a step takes."""
+"""Steps whose times are kept: how long a step takes is learned from them."""
 
 
 class Meter:
@@ -48,7 +49,7 @@ class Meter:
         return self.tokens - self._sent[1]
 
     def count(self, tokens: int, metrics: Mapping[str, SupportsFloat] | None) -> None:
-        """Book one step: a microsecond or two, and a wait for the GPU for each metric that is a tensor on one.
+        """Count one step: two microseconds, and a wait for the GPU for each metric on one.
 
         Raises TaskError for a metric that is not a number.
         """
@@ -89,7 +90,7 @@ class Meter:
         self.step_begun, self._before_wait_s = None, 0.0
 
     def step_waits(self) -> bool:
-        """The training thread waits for others in the middle of a step, until `step_begins`; False: it is in none."""
+        """Training waits for others within a step, until `step_begins`; False: it is in none."""
         if self.step_begun is None:
             return False
         self._before_wait_s += time.monotonic() - self.step_begun
@@ -105,7 +106,7 @@ class Meter:
         self.step_begun = time.monotonic()
 
     def take(self) -> tuple[int, int, dict[str, float]]:
-        """(tokens, steps, mean of each metric) since the last time; they are counted as sent from now on."""
+        """(tokens, steps, mean of each metric) since the last time, which now count as sent."""
         tokens, steps = self.tokens - self._sent[1], self.steps - self._sent[0]
         means = {name: total / times for name, (total, times) in self._sums.items()}
         self.forget()
@@ -117,9 +118,10 @@ class Meter:
         self._sums.clear()
 
     def totals(self) -> dict[str, float]:
-        """Counts alone: step, tokens, tokens_per_s (over the last seconds), left_out if there is any.
+        """Counts alone: step, tokens, tokens_per_s (of the last seconds), left_out if there is any.
 
-        And not_finite, 1, while most steps have a metric that is NaN or infinite, or are skipped: that says nothing about the data.
+        And not_finite, 1, while most steps have a metric that is NaN or infinite, or are skipped:
+        that says nothing about the data.
         """
         totals = {"step": self.steps, "tokens": self.tokens, "tokens_per_s": self._tokens_per_s}
         if self.left_out:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RunFinishedError(TaskError):
-    """The run has ended: before this client got its weights, or training goes on although fed.step returned False."""
+    """The run ended before this client got its weights, or training went on after its end."""
 
     default_code = ExitCode.DONE
 
@@ -43,7 +43,7 @@ class Orders:
     # --- any thread ---
 
     def ask(self, order: Order) -> None:
-        """Have the training thread carry out an order at its next step; the same snapshot twice is one."""
+        """Have the training thread carry out an order at its next step; a snapshot only once."""
         with self._changed:
             if isinstance(order, SnapshotOrder) and order in self._orders:
                 return
@@ -86,13 +86,13 @@ class Orders:
                 raise RunFinishedError("the run ended before this client got its weights")
 
     def wait(self, seconds: float | None = None, *, or_stop: bool = False) -> bool:
-        """Wait for an order, for at most `seconds`; or_stop: or for the stop. Whether there is an order."""
+        """Wait at most `seconds` for an order; or_stop: or the stop. Whether there is an order."""
         with self._changed:
             self._changed.wait_for(lambda: self._orders or (or_stop and self.stopped), seconds)
             return bool(self._orders)
 
     def take(self) -> Order | None:
-        """The next order; None when there is none, or a round is next that `take_round` answers. Waits while held."""
+        """The next order, or None; leaves a round to `take_round`. Waits while training is held."""
         with self._changed:
             while self._holding and not (self._orders or self.stopped):
                 self._changed.wait()

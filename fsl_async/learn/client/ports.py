@@ -51,7 +51,7 @@ Order = SnapshotOrder | RoundOrder | RebaseOrder
 
 
 class TrainingPort(Protocol):
-    """What the exchange side calls, from any thread: none of it waits. Orders are carried out in order."""
+    """What the exchange side calls, from any thread. None of it waits."""
 
     def ask(self, order: Order) -> None:
         """Have the training thread carry out an order at its next step."""
@@ -97,7 +97,7 @@ class Move:
 
 @frozen
 class Moved:
-    """taken: theta is the base as it is, whatever was trained; dropped_tokens: of the work that was lost by that."""
+    """taken: theta is the base as it is. dropped_tokens: of the work that was lost by that."""
 
     taken: bool = False
     dropped_tokens: int = 0

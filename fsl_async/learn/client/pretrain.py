@@ -1,12 +1,13 @@
-"""The built-in task: pretrain a byte-level GPT on text. Written on the public fed API only; copy it to begin your own.
+"""The built-in task: pretrain a byte-level GPT on text. It uses the public fed API only: copy it.
 
-Defaults follow what DiLoCo and its successors use inside a round: AdamW with betas (0.9, 0.95), decay 0.1 on matrices only,
-gradients clipped to norm 1. The learning rate warms up and then stays: a run of this kind has no end that a client could
-know, and a schedule on local steps would put a client that joins late at the start of it. For a
-fixed budget `train.decay_steps` gives a cosine to a tenth.
+Defaults follow what DiLoCo and its successors use inside a round: AdamW with betas (0.9, 0.95),
+decay 0.1 on matrices only, gradients clipped to norm 1. The learning rate warms up and then stays:
+a run of this kind has no end that a client could know, and a schedule on local steps would put a
+client that joins late at the start of it. For a fixed budget `train.decay_steps` gives a cosine to
+a tenth.
 
-The optimiser's moments stay here. After a rebase they describe slightly other weights; averaging them
-would cost two more models on the wire and was found not to help (DiLoCo, section 3).
+The optimizer's moments stay here. After a rebase they describe slightly other weights; averaging
+them would cost two more models on the wire and was found not to help (DiLoCo, section 3).
 """
 
 # ruff: noqa: N806 - shapes are suffixes
@@ -33,11 +34,12 @@ def train(fed: FedBase) -> None:
     """Train until the run ends, then report the loss on the held-out tail."""
     settings = {"batch": 16, "threads": 0, "clip_norm": 1.0, **fed.config.get("train", {})}
     if settings["threads"]:
-        # Several clients on one machine: each would start a thread per core, and they would wait for each other.
+        # Several clients on one machine: each would start a thread per core, and they would wait
+        # for each other.
         torch.set_num_threads(settings["threads"])
     model_config = gpt_config(fed.config)
     corpus = open_corpus(fed.config, model_config.context)
-    corpus.shard(*fed.part)  # too short a part is said before this client takes part in anything
+    corpus.shard(*fed.part)  # too short a part is an error before this client joins in anything
     model = GPT(model_config, seed=fed.seed).to(fed.device)
     fed.attach(model)
     optimizer = build_optimizer(model, settings)
@@ -53,7 +55,8 @@ def train(fed: FedBase) -> None:
         if not is_skipped:
             optimizer.step()
         else:
-            # One bad batch must not put NaN into the moments, from where nothing takes it out again.
+            # One bad batch must not put NaN into the moments, from where nothing takes it out
+            # again.
             skipped += 1
             if skipped == 1:
                 fed.log("gradients are not finite: this step is skipped (reported once)")
@@ -66,14 +69,14 @@ def train(fed: FedBase) -> None:
 
 
 def open_corpus(tables: Tables, context: int) -> Corpus:
-    """Read [data]. Without a path, the source of Python's standard library: every site has one, though not the same."""
+    """Read [data]. Without a path: the source of Python's library, which every site has."""
     given = tables.get("data", {})
     path = given.get("path") or sysconfig.get_path("stdlib")
     return Corpus.open(path, context=context, held_out=given.get("holdout", HELD_OUT_SHARE))
 
 
 def build_optimizer(model: torch.nn.Module, settings: Mapping[str, Any]) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only: pulling a norm's weight towards 0 shrinks the signal, not the complexity."""
+    """AdamW with decay on matrices only: decay of a norm's weight would shrink the signal."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [
         {
@@ -86,7 +89,7 @@ def build_optimizer(model: torch.nn.Module, settings: Mapping[str, Any]) -> torc
 
 
 def learning_rate(step: int, settings: Mapping[str, Any]) -> float:
-    """Linear warm-up over train.warmup_steps, then constant, or a cosine to a tenth at train.decay_steps."""
+    """Linear warm-up over train.warmup_steps, then constant, or a cosine to a tenth."""
     peak = float(settings.get("learning_rate", 3e-3))
     warmup = int(settings.get("warmup_steps", 20))
     decay = int(settings.get("decay_steps", 0))
@@ -104,7 +107,7 @@ def autocast(device: torch.device) -> torch.autocast | nullcontext[None]:
 
 
 def evaluate(model: GPT, corpus: Corpus, *, limit_bytes: int = EVALUATED_BYTES) -> float:
-    """Mean loss in nats per byte on the held-out tail; the same bytes for everybody. Raises DataError without a tail."""
+    """Mean loss in nats per byte on the held-out tail, the same at all sites. Raises DataError."""
     device = next(model.parameters()).device
     limit = max(1, limit_bytes // (corpus.window_bytes - 1))
     was_training = model.training

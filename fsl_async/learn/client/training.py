@@ -31,7 +31,7 @@ from fsl_async.learn.client.ports import (
 
 
 class Training:
-    """Carries out orders on a torch module. Used by the training thread only, but for `stopped` and `version`."""
+    """Carries out orders on a torch module. For the training thread, but for two properties."""
 
     def __init__(self, orders: Orders, exchange: ExchangePort) -> None:
         self.orders = orders
@@ -68,7 +68,7 @@ class Training:
             self.attend()
 
     def attend(self) -> bool:
-        """Carry out what is asked, in order. Returns False once stopped. Raises TaskError without a model.
+        """Carry out orders. Returns False once stopped. Raises TaskError without a model.
 
         After a snapshot that holds training it waits for more, until it is resumed or stopped.
         """
@@ -80,7 +80,7 @@ class Training:
                     self._exchange.rebase(self._move, discard=discard)
                 case SnapshotOrder(sequence, hold):
                     self._snapshot(sequence, hold=hold)
-                case RoundOrder(sequence):  # a training function that knows no rounds: one step
+                case RoundOrder(sequence):  # a training function without rounds: one step
                     self._snapshot(sequence, hold=True)
         return not self.orders.stopped
 
@@ -89,7 +89,7 @@ class Training:
         self.orders.by_rounds = True
 
     def next_round(self) -> int | None:
-        """Wait until this client is called to train a round, carrying out orders meanwhile; None once stopped."""
+        """Wait for a call to train a round, and carry out orders meanwhile; None once stopped."""
         while True:
             self.orders.wait(or_stop=True)
             if self.orders.stopped:
@@ -100,14 +100,14 @@ class Training:
             self.attend()
 
     def end_round(self) -> bool:
-        """Copy the weights for the round's delta and wait for what comes of it. Returns False once stopped."""
+        """Copy the weights for the round's delta and wait for its version; False once stopped."""
         order, self._round = self._round, None
         if order is not None:
             self._snapshot(order.sequence, hold=True)
         return self.attend()
 
     def attend_for(self, seconds: float) -> None:
-        """Carry out what is asked within `seconds`, for a training function that is back; returns after the first."""
+        """Carry out the next order within `seconds`, after the training function has returned."""
         self.orders.by_rounds = False
         if self._round is not None:  # it came back in the middle of a round: half of one is no use
             self.meter.forget()
@@ -122,7 +122,8 @@ class Training:
         finite = self._weights.copy_out(snapshot)
         tokens, steps, metrics = self.meter.take()
         if not finite:
-            # Sent all the same: the parameter server quarantines it, where somebody can look at it.
+            # Sent all the same: the parameter server quarantines it, where an operator can look at
+            # it.
             metrics["nonfinite"] = 1.0
         metrics["snapshot_s"] = time.monotonic() - begun
         self.orders.hold(hold)  # before the answer, which may bring the resume

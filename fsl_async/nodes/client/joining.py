@@ -1,8 +1,8 @@
 """Joining a run: what the thread that trains does around its task or its script.
 
-`join_run` is `fsl-node --role client`, `join` is `fsl_async.join(...)` in a user's script. Both make a
-`ClientRuntime`, whose loop has a thread of its own, wait for the parameter server's welcome, train
-here, and wait at the end until what was trained last has arrived, however training ended.
+`join_run` is `fsl-node --role client`, `join` is `fsl_async.join(...)` in a user's script. Both
+make a `ClientRuntime`, whose loop has a thread of its own, wait for the parameter server's welcome,
+train here, and wait at the end until what was trained last has arrived, however training ended.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _context(
 
 
 def _built_in(config: Config, data: str | None) -> Task:
-    """The built-in task. A server must not choose which code this machine runs and which files it reads."""
+    """The built-in task. No server chooses which code runs here and which files are read."""
     if config.train.task:
         raise TaskError(
             "this run trains a task of its own: give this client its copy with"
@@ -75,7 +75,7 @@ def _built_in(config: Config, data: str | None) -> Task:
 
 
 def _start_line(context: ClientContext, threads: int | None) -> str:
-    """Set torch's threads as the run or this site wants them; returns where, and with how many, training begins."""
+    """Set torch's threads; returns a line with their number, and the device."""
     import torch
 
     settings = context.config.get("train", {})
@@ -144,7 +144,7 @@ def join_run(
 
 
 class Joined(Fed):
-    """What `fsl_async.join` returns: a Fed that belongs to the caller's script. Close it, or use it in a `with`."""
+    """What `fsl_async.join` returns: a Fed of the caller's script, to close or use in a `with`."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Joined(Fed):
         self._closed = False
 
     def close(self) -> None:
-        """Leave the run: what is on its way still arrives, then the session ends. Harmless when closed already."""
+        """Leave the run: what is on its way arrives, then the session ends. Harmless twice."""
         self._leave(None)
 
     def _leave(self, error: str | None) -> None:

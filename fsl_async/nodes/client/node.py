@@ -2,7 +2,8 @@
 
 Training keeps the thread that calls; the loop, with the machine and the sockets, runs in a thread
 of its own. They meet in `learn.client.orders` and `learn.client.exchange`. So the same code serves
-`fsl-node --role client`, where the thread runs a task, and `fsl_async.join(...)` in a user's script.
+`fsl-node --role client`, where the thread runs a task, and `fsl_async.join(...)` in a user's
+script.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Summary:
 
 
 def progress_words(progress: Mapping[str, float]) -> str:
-    """Steps, loss and speed for people, from the fields of a heartbeat; unknown values are left out."""
+    """Steps, loss and speed for people, from the fields of a heartbeat, as far as known."""
     parts = [f"step {progress['step']:,.0f}"]
     if "loss" in progress:
         parts.append(f"loss {progress['loss']:.3g} (running mean)")
@@ -136,13 +137,13 @@ class ClientRuntime:
                 node.loop.call_soon_threadsafe(node.feed_split, event)
 
     def training_ended(self, error: str | None) -> None:
-        """The training function has returned: wait until what it trained has arrived or the run is given up."""
+        """Training has returned: wait until what it trained has arrived, or is given up."""
         self.training.meter.step_ended()  # what follows its last step is not one that hangs
         self._post(TrainingEnded(error))
         while not self._ended.is_set():
             try:
                 self.training.attend_for(0.5)  # what was trained last is still to be copied
-            except Exception as failure:  # noqa: BLE001 - whatever it is, it must not keep the process
+            except Exception as failure:  # noqa: BLE001 - no error may keep the process
                 self._post(TrainingEnded(f"copying the last weights failed: {failure}"))
         self._thread.join()
         self._parts.journal.close()
@@ -191,7 +192,7 @@ class ClientRuntime:
         parts = self._parts
         try:
             run_loop(self._main())
-        except BaseException as error:  # noqa: BLE001 - handed to the training thread, which raises it
+        except BaseException as error:  # noqa: BLE001 - the training thread raises it
             self._crash = error
         finally:
             parts.training.orders.stop()
@@ -310,7 +311,7 @@ class ClientNode:
         return endpoint
 
     def _beat(self) -> dict[str, float]:
-        """For heartbeats: how training goes, as far as this site lets that out, and for how long it hangs."""
+        """For heartbeats: how training goes, as far as the site lets that out, and hangs."""
         meter = self._parts.training.meter
         going = meter.progress() if self._shares_metrics else meter.totals()
         hung = {} if self._watch is None else self._watch.summary()
@@ -397,7 +398,7 @@ class ClientNode:
             parts.welcome.set_result(Membership(welcome, config))
 
     def _check_policy(self, welcome: Welcome, config: Config) -> None:
-        """Raise NotAllowedError where the run needs data that this site keeps; print once what leaves."""
+        """Raise NotAllowedError where the run needs data that stays here; print what leaves."""
         parts, policy = self._parts, self._parts.options.policy
         needed = receivers_of(config, parts.address.tcp, self._split_place(config))
         policy.require(needed, f"run {welcome.run}")

@@ -68,7 +68,7 @@ class Membership:
 
 @define(eq=False)
 class ClientParts:
-    """Made by the training thread; `training` is its own, the rest says who may call it. Raises AddressError, KeysError."""
+    """Made by the training thread, which alone uses `training`. Raises AddressError, KeysError."""
 
     options: ClientOptions
     training: Training

@@ -1,7 +1,7 @@
-"""A client's shell: transport events, the training thread's answers and finished jobs in, effects out. It decides nothing.
+"""A client's shell: transport events, answers of training and finished jobs in, effects out.
 
-Coding, decoding and hashing go to the one worker, in order; weights are copied by the training
-thread (`fsl_async.learn.client`).
+It decides nothing. Coding, decoding and hashing go to the one worker, in order; weights are copied
+by the training thread (`fsl_async.learn.client`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class CodedSource:
 
 @mutable
 class FetchProgress:
-    """The version that is being fetched. It outlives a session, so that a transfer resumes at the chunk."""
+    """The version being fetched. It outlives a session, so a transfer resumes at the chunk."""
 
     kind: str
     version: int
@@ -82,9 +82,9 @@ class FetchProgress:
 class ClientShell:
     """Joins a ClientMachine with an endpoint, a learner and a worker.
 
-    dialer: makes the endpoint, given what takes its events. count: called with each chunk of weights.
-    on_end: called when the parameter server ends the run. shares_metrics: whether this site's policy
-    lets metrics out.
+    dialer: makes the endpoint, given what takes its events. count: called with each chunk of
+    weights. on_end: called when the parameter server ends the run. shares_metrics: whether this
+    site's policy lets metrics out.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class ClientShell:
             kind: Kind = "update" if effect.kind == "update" else "full"
             try:
                 self.learner.begin_fetch(kind, version)
-            except Exception as error:  # noqa: BLE001 - the learner says what does not fit
+            except Exception as error:  # noqa: BLE001 - the learner's error tells what does not fit
                 self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
                 self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number)
                 return
@@ -351,7 +351,7 @@ class ClientShell:
         self._finished(Finish(f"cannot code this client's delta: {error}", 1))
 
     def finish(self, effect: Finish) -> None:
-        """End now, whatever is under way; the parameter server gets the reason, if the message still gets out."""
+        """End now, whatever is under way; the goodbye with the reason may still get out."""
         self._finish(effect, 0)
 
     def _leave(self, reason: str) -> None:

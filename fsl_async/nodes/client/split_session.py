@@ -1,4 +1,4 @@
-"""A client's session with the split server of its run, opened by the training thread where the method has one."""
+"""A client's session with the split server of its run, where its method has one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SplitSession:
-    """On the loop thread. Raises AddressError and KeysError where the split server cannot be dialed."""
+    """On the loop thread. Raises AddressError and KeysError."""
 
     def __init__(
         self,

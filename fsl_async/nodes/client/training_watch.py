@@ -1,4 +1,4 @@
-"""Watches a client's training thread from its loop: says when it hangs, and ends the process where the run wants that."""
+"""Watches a client's training thread: reports when it hangs, and ends the process if set so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAVE_S = 3.0
 
 
 class Steps(Protocol):
-    """What is known of the training thread's steps: `fsl_async.learn.client.meter.Meter`. Times of `time.monotonic`."""
+    """The training thread's steps (`learn.client.meter.Meter`). Times of time.monotonic."""
 
     step_begun: float | None
     step_times: deque[float]
@@ -52,7 +52,8 @@ class TrainingWatch:
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(EVERY_S, self._look)
-        # A copy: the training thread appends. One that changes under our hands is looked at next time.
+        # A copy: the training thread appends. One that changes under our hands is looked at next
+        # time.
         try:
             times = tuple(self._steps.step_times)
         except RuntimeError:
