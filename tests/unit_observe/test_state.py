@@ -215,7 +215,7 @@ def test_a_failed_commit_merges_nothing(run):
     run.write(*stored("a", 0, 1), do.Average(1, (), 1.0), ev.CommitFailed(1, "full"))
     state, _ = run.state()
     assert (state.ps.tokens, state.ps.pending, state.ps.rounds) == (0, 1, 0)
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
+    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
     assert run.state()[0].ps.tokens == 100
 
 
