@@ -29,7 +29,7 @@ from crash_point import Points, Scheduler, WatchedWorker
 
 import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.observe.ledger_audit import JOURNAL
 from fsl_async.roles.machine import EndSession, Finish, Send
 from fsl_async.roles.sync import effects as do
@@ -157,6 +157,7 @@ class World:
             round=RoundRules(0.5, 4.0, 1.0, 3.0),
             keep_versions=2,
             drain_s=5.0,
+            shards=SHARDS,
             reduces=self.trigger == "rounds",
         )
         machine = ParameterServerMachine(rules, weighting_named("tokens"), "crash")
@@ -171,29 +172,35 @@ class World:
         except LearnError as error:
             self.dead_end = f"the server cannot be started again: {error}"
             return
+
+        def listener(handle):
+            return tp.ListenerEndpoint(
+                self.network.listener(SERVER),
+                clock,
+                tp.TransportSettings(heartbeat_every_s=1.0, expire_after_s=4.0),
+                handle,
+                SERVER,
+                incarnation=int(self.now(launch) * 1e9),
+                rng=random.Random(f"{SERVER}/{launch}"),
+            )
+
         shell = ParameterServerShell(
             machine,
             RunFacts("crash", SHARDS, {}),
-            store,
-            worker=self._server_worker(clock),
-            scheduler=clock,
-            journal=journal,
-            say=lambda _: None,
-            finished=lambda finish: self._finished(SERVER, finish),
-            reduction=OtherServers(clock),
+            Surroundings(
+                store=store,
+                worker=self._server_worker(clock),
+                scheduler=clock,
+                journal=journal,
+                listener=listener,
+                say=lambda _: None,
+                finished=lambda finish: self._finished(SERVER, finish),
+                reduction=OtherServers(clock),
+            ),
         )
         self._tap(shell, machine)
         self.points.watch(shell.node, "ps", lambda: self.kill(SERVER))
-        shell.endpoint = endpoint = tp.ListenerEndpoint(
-            self.network.listener(SERVER),
-            clock,
-            tp.TransportSettings(heartbeat_every_s=1.0, expire_after_s=4.0),
-            shell.on_transport,
-            SERVER,
-            incarnation=int(self.now(launch) * 1e9),
-            rng=random.Random(f"{SERVER}/{launch}"),
-        )
-        self.alive[SERVER] = (clock, endpoint, shell)
+        self.alive[SERVER] = (clock, shell.endpoint, shell)
         shell.start(recovered)
 
     def _journal(self, name, folder, clock, wall):

@@ -45,7 +45,7 @@ from fsl_async.learn.client.training import Training
 from fsl_async.learn.split import payload
 from fsl_async.nodes import wire
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
@@ -254,27 +254,34 @@ class World:
         self.link = Loopback()
         self.store = started_store(Path(folder) / "run")
         machine = ParameterServerMachine(
-            ParameterServerRules(every_s=5.0), weighting_named("tokens"), "r"
+            ParameterServerRules(every_s=5.0, shards=4), weighting_named("tokens"), "r"
         )
+
+        def listener(handle):
+            return tp.ListenerEndpoint(
+                self.link,
+                self.scheduler,
+                tp.TransportSettings(),
+                handle,
+                "ps",
+                incarnation=1,
+                rng=random.Random(0),
+            )
+
         self.shell = ParameterServerShell(
             machine,
             RunFacts("r", 4, {}),
-            self.store,
-            worker=VirtualWorker(self.scheduler, lambda: 0.001),
-            scheduler=self.scheduler,
-            journal=told.journal,
-            say=told.say,
-            finished=self.ended.append,
+            Surroundings(
+                store=self.store,
+                worker=VirtualWorker(self.scheduler, lambda: 0.001),
+                scheduler=self.scheduler,
+                journal=told.journal,
+                listener=listener,
+                say=told.say,
+                finished=self.ended.append,
+            ),
         )
-        self.shell.endpoint = self.endpoint = tp.ListenerEndpoint(
-            self.link,
-            self.scheduler,
-            tp.TransportSettings(),
-            self.shell.on_transport,
-            "ps",
-            incarnation=1,
-            rng=random.Random(0),
-        )
+        self.endpoint = self.shell.endpoint
         self.shell.start(self.store.recover())
         self.sessions = {name: self.enter(name) for name in (HONEST, CROOK)}
         self.seq = 0

@@ -21,7 +21,7 @@ from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import load as configs
 from fsl_async.errors import RefusedError, describe
 from fsl_async.nodes import wire
-from fsl_async.nodes.ps.node import watched
+from fsl_async.nodes.ps.relaunching import watched
 from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.reporter import Reporter

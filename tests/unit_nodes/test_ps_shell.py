@@ -4,7 +4,7 @@ import pytest
 from deltas import delta_of
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
@@ -76,16 +76,18 @@ class Server:
         self.scheduler = tp.VirtualScheduler()
         self.store = CountingStore(self.disk, keep_versions=2)
         self.shell = ParameterServerShell(
-            ParameterServerMachine(ParameterServerRules(), TokensWeighting(), "run"),
+            ParameterServerMachine(ParameterServerRules(shards=shards), TokensWeighting(), "run"),
             RunFacts("run", shards, {}),
-            self.store,
-            worker=worker or AtOnce(),
-            scheduler=self.scheduler,
-            journal=TraceHash(),
-            say=lambda note: self.notes.append(note.text),
-            finished=lambda effect: self.ends.append(effect.reason),
+            Surroundings(
+                store=self.store,
+                worker=worker or AtOnce(),
+                scheduler=self.scheduler,
+                journal=TraceHash(),
+                listener=lambda _: self.endpoint,
+                say=lambda note: self.notes.append(note.text),
+                finished=lambda effect: self.ends.append(effect.reason),
+            ),
         )
-        self.shell.endpoint = self.endpoint
         self.shell.start(self.store.recover())
 
     def hello(self, name, incarnation=1, shard=-1):

@@ -98,7 +98,7 @@ def test_a_note_is_said_once_and_one_of_the_shell_reaches_the_journal(teller, li
 def test_causes_and_numbers_are_the_journals(teller, tmp_path):
     """Whoever follows a cause in the journal must not notice that lines were printed."""
     first = teller.event(ev.ClientHello("a", 5, "", -1, ""), 1.0)
-    second = teller.effect(do.Admit("a", 5), 1.0, first)
+    second = teller.effect(do.Admit("a", 5, 0), 1.0, first)
     teller.note("X", 2.0, second, more=1)
     teller._journal.flush()
     assert [(line["n"], line["cause"]) for line in read(tmp_path)] == [(0, None), (1, 0), (2, 1)]

@@ -8,6 +8,7 @@ from deltas import delta_of, stored_of
 from machines import Driver, of, told
 
 from fsl_async.roles.machine import ClientLeft, Note, SessionLost
+from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.delta import DeltaKey
@@ -30,10 +31,18 @@ class ServerDriver(Driver):
         return self.feed(ev.Recovered(version, digest, **more))
 
     def hello(self, peer, incarnation=1, run=""):
-        return self.feed(ev.ClientHello(peer, incarnation, run, -1, ""))
+        """A client says hello, and the disk does what follows from it."""
+        effects = self.feed(ev.ClientHello(peer, incarnation, run, -1, ""))
+        for admit in of(effects, do.Admit):
+            effects = effects + self.feed(ev.Admitted(admit.peer, admit.incarnation))
+        return effects
 
     def attach(self, peer, difference=None):
-        return self.feed(ev.ModelAttached(peer, "f", 10, difference))
+        """A client attaches its model, and the disk does what follows from it."""
+        effects = self.feed(ev.ModelAttached(peer, "f", 10, difference))
+        for keep in of(effects, do.KeepShard):
+            effects = effects + self.feed(ev.ShardKept(keep.peer, keep.incarnation))
+        return effects
 
     def join(self, peer, incarnation=1):
         """Say hello, attach the model and, where there is a version, get to hold it."""
@@ -146,7 +155,9 @@ def make_server():
 
     def make(**rules):
         driver = ServerDriver(
-            ParameterServerMachine(ParameterServerRules(**rules), TokensWeighting(), RUN)
+            ParameterServerMachine(
+                ParameterServerRules(**{"shards": 8, **rules}), TokensWeighting(), RUN
+            )
         )
         driver.recover()
         return driver

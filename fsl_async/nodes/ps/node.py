@@ -21,9 +21,6 @@ import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.accounting.traffic_notes import TrafficNotes
 from fsl_async.cluster.launch_file import Launching
-from fsl_async.cluster.members_file import FILE as MEMBERS
-from fsl_async.cluster.members_file import MembersFile, MembersKeeper
-from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.load import to_wire
@@ -38,8 +35,9 @@ from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
+from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.journal_lines import MAX_ITEMS
@@ -60,11 +58,11 @@ from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqListener
 
 JOURNAL = "journal.jsonl"
-LAUNCHED = "launched.log"
 GOODBYE_S = 5.0
 LEAST_AWAY_S = 15.0
-"""In which a client that lives has come back to a server that was away: a try to connect may take 10 s, and begins some seconds after the one before."""
-NO_HERALD = functools.partial(RunEndNotifier, keys=None, log=lambda _: None, dials=False)
+"""By then a client that lives has come back to a server that was away: a try to connect may take 10 s, and begins some
+seconds after the one before."""
+NO_NOTIFIER = functools.partial(RunEndNotifier, keys=None, log=lambda _: None, dials=False)
 
 
 @frozen
@@ -78,6 +76,20 @@ class Summary:
     reason: str
     seconds: float
     run_dir: str
+
+
+@frozen(kw_only=True)
+class Options:
+    """What a parameter server is started with, beside its configuration and run directory; see `serve`."""
+
+    announce: Callable[[str], None]
+    log: Callable[[str], None]
+    stop: Stopper
+    from_version: int | None = None
+    record: Callable[..., None] | None = None
+    after_commit: Callable[[int], None] | None = None
+    launching: Launching | None = None
+    keys: KeysFolder | None = None
 
 
 def rules_of(config: Config) -> ParameterServerRules:
@@ -99,6 +111,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         guard=GuardRules(**attrs.asdict(config.guard)),
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
+        shards=config.shards,
     )
 
 
@@ -170,28 +183,27 @@ def serve(
 ) -> Summary:
     """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
 
-    announce: called with the bound address once clients can come. log: one line for the operator at a time. record: what happens in the run as a kind and fields,
-    in place of lines. after_commit: called in the store's thread with each version that is durable, before anybody hears of it; it must not raise.
-    launching: who launches clients that died; nobody if left out. keys: encrypt with this pair, and let in who is on this list.
-    Raises RunDirError (damaged, in use, no room), AddressError (port in use), KeysError, and ConfigError (others reach it, and it has neither keys
-    nor `listen.insecure`), each in one line.
+    announce: called with the bound address once clients can come. log: one line for the operator at a time. record: what
+    happens in the run as a kind and fields, instead of lines. after_commit: called in the store's thread with each version
+    that is durable, before any client is told; it must not raise. launching: launches clients that died; none is launched if
+    left out. keys: encrypt with this pair, and let in the keys on this list.
+    Raises RunDirError (damaged, in use, no room), AddressError (port in use), KeysError, and ConfigError (others reach it, and
+    it has neither keys nor `listen.insecure`), each in one line.
     """
     config = described(config)
     config = with_split_server(config, keys.pair().public if keys is not None else "")
-    herald = functools.partial(RunEndNotifier, keys=keys, log=log, dials=True)
-    with prepared(
-        config,
-        run_dir,
-        from_version=from_version,
+    options = Options(
         announce=announce,
         log=log,
         stop=stop,
+        from_version=from_version,
         record=record,
         after_commit=after_commit,
         launching=launching,
         keys=keys,
-        herald=herald,
-    ) as run:
+    )
+    notifier = functools.partial(RunEndNotifier, keys=keys, log=log, dials=True)
+    with prepared(config, run_dir, options, notifier=notifier) as run:
         return run_loop(run(config))
 
 
@@ -199,38 +211,32 @@ def serve(
 def prepared(
     config: Config,
     run_dir: Path,
+    options: Options,
     *,
-    from_version: int | None,
-    announce: Callable[[str], None],
-    log: Callable[[str], None],
-    stop: Stopper,
-    record: Callable[..., None] | None = None,
-    after_commit: Callable[[int], None] | None = None,
-    launching: Launching | None = None,
-    keys: KeysFolder | None = None,
-    herald: Callable[..., RunEndNotifier] = NO_HERALD,
+    notifier: Callable[..., RunEndNotifier] = NO_NOTIFIER,
     capacity: Capacity | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
 
-    What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile. herald: makes what tells a
-    split server of another process that the run is over; none if left out. capacity: of the listener; by default all that this process has.
+    What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile.
+    notifier: makes what tells a split server of another process that the run is over; none if left out. capacity: of the
+    listener; by default all that this process has.
     """
     config = with_implied(config)
-    listen = config.listen
+    listen, log, keys = config.listen, options.log, options.keys
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)
     check_bindable(config.listen.address)
     if capacity is None:
         capacity = check_open_files(config)
-        announce = and_capacity(announce, capacity, log, record)
-    room = capacity
-    store = Store(run_dir, _store_settings(config), from_version=from_version)
+        announce = and_capacity(options.announce, capacity, log, options.record)
+        options = attrs.evolve(options, announce=announce)
+    store = Store(run_dir, _store_settings(config), from_version=options.from_version)
     recovered = _recover(store, run_dir)
     try:
         gate = AccessControl(keys, run_dir)
         keep_settings(run_dir, config, recovered.version)
-        members = _members(run_dir, log)
+        members = known_members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in store.notices:
             log(notice)
@@ -244,25 +250,20 @@ def prepared(
     except FslError:
         store.close()
         raise
+    taken = _Taken(
+        options=options,
+        run=run,
+        run_dir=run_dir,
+        store=store,
+        recovered=recovered,
+        members=members,
+        writer=journal,
+        gate=gate,
+        notifier=notifier,
+        capacity=capacity,
+    )
     try:
-        yield lambda told: _serve(
-            within(with_implied(told), room),
-            run_dir,
-            store,
-            recovered,
-            members,
-            run,
-            journal,
-            announce,
-            log,
-            stop,
-            record,
-            after_commit,
-            launching,
-            gate,
-            herald,
-            room,
-        )
+        yield taken.serve
     finally:
         journal.close()
         store.close()
@@ -288,67 +289,6 @@ def _name_bugs(
         log(f"bug: {what}")
 
     loop.set_exception_handler(broken)
-
-
-def _members(run_dir: Path, log: Callable[[str], None]) -> frozenset[str]:
-    """The clients that belonged to the run when the last server ended; none where that cannot be read. RunDirError: it was altered."""
-    file = MembersFile(run_dir / MEMBERS)
-    try:
-        return file.read()
-    except OSError as error:
-        log(
-            f"{file.path} cannot be read ({error.strerror}): clients that died meanwhile are not asked for"
-        )
-        return frozenset()
-
-
-def _relauncher(
-    launching: Launching,
-    machine: ParameterServerMachine,
-    journal: Reporter,
-    run_dir: Path,
-    address: str,
-) -> Relauncher:
-    """One that writes what it does into the journal, and tells people. It knows who belonged to the run when the last server ended."""
-    loop = asyncio.get_running_loop()
-
-    def tell(what: str, client: str, text: str) -> None:
-        journal.note("relaunch", loop.time(), what=what, client=client)
-        journal.say(Note(text, "warning" if what in {"failed", "gave up"} else "info"))
-
-    def wanted() -> bool:
-        return not (machine.ended or machine.ending.asked)
-
-    def trouble(error: OSError) -> None:
-        text = f"{file.path} could not be written ({error.strerror}): a server that is started again does not know whom to ask for"
-        journal.say(Note(text, "warning"))
-
-    file = MembersFile(run_dir / MEMBERS)
-    made = Relauncher(
-        loop,
-        launching,
-        tell,
-        wanted=wanted,
-        log_path=run_dir / LAUNCHED,
-        keeper=MembersKeeper(file, trouble),
-    )
-    made.address = address
-    return made
-
-
-def watched(
-    handle: Callable[[tp.TransportEvent], None], relauncher: Relauncher
-) -> Callable[[tp.TransportEvent], None]:
-    """Show `relauncher` which sessions begin and end, on their way to the machine."""
-
-    def on_transport(event: tp.TransportEvent) -> None:
-        handle(event)
-        if isinstance(event, tp.PeerUp):
-            relauncher.seen(event.peer)
-        elif isinstance(event, tp.PeerDown):
-            relauncher.left(event.peer, event.reason, event.text)
-
-    return on_transport
 
 
 def _listener(config: Config, gate: AccessControl, settings: tp.TransportSettings) -> ZmqListener:
@@ -383,7 +323,9 @@ def _ending(
     return asked
 
 
-def _mended(loop: asyncio.AbstractEventLoop, shell: ParameterServerShell) -> Callable[[str], None]:
+def _repaired(
+    loop: asyncio.AbstractEventLoop, shell: ParameterServerShell
+) -> Callable[[str], None]:
     """Takes the store's lines about damage, in its thread, to the machine."""
 
     def repaired(line: str) -> None:
@@ -393,129 +335,161 @@ def _mended(loop: asyncio.AbstractEventLoop, shell: ParameterServerShell) -> Cal
     return repaired
 
 
-async def _goodbye(endpoint: tp.ListenerEndpoint, told: RunEndNotifier) -> None:
-    """Whoever is still here must hear that the run is over, or it would dial this address for ever; and so must a split server elsewhere."""
+async def _goodbye(endpoint: tp.ListenerEndpoint, notifier: RunEndNotifier) -> None:
+    """Wait until clients that are still here were told that the run is over, or they would dial this address for ever; and
+    until a split server elsewhere was told.
+    """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + GOODBYE_S
     while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
         await asyncio.sleep(0.05)
-    await told.wait()
+    await notifier.wait()
 
 
-async def _serve(  # noqa: PLR0917 - private, called once
-    config: Config,
-    run_dir: Path,
-    store: Store,
-    recovered: ev.Recovered,
-    members: frozenset[str],
-    run: str,
-    writer: JournalWriter,
-    announce: Callable[[str], None],
-    log: Callable[[str], None],
-    stop: Stopper,
-    record: Callable[..., None] | None,
-    after_commit: Callable[[int], None] | None,
-    launching: Launching | None,
-    gate: AccessControl,
-    herald: Callable[..., RunEndNotifier],
-    capacity: Capacity,
-) -> Summary:
-    loop = asyncio.get_running_loop()
-    begun = time.monotonic()
-    settings = transport_settings(config, capacity.connections)
-    link = _listener(config, gate, settings)
-    finished: asyncio.Future[Finish] = loop.create_future()
-    worker = ThreadWorker(loop, "store")
-    journal = Reporter(writer, log, loop.time, record=record)
-    traffic = Traffic()
-    machine = ParameterServerMachine(rules_of(config), weighting_of(config), run)
+@frozen(kw_only=True)
+class _Taken:
+    """A run directory that is taken, and everything that serves it."""
 
-    def finish(effect: Finish) -> None:
-        if not finished.done():
-            finished.set_result(effect)
+    options: Options
+    run: str
+    run_dir: Path
+    store: Store
+    recovered: ev.Recovered
+    members: frozenset[str]
+    """Clients that belonged to the run when the last parameter server ended."""
+    writer: JournalWriter
+    gate: AccessControl
+    notifier: Callable[..., RunEndNotifier]
+    capacity: Capacity
 
-    shell = ParameterServerShell(
-        machine,
-        RunFacts(run, config.shards, to_wire(config)),
-        store,
-        worker=worker,
-        scheduler=loop,
-        journal=journal,
-        say=journal.say,
-        finished=finish,
-        count=lambda *chunk: traffic.weights(*chunk, is_cut=config.split.has_server),
-        after_commit=after_commit,
-    )
-    relauncher = _relauncher(
-        launching or Launching(),
-        machine,
-        journal,
-        run_dir,
-        gate.reached_at(link.address),
-    )
-    shell.endpoint = endpoint = tp.ListenerEndpoint(
-        CountedLink(link, traffic, at_client=False),
-        loop,
-        settings,
-        watched(shell.on_transport, relauncher),
-        "ps",
-        incarnation=time.time_ns(),
-        admit=gate.admit,
-    )
-    store.report = _mended(loop, shell)
-    lag = LoopLag(loop)
-    garbage = GarbageWatch(loop, endpoint, journal)
-    counted = TrafficNotes(loop, journal, traffic)
+    async def serve(self, told: Config) -> Summary:
+        """Until the end. told: the configuration that clients are handed."""
+        return await _Server(self, within(with_implied(told), self.capacity)).serve()
 
-    _name_bugs(loop, journal, log)
 
-    unsubscribe = stop.subscribe(_ending(stop, shell, journal, run_dir, finish))
-    journal.note(
-        "node_started",
-        loop.time(),
-        role="ps",
-        run=run,
-        address=link.address,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
-        quorum=config.sync.quorum,
-        encrypted=gate.curve is not None,
-        needs=list(needs_of(config)),
-    )
-    _note_versions(journal, store.records, loop.time())
-    told = herald(config, run, journal, writer)
-    try:
-        shell.start(recovered)
-        relauncher.recovered(members, max(config.session.expire_after_s, LEAST_AWAY_S))
-        announce(link.address)
-        gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
-        ended = await finished
-        # Any other end is this process's alone: the run goes on when it is started again.
-        if machine.ended and not (ended.exit_code or stop.hard):
-            told.run_ended(ended.reason)
-        if machine.ended and not stop.hard:
-            await _goodbye(endpoint, told)
-    finally:
-        unsubscribe()
-        await told.aclose()
-        gate.close()
-        counted.close()
-        await relauncher.close()
-        journal.note("node_ended", loop.time(), garbage=endpoint.garbage, **lag.summary())
-        shell.node.close()
-        garbage.close()
-        lag.close()
-        await endpoint.aclose()
-        worker.close()
-    if ended.exit_code:
-        raise RunDirError(ended.reason)
-    return Summary(
-        run,
-        machine.version,
-        machine.tokens_total,
-        machine.digest,
-        ended.reason,
-        round(time.monotonic() - begun, 3),
-        str(run_dir),
-    )
+class _Server:
+    """The parameter server in its loop."""
+
+    def __init__(self, taken: _Taken, config: Config) -> None:
+        self._taken = taken
+        self._config = config
+        self._loop = loop = asyncio.get_running_loop()
+        self._begun = time.monotonic()
+        options = taken.options
+        self._settings = transport_settings(config, taken.capacity.connections)
+        self._link = _listener(config, taken.gate, self._settings)
+        self._finished: asyncio.Future[Finish] = loop.create_future()
+        self._worker = ThreadWorker(loop, "store")
+        self._journal = Reporter(taken.writer, options.log, loop.time, record=options.record)
+        self._traffic = Traffic()
+        self._machine = ParameterServerMachine(rules_of(config), weighting_of(config), taken.run)
+        self._relauncher = relauncher_of(
+            options.launching or Launching(),
+            self._machine,
+            self._journal,
+            taken.run_dir,
+            taken.gate.reached_at(self._link.address),
+        )
+        self._endpoint: tp.ListenerEndpoint
+        self._shell = ParameterServerShell(
+            self._machine,
+            RunFacts(taken.run, config.shards, to_wire(config)),
+            Surroundings(
+                store=taken.store,
+                worker=self._worker,
+                scheduler=loop,
+                journal=self._journal,
+                listener=self._listen,
+                say=self._journal.say,
+                finished=self._finish,
+                after_commit=options.after_commit,
+                count=lambda *chunk: self._traffic.weights(*chunk, is_cut=config.split.has_server),
+            ),
+        )
+
+    def _listen(self, handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
+        self._endpoint = tp.ListenerEndpoint(
+            CountedLink(self._link, self._traffic, at_client=False),
+            self._loop,
+            self._settings,
+            watched(handle, self._relauncher),
+            "ps",
+            incarnation=time.time_ns(),
+            admit=self._taken.gate.admit,
+        )
+        return self._endpoint
+
+    def _finish(self, effect: Finish) -> None:
+        if not self._finished.done():
+            self._finished.set_result(effect)
+
+    def _note_start(self) -> None:
+        config, taken = self._config, self._taken
+        self._journal.note(
+            "node_started",
+            self._loop.time(),
+            role="ps",
+            run=taken.run,
+            address=self._link.address,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
+            quorum=config.sync.quorum,
+            encrypted=taken.gate.curve is not None,
+            needs=list(needs_of(config)),
+        )
+        _note_versions(self._journal, taken.store.records, self._loop.time())
+
+    async def serve(self) -> Summary:
+        """Until the end."""
+        taken, options, config, loop = self._taken, self._taken.options, self._config, self._loop
+        shell, machine, journal, endpoint = (
+            self._shell,
+            self._machine,
+            self._journal,
+            self._endpoint,
+        )
+        stop, gate = options.stop, taken.gate
+        taken.store.report = _repaired(loop, shell)
+        lag = LoopLag(loop)
+        garbage = GarbageWatch(loop, endpoint, journal)
+        counted = TrafficNotes(loop, journal, self._traffic)
+        _name_bugs(loop, journal, options.log)
+        unsubscribe = stop.subscribe(_ending(stop, shell, journal, taken.run_dir, self._finish))
+        self._note_start()
+        notifier = taken.notifier(config, taken.run, journal, taken.writer)
+        try:
+            shell.start(taken.recovered)
+            away_s = max(config.session.expire_after_s, LEAST_AWAY_S)
+            self._relauncher.recovered(taken.members, away_s)
+            options.announce(self._link.address)
+            gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
+            ended = await self._finished
+            # Any other end is this process's alone: the run goes on when it is started again.
+            if machine.ended and not (ended.exit_code or stop.hard):
+                notifier.run_ended(ended.reason)
+            if machine.ended and not stop.hard:
+                await _goodbye(endpoint, notifier)
+        finally:
+            unsubscribe()
+            await notifier.aclose()
+            gate.close()
+            counted.close()
+            await self._relauncher.close()
+            journal.note("node_ended", loop.time(), garbage=endpoint.garbage, **lag.summary())
+            shell.node.close()
+            garbage.close()
+            lag.close()
+            await endpoint.aclose()
+            self._worker.close()
+        if ended.exit_code:
+            raise RunDirError(ended.reason)
+        return Summary(
+            taken.run,
+            machine.version,
+            machine.tokens_total,
+            machine.digest,
+            ended.reason,
+            round(time.monotonic() - self._begun, 3),
+            str(taken.run_dir),
+        )

@@ -1,22 +1,21 @@
-"""What a parameter server receives: version 0 and deltas, chunk by chunk into its store, by its one worker."""
+"""Receives version 0 and deltas, chunk by chunk, into the store of a parameter server, by its one worker."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from attrs import define, field
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.runtime import Worker
-from fsl_async.roles.machine import StreamLost
+from fsl_async.roles.machine import Event, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.store.records import SpoolResult
-
-if TYPE_CHECKING:
-    from fsl_async.nodes.ps.shell import ParameterServerShell
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import Committed, SpoolResult
 
 
 class Sink:
@@ -49,15 +48,25 @@ class Sink:
         self._worker.submit(lambda: self._write(index, frame), written, failed)
 
 
+@define(kw_only=True, eq=False)
 class Receiving:
-    """The streams that come, of all clients."""
+    """The streams of all clients to the parameter server."""
 
-    def __init__(self, shell: ParameterServerShell) -> None:
-        self._shell = shell
-        self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
-        self._problems: dict[tuple[str, str], str] = {}
-        self.storing: Counter[str] = Counter()
-        """Deltas of each client that are whole, but not known to be stored."""
+    store: Store
+    worker: Worker
+    endpoint: Listener
+    scheduler: tp.Scheduler
+    feed: Callable[[Event, int | None], None]
+    manifest: Callable[[], Manifest]
+    """The run's, once a client has attached a model."""
+    committed: Callable[[Committed, float, int], None]
+    """Takes version 0, when its making began, and the effect that it ends."""
+    count: Callable[[int, bytes], None]
+    """Takes each chunk that is written."""
+    storing: Counter[str] = field(factory=Counter, init=False)
+    """Deltas of each client that have arrived and are not known to be stored."""
+    _incoming: dict[tuple[str, str], Callable[[], None]] = field(factory=dict, init=False)
+    _problems: dict[tuple[str, str], str] = field(factory=dict, init=False)
 
     def received(self, peer: str, stream: str) -> None:
         """All chunks of a stream are written."""
@@ -66,10 +75,10 @@ class Receiving:
             finish()
 
     def failed(self, peer: str, stream: str, reason: str) -> None:
-        """A stream will not be whole."""
+        """A stream will not be complete."""
         problem = self._problems.pop((peer, stream), reason)
         if self._incoming.pop((peer, stream), None) is not None:
-            self._shell.node.feed(StreamLost(peer, stream, problem))
+            self.feed(StreamLost(peer, stream, problem), None)
 
     def left(self, peer: str) -> None:
         """The session of a client is over, and its streams with it."""
@@ -80,51 +89,49 @@ class Receiving:
 
     def initial(self, effect: do.ReceiveInitial, number: int) -> None:
         """Receive the weights that are to be version 0."""
-        shell, manifest = self._shell, self._shell.manifest
-        assert manifest is not None
-        peer, stream = effect.peer, effect.stream
+        manifest, peer, stream = self.manifest(), effect.peer, effect.stream
+        begun_at = self.scheduler.time()
 
         def ready(_: None) -> None:
-            self._open(peer, stream, shell.store.write_initial, finish)
+            self._open(peer, stream, self.store.write_initial, finish)
 
         def finish() -> None:
-            shell.worker.submit(
-                shell.store.finish_initial,
-                lambda made: shell.jobs.committed(made, started, number),
-                lambda error: shell.node.feed(ev.CommitFailed(0, str(error)), number),
+            self.worker.submit(
+                self.store.finish_initial,
+                lambda made: self.committed(made, begun_at, number),
+                lambda error: self.feed(ev.CommitFailed(0, str(error)), number),
             )
 
         def failed(error: Exception) -> None:
-            shell.endpoint.decline(peer, stream, "server cannot write")
-            shell.node.feed(ev.CommitFailed(0, str(error)), number)
+            self.endpoint.decline(peer, stream, "server cannot write")
+            self.feed(ev.CommitFailed(0, str(error)), number)
 
-        started = shell.scheduler.time()
-        shell.worker.submit(lambda: shell.store.begin_initial(manifest), ready, failed)
+        self.worker.submit(lambda: self.store.begin_initial(manifest), ready, failed)
 
     def delta(self, effect: do.ReceiveDelta, number: int) -> None:
-        """Receive a delta into the spool, from the chunk on that is not there yet."""
-        shell, delta, peer, stream = self._shell, effect.delta, effect.peer, effect.stream
+        """Receive a delta into the spool, from the first chunk that is not there yet."""
+        delta, peer, stream = effect.delta, effect.peer, effect.stream
         key = delta.key
 
         def begin() -> int | None:
-            known = shell.store.spool_begin(delta, effect.weight)
-            return None if known else shell.store.spool_next_chunk(key)
+            known = self.store.spool_begin(delta, effect.weight)
+            return None if known else self.store.spool_next_chunk(key)
 
         def begun(next_chunk: int | None) -> None:
             if next_chunk is None:
                 # Finished between this offer and now; the acknowledgement is on its way.
-                shell.endpoint.decline(peer, stream, "known")
+                self.endpoint.decline(peer, stream, "known")
                 return
-            write = lambda index, frame: shell.store.spool_write(key, index, frame)  # noqa: E731
+            write = lambda index, frame: self.store.spool_write(key, index, frame)  # noqa: E731
             self._open(peer, stream, write, finish, next_chunk)
 
         def finish() -> None:
             self.storing[peer] += 1
-            shell.worker.submit(lambda: shell.store.spool_finish(key), stored, not_stored)
+            self.worker.submit(lambda: self.store.spool_finish(key), stored, not_stored)
 
         def over() -> None:
             self.storing[peer] -= 1
-            self.storing += Counter()  # forgets whoever has none
+            self.storing += Counter()  # drops the clients that have none
 
         def not_stored(error: Exception) -> None:
             over()
@@ -132,14 +139,14 @@ class Receiving:
 
         def stored(result: SpoolResult) -> None:
             over()
-            shell.node.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
+            self.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
 
         def broken(error: Exception) -> None:
-            shell.endpoint.decline(peer, stream, "server cannot store it now")
-            shell.endpoint.cancel(peer, stream, "server cannot store it now")
-            shell.node.feed(StreamLost(peer, stream, str(error)), number)
+            self.endpoint.decline(peer, stream, "server cannot store it now")
+            self.endpoint.cancel(peer, stream, "server cannot store it now")
+            self.feed(StreamLost(peer, stream, str(error)), number)
 
-        shell.worker.submit(begin, begun, broken)
+        self.worker.submit(begin, begun, broken)
 
     def _open(
         self,
@@ -155,5 +162,5 @@ class Receiving:
         self._incoming[(peer, stream)] = finish
         # LocalError: offered twice, and the first is being received already.
         with contextlib.suppress(tp.LocalError):
-            sink = Sink(self._shell.worker, write, problem, self._shell.counting(Direction.UP))
-            self._shell.endpoint.accept(peer, stream, sink, next_chunk)
+            sink = Sink(self.worker, write, problem, self.count)
+            self.endpoint.accept(peer, stream, sink, next_chunk)

@@ -1,21 +1,20 @@
-"""What a parameter server serves: versions and updates, read from its store by its one worker."""
+"""Serves versions and updates, read from the store of a parameter server by its one worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from attrs import define, field
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.runtime import Worker
 from fsl_async.nodes.wire import eager_bytes, version_stream
-from fsl_async.roles.machine import Note
+from fsl_async.roles.machine import Event, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-
-if TYPE_CHECKING:
-    from fsl_async.nodes.ps.shell import ParameterServerShell
+from fsl_async.store.manifest import Manifest
 
 
 class StoreSource:
@@ -55,14 +54,25 @@ class StoreSource:
         self._worker.submit(lambda: self._read(index), done, failed)
 
 
+@define(kw_only=True, eq=False)
 class Serving:
-    """The streams that go, to all clients, and what must stay on disk for them."""
+    """The streams of the parameter server to all clients, and what must stay on disk for them."""
 
-    def __init__(self, shell: ParameterServerShell) -> None:
-        self._shell = shell
-        self._streams: dict[tuple[str, str], tuple[StoreSource, int]] = {}
-        self._fetching: dict[str, int] = {}
-        """Peer -> the version it was last sent, until it holds the newest."""
+    store: Store
+    worker: Worker
+    endpoint: Listener
+    feed: Callable[[Event, int | None], None]
+    manifest: Callable[[], Manifest]
+    newest: Callable[[], int]
+    """The newest version."""
+    say: Callable[[Note], None]
+    read_failed: Callable[[Exception, int], None]
+    """Takes what went wrong with a read, and the effect that it was for."""
+    count: Callable[[int, bytes], None]
+    """Takes each chunk that is read."""
+    _streams: dict[tuple[str, str], tuple[StoreSource, int]] = field(factory=dict, init=False)
+    _fetching: dict[str, int] = field(factory=dict, init=False)
+    """Client -> the version it was last sent, until it holds the newest."""
 
     def sent(self, peer: str, stream: str) -> None:
         """A client has all of a version."""
@@ -70,16 +80,14 @@ class Serving:
         if served is not None:
             source, number = served
             effect = source.effect
-            self._shell.node.feed(
-                ev.VersionSent(peer, effect.kind, effect.version, source.bytes_coded), number
-            )
+            self.feed(ev.VersionSent(peer, effect.kind, effect.version, source.bytes_coded), number)
 
     def failed(self, peer: str, stream: str) -> None:
-        """A client did not want it, or cannot have it."""
+        """A client did not take it, or cannot have it."""
         served = self._streams.pop((peer, stream), None)
         if served is not None:
             source, number = served
-            self._shell.node.feed(ev.SendVersionFailed(peer, source.effect.version), number)
+            self.feed(ev.SendVersionFailed(peer, source.effect.version), number)
 
     def caught_up(self, peer: str) -> None:
         """A client holds the newest version."""
@@ -98,43 +106,35 @@ class Serving:
         # send than keep_versions last, and the updates after it are needed next.
         self._fetching[effect.peer] = effect.version
         self._keep_fetched()
-        self._shell.worker.submit(
-            lambda: self._shell.store.has_update(effect.version),
+        self.worker.submit(
+            lambda: self.store.has_update(effect.version),
             lambda kept: self._send_version(effect, number, kept=kept),
-            lambda error: self._shell.say(
+            lambda error: self.say(
                 Note(f"cannot serve version {effect.version}: {error}", "warning")
             ),
         )
 
     def _keep_fetched(self) -> None:
         oldest = min(self._fetching.values(), default=None)
-        self._shell.worker.submit(
-            lambda: self._shell.store.keep_from(oldest), lambda _: None, lambda _: None
-        )
+        self.worker.submit(lambda: self.store.keep_from(oldest), lambda _: None, lambda _: None)
 
     def _send_version(self, effect: do.SendVersion, number: int, *, kept: bool) -> None:
-        assert self._shell.manifest is not None
         if effect.kind == "update" and not kept:
-            effect = do.SendVersion(effect.peer, "full", self._shell.machine.version)
+            effect = do.SendVersion(effect.peer, "full", self.newest())
             self._fetching[effect.peer] = effect.version
             self._keep_fetched()
         version = effect.version
-        read_chunk = (
-            self._shell.store.read_update
-            if effect.kind == "update"
-            else self._shell.store.read_full
-        )
+        read_chunk = self.store.read_update if effect.kind == "update" else self.store.read_full
         meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
-        chunks = self._shell.manifest.chunks
-        count = self._shell.counting(Direction.DOWN)
+        chunks = self.manifest().chunks
         source = StoreSource(
             effect,
             chunks,
-            self._shell.worker,
+            self.worker,
             lambda index: read_chunk(version, index),
-            count=count,
-            failed=lambda error: self._shell.jobs.read_failed(error, number),
+            count=self.count,
+            failed=lambda error: self.read_failed(error, number),
         )
         stream = version_stream(effect.kind, version)
         self._streams[(effect.peer, stream)] = (source, number)
-        self._shell.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))
+        self.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))

@@ -1,7 +1,7 @@
 """The parameter server's shell: transport events and finished disk jobs in, effects out.
 
-It decides nothing. What takes time (every touch of the disk, every decode) goes to the one worker, in order; that order is what
-makes "accumulate these, then commit" mean what it says.
+It decides nothing. What takes time (every touch of the disk, every decode) goes to the one worker, in order: streams in
+`receiving` and `serving`, the rest in `store_jobs`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from fsl_async.accounting.categories import Direction
 from fsl_async.nodes.ports import Listener, Reduction, Store
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.serving import Serving
-from fsl_async.nodes.ps.shards import Shards
 from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import TransferProgress
@@ -38,7 +37,6 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
-from fsl_transport.rate_limit import Rate, TokenBucket
 
 
 @frozen
@@ -50,57 +48,74 @@ class RunFacts:
     config: dict[str, Any]
 
 
+@frozen(kw_only=True)
+class Surroundings:
+    """Everything that the shell needs of its process."""
+
+    store: Store
+    worker: Worker
+    scheduler: tp.Scheduler
+    journal: Journal
+    listener: Callable[[Callable[[tp.TransportEvent], None]], Listener]
+    """Makes the endpoint; takes the handler of its events."""
+    say: Callable[[Note], None]
+    finished: Callable[[Finish], None]
+    after_commit: Callable[[int], None] | None = None
+    """See `StoreJobs`."""
+    reduction: Reduction | None = None
+    count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None
+    """Takes each chunk of weights that comes or goes; the direction is the client's."""
+
+
 class ParameterServerShell:
     """Joins a ParameterServerMachine with an endpoint, a store and a worker."""
 
     def __init__(
-        self,
-        machine: ParameterServerMachine,
-        facts: RunFacts,
-        store: Store,
-        *,
-        worker: Worker,
-        scheduler: tp.Scheduler,
-        journal: Journal,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-        after_commit: Callable[[int], None] | None = None,
-        reduction: Reduction | None = None,
-        count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None,
+        self, machine: ParameterServerMachine, facts: RunFacts, surroundings: Surroundings
     ) -> None:
-        """after_commit, reduction: see `StoreJobs`.
-
-        count: called with each chunk of weights that came or goes, seen from the client.
-        """
+        around = surroundings
         self.machine = machine
         self.facts = facts
-        self.store = store
-        self.worker = worker
-        self.node = Node(machine, scheduler, self._execute, journal)
         self.manifest: Manifest | None = None
-        self.endpoint: Listener
-        self.scheduler = scheduler
-        self.say = say
-        self._finished = finished
-        self._count_chunk = count
-        self._shards = Shards(facts.shards)
-        self._refusals = TokenBucket(Rate(0.2, 10.0), scheduler.time())  # of which people are told
-        self._incarnations: dict[str, int] = {}
-        self._agreeing: set[str] = (
-            set()
-        )  # whose model is the manifest's, in the sessions that stand
+        self.node = Node(machine, around.scheduler, self._execute, around.journal)
+        self.endpoint = endpoint = around.listener(self.on_transport)
+        self._models: dict[
+            str, Manifest
+        ] = {}  # of clients, before version 0: one may become the run's
+        self._store = store = around.store
+        self._around = around
+        self._transfer_progress = TransferProgress()
         self.jobs = StoreJobs(
             store,
-            worker,
+            around.worker,
             self.node.feed,
-            scheduler=scheduler,
-            say=say,
-            after_commit=after_commit,
-            reduction=reduction,
+            shards=facts.shards,
+            scheduler=around.scheduler,
+            say=around.say,
+            after_commit=around.after_commit,
+            reduction=around.reduction,
         )
-        self._receiving = Receiving(self)
-        self._serving = Serving(self)
-        self._transfer_progress = TransferProgress()
+        self._receiving = Receiving(
+            store=store,
+            worker=around.worker,
+            endpoint=endpoint,
+            scheduler=around.scheduler,
+            feed=self.node.feed,
+            manifest=self._known_manifest,
+            committed=self.jobs.committed,
+            count=lambda index, frame: self._count(Direction.UP, index, frame),
+        )
+        self._serving = Serving(
+            store=store,
+            worker=around.worker,
+            endpoint=endpoint,
+            feed=self.node.feed,
+            manifest=self._known_manifest,
+            newest=lambda: machine.version,
+            say=around.say,
+            read_failed=self.jobs.read_failed,
+            count=lambda index, frame: self._count(Direction.DOWN, index, frame),
+        )
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
@@ -115,14 +130,17 @@ class ParameterServerShell:
             tp.StreamFailed: self._stream_failed,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            Send: self._tell,
-            Note: lambda e, _: self.say(e),
-            DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
-            Finish: lambda e, _: self._finished(e),
-            do.CheckTransfers: lambda _, number: self._look(number),
-            do.Admit: self._admit,
-            Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
-            EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
+            Send: lambda e, _: endpoint.send(e.peer, msg.to_wire(e.message)),
+            Note: lambda e, _: around.say(e),
+            DeclineStream: lambda e, _: endpoint.decline(e.peer, e.stream, e.reason),
+            Finish: lambda e, _: around.finished(e),
+            do.CheckTransfers: lambda _, number: self._check_transfers(number),
+            do.Admit: self.jobs.admit,
+            do.Welcome: self._welcome,
+            Refuse: lambda e, _: endpoint.refuse(e.peer, e.code, e.text),
+            EndSession: lambda e, _: endpoint.disconnect(e.peer, e.reason),
+            do.UseModel: self._use_model,
+            do.KeepShard: self.jobs.keep_shard,
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
@@ -137,12 +155,10 @@ class ParameterServerShell:
 
     def start(self, recovered: ev.Recovered) -> None:
         """Feed what `store.recover()` found; call once, before any transport event."""
-        self.manifest = self.store.manifest if recovered.version >= 0 else None
-        self._shards.recovered(recovered.leases, recovered.loans, self.scheduler.time())
-        self._incarnations = dict(recovered.incarnations)
-        for name, incarnation in self._incarnations.items():
-            # The transport forgot them with the last process; without them a client whose clock is behind would be let in
-            # and have every delta refused as one of a former life.
+        self.manifest = self._store.manifest if recovered.version >= 0 else None
+        for name, incarnation in recovered.incarnations.items():
+            # The transport forgot them with the last process. Without them a client whose clock is behind would be let in,
+            # and every delta of it refused as one of an earlier incarnation.
             self.endpoint.remember(name, incarnation)
         self.node.feed(recovered)
 
@@ -157,7 +173,8 @@ class ParameterServerShell:
             handler(event)
         except (MessageError, ValueError) as error:
             peer: str = getattr(event, "peer", "")
-            self.say(Note(f"{peer} sent what no client sends: {problem_of(error)}", "warning"))
+            text = f"{peer} sent what no client sends: {problem_of(error)}"
+            self._around.say(Note(text, "warning"))
             self.endpoint.disconnect(peer, "protocol")
             member = self.machine.members.get(peer)
             if member is not None:
@@ -169,17 +186,13 @@ class ParameterServerShell:
         except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
-        self._agreeing.discard(event.peer)
-        self._shards.wants(event.peer, hello.shard)
-        self.node.feed(
-            ev.ClientHello(event.peer, event.incarnation, hello.run, hello.version, hello.digest)
-        )
+        held = (hello.run, hello.version, hello.digest, hello.shard)
+        self.node.feed(ev.ClientHello(event.peer, event.incarnation, *held))
 
     def _down(self, event: tp.PeerDown) -> None:
         self._receiving.left(event.peer)
         self._serving.left(event.peer)
-        self._shards.left(event.peer, event.reason, self.scheduler.time())
-        self._agreeing.discard(event.peer)
+        self._models.pop(event.peer, None)
         self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason))
 
     def _message(self, event: tp.MessageReceived) -> None:
@@ -200,50 +213,43 @@ class ParameterServerShell:
 
     def _attach(self, peer: str, fingerprint: str, tensors: list[Any]) -> None:
         manifest = self.manifest
-        if manifest is not None and manifest.fingerprint == fingerprint:
-            attached = ev.ModelAttached(peer, fingerprint, manifest.values, None)
-            self._agreeing.add(peer)
-            self._book_shard(peer, lambda: self._join(attached))
-            return
-        try:
-            theirs = Manifest.from_wire(tensors)
-        except ManifestError as error:
-            raise MessageError(f"not a manifest: {error}") from None
-        if manifest is None or (self.machine.version < 0 and not self._agreeing):
-            # Before version 0 the manifest of the first one who is here counts, as its weights will, while it or
-            # another one with that model is here.
-            self.manifest = manifest = theirs
-        difference = theirs.difference(manifest)
-        answer = ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference)
-        if difference is None:
-            self._agreeing.add(peer)
-            self._book_shard(peer, lambda: self._join(answer))
+        if manifest is None or manifest.fingerprint != fingerprint:
+            try:
+                theirs = Manifest.from_wire(tensors)
+            except ManifestError as error:
+                raise MessageError(f"not a manifest: {error}") from None
         else:
-            self.node.feed(answer)
-
-    def _join(self, event: ev.ModelAttached) -> None:
-        shard = self._shards.of(event.peer)
-        if self.machine.trigger.selection.by_shard and shard is not None:
-            self.node.feed(ev.ShardAssigned(event.peer, shard))
-        self.node.feed(event)
+            theirs = manifest
+        if self.machine.version < 0:
+            self._models[peer] = theirs
+        difference = None if manifest is None else theirs.difference(manifest)
+        self.node.feed(ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference))
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)
-        if self.manifest is None or event.chunks != self.manifest.chunks:
-            self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
-            return
         match meta:
             case msg.DeltaMeta(delta):
                 if event.stream_id != delta_stream(delta.key.text):
                     shown = event.stream_id[:80]
                     raise MessageError(f"stream {shown!r} carries delta {delta.key.text}")
-                self.node.feed(ev.DeltaOffered(event.peer, event.stream_id, delta))
-            case msg.InitialMeta(fingerprint) if fingerprint != self.manifest.fingerprint:
-                self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
-            case msg.InitialMeta():
+                if self._has_frames(event, self._store.kind.frames):
+                    self.node.feed(ev.DeltaOffered(event.peer, event.stream_id, delta))
+            case msg.InitialMeta(fingerprint):
+                if not self._has_frames(event, lambda manifest: manifest.chunks):
+                    return
+                if fingerprint != self._known_manifest().fingerprint:
+                    self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
+                    return
                 self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
             case other:
                 raise MessageError(f"a client streams no {type(other).__name__}")
+
+    def _has_frames(self, event: tp.StreamOffered, wanted: Callable[[Manifest], int]) -> bool:
+        """Whether a stream has as many frames as the model asks for; else it is declined."""
+        if self.manifest is not None and event.chunks == wanted(self.manifest):
+            return True
+        self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
+        return False
 
     def _stream_failed(self, event: tp.StreamFailed) -> None:
         self._serving.failed(event.peer, event.stream_id)
@@ -251,91 +257,26 @@ class ParameterServerShell:
 
     # --- to the world ---
 
-    def _look(self, number: int) -> None:
-        seen = self._transfer_progress.look(self.endpoint.transfers(), self._receiving.storing)
-        self.node.feed(seen, number)
-
     def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
-    def _tell(self, effect: Send, number: int) -> None:
-        self.endpoint.send(effect.peer, msg.to_wire(effect.message))
+    def _check_transfers(self, number: int) -> None:
+        transfers = self.endpoint.transfers()
+        seen = self._transfer_progress.look(transfers, self._receiving.storing)
+        self.node.feed(seen, number)
 
-    def _admit(self, effect: do.Admit, number: int) -> None:
-        """Welcome with a data shard: the one the client has, else one that nobody has (see `shells.shards`)."""
-        if self._incarnations.get(effect.peer, -1) >= effect.incarnation:
-            self._welcome(effect)
-            return
-        if self._shards.pick(effect.peer, self.scheduler.time()) is None:
-            self._refuse_shard(effect)  # before it is written down: there is no end of names
-            return
-        self.worker.submit(
-            lambda: self.store.record_incarnation(effect.peer, effect.incarnation),
-            lambda _: self._welcome(effect),
-            lambda error: self.endpoint.disconnect(effect.peer, str(error)),  # it says hello again
-        )
+    def _welcome(self, effect: do.Welcome, number: int) -> None:
+        facts = self.facts
+        welcome = Welcome(facts.run, effect.shard, facts.shards, facts.config)
+        self.endpoint.welcome(effect.peer, welcome.to_wire())
 
-    def _welcome(self, effect: do.Admit) -> None:
-        peer = effect.peer
-        member = self.machine.members.get(peer)
-        if member is None or member.incarnation != effect.incarnation:
-            return  # it left, or came back as another, while its incarnation was written down
-        self._incarnations[peer] = max(effect.incarnation, self._incarnations.get(peer, -1))
-        shards = self.facts.shards
-        shard = self._shards.pick(peer, self.scheduler.time())
-        if shard is None:
-            self._refuse_shard(effect)
-            return
-        welcome = Welcome(self.facts.run, shard, shards, self.facts.config)
-        if self._shards.of(peer) == shard and not self._shards.is_lent(peer):
-            self.endpoint.welcome(peer, welcome.to_wire())
-            return
-        self._shards.lend(peer, shard)  # at once, so that nobody else is told the same
+    def _use_model(self, effect: do.UseModel, number: int) -> None:
+        self.manifest = self._models[effect.peer]
 
-        def lent(_: int | None) -> None:
-            found = self.machine.members.get(peer)
-            if found is not None and found.incarnation == effect.incarnation:
-                self.endpoint.welcome(peer, welcome.to_wire())
+    def _known_manifest(self) -> Manifest:
+        assert self.manifest is not None, "a client has attached a model"
+        return self.manifest
 
-        def failed(error: Exception) -> None:
-            self._shards.take_back(peer)
-            self.endpoint.disconnect(peer, str(error))  # it says hello again
-
-        self.worker.submit(lambda: self.store.lease(peer, shards, shard, loan=True), lent, failed)
-
-    def _refuse_shard(self, effect: do.Admit) -> None:
-        peer = effect.peer
-        holders = ", ".join(self._shards.holders[:8])
-        text = (
-            f"all {self.facts.shards} data shards are taken (by {holders}): start this client again under one of these names,"
-            " or set data.shards (or sync.clients) higher at the server"
-        )
-        if self._refusals.take(self.scheduler.time()):  # strangers must not write the log
-            self.say(Note(f"{peer} is refused: {text}", "warning"))
-        self.endpoint.refuse(peer, "shards", text)
-        self.node.feed(ClientLeft(peer, effect.incarnation, "no data shard"))
-
-    def _book_shard(self, peer: str, then: Callable[[], None]) -> None:
-        """Make a client's shard its own for good, then go on."""
-        if not self._shards.is_lent(peer):
-            then()
-            return
-
-        def booked(_: int | None) -> None:
-            self._shards.keep(peer)
-            then()
-
-        self.worker.submit(
-            lambda: self.store.lease(peer, self.facts.shards),
-            booked,
-            lambda error: self.endpoint.disconnect(peer, str(error)),  # it says hello again
-        )
-
-    def counting(self, direction: Direction) -> Callable[[int, bytes], None]:
-        """What counts the chunks of weights that come or go."""
-
-        def count(index: int, frame: bytes) -> None:
-            if self.manifest is not None:
-                self._count_chunk(self.manifest, direction, index, frame)
-
-        return count
+    def _count(self, direction: Direction, index: int, frame: bytes) -> None:
+        if self.manifest is not None:
+            self._around.count(self.manifest, direction, index, frame)

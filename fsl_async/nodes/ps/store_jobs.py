@@ -1,4 +1,4 @@
-"""The jobs of a parameter server's store that end in no stream: sums, versions, quarantine. Its one worker does them in order.
+"""The jobs of a parameter server's store that belong to no stream: clients, sums, versions. Its one worker does them in order.
 
 That order is what makes "accumulate these, then average" mean what it says.
 """
@@ -31,24 +31,52 @@ class StoreJobs:
         worker: Worker,
         feed: Callable[[Event, int | None], None],
         *,
+        shards: int,
         scheduler: Scheduler,
         say: Callable[[Note], None],
         after_commit: Callable[[int], None] | None = None,
         reduction: Reduction | None = None,
     ) -> None:
-        """after_commit: called in the worker with each version that is durable, before any client is told. It must not raise.
+        """shards: of the run's data.
+
+        after_commit: called in the worker with each version that is durable, before any client is told. It must not raise.
 
         reduction: what `Reduce` is done with.
         """
         self._store = store
         self._worker = worker
         self._feed = feed
+        self._shards = shards
         self._scheduler = scheduler
         self._say = say
         self._after_commit = after_commit
         self._reduction = reduction
         self._average: Average | None = None
         self._begun_at = 0.0
+
+    def admit(self, effect: do.Admit, number: int) -> None:
+        """Write down what the next parameter server must know of a client."""
+        peer, incarnation = effect.peer, effect.incarnation
+
+        def write() -> None:
+            self._store.record_incarnation(peer, incarnation)
+            if effect.lends is not None:
+                self._store.lease(peer, self._shards, effect.lends, loan=True)
+
+        self._worker.submit(
+            write,
+            lambda _: self._feed(ev.Admitted(peer, incarnation), number),
+            lambda error: self._feed(ev.Admitted(peer, incarnation, str(error)), number),
+        )
+
+    def keep_shard(self, effect: do.KeepShard, number: int) -> None:
+        """Write down that a client's shard is its own for good."""
+        peer, incarnation = effect.peer, effect.incarnation
+        self._worker.submit(
+            lambda: self._store.lease(peer, self._shards),
+            lambda _: self._feed(ev.ShardKept(peer, incarnation), number),
+            lambda error: self._feed(ev.ShardKept(peer, incarnation, str(error)), number),
+        )
 
     def accumulate(self, effect: do.Accumulate, number: int) -> None:
         """Add a delta to the sum."""

@@ -137,12 +137,14 @@ def serve(
         prepared = node_ps.prepared(
             config,
             ps_dir,
-            from_version=from_version,
-            announce=lambda address: announce(PS, address),
-            log=log,
-            stop=stop,
-            after_commit=None if scored is None else lambda v: scored(v, served.weights),
-            keys=keys,
+            node_ps.Options(
+                announce=lambda address: announce(PS, address),
+                log=log,
+                stop=stop,
+                from_version=from_version,
+                after_commit=None if scored is None else lambda v: scored(v, served.weights),
+                keys=keys,
+            ),
             capacity=capacity,
         )
         return run_loop(served.with_ps(stack.enter_context(prepared)))

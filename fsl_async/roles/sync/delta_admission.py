@@ -31,21 +31,21 @@ class DeltaAdmission:
     members: dict[str, Member]
     deltas: DeltaBook
     too_late: Callable[[Delta], Objection]
-    screen: NormGuard
+    guard: NormGuard
 
     def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
         """Answer an offer. Returns whether that settles what the client has to say in its round."""
         peer, delta, key = event.peer, event.delta, event.delta.key
         if key.client != peer or peer not in self.members:
             return [DeclineStream(peer, event.stream, "not yours")], False
-        if self.deltas.is_acknowledged(key) or key in self.screen.held:
+        if self.deltas.is_acknowledged(key) or key in self.guard.held:
             again = Send(peer, msg.Accepted(key))
             return [DeclineStream(peer, event.stream, "known"), again], True
         objection = self.deltas.objection(delta) or self.too_late(delta)
         if objection is None:
-            tokens, why = self.screen.tokens(delta, now)
+            tokens, why = self.guard.tokens(delta, now)
             delta = evolve(delta, tokens=tokens)
-            weight = None if self.screen.rules.clips else self.deltas.weight(delta)
+            weight = None if self.guard.rules.clips else self.deltas.weight(delta)
             receive = do.ReceiveDelta(peer, event.stream, delta, weight)
             return [*([Note(why, "warning")] if why else []), receive], False
         code, text = objection
@@ -58,12 +58,12 @@ class DeltaAdmission:
     def book(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Let a durable delta wait for the next merge, clipped where its norm asks for that, or keep it out."""
         key = stored.key
-        reason = self.screen.outlier(stored.norm)
+        reason = self.guard.outlier(stored.norm)
         if reason is not None:
             self.deltas.settle(key, "quarantined")
-            self.screen.stored(key.client, now)
-            self.screen.hold(stored)
-            release = self.screen.rules.release
+            self.guard.stored(key.client, now)
+            self.guard.hold(stored)
+            release = self.guard.rules.release
             words = "held back" if release else "quarantined"
             text = f"{words} delta {key.text}: {reason}; the round goes on without it"
             return [do.Quarantine(key, reason, release), Note(text, "warning")]
@@ -71,8 +71,8 @@ class DeltaAdmission:
 
     def count(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Let a delta wait for the next merge."""
-        clip = self.screen.clip(stored.norm)
-        self.screen.accepted(stored, now)
+        clip = self.guard.clip(stored.norm)
+        self.guard.accepted(stored, now)
         effects: list[Effect] = [self.deltas.acknowledge(stored, clip)]
         if clip < 1.0:
             limit = clip * stored.norm
@@ -83,7 +83,7 @@ class DeltaAdmission:
     def look_again(self, now: float) -> list[Effect]:
         """Release what is no outlier any more and not too old."""
         effects: list[Effect] = []
-        for one in self.screen.releasable():
+        for one in self.guard.releasable():
             if self.deltas.staleness(one.key) > self.deltas.max_staleness:
                 continue
             self.deltas.unsettle(one.key)
@@ -97,13 +97,13 @@ class DeltaAdmission:
         outcome = self.deltas.settled_as(key)
         effects: list[Effect] = []
         answer: Message = msg.Accepted(key)
-        if self.deltas.is_acknowledged(key) or key in self.screen.held:
+        if self.deltas.is_acknowledged(key) or key in self.guard.held:
             pass  # a second stream of the same delta: the same answer again
         elif outcome is not None:
             answer = msg.Declined(key, outcome, f"this delta is {outcome}")
         elif event.problem is None:
             effects += self.book(event.stored, now)
-            if self.deltas.settled_as(key) == "quarantined" and not self.screen.rules.release:
+            if self.deltas.settled_as(key) == "quarantined" and not self.guard.rules.release:
                 answer = msg.Declined(key, "quarantined", self._reason(effects))
         else:
             self.deltas.settle(key, "quarantined")

@@ -23,7 +23,32 @@ class CheckTransfers(Effect, tag="check_transfers"):
 
 @frozen
 class Admit(Effect, tag="admit"):
-    """Give the peer its data shard (durably) and welcome it to the run, or refuse it when no shard is free."""
+    """Write the incarnation of a client down, and with `lends` its provisional lease of that shard. Ends in Admitted."""
+
+    peer: str
+    incarnation: int
+    lends: int | None
+
+
+@frozen
+class Welcome(Effect, tag="welcome"):
+    """Welcome a client to the run, with its data shard."""
+
+    peer: str
+    shard: int
+
+
+@frozen
+class UseModel(Effect, tag="use_model"):
+    """The model that this client has just attached, of so many values, is the run's from now on."""
+
+    peer: str
+    values: int
+
+
+@frozen
+class KeepShard(Effect, tag="keep_shard"):
+    """Write down that a client's shard is its own for good. Ends in ShardKept."""
 
     peer: str
     incarnation: int

@@ -87,13 +87,23 @@ class Recovered(Event, tag="recovered"):
 
 @frozen
 class ClientHello(Event, tag="client_hello"):
-    """A client says hello. `run` and `version` are empty and -1 when it has not been in a run yet."""
+    """A client says hello. It holds nothing of a run yet where `run` is empty; `version` and `shard` are -1 for none."""
 
     peer: str
     incarnation: int
     run: str
     version: int
     digest: str
+    shard: int = -1
+
+
+@frozen
+class Admitted(Event, tag="admitted"):
+    """What Admit writes is on disk; with a `problem` it is not."""
+
+    peer: str
+    incarnation: int
+    problem: str | None = None
 
 
 @frozen
@@ -107,11 +117,12 @@ class ModelAttached(Event, tag="model_attached"):
 
 
 @frozen
-class ShardAssigned(Event, tag="shard_assigned"):
-    """A client trains on this part of the data. Said before ModelAttached, where the run's trigger goes by shards."""
+class ShardKept(Event, tag="shard_kept"):
+    """What KeepShard writes is on disk; with a `problem` it is not."""
 
     peer: str
-    shard: int
+    incarnation: int
+    problem: str | None = None
 
 
 @frozen

@@ -35,6 +35,7 @@ class ParameterServerRules:
     guard: GuardRules = field(factory=GuardRules)
     least_clients: int = 1  # whose deltas the rule of aggregation needs
     aggregation: str = "mean"
+    shards: int = 1
     reduces: bool = False  # whether an average is reduced with those of other servers before it becomes a version
 
     @property
@@ -77,4 +78,5 @@ class Member:
     incarnation: int
     attached: bool = False
     version: int = -1
-    shard: int = -1  # known where the trigger goes by shards
+    shard: int = -1
+    agrees: bool = False  # its model is the run's

@@ -1,9 +1,7 @@
-"""How far a run is on its way to its end, and for whom the end still waits. Pure.
+"""How far a run is on its way to its end, and how long it waits there. Pure.
 
-A run ends in three steps: a round that is open is closed; when the clients hold what came of it, one last round is called, in which
-they hand in what they have and train no further; when they hold what came of that, they are told to stop. Each step waits
-`drain_s`, and then goes on waiting for those whose transfers advance, `stalled_s` at a time: a slow line is not a dead one. All
-of it together waits `cap_s` at the most.
+Each step to the end (`roles.sync.run_end`) waits `drain_s`, and then goes on waiting for clients whose transfers advance,
+`stalled_s` at a time: a slow path is not a dead one. All of it together waits at most `cap_s`.
 """
 
 from __future__ import annotations
@@ -15,12 +13,13 @@ MOMENT_S = 0.1
 
 @mutable
 class RunShutdown:
-    """`reason` is None until the run is to end. Times in seconds."""
+    """How far the run is on its way to its end. Times in seconds."""
 
     drain_s: float
     stalled_s: float
     cap_s: float
     reason: str | None = None
+    """None until the run is to end."""
     began_at: float = 0.0
     last_round_over: bool = False
 
@@ -38,6 +37,6 @@ class RunShutdown:
         return min(max(self.drain_s, usual_s), self.cap_s)
 
     def longer(self, now: float) -> float | None:
-        """Until when to wait for what advances; None when the time is used up, but for a moment."""
+        """Until when to wait for transfers that advance; None when the time is used up, but for a moment."""
         until = min(now + self.stalled_s, self.began_at + self.cap_s)
         return until if until > now + MOMENT_S else None

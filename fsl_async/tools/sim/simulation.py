@@ -16,7 +16,7 @@ from attrs import field, frozen, mutable
 
 import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import TraceHash
@@ -164,7 +164,9 @@ class Simulation:
         self.processes: dict[str, _Process] = {}
         self._chance = random.Random(f"{settings.seed}/faults")  # noqa: S311 - not for secrets
         self._rules = ParameterServerRules(
-            every_s=settings.every_s, keep_versions=settings.keep_versions
+            every_s=settings.every_s,
+            keep_versions=settings.keep_versions,
+            shards=settings.clients,
         )
         self._incarnations = 0
         self._calm = False  # no new faults: the run is to end
@@ -212,7 +214,7 @@ class Simulation:
             machine = server.shell.machine
             assert isinstance(machine, ParameterServerMachine)
             is_time = self.scheduler.time() > calm_s and machine.phase is Phase.READY
-            if is_time and not machine.ending.asked:
+            if is_time and not machine.end.asked:
                 self._ending = True
                 server.shell.node.feed(DrainAsked("the simulated time is over"))
             if len(self._ended) == len(self.names):
@@ -255,26 +257,32 @@ class Simulation:
             self.truth.after_server(machine, event, effects, now)
 
         store = CountingStore(self.disk, self.settings.keep_versions, self.scheduler.time)
+
+        def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
+            return tp.ListenerEndpoint(
+                self.network.listener(SERVER_NAME),
+                clock,
+                self._transport,
+                handle,
+                SERVER_NAME,
+                incarnation=incarnation,
+                rng=random.Random(f"{self.settings.seed}/{SERVER_NAME}/{incarnation}"),  # noqa: S311
+            )
+
         shell = ParameterServerShell(
             machine,
             RunFacts("sim", self.settings.clients, {}),
-            store,
-            worker=self._worker(clock, SERVER_NAME),
-            scheduler=clock,
-            journal=self.journal,
-            say=self.participation.note,
-            finished=lambda _: None,
+            Surroundings(
+                store=store,
+                worker=self._worker(clock, SERVER_NAME),
+                scheduler=clock,
+                journal=self.journal,
+                listener=listener,
+                say=self.participation.note,
+                finished=lambda _: None,
+            ),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        shell.endpoint = tp.ListenerEndpoint(
-            self.network.listener(SERVER_NAME),
-            clock,
-            self._transport,
-            shell.on_transport,
-            SERVER_NAME,
-            incarnation=incarnation,
-            rng=random.Random(f"{self.settings.seed}/{SERVER_NAME}/{incarnation}"),  # noqa: S311
-        )
         self.processes[SERVER_NAME] = _Process(clock, shell)
         shell.start(store.recover())
 

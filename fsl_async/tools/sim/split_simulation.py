@@ -472,7 +472,7 @@ class SplitSimulation(Simulation):
                 continue
             machine = server.shell.machine
             assert isinstance(machine, ParameterServerMachine)
-            if not machine.ending.asked:
+            if not machine.end.asked:
                 self._ending = True
                 server.shell.node.feed(DrainAsked("the simulated time is over"))
             over = self.split_process is None or self.split_process[1].machine.run_over

@@ -38,11 +38,8 @@ def served(tmp_path, monkeypatch):
         with node_ps.prepared(
             load(None, chosen),
             tmp_path / "run",
-            from_version=None,
-            announce=lambda _: end(stop),
-            log=lambda _: None,
-            stop=stop,
-            herald=Listened,
+            node_ps.Options(announce=lambda _: end(stop), log=lambda _: None, stop=stop),
+            notifier=Listened,
         ) as run:
             asyncio.run(asyncio.wait_for(run(load(None, chosen)), 60.0))
 

@@ -192,7 +192,7 @@ def test_a_held_outlier_comes_back(guarded, look):
     assert look.said(effects, "a") == [msg.Accepted(held)]
     assert look.said(server.offer(held, number=1)) == [msg.Accepted(held)]
     for name in "abc":
-        server.machine.screen.accepted(stored_of(key(name), 9.0), 0.0)
+        server.machine.guard.accepted(stored_of(key(name), 9.0), 0.0)
     effects = server.committed(2)
     assert look.only(effects, do.Release) == [do.Release(held)]
     assert [one.key for one in look.only(effects, do.Accumulate)] == [held]
@@ -212,7 +212,7 @@ def test_a_held_outlier_grows_too_old(make_server, look):
     for version in (1, 2):
         server.committed(version)
     for _ in range(60):
-        server.machine.screen.accepted(stored_of(key("b"), 50.0), 0.0)
+        server.machine.guard.accepted(stored_of(key("b"), 50.0), 0.0)
     assert not look.only(server.committed(3), do.Release)
 
 

@@ -111,7 +111,7 @@ class World:
         self.now = when
 
     def launch_server(self):
-        rules = ParameterServerRules(every_s=20.0, drain_s=15.0, max_staleness=2)
+        rules = ParameterServerRules(every_s=20.0, drain_s=15.0, max_staleness=2, shards=9)
         self.server = Process("ps", ParameterServerMachine(rules, TokensWeighting(), "run"))
         self.accumulated = set()
         settled = dict.fromkeys(self.merged, "merged")
@@ -215,8 +215,12 @@ class World:
             session = None
         client = session.client if session is not None else None
         match effect:
-            case do.Admit() if session:
-                self.job(server, lambda: self.welcome(session))
+            case do.Admit(peer, incarnation):
+                self.job(server, lambda: self.feed(server, ev.Admitted(peer, incarnation)))
+            case do.Welcome() if session:
+                self.welcome(session)
+            case do.KeepShard(peer, incarnation):
+                self.job(server, lambda: self.feed(server, ev.ShardKept(peer, incarnation)))
             case Refuse(_, code, text) if session:
                 self.deliver(session, client, HelloRefused(code, text))
                 self.drop(session)

@@ -16,7 +16,7 @@ def key(client, sequence=1, base=0, incarnation=1):
 
 def test_first_client_publishes_second_fetches(server, look):
     """The way every run begins."""
-    assert look.only(server.hello("a"), do.Admit) == [do.Admit("a", 1)]
+    assert server.hello("a") == [do.Admit("a", 1, 0), do.Welcome("a", 0)]
     assert look.said(server.attach("a"), "a") == [msg.Publish()]
     assert look.said(server.join("b")) == []
     assert server.feed(ev.InitialOffered("b", "s")) == [
@@ -478,7 +478,7 @@ def test_hellos_that_are_refused(server, look):
     """A client of another run must not bring its versions along."""
     (refusal,) = server.hello("a", run="other")
     assert (refusal.code, "restart the client" in refusal.text) == ("run", True)
-    assert look.only(server.hello("a", run="run-1"), do.Admit)
+    assert look.only(server.hello("a", run="run-1"), do.Welcome)
 
 
 def test_another_model_is_rejected_and_not_waited_for(server, look):

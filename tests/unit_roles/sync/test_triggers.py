@@ -18,11 +18,9 @@ def key(client, sequence=1, base=0, incarnation=1):
 
 
 def begin(server, *names):
-    """Clients with the shards 0, 1, ... in this order join, and version 0 is the first one's."""
-    for shard, name in enumerate(names):
-        server.hello(name)
-        server.feed(ev.ShardAssigned(name, shard))
-        server.attach(name)
+    """Clients join, with the shards 0, 1, ... in this order, and version 0 is the first one's."""
+    for name in names:
+        server.join(name)
     server.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
     server.committed(0)
     for name in names:
@@ -87,7 +85,6 @@ def test_the_first_round_waits_for_enough(run, look, trigger):
     assert "no round: 1 client is here, 2 are needed" in look.notes(effects)
     assert server.machine.next_deadline() is None
     server.hello("b")
-    server.feed(ev.ShardAssigned("b", 1))
     server.attach("b")
     assert server.machine.next_deadline() is None
     server.hold("b", 0)
@@ -113,7 +110,6 @@ def test_the_same_life_is_called_again(run, look):
     server.fire()
     server.left("a")
     server.hello("a")
-    server.feed(ev.ShardAssigned("a", 0))
     assert look.said(server.attach("a"))[-1] == msg.Turn(0)
 
 
@@ -171,29 +167,14 @@ def test_turns_pass_over_who_has_left(run):
     assert server.machine.phase is Phase.READY, "nobody is left, nothing has come"
 
 
-def test_a_shard_that_is_not_known_comes_last(run):
-    """Rather than in the way of those whose place is known."""
-    server = run("turns", "z", "y")
-    server.join("a")
-    server.feed(ev.ShardAssigned("stranger", 7))
-    server.fire()
-    server.store(key("z"))
-    server.store(key("y"))
-    server.committed(1)
-    server.fire()
-    server.store(key("z", 2, 1))
-    assert called(server.store(key("y", 2, 1))) == [("a", 1)]
-
-
 def recover(make_server, trigger, pending=(), settled=(), version=1):
     server = make_server(trigger=trigger, drain_s=10.0)
     digests = {version: f"d{version}"}
     waiting = tuple(stored_of(each) for each in pending)
     merged = dict.fromkeys(settled, "merged")
     server.recover(version, f"d{version}", digests=digests, pending=waiting, settled=merged)
-    for shard, name in enumerate("abc"):
+    for name in "abc":
         server.hello(name, 5)
-        server.feed(ev.ShardAssigned(name, shard))
         server.attach(name)
         server.hold(name, version)
     return server
@@ -235,7 +216,6 @@ def test_sequential_goes_round(run):
             server.left("b")
             assert called(server.fire()) == [("c", 1)]
             server.join("b", 2)
-            server.feed(ev.ShardAssigned("b", 1))
             order.append("c")
             name = "c"
         incarnation = server.machine.members[name].incarnation

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.triggers import TRIGGERS
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
@@ -112,17 +112,10 @@ def test_the_end_can_fail(monkeypatch, without):
         deaf = lambda self, sequence, **_: original(self, sequence)  # noqa: E731
         monkeypatch.setattr(CountingLearner, "request_snapshot", deaf)
     else:
-        over = lambda self, now: self._finish()  # noqa: E731
-        monkeypatch.setattr(
-            ParameterServerMachine, "_call", skip_last(ParameterServerMachine._call, over)
-        )
+        at_once = lambda self, reason, now: (self.begin(reason, now), self.finish())[1]  # noqa: E731
+        monkeypatch.setattr(RunEnd, "drain", at_once)
     simulation = simulate(hours=1.0, faults="none")
     assert simulation.truth.violations or simulation.truth.tokens_unsent > 0
-
-
-def skip_last(call, over):
-    """`_call`, but for the last round, in place of which `over` happens."""
-    return lambda self, now: over(self, now) if self.ending.asked else call(self, now)
 
 
 def test_the_same_seed_gives_the_same_trace():

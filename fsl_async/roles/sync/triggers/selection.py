@@ -29,11 +29,10 @@ class Opening:
 
 
 class Selection(Protocol):
-    """by_shard: it must know which client trains which shard. tells_all: a new version is announced
-    to all at once, and a client far behind gets update after update.
+    """tells_all: a new version is announced to all at once, and a client far behind gets update
+    after update.
     """
 
-    by_shard: ClassVar[bool]
     tells_all: ClassVar[bool]
 
     def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
@@ -52,7 +51,6 @@ class Selection(Protocol):
 class _Any:
     """Takes deltas from any client and remembers nothing."""
 
-    by_shard: ClassVar[bool] = False
     tells_all: ClassVar[bool] = True
 
     def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
@@ -80,8 +78,6 @@ class Everyone(_Any):
 class InTurns(_Any):
     """All, one after another by shard."""
 
-    by_shard: ClassVar[bool] = True
-
     def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
         """All that are here, the first one now."""
         answered = done_before(here, deltas)
@@ -100,7 +96,6 @@ class OneByOne:
     made the newest version.
     """
 
-    by_shard: ClassVar[bool] = True
     tells_all: ClassVar[bool] = False
 
     _last: str = ""
@@ -133,8 +128,8 @@ class OneByOne:
 
 
 def in_order(here: Mapping[str, Member]) -> list[str]:
-    """The names by shard; those whose shard is not known come last."""
-    return sorted(here, key=lambda name: (here[name].shard < 0, here[name].shard, name))
+    """The names by shard."""
+    return sorted(here, key=lambda name: (here[name].shard, name))
 
 
 def done_before(here: Mapping[str, Member], deltas: DeltaBook) -> tuple[str, ...]:

@@ -1,0 +1,122 @@
+"""The steps to the end of a run, and which clients each still waits for. Pure.
+
+A run ends in three steps. A round that is open is closed. When the clients hold the version that came of it, one last round
+is called, in which they hand in what they have and train no further. When they hold the version of that, they are told to
+stop. Where clients train in rounds (Turn), the open round is the last one. Each step waits `drain_s`, and then goes on
+waiting for clients whose transfers advance (`roles.sync.shutdown`).
+"""
+
+from __future__ import annotations
+
+from fsl_async.roles.machine import Deadlines, Effect, Finish, Note, Send
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.ps_state import EXIT_FAILED, Phase
+from fsl_async.roles.sync.rounds import RoundCoordinator
+from fsl_async.roles.sync.shutdown import RunShutdown
+
+
+class RunEnd:
+    """The steps to the end. It shares the coordinator's state; "drain" and "linger" are its own deadlines."""
+
+    def __init__(self, state: RunShutdown, rounds: RoundCoordinator, deadlines: Deadlines) -> None:
+        self.state = state
+        self._rounds = rounds
+        self._deadlines = deadlines
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run is to end."""
+        return self.state.asked
+
+    def drain(self, reason: str, now: float) -> list[Effect]:
+        """Begin the end now, whatever is under way."""
+        if self.asked:
+            return []
+        rounds = self._rounds
+        self.begin(reason, now)
+        self._deadlines.cancel("limit")
+        if rounds.phase is Phase.EMPTY:
+            return self.finish()
+        calls_last = not rounds.trigger.trains
+        what = "one last round" if calls_last else "no further round"
+        effects: list[Effect] = [Note(f"ending: {reason}; {what}")]
+        if rounds.phase is Phase.READY:
+            effects.extend(rounds.call(now) if calls_last else self.settle(now))
+        elif rounds.phase is Phase.COLLECTING and rounds.round is not None:
+            rounds.round.cap_s = now - rounds.round.called_at + self.state.drain_s
+            effects.extend(rounds.evaluate(now))
+        elif self._deadlines.when("retry") is not None:
+            # One more try, at once; MERGING goes on to the end by itself.
+            self._deadlines.cancel("retry")
+            effects.extend(rounds.merge())
+        return effects
+
+    def begin(self, reason: str, now: float) -> None:
+        """The run is to end after what is under way."""
+        self.state.begin(reason, now)
+        rounds = self._rounds
+        if not rounds.trigger.trains:  # clients train between rounds: the last one is still to come
+            return
+        if rounds.round is None:
+            self.state.last_round_over = True
+        else:  # the open one is the last, for clients that were called already
+            rounds.round.last = True
+            rounds.round.waiting.clear()
+
+    def settle(self, now: float) -> list[Effect]:
+        """A round is over: wait for every client to hold the version, then call the last round, or end after it."""
+        if not self.asked:
+            return []
+        self._deadlines.cancel("sync")
+        self._deadlines.set("drain", now + self.state.drain_s)
+        tells_all = self._rounds.trigger.selection.tells_all
+        told = [] if tells_all else self._rounds.serving.announce()
+        return [*told, *self.end_if_all_hold(now)]
+
+    def end_if_all_hold(self, now: float) -> list[Effect]:
+        """Take the next step when no client is behind."""
+        lingering = self._deadlines.when("linger") is not None
+        if not self.asked or self._rounds.phase is not Phase.READY or lingering:
+            return []
+        return [] if self._rounds.serving.behind() else self._next_step(now)
+
+    def _next_step(self, now: float) -> list[Effect]:
+        self._deadlines.cancel("drain")
+        rounds = self._rounds
+        if self.state.last_round_over and rounds.deltas.pending and not rounds.too_few():
+            return rounds.merge()  # stored while the last one was merged: acknowledged is merged
+        return self.finish() if self.state.last_round_over else rounds.call(now)
+
+    def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
+        """A step has waited long enough: go on waiting for clients whose transfers advance."""
+        if not self.asked:
+            return []
+        rounds = self._rounds
+        until = self.state.longer(now)
+        moving = set(event.advanced) if until is not None else set()
+        if rounds.phase is Phase.COLLECTING and rounds.round is not None:
+            slow = [name for name in rounds.round.missing() if name not in moving]
+            rounds.round.dismiss(slow)
+            if until is not None and rounds.round.missing():
+                rounds.round.cap_s = until - rounds.round.called_at
+            return rounds.evaluate(now)
+        if rounds.phase is not Phase.READY:
+            return []
+        if until is not None and rounds.serving.behind() & moving:
+            self._deadlines.set("drain", until)
+            return []
+        return self._next_step(now)
+
+    def without(self, problem: str) -> list[Effect]:
+        """End without the last version, which could not be written."""
+        self.state.reason = f"{self.state.reason}; {problem}, the next start merges it"
+        return [Note(self.state.reason, "warning"), *self.finish(EXIT_FAILED)]
+
+    def finish(self, exit_code: int = 0) -> list[Effect]:
+        """Tell the clients, and end."""
+        self._rounds.phase = Phase.DONE
+        self._deadlines.clear()
+        reason = self.state.reason or "done"
+        stop = msg.Stop(reason)
+        return [*(Send(name, stop) for name in self._rounds.members), Finish(reason, exit_code)]
