@@ -165,7 +165,8 @@ def test_another_file_is_called_a_file(tmp_path, capsys):
     path = make_run(tmp_path, ended=True) / "ledger.jsonl"
     assert cli.main(["status", str(path)]) == 2
     assert capsys.readouterr().err == (
-        f"error: {path} is a file: give the run directory that the server named, or the journal.jsonl in it\n"
+        f"error: {path} is a file: give the run directory that the server named, or the"
+        " journal.jsonl in it\n"
     )
 
 
@@ -188,7 +189,7 @@ def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypat
     [(True, "connections are encrypted"), (False, "connections are not encrypted"), (None, "")],
 )
 def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
-    """Whoever is asked where the weights went must be able to tell; a journal of an older release does not say."""
+    """An operator must be able to tell where weights went; old journals do not record it."""
     make_run(tmp_path, ended=False)
     if encrypted is not None:
         with JournalWriter(tmp_path / "journal.jsonl") as journal:

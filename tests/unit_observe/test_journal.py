@@ -95,7 +95,7 @@ def lines(path):
 
 
 def test_a_line_has_the_documented_form(path):
-    """Scripts with grep and jq depend on the exact bytes: order of fields, no spaces, cause, renamed fields."""
+    """Scripts with grep and jq depend on the exact bytes."""
     with JournalWriter(path, clock=lambda: 100.5) as writer:
         n = writer.event(Called(3), 1.25)
         writer.effect(Stored(Key("a", 7), "full", 2, math.nan, b"abc", Declined("no")), 1.25, n)
@@ -104,10 +104,14 @@ def test_a_line_has_the_documented_form(path):
     assert path.read_text().splitlines() == [
         '{"n":0,"t":100.500000,"now":1.25,"kind":"event","type":"called","cause":null,"round":3}',
         (
-            '{"n":1,"t":100.500000,"now":1.25,"kind":"effect","type":"Stored","cause":0,"key":"a/7","kind_":"full",'
+            '{"n":1,"t":100.500000,"now":1.25,"kind":"effect","type":"Stored","cause":0,'
+            '"key":"a/7","kind_":"full",'
             '"n_":2,"loss":"nan","data":{"bytes":3},"message":{"type":"declined","text":"no"}}'
         ),
-        '{"n":2,"t":100.500000,"now":1.5,"kind":"note","type":"node_started","cause":0,"pid":4,"type_":"x"}',
+        (
+            '{"n":2,"t":100.500000,"now":1.5,"kind":"note","type":"node_started","cause":0,'
+            '"pid":4,"type_":"x"}'
+        ),
         '{"n":3,"t":100.500000,"now":2.0,"kind":"event","type":"Started","cause":null}',
     ]
 
@@ -172,7 +176,7 @@ def test_any_value_becomes_one_json_line(value):
 
 
 def test_the_trace_hash_is_the_journal_without_wall_clock(path):
-    """What the simulator hashes must be what a journal would hold, so that a differing run can be looked at."""
+    """What the simulator hashes must be what a journal holds, to look at runs that differ."""
     trace = TraceHash()
     with JournalWriter(path) as writer:
         for one in (writer, trace):
@@ -204,10 +208,11 @@ def test_any_difference_changes_the_hash(other):
 
 
 def test_the_hash_does_not_depend_on_the_process():
-    """Sets iterate in another order in each process; the same seed must give the same hash everywhere."""
+    """Sets iterate in another order in each process; a seed must give one hash everywhere."""
     script = (
         "from fsl_async.observe.journal import TraceHash\n"
-        "t = TraceHash(); t.note('N', 1.5, names={'a', 'b', 'c', 'd'}, ok=True); print(t.hexdigest())"
+        "t = TraceHash(); t.note('N', 1.5, names={'a', 'b', 'c', 'd'}, ok=True)\n"
+        "print(t.hexdigest())"
     )
     digests = {
         subprocess.run(
@@ -236,7 +241,7 @@ def test_lines_reach_the_file_within_a_second_without_a_further_line(path, monke
 
 
 def test_a_restarted_process_goes_on_numbering_and_closes_a_torn_line(path):
-    """A run is one journal over many processes; kill -9 in the middle of a line costs that line only."""
+    """A run is one journal over many processes; kill -9 within a line costs that line only."""
     with JournalWriter(path) as writer:
         for number in range(3):
             writer.event(Called(number), 0.0)
@@ -295,7 +300,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
 
 
 def numbers_rise(lines):
-    """A note of lost lines has the number of the first of them: who goes on after the last line must not give its number again."""
+    """A note of lost lines has the number of the first: the next process must not reuse one."""
     numbers = [line["n"] for line in lines]
     assert numbers == sorted(set(numbers))
 
@@ -345,7 +350,7 @@ def test_writing_after_close_is_ignored(path):
 
 
 def test_many_threads_write_whole_lines_with_their_own_numbers(path):
-    """Loop, workers and training thread may all write; here they are switched in the middle of a line."""
+    """Loop, workers and training may all write; here they are switched within a line."""
 
     def slow_clock():
         time.sleep(0)

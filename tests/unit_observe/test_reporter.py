@@ -1,4 +1,4 @@
-"""The server's own lines: the same words as status, once each, and nothing of it missing in the journal."""
+"""A server's own lines: the same words as status, once each, and all of it in the journal."""
 
 import json
 import time
@@ -68,7 +68,10 @@ def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
         for text in (
             "a joins, 1 client connected",
             "version 0, the first client's weights, is here: training starts",
-            "version 1: 1 of 1 called client merged (1 needed); loss 1.500 (running mean); 100 tokens (+100); 4.0 kB as 0.8 kB (5.0x)",
+            (
+                "version 1: 1 of 1 called client merged (1 needed); loss 1.500 (running mean);"
+                " 100 tokens (+100); 4.0 kB as 0.8 kB (5.0x)"
+            ),
             "a left: nothing was heard from it, 0 clients connected",
             "the run ends: Ctrl-C",
         )
@@ -80,7 +83,7 @@ def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
 
 
 def test_a_note_is_said_once_and_one_of_the_shell_reaches_the_journal(teller, lines, tmp_path):
-    """The shell carries a machine's note out after it was written down; its own notes are in no effect."""
+    """A machine's note is carried out after it was written; the shell's are in no effect."""
     of_machine = Note("the machine's", "warning")
     teller.effect(of_machine, 1.0)
     teller.say(of_machine)
@@ -105,7 +108,7 @@ def test_causes_and_numbers_are_the_journals(teller, tmp_path):
 
 
 def test_with_a_record_news_are_objects(tmp_path):
-    """A program that asked for JSON reads who joined and what was merged where it reads the result."""
+    """With --json, joins and versions are where the result is."""
     records, lines = [], []
     with JournalWriter(tmp_path / "journal.jsonl") as journal:
         teller = Reporter(

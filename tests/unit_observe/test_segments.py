@@ -1,4 +1,4 @@
-"""Journals in segments: nobody who reads one may notice, whatever the moment at which the next begins."""
+"""Journals in segments: a reader gets the same lines, whenever the next segment begins."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from fsl_async.observe.run_state import NodeState, RunState
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Lines of a run with clients that come and go; by a real server the shell's notes are between them."""
+    """Lines of a run with clients that come and go."""
     path = tmp_path_factory.mktemp("sim") / "journal.jsonl"
     words = ["--clients", "4", "--hours", "2", "--seed", "3", "--journal", str(path)]
     assert CliRunner().invoke(sim_command.command, words, standalone_mode=False).return_value == 0
@@ -57,7 +57,7 @@ def added(state, lines):
 
 
 def test_what_a_segment_begins_with_is_all_that_there_is_to_say(simulated):
-    """`status` reads the newest segment only: a field that the note forgets would be wrong from then on, and nobody would see it."""
+    """`status` reads the newest segment only: a field that the note lacks would be wrong."""
     whole, whole_news = added(RunState(), simulated)
     assert whole.clients
     assert whole.ps.version > 2
@@ -74,7 +74,7 @@ def test_what_a_segment_begins_with_is_all_that_there_is_to_say(simulated):
 
 
 def test_what_peers_offer_does_not_make_the_first_line_long():
-    """Each segment has it, and `status` reads it: a peer whose deltas are all declined made it longer for ever."""
+    """Each segment has it: a peer whose deltas are all declined made it longer without end."""
     state = RunState()
     for sequence in range(3 * MAX_OFFERED):
         delta = {
@@ -91,11 +91,13 @@ def test_what_peers_offer_does_not_make_the_first_line_long():
 def test_of_a_split_server_too():
     """Its journal fills other figures."""
     lines = [
-        {"t": 1.0, "type": "node_started", "role": "server", "method": "sl", "address": "a:1", "pid": 3, "host": "h", "encrypted": False},
+        {"t": 1.0, "type": "node_started", "role": "server", "method": "sl", "address": "a:1",
+         "pid": 3, "host": "h", "encrypted": False},
         {"t": 2.0, "type": "admit_split", "peer": "a", "incarnation": 1},
         {"t": 2.5, "type": "round_done_received", "peer": "a", "errors": {"activations up": 0.5}},
         {"t": 3.0, "type": "upload_trained", "key": "a/1/4/0", "loss": 2.5},
-        {"t": 4.0, "type": "traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {}, "error": {"x up": 0.1}},
+        {"t": 4.0, "type": "traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {},
+         "error": {"x up": 0.1}},
         {"t": 5.0, "type": "node_started", "method": "sl", "address": "a:2", "pid": 4, "host": "h"},
         {"t": 6.0, "type": "node_ended"},
     ]  # fmt: skip
@@ -199,7 +201,7 @@ def test_what_is_kept_is_bounded_and_the_audit_misses_nothing(tmp_path, small, m
 
 
 def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monkeypatch):
-    """Nobody waits for the sum; a line that is in the old segment and not in the sum would be forgotten for ever."""
+    """A line that is in the old segment and not in the sum would be lost to `status`."""
     path, late, add = tmp_path / "journal.jsonl", ["a/1/0/late"], segments.Total.add
 
     def add_slowly(self, lines):
@@ -218,7 +220,7 @@ def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monke
 def test_what_waits_in_memory_has_no_lower_number_than_the_line_before_it(
     tmp_path, small, monkeypatch
 ):
-    """A next process counts on from the last line of the file: after a kill it gave a number twice."""
+    """The next process counts on from the last line: after a kill it gave a number twice."""
     path, add = tmp_path / "journal.jsonl", segments.Total.add
 
     def add_slowly(self, lines):
@@ -236,7 +238,7 @@ def test_what_waits_in_memory_has_no_lower_number_than_the_line_before_it(
 def test_a_note_of_lines_that_the_last_segment_did_not_take_has_a_later_number(
     tmp_path, monkeypatch
 ):
-    """They were lost before the new segment's first line was made; whoever reads on from that line, and a next process, count upwards."""
+    """They were lost before the new segment's first line: numbers must still rise."""
     monkeypatch.setattr("fsl_async.observe.journal.FLUSH_EVERY_S", 3600.0)  # only when asked
     path = tmp_path / "journal.jsonl"
     writer = JournalWriter(path)
@@ -281,7 +283,7 @@ def test_a_process_that_dies_as_a_segment_begins(tmp_path, small, monkeypatch, d
 
 
 def test_where_no_segment_can_begin_the_journal_goes_on(tmp_path, small, monkeypatch):
-    """A file system without links, a full disk: a long journal is better than none, and what could not be done leaves nothing behind."""
+    """A file system without links, a full disk: a long journal is better than none."""
     tried = []
 
     def fails(*_):
@@ -332,7 +334,7 @@ def older_than(path):
 
 @pytest.mark.parametrize("told", ["nan", "-inf"])
 def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told):
-    """A loss of a run that diverges, or what a hostile client says of its speed: the thread that writes died of it."""
+    """A loss of a run that diverges, or a hostile heartbeat: the writing thread died of it."""
     path, split = tmp_path / "journal.jsonl", tmp_path / "split.jsonl"
     with JournalWriter(path) as writer, JournalWriter(split) as other:
         writer.note("client_hello", 0.0, peer="a", incarnation=5, version=-1)
@@ -358,7 +360,7 @@ def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told
     [(Path, "open"), (Path, "replace"), (os, "open"), (segments.Total, "add")],
 )
 def test_whatever_a_turn_fails_with_lines_go_on(tmp_path, small, monkeypatch, where, what):
-    """No descriptor left (the thread died, or went on in the old file, which nobody adds up), a disk with errors, a sum that cannot be made."""
+    """No descriptor left, a disk with errors, a sum that cannot be made."""
     path, tried, real = tmp_path / "journal.jsonl", [], getattr(where, what)
 
     def fails(*words, **more):

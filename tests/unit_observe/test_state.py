@@ -1,4 +1,4 @@
-"""The state of a run from its journal: hand-made journals, written by the real writer with the real events."""
+"""The state of a run from its journal, written by the real writer with the real events."""
 
 import pytest
 from deltas import delta_of, stored_of
@@ -271,14 +271,16 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
     run.write(Note("round 0: merged", facts=facts))
     run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     assert told(run, "version")[-1] == (
-        "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d, left: c; loss 2.000 (running mean); "
+        "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d,"
+        " left: c; loss 2.000 (running mean); "
         "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
     )
     run.write(*(Send(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
     run.write(do.Average(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
     assert told(run, "version")[-1] == (
-        "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier rounds, from b; loss 5.500 (running mean); "
+        "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier"
+        " rounds, from b; loss 5.500 (running mean); "
         "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
     )
     run.write(*(Send(name, msg.Call(2)) for name in "d"))
@@ -381,7 +383,7 @@ def test_the_end_is_told_with_its_reason(run):
 
 
 def test_a_short_life_is_known_by_its_deltas(run):
-    """A client that ends before its next heartbeat trained all the same; an offer that is repeated counts once."""
+    """A client that ends before its next heartbeat has trained; a repeated offer counts once."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 3, "tokens": 30}))
     for sequence in (1, 2, 2):
@@ -410,8 +412,10 @@ def test_strange_lines_change_nothing(run):
     begin(run, "a")
     before = run.state()[0]
     for line in (
-        {}, {"type": "Later"}, {"type": "version_held", "peer": "a"}, {"type": "heartbeat_received", "peer": "a", "payload": 3},
-        {"type": "send", "peer": "a", "message": None}, {"type": "node_ended", "garbage": "x", "t": "noon"},
+        {}, {"type": "Later"}, {"type": "version_held", "peer": "a"},
+        {"type": "heartbeat_received", "peer": "a", "payload": 3},
+        {"type": "send", "peer": "a", "message": None},
+        {"type": "node_ended", "garbage": "x", "t": "noon"},
     ):  # fmt: skip
         before.apply(line)
     assert (before.ps.version, before.clients["a"].version) == (0, 0)
@@ -437,7 +441,7 @@ def restart(run, version, digest, pending=()):
 
 
 def test_a_version_made_before_the_kill_and_never_said_counts(run):
-    """Between the rename that makes a version and the line that says so a server may die; status must agree with the ledger."""
+    """A server may die between making a version and writing so: status must know it."""
     begin(run, "a")
     round_of(run, 0, ["a"], ["a"])
     run.write(*stored("a", 1, 2, tokens=70), do.Average(2, (), 1.0))
@@ -450,7 +454,7 @@ def test_a_version_made_before_the_kill_and_never_said_counts(run):
 
 
 def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
-    """A line that counts two of eight deltas, and the bytes of two, misleads whoever watches the server's own output."""
+    """A line that counts two of eight deltas, and the bytes of two, misleads."""
     run.note(
         "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
@@ -473,7 +477,7 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
 
 
 def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
-    """Running means of clients and means of rounds differ; without a label one of them looks wrong."""
+    """Running means of clients and means of rounds differ: without a label one looks wrong."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 9.0}))
     offer(run, "a", 1, loss=2.5)
@@ -491,7 +495,7 @@ def offer(run, name, sequence, **metrics):
 
 
 def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
-    """Weights stay finite, so nothing was refused; the loss was left out, and the table went on with the last finite one."""
+    """Weights stay finite, so nothing was refused, and the table showed the last finite loss."""
     begin(run, "a", "b")
     run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 2.5}))
     offer(run, "a", 1, loss=float("nan"))
@@ -515,7 +519,7 @@ def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
 
 
 def test_steps_that_are_skipped_are_told_though_the_loss_is_finite(run):
-    """The built-in task takes no step with gradients that are not finite, and went on so for ever."""
+    """The built-in task takes no step with gradients that are not finite, without end."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 9, "loss": 6.0, "skipped": 0.05}))
     offer(run, "a", 1, loss=6.0, skipped=0.2)
@@ -539,7 +543,7 @@ def test_a_version_of_losses_that_are_not_finite_does_not_show_an_old_one(run):
 
 
 def test_a_site_that_keeps_its_losses_still_tells_that_they_are_not_finite(run):
-    """That says nothing about the data, and without it nobody at the server would see a training that has failed."""
+    """It says nothing about the data, and a training that has failed must be visible."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 9, "not_finite": 1}))
     offer(run, "a", 1)

@@ -1,4 +1,4 @@
-"""The audit of the ledger: it must find what it is there to find, in ledgers tampered with by hand."""
+"""The audit of the ledger finds each fault in ledgers that were changed by hand."""
 
 import json
 

@@ -130,7 +130,7 @@ class Exchange:
         self._on_event(Attached(manifest.fingerprint, manifest.values))
 
     def put_snapshot(self, sequence: int, snapshot: Vector, work: Work) -> None:
-        """Take a snapshot for delta `sequence`; from here on nobody writes the vector."""
+        """Take a snapshot for delta `sequence`; from here on nothing writes the vector."""
         with self._lock:
             assert self._reference is not None
             chunks = self.delta_chunks
@@ -146,7 +146,7 @@ class Exchange:
         )
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
-        """Call `move` once while nobody writes the base; not at all where the base is not whole."""
+        """Call `move` once while nothing writes the base; not at all where the base is not whole."""
         with self._moving:
             with self._lock:
                 wanted = self._next_move(discard=discard)

@@ -108,14 +108,14 @@ class FedBase:
     config["train"]["batch"]; log: takes a line for the journal; policy: what may leave this site.
     """
 
-    def __init__(self, place: ClientContext) -> None:
-        self.client_name = place.client_name
-        self.seed = place.seed
-        self.device = place.device
-        self.config = place.config
-        self.log = place.log
-        self.policy = place.policy
-        self._place = place
+    def __init__(self, context: ClientContext) -> None:
+        self.client_name = context.client_name
+        self.seed = context.seed
+        self.device = context.device
+        self.config = context.config
+        self.log = context.log
+        self.policy = context.policy
+        self._context = context
         self._steps_after_end = 0
 
     @property
@@ -133,7 +133,7 @@ class FedBase:
         """The part of the data that is this client's, of how many; (0, 1) for local sharding."""
         if self.config.get("data", {}).get("sharding") == "local":
             return 0, 1
-        return self._place.shard_index, self._place.shard_count
+        return self._context.shard_index, self._context.shard_count
 
     def attach(self, model: nn.Module) -> None:
         """Hand the model over; on return its weights are the run's."""
@@ -231,10 +231,10 @@ class Fed(FedBase):
     def __init__(
         self,
         training: Training,
-        place: ClientContext,
+        context: ClientContext,
         session: SplitPort | None = None,
     ) -> None:
-        super().__init__(place)
+        super().__init__(context)
         self._training = training
         self.meter = training.meter
         self._session = session
@@ -371,9 +371,9 @@ class LocalFed(FedBase):
     """
 
     def __init__(
-        self, place: ClientContext, *, steps: int | None = None, seconds: float | None = None
+        self, context: ClientContext, *, steps: int | None = None, seconds: float | None = None
     ) -> None:
-        super().__init__(place)
+        super().__init__(context)
         self.history: list[tuple[int, dict[str, float]]] = []
         self.model: nn.Module | None = None
         self._meter = Meter()

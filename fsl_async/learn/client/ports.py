@@ -115,9 +115,9 @@ class ExchangePort(Protocol):
         ...
 
     def put_snapshot(self, sequence: int, snapshot: Vector, work: Work) -> None:
-        """Take a snapshot for delta `sequence`; from here on nobody writes the vector."""
+        """Take a snapshot for delta `sequence`; from here on nothing writes the vector."""
         ...
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
-        """Call `move` once while nobody writes the base; not at all where the base is not whole."""
+        """Call `move` once while nothing writes the base; not at all where the base is not whole."""
         ...

@@ -29,7 +29,7 @@ def flat(weights):
 
 
 def test_manifest_has_tied_tensors_once_and_only_floating_persistent_state():
-    """Two clients must derive the same vector from the same model, and a tied weight may be moved only once."""
+    """Two clients derive the same vector from one model, and move a tied weight only once."""
     manifest = ModelWeights(Tied()).manifest
     assert [(t.name, t.shape, t.offset) for t in manifest.tensors] == [
         ("embedding.weight", (7, 3), 0),
@@ -143,7 +143,7 @@ def test_non_finite_weights_are_noticed(bad):
 
 
 def test_replaced_buffers_are_found_again():
-    """`module.to(...)` and user code replace buffers; a kept reference would exchange the old one for ever."""
+    """`module.to(...)` and user code replace buffers; a kept reference would be the old one."""
     model = Tied()
     weights = ModelWeights(model)
     model.middle.running_mean = torch.full((3,), 5.0)

@@ -20,7 +20,7 @@ def test_a_frame_holds_the_difference_of_the_chunk():
 
 
 def test_with_feedback_nothing_is_lost_over_many_deltas():
-    """What was sent in all is what was to be sent, but for the last rounding: each chunk has its own residual."""
+    """All that was sent is all that was to be sent, but for the last rounding."""
     coder, zero = DeltaCoder(COARSE, feedback=True), np.zeros(600, np.float32)
     wanted, sent = np.zeros(600), np.zeros(600)
     for number in range(50):

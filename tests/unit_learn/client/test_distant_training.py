@@ -1,4 +1,4 @@
-"""The seam between the two sides of a client: vectors and small values, so that training may be another process."""
+"""Between the two sides of a client pass vectors and small values: training may be elsewhere."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ PROGRAM = Path(__file__).parents[2] / "support" / "distant_training.py"
 
 
 def test_training_in_another_process_without_torch():
-    """FSDP ranks are other processes: the exchange side must work with the vectors alone, and with no more than three."""
+    """FSDP ranks are other processes: the exchange side needs the vectors alone, and only three."""
     done = subprocess.run(
         [sys.executable, PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )

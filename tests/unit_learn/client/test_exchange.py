@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 class Server:
-    """The other side in a few lines: one client, uniform averaging, outer learning rate 1, no momentum."""
+    """A parameter server in a few lines: one client, averaging, outer rate 1, no momentum."""
 
     def __init__(self, theta):
         self.versions = [theta]
@@ -126,7 +126,7 @@ OPERATIONS = ("train", "snapshot", "encode", "merge", "update", "full", "fetch",
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(-9, 9)), max_size=40))
 def test_everything_trained_is_sent_once_in_any_interleaving(operations):
-    """The books of the whole system: what was sent plus what is unsent equals what was trained, always.
+    """What was sent plus what is unsent equals what was trained, always.
 
     Whole numbers are exact in fp32, so equality is exact however the operations are ordered.
     """
@@ -135,7 +135,7 @@ def test_everything_trained_is_sent_once_in_any_interleaving(operations):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_trained_is_sent_once_with_more_than_one_chunk(seed):
-    """The same with chunk borders, a smaller last chunk, and half coded deltas when the base is replaced."""
+    """The same with chunk borders, a short last chunk, and deltas coded by half at a rebase."""
     chance = np.random.default_rng(seed)
     operations = [
         (OPERATIONS[chance.integers(len(OPERATIONS))], int(chance.integers(-9, 9)))
@@ -205,7 +205,7 @@ def run_interleaving(operations, values):
 
 
 def test_work_done_while_a_delta_travels_is_kept_and_sent_next():
-    """The rule of the design page, with its numbers spelled out: theta <- Theta_new + (theta_now - u)."""
+    """The rule of a rebase in numbers: theta <- Theta_new + (theta_now - u)."""
     model = Model(start=10.0)
     client = attached(model)
     server = Server(model.numbers())
@@ -267,7 +267,7 @@ def test_a_dropped_delta_is_not_sent_again():
 
 
 def test_whole_weights_are_sent_as_they_are_and_the_base_is_not_kept_for_it():
-    """Where a run exchanges whole weights, no difference may round what is sent; and there is one vector less."""
+    """Where a run exchanges full weights, no difference may round what is sent."""
     model = Model(start=1.0)
     client = attached(model)
     client.exchange.coder.whole = True
@@ -300,7 +300,7 @@ def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
 
 
 def test_discard_takes_the_base_as_it_is():
-    """After a quarantine the server orders it even where the weights look finite again, and no version is new."""
+    """After a quarantine it is ordered even where the weights are finite again."""
     model = Model()
     client = attached(model)
     model.add(5.0)
@@ -382,7 +382,7 @@ def test_requests_that_do_not_fit_say_what_to_do_and_change_nothing():
 
 
 def test_vectors_are_as_few_as_promised():
-    """Memory is what decides how large a model a client can train: base and one more, in the usual order."""
+    """Memory decides how large a model a client can train: base and one more, as a rule."""
     model = Model(1000)
     client = attached(model)
     server = Server(model.numbers())

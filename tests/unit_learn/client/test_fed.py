@@ -112,7 +112,7 @@ def test_text_comes_as_batches_of_this_clients_part(tmp_path):
 
 
 def test_local_sharding_gives_each_client_all_of_its_own_data(tmp_path):
-    """Where sites hold different data under the same path, cutting it again would throw most of it away."""
+    """Where sites hold different data under one path, cutting it would lose most of it."""
     fed, _ = local(config={"data": {"sharding": "local"}}, shard_index=1, shard_count=2)
     drawn = fed.shard([1, 2, 3])
     assert sorted(next(drawn) for _ in range(3)) == [1, 2, 3]
@@ -151,7 +151,7 @@ def test_a_nan_metric_does_not_stay_in_the_running_mean():
 
 
 def test_a_step_is_what_lies_between_two_calls_of_step():
-    """What the run does inside fed.step (a copy, a wait for the last version) must not look like training that hangs."""
+    """A copy or a wait inside fed.step must not look like training that hangs."""
     fed, sides = connected()
     fed.attach(nn.Linear(1, 1))
     meter, inside = sides.training.meter, []

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the methods are the operations of a history, by name
-"""Versions on their way to a client: whatever happens meanwhile, base and digest are the version's to the bit, or nothing has changed."""
+"""Versions on their way to a client: base and digest are the version's to the bit, or unchanged."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def begun(kind, base):
 @given(order=st.permutations(range(CHUNKS)))
 @settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
 def test_chunks_may_come_in_any_order(kind, order):
-    """The digest is of the values in their order, and what came early has to wait in some way or other."""
+    """The digest is of the values in their order: what came early has to wait."""
     base = vector(0)
     fetch, coded, expected = begun(kind, base)
     for done, index in enumerate(order):
@@ -74,7 +74,7 @@ def test_chunks_may_come_in_any_order(kind, order):
 
 @pytest.mark.parametrize("kind", ["update", "full"])
 def test_nothing_is_left_to_hash_when_the_last_chunk_is_here(monkeypatch, kind):
-    """That is the point: hashing is nine tenths of what comes after a client's last chunk otherwise."""
+    """Otherwise hashing is nine tenths of the work after a client's last chunk."""
     hashed = []
 
     class Digest(WeightsDigest):
@@ -303,7 +303,7 @@ class Client:
 @given(steps=STEPS)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_happens_meanwhile_no_vector_changes_but_for_a_whole_version(threads, steps):
-    """Breaking off, another version, damage, chunks twice and in any order; snapshots, coding and rebases in between."""
+    """Breaks, other versions, damage, chunks in any order; snapshots and rebases in between."""
     client = Client(threads)
     try:
         for step in [*steps, ("release", 0), ("update", 0), ("next", 0), ("rest", 0)]:

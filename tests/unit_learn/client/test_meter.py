@@ -9,7 +9,7 @@ from fsl_async.learn.client.meter import Meter
 
 
 def test_totals_say_that_losses_are_not_finite_and_no_loss():
-    """A site that keeps its metrics sends these; one bad step among good ones is not worth a line."""
+    """A site that keeps its metrics sends these; one bad step among good ones is no news."""
     meter = Meter()
     for step in range(200):
         meter.count(8, {"loss": math.nan if step == 50 else 2.0})

@@ -1,4 +1,4 @@
-"""A client at its beginning and its end: refused, stopped, held by the last call, asked after the training function is back."""
+"""A client's training at its beginning and its end: refused, stopped, held, asked after its end."""
 
 import queue
 
@@ -73,7 +73,7 @@ def test_requests_before_the_end_are_still_answered():
 
 @pytest.mark.parametrize("then", ["resume", "stop"])
 def test_a_held_step_answers_and_waits(in_thread, then):
-    """After the last call a step ends only with the run, on the run's last version; or training goes on."""
+    """After the last call a step ends only with the run, on its last version."""
     client = attached(Model())
     client.exchange.request_snapshot(1, hold=True)
     wait = in_thread(client.step)
@@ -88,7 +88,7 @@ def test_a_held_step_answers_and_waits(in_thread, then):
 
 
 def test_what_is_asked_when_the_training_function_is_back(in_thread):
-    """What was trained last is copied by the thread that trained it, after its last step, also once it was stopped."""
+    """What was trained last is copied by the training thread, also once it was stopped."""
     client = attached(Model())
     assert client.step()
     client.exchange.stop()

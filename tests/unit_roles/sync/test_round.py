@@ -59,7 +59,7 @@ def test_first_rounds_give_a_fixed_grace_from_the_quorum_on():
 
 
 def test_grace_is_learnt_from_past_arrivals():
-    """Median plus four deviations after the call, and never less than the minimum after the quorum."""
+    """Median plus four deviations after the call, at least the minimum after the quorum."""
     history = ArrivalHistory()
     history.offsets_s.extend([10.0, 12.0, 14.0])
     assert history.grace_until(RULES, 1000.0, 1010.0) == 1000.0 + 12.0 + 4.0 * 2.0
@@ -77,7 +77,7 @@ def test_the_cap_bounds_the_grace_but_a_late_quorum_merges_at_once():
 
 
 def test_without_a_quorum_it_stays_open():
-    """A version from too few would not be the run's; but clients that hang must not stop the others for ever."""
+    """A version needs a quorum, but clients that hang must not stop the others for ever."""
     open_ = open_round(*"abcdefgh")
     open_.answer("a", contributed=True)
     verdict = decide(open_, 1150.0)
@@ -120,7 +120,7 @@ def test_giving_up_on_the_missing():
 
 
 def test_recall_of_those_who_had_nothing():
-    """In a round that stays open they have trained by now; those who left since are not expected again."""
+    """In a round that stays open they have trained by now; not those that left since."""
     open_ = open_round("a", "b", "c", "d")
     open_.answer("a", contributed=False)
     open_.answer("b", contributed=False)

@@ -1,4 +1,4 @@
-"""How rounds are run when they are trained as such: rounds, turns, sequential. The clock has test_ps_run."""
+"""Rounds that are trained as such: rounds, turns, sequential. The clock has test_ps_run."""
 
 import pytest
 from buffered import K, buffered
@@ -92,7 +92,7 @@ def test_the_first_round_waits_for_enough(run, look, trigger):
 
 
 def test_a_member_that_leaves_and_one_that_comes(run):
-    """Who leaves is not waited for; who comes, or comes back as a new process, is called in the next round."""
+    """A client that leaves is not waited for; one that comes is called in the next round."""
     server = run("rounds", "a", "b")
     server.fire()
     server.store(key("a"))
@@ -115,7 +115,7 @@ def test_the_same_life_is_called_again(run, look):
 
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_a_client_that_hangs(run, look, trigger):
-    """The cap ends the wait for it; of a round of which nothing has come, all are waited for, or the next one has its turn."""
+    """The cap ends the wait for it, but not where nothing has come; or the next has its turn."""
     server = run(trigger, "a", "b")
     server.fire()
     if trigger == "rounds":
@@ -205,7 +205,7 @@ def test_sequential_goes_on_after_a_restart(make_server):
 
 
 def test_sequential_goes_round(run):
-    """By shard, and from the first again; who leaves or comes back changes nothing for the others."""
+    """By shard, then from the first again; a client that leaves changes nothing for others."""
     server = run("sequential", "a", "b", "c")
     order = []
     for version in range(5):
@@ -339,7 +339,7 @@ def test_names():
 
 
 def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
-    """It may come after what it was asked for: no round is dismissed, and none is called, because of it."""
+    """It may come late: no round is dismissed, and none is called, because of it."""
     server = run("rounds", "a")
     assert server.feed(ev.TransfersChecked(())) == []
     server.fire()
@@ -363,7 +363,7 @@ def served(effects):
 
 
 def test_a_version_is_sent_with_its_announcement_once(run):
-    """Whoever stands still for it saves a round trip; its question, sent when it hears of the version, gets no second answer."""
+    """It saves a round trip; the client's question that crosses it gets no second answer."""
     server = run("rounds", "a", "b", "late")
     server.fire()
     for name in ("a", "b", "late"):
@@ -386,7 +386,7 @@ def test_a_version_is_sent_with_its_announcement_once(run):
 
 @pytest.mark.parametrize("how", ["declined", "held", "new session"])
 def test_a_question_after_it_is_an_honest_one(run, how):
-    """What was sent unasked may be declined or go with a session: who asks then must not wait for ever."""
+    """A version sent unasked may be declined or lost: a client that asks then gets it."""
     server = run("rounds", "a")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
