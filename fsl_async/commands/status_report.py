@@ -1,4 +1,4 @@
-"""What `fsl-node status` prints of a node, by its role: its journal's state, its ledger, its checkpoints."""
+"""What `fsl-node status` prints of a node, by its role: journal, ledger, checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMED = 8
 
 
 class NodeStatus:
-    """A node's directory, and the state that its journal comes to. Raises RunDirError for one without a line."""
+    """A node's directory and the state of its journal. Raises RunDirError for an empty one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

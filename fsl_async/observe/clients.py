@@ -67,7 +67,7 @@ def _newest(losses: Iterable[float]) -> deque[float]:
 
 @mutable
 class ClientState:
-    """A client as a server sees it. Tokens are of all its processes, `step` is of the present one."""
+    """A client as a server sees it. Tokens are of all its processes, `step` of the present one."""
 
     name: str
     incarnation: int = -1

@@ -1,14 +1,14 @@
-"""The journal: every event and every effect of a run with its cause, one JSON object a line (`journal_lines`).
+"""The journal: every event and every effect of a run with its cause, one JSON object a line.
 
-The same run gives the same bytes but for `t`; `TraceHash` is SHA-256 over its lines without `t`, for
-the simulator.
+`journal_lines` has the format. The same run gives the same bytes but for `t`; `TraceHash` is
+SHA-256 over its lines without `t`, for the simulator.
 
-A full disk never stops a run, and a slow one never holds its loop: a thread writes. Lines that cannot
-be written, or that find `MAX_WAITING_BYTES` waiting, are counted, and a note "journal_gap" has their
-number once there is space again; its `n` is that of the first of them.
+A full disk never stops a run, and a slow one never holds its loop: a thread writes. Lines that
+cannot be written, or that find `MAX_WAITING_BYTES` waiting, are counted, and a note "journal_gap"
+has their number once there is space again; its `n` is that of the first of them.
 
-A journal does not grow without end: a full one is put aside, and its successor begins with the sum of
-all before it (`segments`).
+A journal does not grow without end: a full one is put aside, and its successor begins with the sum
+of all before it (`segments`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TAIL_BYTES = 1 << 20
 
 
 class TraceHash:
-    """The journal's lines without `t`, hashed instead of written: two runs are the same when the digests are."""
+    """The journal's lines without `t`, hashed: two runs are the same when the digests are."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -83,13 +83,14 @@ class TraceHash:
 
 
 class JournalWriter:
-    """Appends to a journal file. Callable from any thread, and never waits for the disk, but in `flush` and `close`.
+    """Appends to a journal file. For any thread; waits for the disk in `flush` and `close` only.
 
-    A daemon thread writes, within `FLUSH_EVERY_S` or when there is a block.
+    A daemon thread writes, within `FLUSH_EVERY_S` or when there is a block. An existing file is
+    continued: numbers go on, and a last line torn by a crash is closed off. Opening raises OSError;
+    writing never does.
 
-    `clock` gives wall-clock seconds. An existing file is continued: numbers go on, and a last line torn by a crash is
-    closed off. Opening raises OSError; writing never does. `sum_up`: makes what adds lines up for the next
-    segment's first line; None: all in one file, however long.
+    clock: wall-clock seconds. sum_up: makes the state that adds lines up for the next segment's
+    first line; None: all in one file, however long.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class JournalWriter:
         self.count, self._torn = _resume(self._file)
         self._lines: list[str] = []
         self._bytes = 0
-        # Lines that no note tells of yet, and the number of the first of them, which that note will have: so numbers rise.
+        # Lines that no note tells of yet, and the number of the first of them. That note will have
+        # it, so numbers rise.
         self._unreported, self._unreported_from = 0, 0  # not written
         self._turned_away, self._turned_away_from = 0, 0  # too many were waiting
         self._now = 0.0
@@ -123,7 +125,7 @@ class JournalWriter:
         self._flusher.start()
 
     def event(self, item: Any, now: float, cause: int | None = None) -> int:
-        """Write an event; `cause` is the effect it ends. Returns its number, the cause of what follows from it."""
+        """Write an event; `cause` is the effect it ends. Returns its number, for its effects."""
         name, body = body_of(item)
         return self._add(now, "event", name, cause, body)
 
@@ -133,11 +135,11 @@ class JournalWriter:
         return self._add(now, "effect", name, cause, body)
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
-        """Write what is neither event nor effect; `name` is like a tag: node_started, unreadable_messages."""
+        """Write what is neither event nor effect; `name` is like a tag, such as node_started."""
         return self._add(now, "note", name, cause, note_body(fields))
 
     def flush(self) -> None:
-        """Hand everything to the operating system now: after this a kill -9 loses no line written before."""
+        """Hand everything to the operating system: a kill -9 loses no line written before."""
         self._flush()
 
     def close(self) -> None:
@@ -184,7 +186,7 @@ class JournalWriter:
             return n
 
     def _gap(self, first: int, lost: int) -> str:
-        """The line that says how many are missing, with the number of the first of them. With the lock."""
+        """The line with the count of missing ones, and the number of the first. With the lock."""
         head = f'"n":{first},"t":{self._clock():.6f},"now":{self._now!r}'
         return line_of(head, "note", "journal_gap", None, note_body({"lines": lost}))
 
@@ -245,11 +247,12 @@ class JournalWriter:
             if self._sum_up is not None and os.fstat(self._file).st_size >= self._turns_at:
                 try:
                     self._turn(segments.Total(self._sum_up()))
-                except Exception:  # noqa: BLE001 - a full disk, a file system without links: a long journal is better than none
+                except Exception:  # noqa: BLE001
+                    # A full disk, a file system without links: a long journal is better than none.
                     self._turns_at = os.fstat(self._file).st_size * 3 // 2
 
     def _turn(self, total: segments.Total) -> None:
-        """Put the file aside and go on in a new one. On the writing thread; who writes lines waits for neither."""
+        """Put the file aside and go on in a new one. On the writing thread."""
         reader = JournalReader(self.path)
         total.add(itertools.takewhile(lambda _: not self._closing.is_set(), reader.read()))
         if self._closing.is_set():  # nobody waits for this: the next process does it
@@ -295,9 +298,11 @@ def _number_of(line: str) -> int:
 class JournalReader:
     """Reads a journal, also while another process writes it. Never holds more than a block of it.
 
-    It begins with the newest segment, whose first line says what came before; `read_all` is for who wants every line that is kept.
-    `damaged` counts lines that are not JSON objects (torn by a crash). A last line without its line break is not
-    complete yet: it is left for the next call. having: of lines that hold none of these, nothing is wanted.
+    It begins with the newest segment, whose first line has the sum of those before; `read_all`
+    reads every line that is kept. `damaged` counts lines that are not JSON objects (torn by a
+    crash). A last line without its line break is not complete yet: it is left for the next call.
+
+    having: skip lines that contain none of these.
     """
 
     def __init__(self, path: Path, having: tuple[bytes, ...] = ()) -> None:
@@ -308,9 +313,10 @@ class JournalReader:
         self._file_id = (-1, -1)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the complete lines that are new since the last call; raises OSError when there is no such file.
+        """Yield the complete lines that are new since the last call. Raises OSError without a file.
 
-        One that has become an older segment is read to its end first. A file that was replaced or cut short is read from its start again.
+        A file that has become an older segment is read to its end first. One that was replaced or
+        cut short is read from its start.
         """
         with self.path.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -325,7 +331,7 @@ class JournalReader:
             yield from self._lines(file)
 
     def read_all(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of all segments that are kept, from the oldest on; raises OSError when there is no such file."""
+        """Yield the lines of all segments that are kept, from the oldest on. Raises OSError."""
         self._file_id, self._offset = segments.oldest(self.path) or (-1, -1), 0
         yield from self.read()
 
@@ -346,7 +352,7 @@ class JournalReader:
     def follow(
         self, stopped: Callable[[], bool], wait: Callable[[float], object] = time.sleep
     ) -> Iterator[dict[str, Any]]:
-        """Yield lines as they are written until `stopped()`; what is there by then is still yielded."""
+        """Yield lines as they are written until `stopped()`, those that are there by then too."""
         while True:
             last = stopped()
             if self.path.exists():

@@ -13,16 +13,17 @@
     cause  n of the event that an effect came from, or of the effect that an event ends; null where
            it came from outside
 
-Then the fields of the attrs object. A field with the name of one of the six above gets an underscore
-behind it (`kind_`). Values are made small and plain: bytes become {"bytes": length}, containers of
-more than 64 items {"items": count}, non-finite floats "nan", "inf", "-inf", an attrs value with a
-`text` property (a delta key) that text, any other attrs value an object, with its tag under "type"
-where it has one. So a line is a few hundred bytes, whatever the size of the model. Not the events
-themselves: the journal is read with grep and jq years later, without this version's classes.
+Then the fields of the attrs object. A field with the name of one of the six above gets an
+underscore behind it (`kind_`). Values are made small and plain: bytes become {"bytes": length},
+containers of more than 64 items {"items": count}, non-finite floats "nan", "inf", "-inf", an attrs
+value with a `text` property (a delta key) that text, any other attrs value an object, with its tag
+under "type" where it has one. So a line is a few hundred bytes, whatever the size of the model. Not
+the events themselves: the journal is read with grep and jq years later, without this version's
+classes.
 
 A line is canonical (no spaces, fields in the order of the class, floats by their shortest form). A
-character that cannot be printed is a JSON escape in the file, so that `tail -f` of a journal is safe
-for a terminal, and in what is read the escape of `fsl_transport.text`.
+character that cannot be printed is a JSON escape in the file, so that `tail -f` of a journal is
+safe for a terminal, and in what is read the escape of `fsl_transport.text`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MAX_TEXT = 2000
 _MAX_DEPTH = 6
 _RESERVED = frozenset({"n", "t", "now", "kind", "type", "cause"})
 _MAY_ESCAPE = re.compile(rb"[\\\x7f-\xff]")
-"""In a line of JSON, what may stand for a character that cannot be printed: most lines have none."""
+"""In a line of JSON, bytes of characters that may not be printable: most lines have none."""
 
 encode = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False

@@ -1,7 +1,8 @@
-"""The audit of a run's deltas: what clients were told against what the versions hold. Reads the run directory, changes nothing.
+"""The audit of a run's deltas: what was acknowledged against what the versions hold.
 
-Two witnesses that are written by different code at different moments: the journal (and the clients' own journals, where they lie
-in `clients/*/`) says which deltas were acknowledged; the ledger and the checkpoints say what became of them. A delta is
+It reads the run directory and changes nothing. Different code writes its two sources, at different
+moments: the journal, and the clients' own journals in `clients/*/`, have which deltas were
+acknowledged; the ledger and the checkpoints have their outcomes. A delta is
 
     merged      one version of the lineage lists it
     doubled     more than one does, or one lists it twice
@@ -9,8 +10,8 @@ in `clients/*/`) says which deltas were acknowledged; the ledger and the checkpo
     quarantined kept aside, on record
     lost        acknowledged or accepted, and none of these
 
-Versions that a rollback made void do not count. A version that the ledger lacks but a checkpoint's manifest has counts: its
-folder's name is what makes a version exist (see `fsl_async.store.store`).
+Versions that a rollback made void do not count. A version that the ledger lacks but a checkpoint's
+manifest has counts: its folder's name makes a version exist (see `fsl_async.store.store`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SHOWN = 5
 
 @frozen
 class Audit:
-    """What the audit found; keys as text. `problems` are sentences about anything else that does not fit."""
+    """What the audit found; keys as text. problems: sentences about all else that does not fit."""
 
     versions: int
     merged: int
@@ -70,14 +71,14 @@ class Audit:
 
 @mutable
 class _Count:
-    """The ledger's facts, summed without trusting that they fit together (`fsl_async.store.book` does trust them)."""
+    """The ledger's facts, summed without trusting that they fit together, as the store does."""
 
     versions: dict[int, tuple[list[tuple[str, int]], int]] = field(factory=dict)
     accepted: dict[str, int] = field(factory=dict)
     quarantined: set[str] = field(factory=set)
     problems: list[str] = field(factory=list)
     renewed_at: int = 0
-    """The version at which a lost ledger was begun anew: what was acknowledged before is not in it."""
+    """The version at which a lost ledger was begun anew: it lacks what was acknowledged before."""
     aside: set[str] = field(factory=set)
     """Deltas that were in the spool at that time."""
 
@@ -98,7 +99,7 @@ class _Count:
                 kept = int(fact["to"])
                 self.versions = {n: made for n, made in self.versions.items() if n <= kept}
                 for key in fact.get("gone", ()):
-                    # The operator went back behind the spool's memory: the loss is theirs, and on record.
+                    # The operator went back further than the spool keeps: this loss is on record.
                     self.accepted.pop(str(key), None)
                     self.quarantined.add(str(key))
 
@@ -135,7 +136,8 @@ def audit(
 ) -> Audit:
     """Compare. Pure but for `in_spool`, which says whether a pending delta's file is there.
 
-    facts: the ledger's lines; manifests: manifest.json of the kept checkpoints; acknowledged: keys that a client was told are safe.
+    facts: the ledger's lines. manifests: manifest.json of the kept checkpoints. acknowledged: keys
+    of deltas that a client was told are durable.
     """
     count = _Count()
     for fact in facts:
@@ -168,7 +170,7 @@ def audit(
 
 
 def _compare(count: _Count, manifest: Mapping[str, Any]) -> None:
-    """A kept checkpoint: the same deltas as the ledger's line, or the line that the ledger lacks."""
+    """A kept checkpoint has the deltas of the ledger's line, or is the line that is missing."""
     version = int(manifest["version"])
     if version not in count.versions:
         count.add_version(manifest)
@@ -196,7 +198,8 @@ def _check_versions(count: _Count) -> None:
                 count.problems.append(f"version {version} holds {key}, which was never accepted")
             elif count.accepted[key] != tokens:
                 count.problems.append(
-                    f"version {version} counts {tokens} tokens for {key}, accepted were {count.accepted[key]}"
+                    f"version {version} counts {tokens} tokens for {key}, accepted were"
+                    f" {count.accepted[key]}"
                 )
             if key in count.quarantined:
                 count.problems.append(f"version {version} holds {key}, which is in quarantine")
@@ -205,8 +208,9 @@ def _check_versions(count: _Count) -> None:
 
 
 def acknowledged_keys(journal: Path) -> Iterator[str]:
-    """Keys that a server's journal says it acknowledged, or a client's journal that it heard so. Raises OSError where there is none."""
-    # The newest segment first: when it becomes an older one meanwhile, its keys are read once more, and none is missed.
+    """Keys of acknowledged deltas, by a server's or a client's journal. Raises OSError."""
+    # The newest segment first: when it becomes an older one meanwhile, its keys are read twice, and
+    # none is missed.
     lines = JournalReader(journal, having=segments.ACKNOWLEDGING).read()
     yield from filter(None, map(segments.acknowledged_key, lines))
     yield from segments.acknowledged_before(journal)
@@ -214,8 +218,8 @@ def acknowledged_keys(journal: Path) -> Iterator[str]:
 
 def audit_run(run_dir: Path) -> Audit:
     """Audit a run directory. Raises OSError for what cannot be read."""
-    # In this order, so that the audit of a run that goes on sees no effect without its cause: a delta is in the ledger before it
-    # is acknowledged, and accepted before a version merges it.
+    # In this order, so that the audit of a run that goes on sees no effect without its cause: a
+    # delta is in the ledger before it is acknowledged, and accepted before a version merges it.
     told: dict[str, None] = {}
     for journal in [run_dir / JOURNAL, *sorted(run_dir.glob(f"clients/*/{JOURNAL}"))]:
         if journal.exists():
@@ -249,7 +253,7 @@ def _read_manifests(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """All sealed lines, and a sentence for each that is damaged. A torn last line was never acknowledged: no damage."""
+    """All whole lines, and a sentence for each that is damaged; a torn last line is not damage."""
     facts: list[dict[str, Any]] = []
     problems = []
     lines = path.read_bytes().split(b"\n")

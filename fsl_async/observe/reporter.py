@@ -24,7 +24,7 @@ _AT_PS = frozenset({"joined", "relaunched", "reconnected", "gone"})
 
 
 class Reporter:
-    """Writes to `journal`, and prints the news of a `RunState` of the same lines. On the loop thread.
+    """Writes to `journal` and prints the news of a `RunState` of its lines. On the loop thread.
 
     say: takes one line; instead of it `record`, if given, takes a kind and fields. now: the shell's
     clock, for notes that come from no machine. clock: seconds since 1970.
@@ -63,7 +63,7 @@ class Reporter:
         return self._journal.note(name, now, cause, **fields)
 
     def say(self, note: Note) -> None:
-        """Carry a Note out: one of the machine was told when it was written, one of the shell is now."""
+        """Carry a Note out: the machine's was told when it was written, the shell's is now."""
         if note is not self._last:
             self.note("note", self._now(), text=note.text, level=note.level)
 

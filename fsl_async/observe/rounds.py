@@ -1,7 +1,7 @@
 """Rounds, deltas and versions as the parameter server's journal shows them. Pure.
 
 called   clients that were called in a round
-needed   as many of the called that are still here must send a delta before it may merge (sync.quorum)
+needed   as many of the called that are here must send a delta before it may merge (sync.quorum)
 merged   called clients whose delta of this round is in the new version
 late     called, still connected, and no delta when the round merged: it comes into a later version
 left     called, and gone since
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fsl_async.observe.run_state import RunState
 
 MAX_OFFERED = 4096
-"""Deltas whose loss is kept until they are merged: offers of a peer must not grow the state without end."""
+"""Deltas whose loss is kept until they are merged: a peer's offers must not grow the state."""
 
 NAMED = 5
 """More names than these are a number."""
@@ -168,7 +168,7 @@ class ParameterServerFigures:
         self._open.open(-1)
 
     def offered(self, key: str, loss: float) -> None:
-        """Keep the loss of an offered delta until it is merged; most that never are were declined."""
+        """Keep the loss of an offered delta until it is merged; those of declined ones fall out."""
         self._loss_of[key] = loss
         while len(self._loss_of) > MAX_OFFERED:
             del self._loss_of[next(iter(self._loss_of))]
@@ -259,7 +259,7 @@ class ParameterServerFigures:
                 client.deltas_refused += 1
 
     def quarantined(self, run: RunState, line: Line) -> None:
-        """A delta is held back. One that is kept out for good is declined, which its client counts."""
+        """A delta is held back. One that is kept out for good is declined and counted there."""
         if line.get("held"):
             self.held[str(line["key"])] = str(line["reason"])
 

@@ -6,20 +6,20 @@ It never fails on a line: one of a newer release, or with fields of another type
 Time comes from the lines (`t`, seconds since 1970) or as the argument `now`.
 
     line                                     what changes
-    note   so_far                            everything: a segment of the journal begins (`segments`)
+    note   so_far                            everything: a segment of the journal begins
     note   node_started, node_ended          the process; every client must say hello again
     effect finish, note                      the end, and lines for people
     note   unreadable_messages               bytes from the network that were no message of ours
     note   traffic                           bytes by category, see `accounts`
   what clients do (`clients`)
-    event  client_hello, effect admit_split  a client joins; with a higher incarnation, as a new process
+    event  client_hello, effect admit_split  a client joins, or comes back as a new process
     event  client_left                       it is gone
     event  fetch_asked, version_held, stream_lost, delta_offered, heartbeat_received
   of a parameter server (`rounds`)
     event  recovered, note version_found     what the disk has
     event  model_attached, delta_stored, version_sent      sizes and bytes
     effect send, event round_skipped         rounds
-    effect quarantine, release, accumulate, commit, event commit_failed, version_committed
+    effect quarantine, release, accumulate, average, event commit_failed, version_committed
   of a split server
     event  upload_trained, round_done_received
   of a client
@@ -98,7 +98,7 @@ class NodeState:
 
 @mutable
 class SplitServerFigures:
-    """What a split server's journal adds up to. What became of its uploads is in its ledger (`split_audit`)."""
+    """What a split server's journal adds up to; outcomes of uploads are in its ledger."""
 
     method: str = ""
     round: int = -1
@@ -125,7 +125,7 @@ def _newest(news: Iterable[News]) -> deque[News]:
 
 @mutable
 class RunState:
-    """The figures of a run. Of `ps`, `split_server` and `site` those of the node's role are filled."""
+    """The figures of a run; those of the node's role in `ps`, `split_server` or `site`."""
 
     node: NodeState = field(factory=NodeState)
     clients: dict[str, ClientState] = field(factory=dict)
@@ -160,7 +160,7 @@ class RunState:
         self._fresh.append(News(self.node.last_t, kind, text, client, level))
 
     def tell_once(self, text: str, level: str) -> None:
-        """The same for a note that may be repeated, until a client comes or leaves or there is a version."""
+        """A note: once, until a client comes or leaves or there is a version."""
         if text in self._told:
             return
         if len(self._told) < MAX_NEWS:

@@ -1,13 +1,16 @@
-"""The segments of a journal: what bounds a file that is written for months, and what `fsl-node status` has to read of it.
+"""The segments of a journal: they bound a file that is written for months.
 
-`journal.jsonl` is the newest segment. One that has SEGMENT_BYTES becomes `journal.N.jsonl`, N counting from 1; its successor's first line is a note
+`journal.jsonl` is the newest segment. One that has SEGMENT_BYTES becomes `journal.N.jsonl`, N
+counting from 1; its successor's first line is a note
 
-    so_far    state: what all lines before it come to, as the state that `fsl-node status` shows has it
+    so_far    state: the sum of all lines before it, as a `RunState` has it
 
-Who wants the state of a run reads the newest segment only. KEPT older ones stay, for people and for the report of a storm; those before them are deleted. What the audit
-wants of them, the keys of the deltas that a client was told are safe, is in `journal.acknowledged`, one a line: a tenth of what the ledger says of them.
+So `fsl-node status` reads the newest segment only. KEPT older ones stay, for people and for the
+report of a storm; those before them are deleted. The audit needs of them the keys of acknowledged
+deltas: these are in `journal.acknowledged`, one a line.
 
-A segment has its number before its successor takes its name: there is a `journal.jsonl` at every moment, and a crash in between leaves two names of one file (`tidy`).
+A segment has its number before its successor takes its name: there is a `journal.jsonl` at every
+moment, and a crash in between leaves two names of one file (`tidy`).
 """
 
 from __future__ import annotations
@@ -46,16 +49,16 @@ _converter.register_unstructure_hook(
 
 
 class Sum(Protocol):
-    """What adds the lines of a journal up: an attrs object that `restored` makes again of its values."""
+    """Adds the lines of a journal up: an attrs object that `restored` makes again of its values."""
 
     def apply(self, line: Mapping[str, Any], /) -> object:
-        """Take one line; a note so_far takes the place of what was there."""
+        """Take one line; a note so_far replaces all before it."""
         ...
 
 
 @define
 class Total:
-    """What the next segment is to know of those before it."""
+    """What the next segment keeps of those before it."""
 
     state: Sum
     acknowledged: dict[str, None] = field(factory=dict)
@@ -75,12 +78,12 @@ class Total:
 
 
 def restored(kind: type[_T], found: Any) -> _T:
-    """The state in a note so_far; raises KeyError, TypeError, ValueError or AttributeError for what is none."""
+    """The state in a note so_far. Raises KeyError, TypeError, ValueError or AttributeError."""
     return _converter.structure(found, kind)
 
 
 def acknowledged_key(line: Mapping[str, Any]) -> str | None:
-    """The key of the delta that a server's line says it acknowledged, or a client's that it heard so."""
+    """The key of a delta, in a line about its acknowledgement at the server or a client."""
     message = line.get("message")
     if line.get("type") == "send" and isinstance(message, dict):
         return str(message.get("key")) if message.get("type") == "accepted/1" else None
@@ -88,20 +91,23 @@ def acknowledged_key(line: Mapping[str, Any]) -> str | None:
 
 
 ACKNOWLEDGING = (b'"accepted/1"', b'"delta_acknowledged"')
-"""What lines hold that have an `acknowledged_key`, and few others."""
+"""In lines that have an `acknowledged_key`, and few others."""
 
 
 def acknowledged_before(path: Path) -> Iterator[str]:
-    """Keys of the older segments of the journal `path`, those that were deleted too; a torn last one is left out."""
+    """Keys of the older segments of the journal `path`, deleted ones too; not a torn last key."""
     with contextlib.suppress(FileNotFoundError), path.with_suffix(_ACKNOWLEDGED).open("rb") as file:
         yield from (line[:-1].decode(errors="replace") for line in file if line.endswith(b"\n"))
 
 
 def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> int:
-    """Make the journal `path` an older segment and begin a new one with the line `first`; returns that one, open. Raises OSError, and all is as it was."""
+    """Make the journal `path` an older segment and begin a new one; returns that, open.
+
+    first: its first line. Raises OSError, and all is as it was.
+    """
     older = _numbered(path)
     new = _new(path)
-    # Nothing can fail any more once it has its name: who went on in the old file would write what nobody adds up.
+    # Opened first: once it has its name nothing may fail, or lines would go into the old file.
     file = os.open(new, OPENED | os.O_TRUNC, FILE_MODE)
     try:
         new.write_bytes(first)
@@ -119,7 +125,7 @@ def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> int:
 
 
 def _keep(path: Path, keys: Iterable[str]) -> None:
-    """Add keys, behind the last whole one: half a key and another would be one that nobody was told."""
+    """Add keys behind the last whole one: half a key and another would make a wrong one."""
     with open(path, "ab+", opener=opener) as file:
         file.seek(-min(file.tell(), _MOST_OF_A_KEY), os.SEEK_END)
         tail = file.read()
@@ -128,7 +134,7 @@ def _keep(path: Path, keys: Iterable[str]) -> None:
 
 
 def tidy(path: Path) -> None:
-    """Take back what was left in `turn` by a process that died, or by an error."""
+    """Take back what a process that died in `turn`, or an error, has left."""
     with contextlib.suppress(OSError):
         _new(path).unlink(missing_ok=True)
         for older in _numbered(path).values():
@@ -137,7 +143,7 @@ def tidy(path: Path) -> None:
 
 
 def between(path: Path, first: FileId, newest: FileId) -> list[Path]:
-    """The older segments from `first` on, oldest first, without `newest`; none where `first` is not one of them."""
+    """The older segments from `first` to `newest`, oldest first; none for an unknown `first`."""
     older = [(_id_of(one), one) for one in _in_order(path)]
     for place, (found, _) in enumerate(older):
         if found == first:

@@ -1,9 +1,10 @@
-"""The audit of a split server's ledger: what became of every upload, and whether that can be a run of the method. Changes nothing.
+"""The audit of a split server's ledger: the outcome of every upload, and whether it is a valid one.
 
-An upload's lines, in order, read (trained (dropped trained)*) with perhaps a last "dropped", or end in "declined": dropped is what a
-server that died had trained since its last checkpoint, and what is trained after that came again. Everything else is a fault: trained twice
-in one lineage, dropped without having been trained, trained after it was declined. A number of a client's auxiliary models is
-given once, and numbers grow.
+It changes nothing. An upload's lines, in order, read (trained (dropped trained)*) with perhaps a
+last "dropped", or end in "declined". Dropped is an upload that a server that died had trained since
+its last checkpoint; trained after that, it was sent again. All else is a fault: trained twice in
+one lineage, dropped without having been trained, trained after it was declined. A version of a
+client's auxiliary model is given once, and versions grow.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _NEXT = {
     "dropped": {"trained", "declined"},
     "declined": {"declined"},
 }
-"""What may follow a line about the same upload. A client that did not hear of a decline asks again, and is declined again."""
+"""What may follow a line about the same upload; a lost decline is asked for and given again."""
 
 
 @frozen
 class SplitAudit:
-    """Counts of uploads by what became of them; per client its lives, its last round, and the version of its auxiliary model (-1 none)."""
+    """Counts of uploads by outcome; per client its processes, last round, auxiliary version."""
 
     trained: int
     declined: int
@@ -85,7 +86,7 @@ def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
 
 
 def trained_by_life(folder: Path, client: str) -> list[int]:
-    """How many uploads of each life of a client were trained, lives in their order. Raises OSError."""
+    """How many uploads of each process of a client were trained, in order. Raises OSError."""
     lives: dict[int, set[str]] = {}
     for line in _lines_of(folder):
         if line.get("outcome") == "trained":

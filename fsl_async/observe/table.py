@@ -1,12 +1,12 @@
-"""What people see of a run: the table of clients, a live view of it, lines of news. Views of a `RunState`.
+"""What people see of a run: the table of clients, a live view of it, lines of news.
 
-On a terminal, with `rich` installed (the extra `live`), one table is redrawn in place. Without
-either, every `News` is one line: a few dozen for a run of a minute, and what a log file should hold.
+All of it shows a `RunState`. On a terminal, with `rich` installed (the extra `live`), one table is
+redrawn in place. Without either, every `News` is one line: a few dozen for a run of a minute.
 
-The table fits the terminal's width. What matters most comes first: the client, what it does, on which
-version, at what loss and speed, how many of its deltas were merged, how much it sent. These fit 80
-columns in their short forms. A wider terminal also gets full names, steps, the course of the loss,
-full states and both sizes of what was sent, in this order, each as far as there is room.
+The table fits the terminal's width. What matters most comes first: the client, what it does, on
+which version, at what loss and speed, how many of its deltas were merged, how much it sent. These
+fit 80 columns in their short forms. A wider terminal also gets full names, steps, the course of the
+loss, full states and both sizes of what was sent, in this order, each as far as there is room.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class LiveTable:
 
 
 def open_view(output: Any, *, ends_at: float | None = None) -> View:
-    """Objects with --json; the table when standard output is a terminal and rich is there; else lines."""
+    """Objects with --json; the table on a terminal where rich is installed; else lines."""
     if output.as_json:
         return Records(output.record)
     if sys.stdout.isatty():
