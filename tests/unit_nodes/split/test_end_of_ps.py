@@ -68,7 +68,7 @@ def test_a_failure_is_not(served, monkeypatch):
         lambda shell, found: (shells.append(shell), start(shell, found)),
     )
     with pytest.raises(RunDirError, match="start this server again"):
-        served(lambda _: shells[0].store_failed("start this server again"))
+        served(lambda _: shells[0].jobs.failed("start this server again"))
     assert Listened.said == ()
 
 
