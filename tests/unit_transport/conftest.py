@@ -1,8 +1,8 @@
-"""Two worlds for one conformance suite: endpoints over memory in virtual time, or over ZeroMQ.
+"""Worlds for one conformance suite: endpoints over memory in virtual time, or over ZeroMQ.
 
 Tests are plain functions: ``world.until(condition)`` lets time pass until it holds. Times are in
-units (``unit_s``): 1 s of virtual time, or FSL_TEST_TIME_UNIT seconds (default 1) of real time
-scaled by a tenth, so that slow machines can be given more.
+units (``unit_s``): 1 s of virtual time, or a tenth of FSL_TEST_TIME_UNIT seconds (default 1) of
+real time, so that slow machines can be given more.
 """
 
 # ruff: noqa: D102, ASYNC110 - small doubles of documented protocols; tests poll for a condition
@@ -53,7 +53,7 @@ def make_settings(unit_s=1.0, **changes):
 
 
 class Source:
-    """Chunks from a list; remembers what was read, may wait or fail."""
+    """Chunks from a list; records what was read, may delay or fail."""
 
     def __init__(self, chunks, *, fail_at=None, later=False):
         self.data = chunks
@@ -72,7 +72,7 @@ class Source:
 
 
 class Sink:
-    """Keeps chunks; may hold the confirmation back or fail."""
+    """Keeps chunks; may delay the confirmation or fail."""
 
     def __init__(self, *, hold=False, fail_at=None):
         self.got = {}
@@ -105,7 +105,7 @@ class Sink:
 
 
 class Node:
-    """An endpoint, what it said, and what it does about it (``on[event class] = function``)."""
+    """An endpoint, its events, and reactions to them (``on[event class] = function``)."""
 
     def __init__(self, world, name):
         self.world = world
@@ -134,12 +134,12 @@ class Node:
 
     @property
     def story(self):
-        """Every event but the beats."""
+        """Every event but heartbeats."""
         return [event for event in self.events if type(event) is not HeartbeatReceived]
 
 
 class World:
-    """What both worlds share."""
+    """Common to all worlds."""
 
     unit_s = 1.0
     expire_units = 10
@@ -150,7 +150,7 @@ class World:
         self.nodes = []
 
     def public(self, name):
-        """The key that ``name`` comes with."""
+        """The key that ``name`` uses."""
         return ""
 
     def settings(self):
@@ -202,7 +202,7 @@ class World:
 
 
 class MemWorld(World):
-    """Virtual time."""
+    """A network in memory, in virtual time."""
 
     kind = "mem"
 
@@ -246,7 +246,7 @@ class MemWorld(World):
 
 
 class Proxy:
-    """A TCP relay in front of the listener: can hold bytes back and break connections."""
+    """A TCP proxy in front of the listener: can hold bytes back and break connections."""
 
     def __init__(self, world, target):
         self.world = world
@@ -384,7 +384,7 @@ class ZmqWorld(World):
 
 
 class CurveWorld(ZmqWorld):
-    """Real sockets, encrypted. Each name has a pair of its own; those in ``allowed`` come in."""
+    """Real sockets, encrypted. Each name has a key pair; those in ``allowed`` are accepted."""
 
     kind = "curve"
 
@@ -456,7 +456,7 @@ WORLDS = {"mem": MemWorld, "zmq": ZmqWorld, "curve": CurveWorld, "relay": RelayW
 
 @pytest.fixture(params=["mem", "zmq", "curve"])
 def world(request):
-    """One of the worlds; its teardown fails on leaked tasks and threads."""
+    """One of the worlds. Its teardown fails on leaked tasks and threads."""
     made = WORLDS[request.param]()
     yield made
     made.close()

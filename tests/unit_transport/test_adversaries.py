@@ -1,7 +1,9 @@
-"""Strangers with real sockets against one listener: the honest client's session stays, its bytes arrive, memory stays bounded.
+"""Attackers with real sockets against one listener.
 
-How much slower a whole sync of a real server gets is measured by benchmarks/strangers.py; here only what must always hold, in one process,
-for a moment of each attack, and that each is the attack that it says.
+The honest client's session stays, its bytes arrive, and memory stays bounded.
+benchmarks/strangers.py measures how much an attack slows a whole sync of a real server. Here is
+what must always hold, in one process, for a moment of each attack, and evidence that each attack
+does what its name states.
 """
 
 import importlib.util
@@ -49,11 +51,11 @@ class Field:
 
     def __init__(self, world, sinks):
         self.world = world
-        self.ps = world.listener(settings=SETTINGS)  # as a server has them: 20 s of silence
+        self.ps = world.listener(settings=SETTINGS)  # a server's: 20 s of silence
         self.ps.on[StreamOffered] = lambda e: (
             e.peer == "honest" and self.ps.endpoint.accept(e.peer, e.stream_id, sinks())
         )
-        self.answers = []  # name, head and origin of what went to control connections
+        self.answers = []  # (name, head, origin) on control connections
         send = self.ps.link.send
         self.ps.link.send = lambda peer, lane, parts, origin=b"", stripe=0: (
             self.answers.append((peer, bytes(parts[0]), origin)),
@@ -69,12 +71,12 @@ class Field:
         return [event for event in self.ps.all(kind) if event.peer.startswith(name)]
 
     def arrived(self, stream_id):
-        """Whether the honest client's stream is here, whole."""
+        """Whether the honest client's stream arrived, whole."""
         return any(event.stream_id == stream_id for event in self.of("honest", StreamReceived))
 
 
 def pending(field):
-    """Connections that have no session: all but the honest client's two."""
+    """Number of connections without a session: all but the honest client's two."""
     return field.ps.link.connections - 2
 
 
@@ -84,7 +86,7 @@ EVIDENCE = {
     "half greeting": lambda field: pending(field) >= 30 and not field.of("", HelloReceived)[1:],
     "oversized": lambda field: field.ps.endpoint.bad_messages >= 3,
     "fresh names": lambda field: len(field.of("fresh-", HelloReceived)) >= 3,
-    # Under the honest session's id, from a connection that is not its holder's: the listener says so to that connection.
+    # The honest session's id on another connection gets UNKNOWN there.
     "replayed": lambda field: (
         ("honest", msgpack.packb([frames.UNKNOWN, field.recording.session]))
         in {answer[:2] for answer in field.answers}
@@ -101,10 +103,11 @@ EVIDENCE = {
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("name", attacks.ATTACKS)
-def test_the_honest_client_notices_little(name, zmq_world, new_source, new_sink):
-    """Slow, silent, oversized, replayed and reordered strangers, hundreds of connections, a flood of names.
+def test_the_honest_client_is_not_harmed(name, zmq_world, new_source, new_sink):
+    """Slow, silent, oversized, replayed and reordered traffic, hundreds of connections, many names.
 
-    What must hold: the honest session is the one of before, its messages come once each and in order, its stream arrives, nothing else comes under its name.
+    The honest session stays the same, its messages arrive once each and in order, its stream
+    arrives, and nothing else arrives under its name.
     """
     field = Field(zmq_world, new_sink)
     ps, client = field.ps, field.client
@@ -128,17 +131,19 @@ def test_the_honest_client_notices_little(name, zmq_world, new_source, new_sink)
     assert [event.body["n"] for event in field.of("honest", MessageReceived)] == list(range(21))
     assert len(field.of("honest", HelloReceived)) == 1
     assert not field.of("honest", PeerDown)
-    told = [answer for answer in field.answers if msgpack.unpackb(answer[1])[0] == frames.WELCOME]
-    places = {origin for name, _, origin in told if name == "honest"}
-    assert len(places) == 1, "the session's id goes to one connection"
+    welcomes = [
+        answer for answer in field.answers if msgpack.unpackb(answer[1])[0] == frames.WELCOME
+    ]
+    origins = {origin for name, _, origin in welcomes if name == "honest"}
+    assert len(origins) == 1, "the session's id goes to one connection"
     assert client.count(PeerUp) == 1
     assert not client.count(PeerDown)
     assert ps.endpoint.receive_budget.eager_bytes <= ps.endpoint.settings.eager_total_bytes
     assert resident_bytes() - before < GROWN_LIMIT_BYTES
 
 
-def test_what_the_fast_speaker_sends_is_what_it_says():
-    """Frames of an older version are thrown away before anything looks at them: an attack that proves nothing."""
+def test_the_fast_speaker_sends_valid_messages():
+    """Messages of an older version would be dropped unread, and the attack would prove nothing."""
     session = bytes(8)
     words = [frames.parse(parts, 1 << 20, 0) for parts in attacks.fast_words(session, 4, 7)]
     assert [one.seq for one in words[:-1]] == [6, 5, 5, 6, 6]
@@ -157,7 +162,7 @@ def test_what_the_fast_speaker_sends_is_what_it_says():
 
 
 def test_a_message_is_framed_as_a_dialer_frames_it():
-    """By hand: a short head alone; a head, its payload and the seam behind it, where only the last frame says that no more comes."""
+    """A short head; a head, its payload and trailer, of which only the last has no MORE flag."""
     assert attacks.message([b"ab"]) == b"\x00\x02ab"
     long = bytes(300)
     assert (

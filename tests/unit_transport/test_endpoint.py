@@ -1,4 +1,4 @@
-"""The shell around the machines: timers, limits, misuse, events, streams; over memory."""
+"""Endpoints over memory: timers, limits, misuse, events, protocol violations."""
 
 from types import SimpleNamespace
 
@@ -33,23 +33,23 @@ def pair(world):
 
 
 def raw(world, name):
-    """A link without an endpoint, for bytes that no endpoint would send; and what it hears."""
-    link, heard = world.network.dialer(name, "ps"), []
+    """Return a link without an endpoint, for bytes no endpoint would send, and what it receives."""
+    link, received = world.network.dialer(name, "ps"), []
     link.set_receiver(
-        lambda peer, lane, parts, origin: heard.append(frames.parse(parts, 1 << 20, 1 << 20))
+        lambda peer, lane, parts, origin: received.append(frames.parse(parts, 1 << 20, 1 << 20))
     )
-    return link, heard
+    return link, received
 
 
 def test_an_idle_session_costs_a_beat_and_its_reply(world, pair):
-    """The simulator and a thousand clients live from what an idle session does not send."""
+    """The simulator and a thousand clients depend on what an idle session does not send."""
     before = world.network.counts["sent"]
     world.run(100)
     assert world.network.counts["sent"] - before == pytest.approx(2 * 100 / 2, abs=4)
 
 
-def test_a_request_and_its_answer_cost_no_lone_acknowledgement_before_the_answer(world, pair):
-    """The answer carries it; only the last message of a talk is acknowledged alone."""
+def test_a_request_and_its_answer_cost_one_lone_acknowledgement(world, pair):
+    """The answer carries one; only the last message of an exchange is acknowledged alone."""
     ps, client = pair
     ps.on[MessageReceived] = lambda e: ps.endpoint.send(e.peer, {"re": 1})
     before = world.network.counts["sent"]
@@ -59,7 +59,7 @@ def test_a_request_and_its_answer_cost_no_lone_acknowledgement_before_the_answer
 
 
 def test_one_timer_per_endpoint(world, pair):
-    """Thousands of peers, one scheduler call: the rest waits in the endpoint's own heap."""
+    """One scheduler call for thousands of peers; the others wait in the endpoint's heap."""
     for index in range(50):
         world.dialer(f"other{index}")
     ps, _ = pair
@@ -76,7 +76,7 @@ def test_one_timer_per_endpoint(world, pair):
 
 
 def test_events_are_never_nested(world):
-    """A role that answers inside its handler must not be entered again before it returns."""
+    """An application that answers inside its handler must not be entered again meanwhile."""
     ps = world.listener()
     depth, deepest = [0], [0]
     queue = ps.endpoint._context.events
@@ -95,8 +95,8 @@ def test_events_are_never_nested(world):
     assert deepest == [1]
 
 
-def test_a_failing_handler_does_not_deafen_the_endpoint(world):
-    """An exception of the role goes to the loop; the next event is delivered all the same."""
+def test_a_failing_handler_does_not_stop_the_endpoint(world):
+    """Its exception goes to the loop; the next event is delivered all the same."""
     ps = world.listener()
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
@@ -110,7 +110,7 @@ def test_a_failing_handler_does_not_deafen_the_endpoint(world):
 
 
 def test_nothing_is_sent_without_a_session(world, new_source, new_sink):
-    """Roles need not ask first: what is for an absent peer is dropped."""
+    """An application need not check first: messages to an absent peer are dropped."""
     ps = world.listener()
     for node, peer in ((ps, "nobody"), (world.dialer(connect=False), "")):
         endpoint = node.endpoint
@@ -129,7 +129,7 @@ def test_nothing_is_sent_without_a_session(world, new_source, new_sink):
 
 
 def test_misuse_is_named(world, pair, new_source, new_sink):
-    """Wrong arguments are our own error, found at the call."""
+    """Invalid arguments are a LocalError at the call."""
     ps, client = pair
     with pytest.raises(LocalError, match="str"):
         client.endpoint.send("", {1: 2})
@@ -154,35 +154,35 @@ def test_misuse_is_named(world, pair, new_source, new_sink):
     assert not ps.count(PeerDown)
 
 
-def test_garbage_from_strangers_is_counted_and_ignored(world, pair):
-    """Whatever a stranger sends, nobody else notices."""
+def test_garbage_from_unauthenticated_peers_is_counted_and_ignored(world, pair):
+    """Whatever one sends, no session is affected."""
     ps, _client = pair
-    link, heard = raw(world, "stranger")
+    link, received = raw(world, "unknown")
     for parts in ([b"junk"], [], [b"", b"", b""], [frames.pack((frames.UNKNOWN, b"1"), 99)]):
         link.send("", Lane.CONTROL, parts)
         link.send("", Lane.BULK, parts)
     world.run(1)
     assert ps.endpoint.garbage == 8
-    assert heard == []
+    assert received == []
     assert not ps.count(PeerDown)
     assert not ps.count(HelloReceived) - 1
 
 
-def test_strangers_get_answers(world, pair):
-    """UNKNOWN for a session of before a restart, a refusal for another protocol, else nothing."""
-    link, heard = raw(world, "stranger")
+def test_unauthenticated_peers_get_answers(world, pair):
+    """UNKNOWN for a session from before a restart, a refusal for another protocol, else nothing."""
+    link, received = raw(world, "unknown")
     pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
     link.send("", Lane.CONTROL, [pack(frames.ACK, b"12345678", 0, False)])
     link.send("", Lane.CONTROL, [pack(frames.HELLO, 9, 5, 1, "future", "shape")])
     link.send("", Lane.CONTROL, [pack(frames.BYE, b"12345678", "x")])
     link.send("", Lane.BULK, [pack(frames.CHUNK, b"12345678", 1, 0, 0, 0, 1, 0, 1, True), b"x"])
     world.run(1)
-    assert [type(message) for message in heard] == [frames.Unknown, frames.Refuse]
-    assert heard[1].code == "protocol"
+    assert [type(message) for message in received] == [frames.Unknown, frames.Refuse]
+    assert received[1].code == "protocol"
 
 
 def test_protocol_mismatch_is_explained_to_the_dialer(world, monkeypatch):
-    """Both versions in one text, at the side where a person waits."""
+    """Both versions in one text, on the side where a person waits."""
     world.listener()
     client = world.dialer(connect=False)
     monkeypatch.setattr(frames, "PROTOCOL_VERSION", 9)
@@ -194,7 +194,7 @@ def test_protocol_mismatch_is_explained_to_the_dialer(world, monkeypatch):
 
 
 def test_bad_bytes_cost_the_peer_its_session(world, pair):
-    """And only that: it may come back, the others stay."""
+    """It may come back, and other sessions are not affected."""
     ps, client = pair
     other = world.dialer("other")
     world.until(lambda: other.count(PeerUp))
@@ -219,7 +219,7 @@ def test_bad_bytes_cost_the_peer_its_session(world, pair):
     ],
     ids=["accept", "credit", "done"],
 )
-def test_stream_nonsense_costs_the_session(world, pair, new_source, fields):
+def test_invalid_stream_operations_cost_the_session(world, pair, new_source, fields):
     """Operations that fit no stream state are the peer's error."""
     ps, client = pair
     client.endpoint.offer("", "s", {}, new_source([b"x"]))
@@ -230,7 +230,7 @@ def test_stream_nonsense_costs_the_session(world, pair, new_source, fields):
 
 
 def test_offering_a_number_twice_costs_the_session(world, pair, new_source):
-    """Numbers are the sender's own count; two streams of one number cannot be told apart."""
+    """Numbers are the sender's own count; two streams with one number cannot be told apart."""
     ps, client = pair
     client.endpoint.offer("", "s", {}, new_source([b"x"]))
     client.endpoint._peer.send_op(frames.OFFER, (1, "t", 1, 0, {}))
@@ -251,7 +251,7 @@ def test_messages_on_the_wrong_lane(world, pair):
 
 
 def test_a_hello_under_another_name(world, pair):
-    """The connection's name is the one that counts."""
+    """The connection's name counts."""
     ps, _client = pair
     link, _heard = raw(world, "mallory")
     link.send(
@@ -265,27 +265,23 @@ def test_a_hello_under_another_name(world, pair):
     assert not ps.count(PeerDown)
 
 
-def test_a_stranger_gets_only_a_small_message_parsed(world):
+def test_only_small_messages_of_unauthenticated_peers_are_parsed(world):
     """Megabytes of msgpack from an unknown peer are not unpacked."""
     ps = world.listener()
-    link, _ = raw(world, "stranger")
+    link, _ = raw(world, "unknown")
     body = {"x": b"x" * (300 * 1024)}
     link.send(
         "",
         Lane.CONTROL,
-        [
-            frames.pack(
-                (frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "stranger", "x", body), 1 << 20
-            )
-        ],
+        [frames.pack((frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "unknown", "x", body), 1 << 20)],
     )
     world.run(1)
     assert ps.count(HelloReceived) == 0
     assert ps.endpoint.bad_messages == 1
 
 
-def test_a_full_house_refuses(world, new_settings):
-    """The limit on sessions holds, and a place that gets free can be taken."""
+def test_a_full_listener_refuses(world, new_settings):
+    """The limit on sessions holds, and a place that becomes free can be taken."""
     ps = world.listener(settings=new_settings(max_sessions=2))
     first, _second, third = (world.dialer(name) for name in ("a", "b", "c"))
     world.until(lambda: third.count(Refused))
@@ -298,8 +294,8 @@ def test_a_full_house_refuses(world, new_settings):
     assert ps.endpoint.peers == ["b", "c"]
 
 
-def test_known_names_are_forgotten_in_the_end(world, new_settings):
-    """Names come from outside: their memory is bounded, oldest absent first."""
+def test_remembered_names_are_bounded(world, new_settings):
+    """Names come from outside: the oldest absent one is forgotten first."""
     ps = world.listener(settings=new_settings(max_sessions=2))
     stays = world.dialer("stays")
     for index in range(20):
@@ -312,8 +308,8 @@ def test_known_names_are_forgotten_in_the_end(world, new_settings):
     assert not stays.count(PeerDown)
 
 
-def test_what_is_remembered_never_lowers_nor_disturbs(world, pair):
-    """The ledger may know less than the session that stands, and its numbers are checked."""
+def test_a_remembered_incarnation_never_lowers_one_in_use(world, pair):
+    """The ledger may hold less than an established session does, and its numbers are checked."""
     ps, client = pair
     ps.endpoint.remember("c", 99)
     ps.endpoint.remember("other", 20)
@@ -329,8 +325,8 @@ def test_what_is_remembered_never_lowers_nor_disturbs(world, pair):
             ps.endpoint.remember(name, number)
 
 
-def test_an_incarnation_that_no_restart_could_remember_is_not_let_in(world, new_settings):
-    """It was written into the ledger, and the server did not start again from that; nor could its name ever be used by a higher one."""
+def test_an_incarnation_out_of_range_is_refused(world, new_settings):
+    """In the ledger it would prevent a restart, and no higher one could ever use the name."""
     ps = world.listener(settings=new_settings())
     limit = frames.INCARNATION_LIMIT
     hostile = world.dialer("hostile", incarnation=limit + 5)
@@ -345,8 +341,8 @@ def test_an_incarnation_that_no_restart_could_remember_is_not_let_in(world, new_
     assert "the highest possible" in late.last(Refused).text
 
 
-def test_an_unanswered_hello_gives_its_place_back(world, new_settings):
-    """A role that never answers must not fill the house."""
+def test_an_unanswered_hello_expires(world, new_settings):
+    """An application that never answers must not use up all sessions."""
     ps = world.listener(settings=new_settings(max_sessions=1))
     ps.on.clear()
     client = world.dialer("a")
@@ -357,7 +353,7 @@ def test_an_unanswered_hello_gives_its_place_back(world, new_settings):
 
 
 def test_bulk_alone_keeps_a_session_alive(world, pair, new_source, new_sink, intercept):
-    """Chunks count as heard: a saturated line that carries bulk is alive."""
+    """Chunks count as received: a path saturated by bulk is alive."""
     ps, client = pair
     sink = new_sink()
     world.accept_all(ps, sink)
@@ -375,8 +371,8 @@ def test_bulk_alone_keeps_a_session_alive(world, pair, new_source, new_sink, int
     assert not ps.count(PeerDown)
 
 
-def test_a_dialer_that_hangs_up_while_told_about_the_loss(world, pair):
-    """The HELLO that was about to go out must not."""
+def test_a_dialer_may_disconnect_while_it_handles_a_loss(world, pair):
+    """The HELLO that was about to be sent must not be."""
     ps, client = pair
     client.on[PeerDown] = lambda e: client.endpoint.disconnect("", "x")
     world.kill(ps)
@@ -398,8 +394,8 @@ def test_old_deadlines_do_not_pile_up(world, pair):
         assert len(node.endpoint._context.deadlines._heap) < 50
 
 
-def test_a_process_that_slept_reads_before_it_judges(world, new_settings):
-    """After a suspension the beats wait in the sockets; the peers are not to blame."""
+def test_a_process_that_slept_reads_before_it_expires_peers(world, new_settings):
+    """After a suspension the heartbeats wait in the sockets."""
     ps = world.listener()
     client = world.dialer(settings=new_settings(expire_after_s=100.0))
     world.until(lambda: client.count(PeerUp))
@@ -422,24 +418,24 @@ def test_a_process_that_slept_reads_before_it_judges(world, new_settings):
 
 
 def test_close_is_silent_and_final(world, pair, new_source):
-    """After close: no event, no timer, no message; twice is harmless."""
+    """After close: no event, no timer, no message; a second close has no effect."""
     ps, client = pair
     client.endpoint.offer("", "s", {}, new_source([b"x"]))
     client.endpoint.close()
     client.endpoint.close()
-    told = len(client.events)
+    events = len(client.events)
     client.endpoint.send("", {"n": 1})
     client.endpoint._peer.emit(PeerUp("", 1, {}))
     sent = world.network.counts["sent"]
     world.until(lambda: ps.count(PeerDown))
     assert ps.last(PeerDown).reason == "expired"
-    assert len(client.events) == told
+    assert len(client.events) == events
     assert world.network.counts["sent"] == sent + 1  # the listener's acknowledgement of the offer
     assert world.scheduler.next_time() is None
 
 
 def test_hello_bodies_are_fresh(world):
-    """A client that trained on while the server was down says what it has now."""
+    """A client that trained on while the server was down reports what it has now."""
     version = [0]
     client_hello = lambda: {"version": version[0]}  # noqa: E731
     ps = world.listener()
@@ -451,7 +447,7 @@ def test_hello_bodies_are_fresh(world):
     assert [e.hello for e in ps.all(HelloReceived)] == [{"version": 0}, {"version": 5}]
 
 
-def test_beat_payloads_default_to_nothing(world, pair):
+def test_heartbeat_payloads_default_to_nothing(world, pair):
     """Beats work before the roles say what to carry."""
     ps, client = pair
     world.until(lambda: client.count(HeartbeatReceived))

@@ -1,4 +1,4 @@
-"""Credit through the endpoints: what a stream may have under way follows its line, its session's part and what all share; over memory."""
+"""Credit through endpoints over memory: it follows the path, the session's part and the budget."""
 
 import pytest
 
@@ -12,14 +12,14 @@ def world(mem_world):
 
 
 def limits(operations, op, field):
-    """The credit in each of these operations."""
+    """Return the credit in each of these operations."""
     return [fields[field] for _, one, fields in operations if one == op]
 
 
-def test_credit_is_what_the_line_was_measured_to_need(
-    mem_world, new_source, new_sink, watch_operations
-):
-    """On a long fat line the first stream asks for more while the line is measured; the next one begins with enough."""
+def test_credit_follows_the_measured_path(mem_world, new_source, new_sink, watch_operations):
+    """On a long fast path the first stream asks for more while the path is measured; the next one
+    starts with enough.
+    """
     bytes_per_s, delay_s = 125e6, 0.045
     world = mem_world(Conditions(delay_s=delay_s, bytes_per_s=bytes_per_s))
     settings = TransportSettings()
@@ -30,10 +30,10 @@ def test_credit_is_what_the_line_was_measured_to_need(
     chunks = [b"x" * (1 << 20)] * 48
     client.endpoint.offer("", "first", {}, new_source(chunks))
     world.until(lambda: client.count(StreamSent) == 1)
-    lines = limits(ours, frames.BLOCKED, 2)
+    targets = limits(ours, frames.BLOCKED, 2)
     product = bytes_per_s * 2 * delay_s
-    assert lines == sorted(lines)
-    assert lines[0] < product < lines[-1] < 4 * product, "it says what it has measured by then"
+    assert targets == sorted(targets)
+    assert targets[0] < product < targets[-1] < 4 * product, "as far as it is measured by then"
     ours.clear()
     client.endpoint.offer("", "second", {}, new_source(chunks))
     world.until(lambda: client.count(StreamSent) == 2)
@@ -43,7 +43,7 @@ def test_credit_is_what_the_line_was_measured_to_need(
     assert second == 2 * limits(ours, frames.OFFER, 3)[0] >= 2 * product
 
 
-LINES = [
+TARGETS = [
     (0, 1 << 20),
     ((1 << 19) + 1, (1 << 20) + 2),
     (3 << 19, 3 << 20),
@@ -52,31 +52,35 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "window"), LINES)
-def test_a_sender_may_claim_any_line_and_gets_no_more_than_the_limits(
-    new_settings, world, new_sink, watch_operations, *, line, window
+@pytest.mark.parametrize(("target", "window"), TARGETS)
+def test_a_sender_may_claim_any_path_and_gets_at_most_the_limits(
+    new_settings, world, new_sink, watch_operations, *, target, window
 ):
-    """It is its word alone: the largest window and the budget of all are ours. With the offer, and later."""
+    """Its measurement is a claim; the largest window and the budget are the receiver's. In OFFER
+    and in BLOCKED.
+    """
     ps = world.listener(settings=new_settings(window_limit_bytes=1 << 22))
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
     theirs = watch_operations(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
     send_op = client.endpoint._peer.send_op
-    send_op(frames.OFFER, (1, "s", 90, line, {}))
+    send_op(frames.OFFER, (1, "s", 90, target, {}))
     send_op(frames.OFFER, (2, "t", 90, 0, {}))
     world.until(lambda: ps.count(StreamOffered) == 2)
     assert limits(theirs, frames.ACCEPT, 4) == [window, 1 << 20]
-    send_op(frames.BLOCKED, (2, 1 << 20, line))
+    send_op(frames.BLOCKED, (2, 1 << 20, target))
     world.run(1)
-    grown = window if window > 1 << 20 else 2 << 20  # doubled: it had what its line needs
+    grown = window if window > 1 << 20 else 2 << 20  # doubled: the path's need was granted
     assert limits(theirs, frames.CREDIT, 1) == [grown]
 
 
 def test_the_streams_of_one_session_share_its_part_of_the_budget(
     new_settings, world, new_sink, watch_operations
 ):
-    """However many it begins, and whatever it says that its line needs: what it does not finish must leave room for the others. What it finishes counts no more."""
+    """However many streams it starts and whatever it claims, it leaves memory for other sessions.
+    Finished streams do not count.
+    """
     settings = new_settings(window_limit_bytes=1 << 23, receive_budget_bytes=1 << 24)
     part, chunk = settings.receive_budget_bytes // 4, settings.chunk_limit_bytes
     ps, client = world.listener(settings=settings), world.dialer()
@@ -84,41 +88,41 @@ def test_the_streams_of_one_session_share_its_part_of_the_budget(
     theirs = watch_operations(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
     send_op = client.endpoint._peer.send_op
-    told = {}
+    granted_to = {}
 
     def claim(numbers):
         for _ in range(5):
             for number in numbers:
-                if number in told:
-                    send_op(frames.BLOCKED, (number, told[number], 1 << 40))
+                if number in granted_to:
+                    send_op(frames.BLOCKED, (number, granted_to[number], 1 << 40))
                 else:
                     send_op(frames.OFFER, (number, f"s{number}", 90, 1 << 40, {}))
             world.run(0.5)
             for _, op, fields in theirs:
                 if op in {frames.ACCEPT, frames.CREDIT}:
-                    told[fields[0]] = fields[4 if op == frames.ACCEPT else 1]
+                    granted_to[fields[0]] = fields[4 if op == frames.ACCEPT else 1]
             theirs.clear()
 
     claim([1, 2])
-    assert part - chunk < sum(told.values()) <= part + chunk
+    assert part - chunk < sum(granted_to.values()) <= part + chunk
     claim(range(1, 11))
-    assert sum(told.values()) <= part + 9 * chunk
-    assert all(told[number] >= chunk for number in range(1, 11))
+    assert sum(granted_to.values()) <= part + 9 * chunk
+    assert all(granted_to[number] >= chunk for number in range(1, 11))
     for number in range(1, 11):
-        send_op(frames.STOP, (number, "it is not needed any more"))
+        send_op(frames.STOP, (number, "no longer needed"))
     world.run(1)
-    told.clear()
+    granted_to.clear()
     send_op(frames.OFFER, (11, "s11", 90, 0, {}))
     world.run(0.5)
-    told[11] = settings.window_bytes
+    granted_to[11] = settings.window_bytes
     claim([11])
-    assert part - chunk < told[11] <= part, "alone it may ask its way up"
+    assert part - chunk < granted_to[11] <= part, "alone it may grow"
 
 
-def test_what_is_written_is_no_credit_any_more(
+def test_written_bytes_do_not_count_as_credit(
     new_settings, world, new_source, new_sink, watch_operations
 ):
-    """A long stream does not use up its session's part by going on."""
+    """A long stream does not use up its session's part over time."""
     settings = new_settings(receive_budget_bytes=1 << 24)
     ps, client = world.listener(settings=settings), world.dialer()
     world.until(lambda: client.count(PeerUp))
@@ -140,10 +144,10 @@ def test_what_is_written_is_no_credit_any_more(
     assert limit == settings.window_limit_bytes
 
 
-def test_a_sender_that_holds_itself_back_does_not_complain(
+def test_a_sender_at_its_own_limit_sends_no_blocked(
     new_settings, world, new_source, new_sink, watch_operations
 ):
-    """Its own limit of what is not written is lower than the credit: more of that would be of no use."""
+    """Its limit of unwritten bytes is below the credit, so more credit would not help."""
     ps = world.listener(settings=new_settings(window_bytes=1 << 25, window_limit_bytes=1 << 26))
     client = world.dialer()  # 8 MiB and a chunk
     world.until(lambda: client.count(PeerUp))
@@ -159,10 +163,12 @@ def test_a_sender_that_holds_itself_back_does_not_complain(
     assert client.count(StreamSent) == 1
 
 
-def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
+def test_new_streams_share_the_part_for_larger_initial_windows(
     new_settings, world, new_sink, watch_operations
 ):
-    """Nothing is known of the writer then, and a limit that was told stays. Who is done gives it back."""
+    """Nothing is known of the writer yet, and granted credit stays. A finished stream returns its
+    share.
+    """
     settings = new_settings(window_limit_bytes=1 << 22, receive_budget_bytes=1 << 24)
     ps = world.listener(settings=settings)
     nodes = [world.dialer(f"c{number}") for number in range(5)]
@@ -172,7 +178,7 @@ def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
 
     def stop(client):
-        client._peer.send_op(frames.STOP, (1, "it is not needed any more"))
+        client._peer.send_op(frames.STOP, (1, "no longer needed"))
         world.run(0.1)
 
     for number, client in enumerate(clients):
@@ -188,10 +194,10 @@ def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
     assert ps.endpoint.receive_budget.extra_bytes == 0
 
 
-def test_what_a_writer_still_has_counts_for_its_session(
+def test_bytes_still_being_written_count_for_their_session(
     new_settings, world, new_source, new_sink, watch_operations
 ):
-    """Also when its stream is over; otherwise a peer that begins and stops streams fills the room of all."""
+    """Otherwise a peer that starts and stops streams fills the memory."""
     settings = new_settings(
         window_bytes=1 << 21, window_limit_bytes=1 << 22, receive_budget_bytes=1 << 24
     )
@@ -202,7 +208,7 @@ def test_what_a_writer_still_has_counts_for_its_session(
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, left.pop(0))
     client.endpoint.offer("", "first", {}, new_source([bytes(1 << 18)] * 20))
     world.until(lambda: len(sinks[0].got) == 8)
-    client.endpoint.cancel("", "first", "it is not needed any more")
+    client.endpoint.cancel("", "first", "no longer needed")
 
     def granted(number):
         world.run(0.5)

@@ -1,4 +1,4 @@
-"""Streams through the endpoints: limits, sharing, slow sources, lines and sinks; over memory."""
+"""Streams through endpoints over memory: limits, sharing, slow sources, slow paths, slow sinks."""
 
 import msgpack
 import pytest
@@ -42,7 +42,7 @@ def test_empty_and_finished_streams(world, pair, new_source, new_sink):
 
 
 def test_offering_again_replaces(world, pair, new_source, new_sink):
-    """A restarted stream of the same id: the old one fails, the new one arrives."""
+    """A stream is restarted under the same id: the old one fails, the new one arrives."""
     ps, client = pair
     sinks = [new_sink(hold=True), new_sink()]
     left = list(sinks)
@@ -59,7 +59,7 @@ def test_offering_again_replaces(world, pair, new_source, new_sink):
 
 
 def test_an_id_that_is_offered_twice_on_the_wire(world, pair, new_source):
-    """The receiver keeps one stream per id even when a sender forgets to stop the old one."""
+    """The receiver keeps one stream per id even if a sender does not stop the old one."""
     ps, client = pair
     client.endpoint.offer("", "s", {}, new_source([b"x"]))
     client.endpoint._peer.send_op(frames.OFFER, (2, "s", 1, 0, {}))
@@ -69,7 +69,7 @@ def test_an_id_that_is_offered_twice_on_the_wire(world, pair, new_source):
 
 
 def test_too_many_streams_are_declined(world, new_settings, new_source):
-    """One peer's offers must not fill our tables."""
+    """One peer's offers must not fill the receiver's tables."""
     ps = world.listener(settings=new_settings(max_streams=2))
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
@@ -102,7 +102,7 @@ def test_any_contiguous_buffer_is_a_chunk(world, pair, new_source, new_sink):
 
 
 def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink):
-    """A thousand clients at once must not each get four megabytes of our memory."""
+    """A thousand clients at once must not each get four megabytes of memory."""
     small = new_settings(receive_budget_bytes=1 << 20, chunk_limit_bytes=1 << 16)
     ps = world.listener(settings=small)
     sinks = []
@@ -128,8 +128,8 @@ def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink
     assert ps.endpoint.receive_budget.streams == 8 - ps.count(StreamReceived)
 
 
-def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sink):
-    """An encoder that needs longer than ``stall_s`` per chunk must still get through."""
+def test_a_slow_source_survives_the_stall_timeout(world, pair, new_source, new_sink):
+    """An encoder that needs longer than ``stall_s`` per chunk must still make progress."""
     ps, client = pair
     sink = new_sink()
     world.accept_all(ps, sink)
@@ -145,8 +145,8 @@ def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sin
     assert source.reads == [0, 1, 2, 3]
 
 
-def test_a_slow_line_is_not_filled_with_repetitions(world, new_source, new_sink):
-    """A chunk that takes longer than ``stall_s`` to cross is late, not lost."""
+def test_a_slow_path_is_not_filled_with_retransmissions(world, new_source, new_sink):
+    """A chunk that takes longer than ``stall_s`` to arrive is late, not lost."""
     ps = world.listener()
     world.network.set_conditions("c", "ps", Conditions(delay_s=0.02, bytes_per_s=2000))
     client = world.dialer()
@@ -160,7 +160,7 @@ def test_a_slow_line_is_not_filled_with_repetitions(world, new_source, new_sink)
 
 
 def test_a_loss_in_the_middle_and_at_the_end(world, pair, new_source, new_sink, intercept):
-    """A gap is repaired at once; a lost tail by the stall clock."""
+    """A gap is repaired at once, a lost tail by the stall timeout."""
     ps, client = pair
     sink, source = new_sink(), new_source([bytes([index]) for index in range(6)])
     world.accept_all(ps, sink)
@@ -190,7 +190,7 @@ def quiet_pair(world, new_settings):
 
 
 def lost_piece(head):
-    """The message in place of a piece that arrives and is dropped there: of a stream that is over."""
+    """Return a piece that arrives and is dropped, because its stream is over."""
     fields = msgpack.unpackb(head)
     fields[2] = 0
     return (msgpack.packb(fields), b"x")
@@ -198,7 +198,7 @@ def lost_piece(head):
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_the_stall_timeout_is_armed(world, quiet_pair, new_source, new_sink, *, intercept, hold):
-    """A lost tail is asked for after ``stall_s``, counted from when the writer was done."""
+    """A lost tail is requested after ``stall_s``, counted from the end of the last write."""
     ps, client = quiet_pair
     sink, source = new_sink(hold=hold), new_source([b"a", b"b"])
     world.accept_all(ps, sink)
@@ -227,7 +227,7 @@ def test_the_stall_timeout_is_armed(world, quiet_pair, new_source, new_sink, *, 
 
 
 def test_late_answers_of_a_source_are_ignored(world, pair, new_source, new_sink):
-    """A cancelled stream's reading may still end, well or badly: nobody wants to know."""
+    """A cancelled stream's read may still end, with data or without."""
     ps, client = pair
     world.accept_all(ps, new_sink())
     source = new_source([b"x"] * 3, later=True)
@@ -243,7 +243,7 @@ def test_late_answers_of_a_source_are_ignored(world, pair, new_source, new_sink)
 
 
 def test_thousands_of_small_chunks(world, pair, new_source, new_sink):
-    """A source that answers at once must not be called in a recursion."""
+    """A source that answers at once must not be called recursively."""
     ps, client = pair
     sink = new_sink()
     world.accept_all(ps, sink)
@@ -252,8 +252,8 @@ def test_thousands_of_small_chunks(world, pair, new_source, new_sink):
     assert len(sink.got) == 5000
 
 
-def test_early_chunks_save_a_round_trip(world, pair, new_source, new_sink):
-    """A small upload over a long line should take one delay, not three."""
+def test_eager_chunks_save_a_round_trip(world, pair, new_source, new_sink):
+    """A small upload over a long path should take one delay, not three."""
     ps, client = pair
     sinks = {"eager": new_sink(), "late": new_sink()}
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sinks[e.stream_id])
@@ -270,8 +270,8 @@ def test_early_chunks_save_a_round_trip(world, pair, new_source, new_sink):
     assert client.count(StreamSent) == 2
 
 
-def test_no_more_is_sent_early_than_all_streams_may(world, new_settings, new_source, new_sink):
-    """What nobody has accepted waits in the receiver's memory."""
+def test_eager_bytes_are_bounded_over_all_streams(world, new_settings, new_source, new_sink):
+    """What is not accepted yet waits in the receiver's memory."""
     settings = new_settings(eager_bytes=1000)
     ps, client = world.listener(settings=settings), world.dialer(settings=settings)
     world.until(lambda: client.count(PeerUp))
@@ -306,12 +306,12 @@ def test_eager_chunks_may_overtake_their_offer(world, pair, new_source, new_sink
         client.endpoint._peer.send_op(*operation)
     world.until(lambda: client.count(StreamSent))
     assert sink.content == b"abc" * 3
-    assert world.scheduler.time() - begun < 0.1  # nothing was waited for
+    assert world.scheduler.time() - begun < 0.1  # no timeout was needed
 
 
 @pytest.mark.parametrize("first", [1, 3])
 def test_a_receiver_may_have_some_of_it_already(world, pair, new_source, new_sink, first):
-    """A delta goes on where it stopped, early or not."""
+    """A delta resumes where it stopped, eager or not."""
     ps, client = pair
     sink = new_sink()
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sink, first)
@@ -320,8 +320,8 @@ def test_a_receiver_may_have_some_of_it_already(world, pair, new_source, new_sin
     assert sink.content == b"".join(bytes([65 + n]) * 9 for n in range(first, 5))
 
 
-def test_early_bytes_that_make_no_sense_are_the_peers_fault(world, pair, new_sink):
-    """They are looked at when the stream is accepted: the owner that accepts must not hear of it as an error of its own."""
+def test_invalid_eager_bytes_are_the_peers_error(world, pair, new_sink):
+    """They are checked at ACCEPT, but must not raise in the application's call."""
     ps, client = pair
     client.endpoint._peer.send_op(frames.OFFER, (1, "s", 2, 0, {}))
     world.until(lambda: ps.count(StreamOffered))
@@ -332,8 +332,10 @@ def test_early_bytes_that_make_no_sense_are_the_peers_fault(world, pair, new_sin
     ps.endpoint.accept(client.name, "s", new_sink())
 
 
-def test_what_did_not_fit_is_asked_for_again(world, new_settings, new_source, new_sink):
-    """A sender with more room than ours must not make us keep it, nor wait for the stall timer."""
+def test_eager_bytes_that_did_not_fit_are_requested_again(
+    world, new_settings, new_source, new_sink
+):
+    """The receiver neither keeps more than its own limit nor waits for the stall timeout."""
     ps = world.listener(settings=new_settings(eager_bytes=400))
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
@@ -348,8 +350,8 @@ def test_what_did_not_fit_is_asked_for_again(world, new_settings, new_source, ne
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_early_chunks_over_a_bad_line(mem_world, new_source, new_sink, seed):
-    """Lost, doubled and reordered: every byte arrives once, in order."""
+def test_eager_chunks_over_a_bad_path(mem_world, new_source, new_sink, seed):
+    """Lost, duplicated and reordered: every byte arrives once, in order."""
     world = mem_world(Conditions(delay_s=0.02, jitter_s=0.03, drop=0.1, duplicate=0.1), seed=seed)
     ps, client = world.listener(), world.dialer()
     world.until(lambda: client.count(PeerUp), 200)

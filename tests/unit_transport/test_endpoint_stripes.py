@@ -1,4 +1,4 @@
-"""Several bulk connections through the endpoints: found by measuring, both ways, broken and stalled ones; over memory and sockets."""
+"""Several bulk connections through endpoints: found by trial, both ways; broken, stalled ones."""
 
 import random
 
@@ -17,7 +17,7 @@ def settings_of(new_settings, **changes):
 
 @pytest.fixture
 def meet(mem_world, new_settings):
-    """A world of lossless slow connections, a listener and a dialer that are up."""
+    """A world of lossless slow connections, and a listener and a dialer with a session."""
 
     def make(stripes=64, conditions=None, seed=7, **changes):
         conditions = conditions or Conditions(delay_s=0.045, bytes_per_s=1e6)
@@ -36,8 +36,8 @@ def count_of(node):
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_both_ends_find_how_many(meet, new_source, new_sink, down):
-    """Each connection carries 1 MB/s here: a transfer of a hundred must not take a hundred seconds, whoever sends."""
+def test_both_ends_find_the_number_of_stripes(meet, new_source, new_sink, down):
+    """Each connection carries 1 MB/s: a hundred MB must not take a hundred seconds, either way."""
     world, ps, client = meet()
     sender, receiver = (ps, client) if down else (client, ps)
     sink = new_sink()
@@ -52,8 +52,8 @@ def test_both_ends_find_how_many(meet, new_source, new_sink, down):
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_small_streams_on_a_long_line_have_several(meet, new_source, new_sink, down):
-    """Nothing of theirs ever waits for a window; the end of a round took three round trips more than it had to, each way."""
+def test_small_streams_on_a_long_path_use_several_stripes(meet, new_source, new_sink, down):
+    """They never wait for a window; with one stripe each took three round trips more."""
     world, ps, client = meet()
     sender, receiver = (ps, client) if down else (client, ps)
     for number in (1, 2, 3):
@@ -70,12 +70,12 @@ def test_small_streams_on_a_long_line_have_several(meet, new_source, new_sink, d
     sender.endpoint.offer("c", "batch", {}, new_source([bytes(140_000)] * 4), 600_000)
     world.until(lambda: sender.count(StreamSent) == 4)
     assert sum(stripe.last_number for stripe in stripes) - before <= 4 * 9, (
-        "cut for all of the stream"
+        "pieces are cut by the size of the stream"
     )
 
 
-def test_what_was_found_is_remembered(meet, new_source, new_sink):
-    """The next session on the line must not begin with one connection again."""
+def test_the_number_found_is_remembered(meet, new_source, new_sink):
+    """The next session on the path must not start with one stripe again."""
     world, ps, client = meet()
     world.accept_all(ps, new_sink())
     client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 200))
@@ -92,8 +92,8 @@ def test_what_was_found_is_remembered(meet, new_source, new_sink):
     assert world.scheduler.time() - begun < 6  # 20 MiB, 1 MB/s for each
 
 
-def test_a_setting_bounds_them(meet, new_source, new_sink):
-    """One connection is what there was before, and what a test-bed may want."""
+def test_a_setting_bounds_the_stripes(meet, new_source, new_sink):
+    """A test-bed may want a single connection."""
     world, ps, client = meet(stripes_limit=1)
     world.accept_all(ps, new_sink())
     client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 20))
@@ -102,8 +102,8 @@ def test_a_setting_bounds_them(meet, new_source, new_sink):
     assert len(client.endpoint._peer.streams.outgoing._bulk._stripes) == 1
 
 
-def test_a_dialer_takes_over_what_the_listener_says(meet, new_source, new_sink, new_settings):
-    """How many there may be is a setting of the run, which a client learns with its welcome."""
+def test_a_dialer_adopts_settings_of_the_run(meet, new_source, new_sink, new_settings):
+    """The number of stripes is a setting of the run, which a client gets with its welcome."""
     world, ps, client = meet()
     client.endpoint.adopt(settings_of(new_settings, stripes_first=3, stripes_limit=3))
     world.accept_all(ps, new_sink())
@@ -116,10 +116,12 @@ def test_a_dialer_takes_over_what_the_listener_says(meet, new_source, new_sink, 
     assert (bulk._window_limit, bulk.congestion_window._window_limit) == (5 * MIB, 5 * MIB)
 
 
-def test_ends_that_were_set_differently_do_not_wait_for_each_other(
+def test_ends_with_different_settings_do_not_wait_for_each_other(
     mem_world, new_settings, new_source, new_sink
 ):
-    """A receiver tells what it wrote in steps of its own window; a sender with a small one must not stop before that."""
+    """A receiver reports written chunks in steps of its own window; a sender with a small window
+    must not stop before that.
+    """
     world = mem_world(Conditions(delay_s=0.01, bytes_per_s=1e8))
     ps = world.listener(
         settings=settings_of(new_settings, window_bytes=32 * MIB, window_limit_bytes=64 * MIB)
@@ -136,16 +138,15 @@ def test_ends_that_were_set_differently_do_not_wait_for_each_other(
     assert sink.content == b"".join(data)
 
 
-def test_a_dead_connection_among_them_does_not_hold_the_transfer(meet, new_source, new_sink):
-    """A connection may be cut by a box on the way and nobody told: the others carry on."""
+def test_a_dead_stripe_does_not_stall_the_transfer(meet, new_source, new_sink):
+    """A middlebox may cut a connection silently: the others carry on."""
     world, ps, client = meet(stripes_first=4, stripes_limit=4)
     world.accept_all(ps, new_sink())
     client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 20))
     world.until(lambda: client.count(StreamSent))
     world.network.cut_stripe("c", "ps", 2)
-    held = new_sink(
-        hold=True
-    )  # a stream that comes in meanwhile and waits must not hide the clock of those that go out
+    # An incoming stream that waits must not hide the probe timeouts of the outgoing ones.
+    held = new_sink(hold=True)
     world.accept_all(client, held)
     ps.endpoint.offer("c", "back", {}, new_source([bytes(1000)] * 2))
     world.until(lambda: held.waiting)
@@ -161,7 +162,7 @@ def test_a_dead_connection_among_them_does_not_hold_the_transfer(meet, new_sourc
 
 @pytest.mark.parametrize("seed", range(5))
 def test_many_streams_over_bad_connections(meet, new_source, new_sink, seed):
-    """Loss, doubling, overtaking and a reset: every byte of every stream arrives once, in order."""
+    """Loss, duplication, reordering and a reset: every byte arrives once, in order."""
     bad = Conditions(delay_s=0.02, jitter_s=0.03, drop=0.05, duplicate=0.1, reorder=0.1)
     world, ps, client = meet(stripes=5, conditions=bad, seed=seed, stripes_first=5)
     rng = random.Random(seed)

@@ -24,8 +24,10 @@ SHOWN = r"\u001b]0;owned\u0007\u000aps: all good\u000d\u202e"
         (r"C:\new", r"C:\new"),
         (HOSTILE, SHOWN),
         ("\x00\x7f\x9b", r"\u0000\u007f\u009b"),
-        ("\u202a\u202b\u202c\u202d\u2066\u2067\u2068\u2069", r"\u202a\u202b\u202c\u202d\u2066\u2067\u2068\u2069"),
-        ("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u061c", r"\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u061c"),
+        ("\u202a\u202b\u202c\u202d", r"\u202a\u202b\u202c\u202d"),
+        ("\u2066\u2067\u2068\u2069", r"\u2066\u2067\u2068\u2069"),
+        ("\u200b\u200c\u200d\u200e", r"\u200b\u200c\u200d\u200e"),
+        ("\u200f\u2060\ufeff\u061c", r"\u200f\u2060\ufeff\u061c"),
         ("a\u2028b\u2029c\x85d\x0be", r"a\u2028b\u2029c\u0085d\u000be"),
         ("\ud800", r"\ud800"),
         ("\ue000\uffff\U000e0041", r"\ue000\uffff\U000e0041"),
@@ -33,14 +35,16 @@ SHOWN = r"\u001b]0;owned\u0007\u000aps: all good\u000d\u202e"
     ],
 )  # fmt: skip
 def test_what_a_terminal_would_act_on_is_escaped(raw, shown):
-    """Escape sequences, returns, line breaks, bidirectional controls, zero-width characters, and what is no character."""
+    """Escape sequences, returns, line breaks, bidirectional controls, zero-width characters,
+    unassigned characters.
+    """
     assert printable(raw) == shown
     assert peer_text(raw, 500) == shown
 
 
 @given(st.text(), st.integers(1, 40))
 def test_any_text_is_one_printable_line_of_at_most_the_limit(text, limit):
-    """And what was made so is not changed again."""
+    """And escaping it again changes nothing."""
     found = peer_text(text, limit)
     assert len(found) <= limit
     assert found.isprintable()
@@ -56,8 +60,8 @@ def test_any_text_is_one_printable_line_of_at_most_the_limit(text, limit):
     ("text", "limit", "shown"),
     [("abcd", 4, "abcd"), ("abcde", 4, "abc…"), ("\n" * 9, 8, r"\u000a\…"), ("ab", 1, "…")],
 )
-def test_what_is_cut_off_is_seen(text, limit, shown):
-    """An ellipsis says that there was more."""
+def test_cut_text_ends_in_an_ellipsis(text, limit, shown):
+    """It shows that there was more."""
     assert peer_text(text, limit) == shown
 
 
@@ -74,14 +78,14 @@ def parsed(*fields):
         (frames.DATA, SESSION, 1, 0, frames.ABORT, 1, HOSTILE),
     ],
 )
-def test_reasons_are_printable_as_they_are_read(fields):
-    """They are told, journaled and raised by all that is above."""
+def test_reasons_are_printable_when_they_are_parsed(fields):
+    """They are shown, journaled and raised by the layers above."""
     found = parsed(*fields)
     assert (found.reason if fields[0] == frames.BYE else found.fields[-1]) == SHOWN
 
 
 def test_a_refusal_is_printable():
-    """Its text becomes the error with which the process ends; its code cannot pass for another one."""
+    """Its text becomes the error with which the process ends; its code must stay distinct."""
     found = parsed(frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "superseded\x1b", HOSTILE, 0)
     assert (found.code, found.text) == (r"superseded\u001b", SHOWN)
 
@@ -94,15 +98,15 @@ def test_a_refusal_is_printable():
         (frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "", 1, 0, {}),
     ],
 )
-def test_what_is_compared_is_refused(fields):
-    """A role and a stream id are identifiers: an escaped one would be another one."""
+def test_unprintable_identifiers_are_refused(fields):
+    """A role or a stream id would become another one by escaping."""
     with pytest.raises(tp.PeerError) as refused:
         parsed(*fields)
     assert str(refused.value).isprintable()
 
 
 def test_bytes_that_are_no_text_are_not_repeated():
-    """What is said of a damaged head goes on in a PeerDown, and must not be as large as the head."""
+    """The error text of a damaged head appears in a PeerDown, and must stay short."""
     head = frames.pack((frames.BYE, SESSION, "x" * 60_000), 1 << 20).replace(b"xxx", b"\xffxx", 1)
     with pytest.raises(tp.PeerError) as refused:
         frames.parse([head], 1 << 20, 0)
@@ -111,7 +115,7 @@ def test_bytes_that_are_no_text_are_not_repeated():
 
 
 def test_the_address_of_a_failed_handshake_is_printable():
-    """It stands in the line that tells of it."""
+    """It appears in the line that reports it."""
     request = [b"1.0", b"1", ZAP_DOMAIN, b"\x1b[2J\xff" * 40, b"", b"CURVE", bytes(range(32))]
     _, failed = answer_zap(request, lambda _: False)
     assert isinstance(failed, HandshakeFailed)

@@ -1,4 +1,4 @@
-"""One suite that every link must pass under the same endpoints: memory, ZeroMQ, ZeroMQ encrypted, and that through two relays."""
+"""One suite for every link under the same endpoints: memory, ZeroMQ, encrypted, and by relays."""
 
 import os
 
@@ -31,7 +31,7 @@ def pair(world, **settings):
 
 
 def test_hello_and_welcome_carry_their_bodies(world):
-    """A session begins with both bodies and both incarnations known on the other side."""
+    """A session starts with both bodies and both incarnations known on the other side."""
     ps = world.listener(incarnation=77)
     client = world.dialer(incarnation=10, hello=lambda: {"manifest": "abc"})
     world.until(lambda: client.count(PeerUp))
@@ -43,7 +43,7 @@ def test_hello_and_welcome_carry_their_bodies(world):
 
 
 def test_refuse_ends_the_calling(world):
-    """A refused dialer says so once and is quiet, until it is told to connect again."""
+    """A refused dialer reports it once and stops until it is told to connect again."""
     ps = world.listener()
     ps.on[HelloReceived] = lambda e: ps.endpoint.refuse(e.peer, "manifest", "layer w differs")
     client = world.dialer()
@@ -58,7 +58,7 @@ def test_refuse_ends_the_calling(world):
 
 
 def test_messages_arrive_in_order_both_ways(world):
-    """Control messages are the roles' only language: in order, exactly once."""
+    """In order, exactly once."""
     ps, client = pair(world)
     for number in range(500):
         client.endpoint.send("", {"n": number})
@@ -70,7 +70,7 @@ def test_messages_arrive_in_order_both_ways(world):
 
 
 def test_messages_survive_a_broken_connection(world):
-    """A reconnect loses what was on its way; the session must not show it."""
+    """A reconnect loses what was in flight; the session repairs it."""
     ps, client = pair(world)
     for number in range(300):
         client.endpoint.send("", {"n": number})
@@ -86,7 +86,7 @@ def test_messages_survive_a_broken_connection(world):
 
 
 def test_a_large_control_message(world):
-    """A manifest of some megabytes goes as one message."""
+    """A manifest of some megabytes is one message."""
     ps, client = pair(world)
     body = {"blob": os.urandom(3 << 20), "names": ["layer"] * 5000}
     client.endpoint.send("", body)
@@ -95,7 +95,7 @@ def test_a_large_control_message(world):
 
 
 def test_streams_both_ways_at_once(world, new_source, new_sink):
-    """The main road: bulk data intact in both directions, confirmed to the sender."""
+    """Bulk data arrives intact in both directions and is confirmed to the sender."""
     ps, client = pair(world)
     up = [os.urandom(200_000) for _ in range(40)]
     down = [os.urandom(100_000 + index) for index in range(60)]
@@ -114,8 +114,8 @@ def test_streams_both_ways_at_once(world, new_source, new_sink):
     assert client.endpoint.transfers() == []
 
 
-def test_credit_bounds_what_is_under_way(world, new_source, new_sink):
-    """A slow writer must hold the sender: this is what replaces high-water marks."""
+def test_credit_bounds_unwritten_bytes(world, new_source, new_sink):
+    """A slow writer must hold back the sender; there are no high-water marks."""
     ps, client = pair(world)
     data = [bytes([index]) * 100_000 for index in range(60)]
     sink, source = new_sink(hold=True), new_source(data)
@@ -135,7 +135,7 @@ def test_credit_bounds_what_is_under_way(world, new_source, new_sink):
 
 
 def test_decline_and_cancel(world, new_source, new_sink):
-    """Either side may end a stream, and the other one learns the reason."""
+    """Either side may end a stream, and the other one gets the reason."""
     ps, client = pair(world)
     ps.on[StreamOffered] = lambda e: ps.endpoint.decline(e.peer, e.stream_id, "known")
     client.endpoint.offer("", "a", {}, new_source([b"x"]))
@@ -164,7 +164,7 @@ def test_decline_and_cancel(world, new_source, new_sink):
 
 
 def test_a_stream_resumes_at_the_chunk(world, new_source, new_sink):
-    """After a lost session the roles offer again and pay only for what is missing."""
+    """After a lost session the application offers it again and pays only for missing chunks."""
     ps, client = pair(world)
     data = [bytes([index]) * 1000 for index in range(20)]
     sink, source = new_sink(), new_source(data)
@@ -176,7 +176,7 @@ def test_a_stream_resumes_at_the_chunk(world, new_source, new_sink):
 
 
 def test_a_stream_survives_broken_connections(world, new_source, new_sink):
-    """Chunks lost with a connection are asked for again, and none is written twice."""
+    """Chunks lost with a connection are requested again, and none is written twice."""
     ps, client = pair(world)
     data = [os.urandom(100_000) for _ in range(60)]
     sink = new_sink(hold=True)
@@ -195,7 +195,7 @@ def test_a_stream_survives_broken_connections(world, new_source, new_sink):
 
 
 def test_listener_restart_is_found_at_once(world):
-    """A restarted listener knows no session: UNKNOWN brings the dialer back within a beat."""
+    """A restarted listener holds no session: UNKNOWN brings the dialer back within a heartbeat."""
     ps, client = pair(world)
     world.kill(ps)
     again = world.listener(incarnation=2)
@@ -209,7 +209,7 @@ def test_listener_restart_is_found_at_once(world):
     assert [e.body for e in again.all(MessageReceived)] == [{"n": 1}]
 
 
-def test_a_relaunched_client_replaces_its_ghost(world):
+def test_a_relaunched_client_replaces_its_old_session(world):
     """Preemption: the new process must not wait until the old session expires."""
     ps, client = pair(world)
     world.kill(client)
@@ -232,7 +232,7 @@ def test_clock_skew_does_not_lock_a_relaunched_client_out(world):
 
 
 def test_a_remembered_incarnation_counts_as_seen(world):
-    """A server restarted from its ledger must not let an older life of a name in unnoticed."""
+    """A server restarted from its ledger must not accept an older incarnation of a name."""
     ps = world.listener()
     ps.endpoint.remember("c", 50)
     client = world.dialer(incarnation=10)
@@ -241,8 +241,8 @@ def test_a_remembered_incarnation_counts_as_seen(world):
     assert [event.incarnation for event in ps.all(HelloReceived)] == [51]
 
 
-def test_a_remembered_life_reconnects_and_its_ghost_does_not(world):
-    """After a restart the process the ledger knows comes back as itself; one before it stays out."""
+def test_a_remembered_incarnation_reconnects_and_an_older_one_does_not(world):
+    """After a restart the process in the ledger reconnects as itself; one before it stays out."""
     ps = world.listener()
     same, ghost = world.dialer("same", incarnation=50), world.dialer("ghost", incarnation=10)
     world.until(lambda: same.count(PeerUp) and ghost.count(PeerUp))
@@ -258,7 +258,7 @@ def test_a_remembered_life_reconnects_and_its_ghost_does_not(world):
 
 
 def test_equal_incarnation_is_a_reconnect(world):
-    """The same process after a partition: new session, told as reset to the listener's role."""
+    """The same process after a partition gets a new session."""
     ps, client = pair(world)
     world.cut(client)
     world.until(lambda: client.count(PeerDown) and ps.count(PeerDown))
@@ -269,8 +269,8 @@ def test_equal_incarnation_is_a_reconnect(world):
     assert client.endpoint.incarnation == 10
 
 
-def test_unreachable_is_told_until_it_is_not(world):
-    """A wrong address or a dead server must be visible, and must heal by itself."""
+def test_unreachable_is_reported_until_the_listener_answers(world):
+    """A wrong address or a dead server must be visible, and recover by itself."""
     ps = world.listener()
     world.kill(ps)
     client = world.dialer()
@@ -283,7 +283,7 @@ def test_unreachable_is_told_until_it_is_not(world):
 
 
 def test_bye(world):
-    """A goodbye is known at once, without waiting for expiry; the dialer stays away."""
+    """It arrives at once, without waiting for expiry; the dialer stays away."""
     ps, client = pair(world)
     client.endpoint.disconnect("", "draining")
     world.until(lambda: ps.count(PeerDown))
@@ -295,7 +295,7 @@ def test_bye(world):
 
 
 def test_bye_of_the_listener_is_a_loss(world):
-    """A server that restarts says goodbye; its clients must come back without being told to."""
+    """A restarting server sends BYE; its clients must come back by themselves."""
     ps, client = pair(world)
     ps.endpoint.disconnect("c", "restart")
     world.until(lambda: client.count(PeerDown))
@@ -303,8 +303,8 @@ def test_bye_of_the_listener_is_a_loss(world):
     world.until(lambda: client.count(PeerUp) == 2)
 
 
-def test_a_goodbye_leaves_even_when_closed_at_once(world):
-    """``disconnect`` followed by ``close`` is how every process ends: the BYE must get out."""
+def test_bye_is_sent_even_when_closed_at_once(world):
+    """Every process ends with ``disconnect`` and ``close``: the BYE must be sent."""
     ps, client = pair(world)
     client.endpoint.disconnect("", "done")
     client.endpoint.close()
@@ -312,8 +312,8 @@ def test_a_goodbye_leaves_even_when_closed_at_once(world):
     assert ps.last(PeerDown).reason == "bye"
 
 
-def test_beats_carry_payloads_both_ways(world):
-    """Heartbeats show a node that is alive but stuck."""
+def test_heartbeats_carry_payloads_both_ways(world):
+    """They show a node that is alive but stuck."""
     ps = world.listener(beat_payload=lambda peer: {"members": 1, "to": peer})
     client = world.dialer(beat_payload=lambda peer: {"step": 4, "to": peer})
     world.until(lambda: client.count(PeerUp) and ps.count(PeerUp))
@@ -326,7 +326,7 @@ def test_beats_carry_payloads_both_ways(world):
 
 @pytest.mark.parametrize("who", ["source", "sink"])
 def test_a_failing_source_or_sink_ends_only_its_stream(world, new_source, new_sink, who):
-    """A disk error on one side is one failed stream on both, and the session goes on."""
+    """A disk error on one side fails one stream on both, and the session goes on."""
     ps, client = pair(world)
     sink = new_sink(fail_at=3 if who == "sink" else None)
     world.accept_all(ps, sink)
@@ -341,7 +341,7 @@ def test_a_failing_source_or_sink_ends_only_its_stream(world, new_source, new_si
 
 
 def test_many_clients_do_not_disturb_each_other(world, new_source, new_sink):
-    """Ten clients sending at once: each stream ends up in its own sink."""
+    """Ten clients send at once: each stream arrives in its own sink."""
     ps = world.listener()
     sinks = {}
 

@@ -81,7 +81,7 @@ def test_sender_waits_for_accept_and_credit():
     assert stream.take() is None
     stream.accept(0, 0, 0, 50)
     assert stream.next_read() == (0, 1)
-    assert stream.next_read() is None  # one reading at a time
+    assert stream.next_read() is None  # one read at a time
     stream.delivered(1, b"x" * 60)
     assert stream.take() is None  # held: 60 bytes do not fit into 50
     assert stream.next_read() is None
@@ -165,7 +165,9 @@ def test_a_receivers_credit_is_not_trusted():
     assert stream.take() is not None
     stream.accept(1, 5, 500, 1 << 62)
     assert send_one(stream, 100)
-    assert stream.next_read()[0] == 6  # a resume counts by the chunk's place, not by what it says
+    assert (
+        stream.next_read()[0] == 6
+    )  # a resume counts by the chunk's position, not by what it claims
 
 
 def test_a_receiver_cannot_confirm_what_was_not_sent():
@@ -222,7 +224,7 @@ def test_resumes_without_progress_have_an_end():
         send_one(stream)
         stream.accept(round_, 0, 0, 1000)
     send_one(stream)
-    stream.accept(stream.round + 1, 1, 10, 1000)  # one chunk further: patience begins anew
+    stream.accept(stream.round + 1, 1, 10, 1000)  # one chunk further: the count restarts
     send_one(stream)
     stream.accept(stream.round + 1, 1, 10, 1000)
     for _ in range(RESUMES_LIMIT - 1):
@@ -360,7 +362,7 @@ def test_the_stall_timeout():
     assert stream.handle_timer(30.0)
     assert stream.next_deadline() == 70.0
     assert take(stream, 2, 0, 10, 50.0) == [0]
-    assert stream.next_deadline() == math.inf  # our writer is busy
+    assert stream.next_deadline() == math.inf  # the writer is busy
     stream.on_written(10, 1000, 60.0)
     # 50 s was a wait that ended well: from now on patience is twice that.
     assert stream.next_deadline() == 160.0
@@ -430,8 +432,8 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
                 sender.accept(*operation[1:])
         else:
             now = receiver.next_deadline()
-            assert loss, "without a loss nobody may have to wait for the clock"
-            assert now < math.inf, "nobody waits for anything, and the stream is not complete"
+            assert loss, "without a loss no timeout may be needed"
+            assert now < math.inf, "a deadlock"
             assert receiver.handle_timer(now)
             control.append(receiver.accept_fields())
         assert 0 <= receiver.credit.pending <= window
@@ -473,8 +475,8 @@ def test_an_eager_sender_is_like_any_other_once_it_is_accepted():
 
     for first in (2, 3):
         eager, reading = began_eager(8, 9)
-        told = story(eager, first, reading if first == 2 else None)
-        assert told == story(SendStream(1, 9, 1000), first)
+        expected = story(eager, first, reading if first == 2 else None)
+        assert expected == story(SendStream(1, 9, 1000), first)
         assert eager.is_accepted
 
 

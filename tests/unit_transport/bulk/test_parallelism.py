@@ -14,7 +14,8 @@ from fsl_transport.bulk.parallelism import (
 
 
 def simulate(
-    rate, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda now: False, rtt_s=0.01, useful=1
+    rate, seconds, *,
+    machine=None, limit=64, begun=0.0, idle=lambda now: False, rtt_s=0.01, useful=1,
 ):  # fmt: skip
     """Let the machine choose on a path that carries ``rate(stripes)`` bytes per second.
 

@@ -29,7 +29,7 @@ def test_a_window_follows_the_path_and_grows_beyond_it_with_losses():
     stream = accepted(window=100, limit=50)
     assert stream.on_blocked(100, 150, 1000)
     assert stream.credit.limit == 150
-    assert not stream.on_blocked(100, 300, 1000)  # said before it heard of the 150
+    assert not stream.on_blocked(100, 300, 1000)  # sent before the 150 arrived
     assert stream.on_blocked(150, 150, 1000)
     assert stream.credit.limit == 300
     for limit in (300, 600, 1000):

@@ -117,10 +117,10 @@ def test_a_waiting_sender_has_asked():
 
 
 class Path:
-    """``rate`` bytes per second for each stripe and a delay each way; acknowledgements cost nothing.
+    """``rate`` bytes per second for each stripe, a delay each way, free acknowledgements.
 
-    No packets and no TCP (``simulated_path`` in tests/support has them): ten seconds of 25 MB/s take
-    0.05 s here, and 20 s there.
+    No packets and no TCP (``simulated_path`` in tests/support has them): ten seconds of 25 MB/s
+    take 0.05 s here, and 20 s there.
     """
 
     def __init__(self, bulk, *, rate, delay_s):

@@ -1,4 +1,4 @@
-"""Limits on how fast and how much: token buckets, the gate of HELLOs, the gate of speech, totals over all peers."""
+"""Rate limits: token buckets, HELLOs, messages, connections, totals over all peers."""
 
 import errno
 import os
@@ -22,8 +22,8 @@ WORD = Data(SESSION, 1, 0, frames.MESSAGE, [{}])
 CREDIT = Data(SESSION, 1, 0, frames.CREDIT, [1, 2, 3])
 
 
-def test_a_bucket_by_hand():
-    """Burst first, then the rate, never more than the burst, and a clock that goes back gives nothing."""
+def test_a_bucket():
+    """Burst first, then the rate, at most the burst; a clock that goes back adds nothing."""
     bucket = TokenBucket(Rate(2.0, 3.0), 10.0)
     assert [bucket.take(10.0) for _ in range(4)] == [True, True, True, False]
     assert not bucket.take(10.4)
@@ -32,8 +32,8 @@ def test_a_bucket_by_hand():
     assert bucket.fill(1e9) == 3.0
 
 
-def test_more_than_a_burst_is_owed():
-    """One message larger than the burst must pass some time, and be paid for."""
+def test_more_than_a_burst_leaves_a_debt():
+    """A message larger than the burst must pass eventually, and be paid for."""
     bucket = TokenBucket(Rate(1.0, 4.0), 0.0)
     assert bucket.take(0.0, 10.0)
     assert not bucket.take(6.9)
@@ -41,8 +41,8 @@ def test_more_than_a_burst_is_owed():
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 5)), max_size=60))
-def test_a_bucket_never_lets_more_through_than_its_rate(steps):
-    """Whatever comes when: at most burst + rate x time, and one message of more than the burst."""
+def test_a_bucket_never_allows_more_than_its_rate(steps):
+    """At most burst + rate * time, and one message larger than the burst."""
     bucket, now, taken = TokenBucket(Rate(1.5, 4.0), 0.0), 0.0, 0.0
     for wait_s, tokens in steps:
         now += wait_s
@@ -52,14 +52,14 @@ def test_a_bucket_never_lets_more_through_than_its_rate(steps):
 
 
 @pytest.mark.parametrize("rate", [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.5)])
-def test_a_rate_lets_something_through(rate):
+def test_a_rate_allows_something(rate):
     """A limit of nothing is a mistake, not a limit."""
     with pytest.raises(LocalError):
         Rate(*rate)
 
 
-def test_buckets_of_strangers_take_little_room():
-    """Strangers choose the keys: no more are remembered than the limit, and full ones go first."""
+def test_buckets_are_bounded():
+    """Unauthenticated peers choose the keys. Full buckets are dropped first."""
     buckets = RateLimit(Rate(1.0, 2.0), 10)
     assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
     for number in range(9):
@@ -73,7 +73,7 @@ def test_buckets_of_strangers_take_little_room():
 
 
 def test_full_buckets_are_looked_for_among_the_oldest_few():
-    """It is done for every connection and HELLO: thousands of keys must not be walked through each time."""
+    """For every connection and HELLO: it must not iterate over thousands of keys."""
     looked = 0
 
     class Counted(dict):
@@ -103,7 +103,7 @@ def hello_limits(**changes):
 
 
 def test_an_origin_has_its_own_rate():
-    """One site that redials madly must not shut out the next."""
+    """A site that redials in a loop must not shut out others."""
     limits = hello_limits()
     mad = [limits.allows(f"n{n}", "10.0.0.1", 0.0, is_known=True) for n in range(5)]
     assert mad == [True, True, True, False, False]
@@ -112,8 +112,8 @@ def test_an_origin_has_its_own_rate():
     assert limits.dropped == 2
 
 
-def test_new_names_share_a_rate_that_known_ones_are_spared():
-    """A flood from many origins: those who belong here still come in."""
+def test_known_names_do_not_use_the_common_rate():
+    """A flood from many origins must not keep them out."""
     limits = hello_limits()
     flood = [limits.allows(f"n{n}", f"10.0.{n}.1", 0.0, is_known=False) for n in range(20)]
     assert sum(flood) == 5
@@ -121,13 +121,13 @@ def test_new_names_share_a_rate_that_known_ones_are_spared():
 
 
 def test_half_open_names_are_limited():
-    """Who asks and never speaks holds a place for seconds only, and only so many places."""
+    """A peer that asks and never answers holds one of few places, for seconds."""
     limits = hello_limits(hellos_of_new_names=Rate(1000.0, 1000.0))
     for number in range(4):
         assert limits.allows(f"n{number}", "", 0.0, is_known=False)
         limits.open(f"n{number}")
     assert not limits.allows("n4", "", 0.0, is_known=False)
-    assert limits.allows("n0", "", 0.0, is_known=False)  # the same again is no more
+    assert limits.allows("n0", "", 0.0, is_known=False)  # a repetition does not count
     limits.close("n1")
     assert limits.allows("n4", "", 0.0, is_known=False)
     assert limits.half_open == 3
@@ -143,8 +143,8 @@ def message_limits(**changes):
     return MessageLimits(TransportSettings(**values), 0.0)
 
 
-def test_what_the_owner_hears_is_limited_more_than_the_rest():
-    """Messages, beats and offers are work and lines in a journal; credit is not."""
+def test_messages_for_the_application_have_a_lower_rate():
+    """Messages, heartbeats and offers cost work and journal lines; credit does not."""
     limits = message_limits()
     beat = Beat(SESSION, 0, True, {})
     assert [limits.allows(one, 10, 0.0) for one in (WORD, beat, WORD)] == [True, True, False]
@@ -162,8 +162,8 @@ def test_bytes_of_control_are_limited():
     assert limits.allows(CREDIT, 900, 80.0)
 
 
-def test_a_fast_speaker_is_slowed_and_loses_nothing(world, new_settings):
-    """What is beyond its rate comes again later, in order, in the same session."""
+def test_a_fast_sender_is_slowed_and_loses_nothing(world, new_settings):
+    """Messages beyond the rate arrive later, in order, in the same session."""
     unit_s = world.unit_s
     ps = world.listener(
         settings=new_settings(unit_s, application_messages=Rate(40.0 / unit_s, 20.0))
@@ -199,8 +199,8 @@ def hello(name, number=1):
     return frames.pack(fields, 1 << 16)
 
 
-def test_a_flood_of_names_leaves_room_for_members(memory, new_settings):
-    """Thousands of fresh names: few are asked about, none of their bodies stays, and a member that comes back is let in."""
+def test_a_flood_of_names_leaves_room_for_known_ones(memory, new_settings):
+    """Few of thousands are handled, no bodies are kept, and a known name reconnects."""
     ps = memory.listener(
         settings=new_settings(hellos_of_new_names=Rate(1.0, 50.0), max_half_open=20)
     )
@@ -218,8 +218,8 @@ def test_a_flood_of_names_leaves_room_for_members(memory, new_settings):
     memory.until(lambda: client.count(PeerUp) == 2)
 
 
-def test_early_chunks_of_all_together_are_bounded(memory, new_settings):
-    """Chunks that nobody accepted cost memory: none of many sessions may hold much, nor all together, nor by empty ones."""
+def test_eager_chunks_are_bounded_over_all_sessions(memory, new_settings):
+    """No session may hold much, nor all together, nor with empty chunks."""
     total = 100_000
     ps = memory.listener(settings=new_settings(eager_bytes=30_000, eager_total_bytes=total))
     attackers = [memory.dialer(f"attacker-{number}") for number in range(10)]
@@ -240,8 +240,8 @@ def test_early_chunks_of_all_together_are_bounded(memory, new_settings):
 
 
 @pytest.mark.parametrize(("soft", "got"), [(256, 10_240), (20_000, 20_000)])
-def test_descriptors_of_a_system_that_says_no_limit_and_has_one(monkeypatch, soft, got):
-    """A client on macOS, which refuses what it says is allowed, had its 256, and few stripes."""
+def test_descriptors_of_a_system_that_reports_no_limit_but_has_one(monkeypatch, soft, got):
+    """On macOS, which refuses the limit that it reports, a client stayed at 256 files."""
     hard = 2**63 - 1
     now = [soft, hard]
 
@@ -256,8 +256,8 @@ def test_descriptors_of_a_system_that_says_no_limit_and_has_one(monkeypatch, sof
     assert now[1] == hard
 
 
-def test_the_doorkeeper_hangs_up_the_newest():
-    """Those who are here stay; a number that belongs to a file by now is left alone."""
+def test_admission_closes_the_newest_connection():
+    """Established ones stay; a descriptor that was reused for a file is left alone."""
     admission = ConnectionAdmission(TransportSettings(max_connections=2), 0.0)
     pairs = [socket.socketpair() for _ in range(3)]
     for ours, _ in pairs:
@@ -281,8 +281,8 @@ def test_the_doorkeeper_hangs_up_the_newest():
     os.close(writer)
 
 
-def test_connections_that_took_the_last_descriptors_are_hung_up(monkeypatch):
-    """There was none left to hang them up by, so they stayed, and nothing else could be opened."""
+def test_connections_that_took_the_last_descriptors_are_closed(monkeypatch):
+    """Without a free descriptor to close them by, they stayed, and nothing else could be opened."""
 
     def dup(_):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -305,13 +305,11 @@ def test_connections_that_took_the_last_descriptors_are_hung_up(monkeypatch):
 
 
 def test_a_connection_that_is_gone_is_closed_once(monkeypatch):
-    """A flood whose connections go at once closed numbers twice: the second time it was another thread's, and libzmq ended the process for want of its own."""
+    """A second close hit the descriptor of another thread, and libzmq aborted the process."""
     closed = []
     monkeypatch.setattr("fsl_transport.zmq.admission.os.close", closed.append)
     admission = ConnectionAdmission(TransportSettings(max_connections=1), 0.0)
-    with (
-        socket.socket() as gone
-    ):  # who asks whose it is, or hangs it up, hears that it is not connected
+    with socket.socket() as gone:  # its address and its shutdown fail: it is not connected
         for _ in range(3):
             admission.accepted(gone.fileno(), 0.0)
     assert closed == []
@@ -325,7 +323,7 @@ def test_a_connection_that_is_gone_is_closed_once(monkeypatch):
 
 
 def test_a_listener_counts_its_connections(zmq_world):
-    """Real ones: as many as the limit stand, the next is hung up, and the client that was there goes on."""
+    """On real sockets the limit holds, and an established session goes on."""
     ps = zmq_world.listener()
     admission = ps.link._pipes[0].admission
     admission.limit = 6

@@ -1,4 +1,4 @@
-"""The envelope: what is packed comes back, and hostile bytes give PeerError only."""
+"""The wire format: packed messages parse to the same, and hostile bytes give PeerError only."""
 
 import contextlib
 
@@ -66,14 +66,14 @@ def fields_of(message):
 
 @pytest.mark.parametrize(("fields", "kind"), GOOD)
 def test_every_message_comes_back(fields, kind):
-    """What one side packs the other must read, for every kind and op."""
+    """For every kind and op."""
     message = parse(frames.pack(fields, 1 << 20))
     assert type(message) is kind
     assert fields_of(message) == fields
 
 
 def test_a_chunk_keeps_its_payload_uncopied():
-    """Bulk bytes must not be copied on the way through."""
+    """Bulk bytes must not be copied on the way."""
     payload = memoryview(bytearray(1000))
     head = frames.pack((frames.CHUNK, SESSION, 1, 0, 7, 500, 1500, 3, 9, True), 100)
     message = parse(head, payload)
@@ -159,7 +159,7 @@ BAD = {
 
 @pytest.mark.parametrize("parts", BAD.values(), ids=BAD.keys())
 def test_bad_bytes_are_peer_errors(parts):
-    """Each way to break the envelope is the peer's error, never another exception."""
+    """Each way to break the format is the peer's error, never another exception."""
     with pytest.raises(PeerError):
         parse(*parts)
 
@@ -176,8 +176,8 @@ NATURALS = [
 
 @pytest.mark.parametrize("bad", [-1, 1 << 63, True, "1", None])
 @pytest.mark.parametrize(("fields", "position"), NATURALS)
-def test_what_counts_is_a_natural_number(fields, position, bad):
-    """A negative one would make a window that is smaller than nothing."""
+def test_counts_are_natural_numbers(fields, position, bad):
+    """A negative one would make a negative window."""
     wrong = (*fields[:position], bad, *fields[position + 1 :])
     payload = (b"12345",) if fields[0] == frames.CHUNK else ()
     with pytest.raises(PeerError):
@@ -198,7 +198,7 @@ def test_limits_come_before_everything():
 @example([b"\x91\x01"])
 @settings(max_examples=400, deadline=None)
 def test_random_bytes(parts):
-    """Fuzz: no bytes whatever may raise anything but PeerError."""
+    """Fuzz: no bytes may raise anything but PeerError."""
     with contextlib.suppress(PeerError):
         parse(*parts)
 
@@ -247,21 +247,21 @@ def test_wrong_fields(kind, fields, payload):
 
 @pytest.mark.parametrize("body", [[], {1: 2}, {"a": {b"b": 1}}, {"a": [({3: 4},)]}, None], ids=repr)
 def test_bodies_a_peer_would_refuse_are_refused_here(body):
-    """A mistake of ours must show up as LocalError here, not as a lost session there."""
+    """Our own mistake must be a LocalError here, not a lost session there."""
     with pytest.raises(LocalError):
         frames.check_body(body)
 
 
 @pytest.mark.parametrize("value", [object(), 1 << 70, {1, 2}], ids=["object", "int", "set"])
-def test_values_msgpack_cannot_hold(value):
-    """The same for values that have no wire form; the packer stays usable afterwards."""
+def test_values_msgpack_cannot_encode(value):
+    """The same for values without a wire form; the packer stays usable."""
     with pytest.raises(LocalError):
         frames.pack((frames.BYE, SESSION, value), 100)
     assert parse(frames.pack((frames.BYE, SESSION, "x"), 100)) == frames.Bye(SESSION, "x")
 
 
-def test_too_large_a_message_says_what_to_do():
-    """Whoever sends a model as a message should be told to use a stream."""
+def test_the_error_of_a_large_message_suggests_a_stream():
+    """It suggests a stream to a caller that sends a model as a message."""
     with pytest.raises(LocalError, match="stream"):
         frames.pack((frames.BYE, SESSION, "x" * 100), 50)
 

@@ -1,4 +1,4 @@
-"""An established session: order, exactly once, heartbeats, expiry, without any network."""
+"""An established session: order, exactly once, heartbeats, expiry; without a network."""
 
 import random
 
@@ -18,7 +18,7 @@ def make(new_settings, *, beats=True, now=0.0, **changes):
 
 
 def sent(session):
-    """Parsed outbox, emptied."""
+    """Parse and empty the outbox."""
     messages = [frames.parse([head], 1 << 23, 0) for head in session.outbox]
     session.outbox.clear()
     return messages
@@ -33,7 +33,7 @@ def send(session, n, now):
 
 
 def test_messages_are_numbered_and_acknowledged(new_settings):
-    """Sequence numbers start at 1; an acknowledgement empties what is open."""
+    """Sequence numbers start at 1; an acknowledgement ends retransmission."""
     session = make(new_settings)
     send(session, 0, 0.0)
     send(session, 1, 0.0)
@@ -45,7 +45,7 @@ def test_messages_are_numbered_and_acknowledged(new_settings):
 
 
 def test_an_acknowledgement_of_the_future_is_a_peer_error(new_settings):
-    """Believing it would drop messages that were never heard."""
+    """Accepting it would drop messages that were never received."""
     session = make(new_settings)
     with pytest.raises(PeerError):
         session.handle(frames.Ack(SESSION, 1, False), 0.0)
@@ -66,8 +66,8 @@ def test_old_acknowledgements_change_nothing(new_settings):
     assert [message.seq for message in sent(session)] == [3]
 
 
-def test_retransmission_doubles_its_wait(new_settings):
-    """A peer that is busy for long must not be flooded with repetitions."""
+def test_the_retransmission_timeout_doubles(new_settings):
+    """A peer that is busy for long must not be flooded with retransmissions."""
     session = make(new_settings, beats=False, expire_after_s=100.0)
     send(session, 0, 0.0)
     times = []
@@ -85,13 +85,13 @@ def test_retransmission_doubles_its_wait(new_settings):
 
 
 def test_large_messages_get_time_to_travel(new_settings):
-    """4 MB over 64 kB/s take a minute; sending them again after two seconds would never end."""
+    """4 MB over 64 kB/s take a minute; retransmitting them after two seconds would never end."""
     session = make(new_settings, beats=False, expire_after_s=500.0)
     session.send(frames.MESSAGE, ({"blob": b"x" * 3_000_000},), 0.0)
     assert session.next_deadline() > 45.0
 
 
-def test_acknowledgement_waits_for_company(new_settings):
+def test_an_acknowledgement_waits_for_other_traffic(new_settings):
     """A lone ACK per message would double the traffic."""
     session = make(new_settings)
     assert session.handle(data(1), 1.0) == [data(1)]
@@ -102,11 +102,11 @@ def test_acknowledgement_waits_for_company(new_settings):
     session.handle(data(2), 3.0)
     send(session, 0, 3.1)
     assert sent(session)[0].ack == 2
-    assert session.next_deadline() == 4.0  # a beat's; no ACK is owed any more
+    assert session.next_deadline() == 4.0  # the next heartbeat; no ACK is due
 
 
 def test_a_one_way_flow_is_acknowledged_in_groups(new_settings):
-    """Otherwise the sender's window would wait for our timer."""
+    """Otherwise the sender's window would wait for the receiver's timer."""
     session = make(new_settings)
     for seq in range(1, 2 * ACK_EVERY + 1):
         session.handle(data(seq), 1.0)
@@ -117,7 +117,7 @@ def test_a_one_way_flow_is_acknowledged_in_groups(new_settings):
 
 
 def test_duplicates_and_gaps(new_settings):
-    """Each message goes up once; a gap is told once and repaired without waiting."""
+    """Each message goes up once; a gap is reported once and repaired without waiting."""
     session = make(new_settings)
     session.handle(data(1), 1.0)
     assert session.handle(data(1), 1.0) == []
@@ -129,7 +129,7 @@ def test_duplicates_and_gaps(new_settings):
 
 
 def test_a_gap_report_repairs_once(new_settings):
-    """Reports of the same gap must not each send everything again."""
+    """Repeated reports of a gap must not each retransmit everything."""
     session = make(new_settings)
     for n in range(3):
         send(session, n, 0.0)
@@ -143,7 +143,7 @@ def test_a_gap_report_repairs_once(new_settings):
 
 
 def test_backlog_beyond_the_window(new_settings):
-    """Open messages are bounded; the rest waits its turn, in order."""
+    """Unacknowledged messages are bounded; the rest waits, in order."""
     session = make(new_settings, control_window=2)
     for n in range(5):
         send(session, n, 0.0)
@@ -155,7 +155,7 @@ def test_backlog_beyond_the_window(new_settings):
 
 
 def test_a_backlog_that_moves_is_no_dead_peer(new_settings):
-    """The limit is on what waits, not on what ever waited."""
+    """The limit is on what waits now, not on the sum."""
     session = make(new_settings, control_window=1, backlog_limit_bytes=1000)
     send(session, 0, 0.0)
     for n in range(1, 100):
@@ -164,8 +164,8 @@ def test_a_backlog_that_moves_is_no_dead_peer(new_settings):
     assert not session.is_expired
 
 
-def test_a_backlog_without_end_is_a_dead_peer(new_settings):
-    """Memory must not grow with a peer that stopped to listen."""
+def test_a_peer_with_a_growing_backlog_is_dead(new_settings):
+    """Memory must not grow with a peer that no longer reads."""
     session = make(new_settings, control_window=1, backlog_limit_bytes=1000)
     for n in range(60):
         send(session, n, 0.0)
@@ -174,8 +174,8 @@ def test_a_backlog_without_end_is_a_dead_peer(new_settings):
     assert session.handle_timer(0.0) == []
 
 
-def test_errors_of_a_body_come_when_it_is_sent(new_settings):
-    """Also for a message that has to wait in the backlog."""
+def test_errors_of_a_body_are_raised_when_it_is_sent(new_settings):
+    """Also for a message that waits in the backlog."""
     session = make(new_settings, control_window=1)
     send(session, 0, 0.0)
     with pytest.raises(LocalError):
@@ -184,8 +184,8 @@ def test_errors_of_a_body_come_when_it_is_sent(new_settings):
         session.beat({"x": "y" * 100_000}, 0.0, asks=False)
 
 
-def test_beats_only_when_quiet(new_settings):
-    """Control traffic of our own says as much as a beat."""
+def test_heartbeats_only_when_quiet(new_settings):
+    """Other control traffic shows as much as a heartbeat."""
     session = make(new_settings, retransmit_after_s=50.0, ack_after_s=1.0)
     assert session.next_deadline() == 2.0
     send(session, 0, 1.5)
@@ -199,8 +199,8 @@ def test_beats_only_when_quiet(new_settings):
     assert quiet.next_deadline() == 10.0
 
 
-def test_a_payload_grows_no_older_than_two_heartbeats(new_settings):
-    """How training goes rides on heartbeats only; a client that syncs more often than it beats must still tell."""
+def test_a_payload_is_at_most_two_heartbeats_old(new_settings):
+    """Only heartbeats carry it; a client that syncs more often must still send them."""
     session = make(new_settings, ack_after_s=1.0, expire_after_s=500.0)
     beats = []
     for tenth in range(1, 101):
@@ -215,7 +215,7 @@ def test_a_payload_grows_no_older_than_two_heartbeats(new_settings):
 
 
 def test_expiry(new_settings):
-    """Silence ends a session; anything heard, also on the bulk lane, keeps it."""
+    """Silence ends a session; any received message keeps it, also on the bulk lane."""
     session = make(new_settings, beats=False)
     session.on_received(5.0)
     assert session.last_received_ago_s(8.0) == 3.0
@@ -262,7 +262,7 @@ def test_pair_over_a_bad_channel(new_settings, seed, count, faults, window):
             if lanes[side] and rng.random() < 0.7:
                 message = frames.parse([lanes[side].pop(0)], 1 << 20, 0)
                 got[side] += [up.fields[0]["n"] for up in end.handle(message, now)]
-        # Waits double after each loss in a row, so a quiet time ends when something is due, however late.
+        # Timeouts double after each loss, so a quiet time ends with the next deadline.
         quiet = not any(lanes) and not any(todo)
         now = max(now + 0.05, min(end.next_deadline() for end in ends)) if quiet else now + 0.05
         for end in ends:

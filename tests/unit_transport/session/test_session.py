@@ -1,4 +1,4 @@
-"""The handshake machines, row by row of their tables, without any network."""
+"""The handshake machines, row by row of their tables, without a network."""
 
 import math
 
@@ -67,7 +67,7 @@ def up_listener(new_settings, *, incarnation=10, attempt=1):
 
 
 def test_dialer_calls_with_growing_waits(new_settings):
-    """Thousands of clients must not hammer a server that is down."""
+    """Thousands of clients must not overload a server that is down."""
     machine = dialer(new_settings)
     assert machine.next_deadline() == math.inf
     assert machine.connect(0.0) == [SendHello()]
@@ -80,7 +80,7 @@ def test_dialer_calls_with_growing_waits(new_settings):
     assert times == [1.0, 3.0, 5.0, 7.0]  # waits grow up to heartbeat_every_s
 
 
-def test_dialer_says_that_it_is_still_calling(new_settings):
+def test_dialer_reports_that_it_is_still_calling(new_settings):
     """A person must see that the server does not answer."""
     machine = dialer(new_settings)
     machine.connect(0.0)
@@ -89,7 +89,7 @@ def test_dialer_says_that_it_is_still_calling(new_settings):
 
 
 def test_hello_head_names_the_attempt(new_settings):
-    """The listener tells repetitions from new attempts by it."""
+    """It tells repetitions from new attempts."""
     machine = dialer(new_settings)
     machine.connect(0.0)
     message = frames.parse([machine.hello_head({"a": 1})], 1000, 0)
@@ -97,7 +97,7 @@ def test_hello_head_names_the_attempt(new_settings):
 
 
 def test_welcome_for_this_attempt_only(new_settings):
-    """A late WELCOME names a session that the listener has given up."""
+    """A late WELCOME belongs to a session that the listener has given up."""
     machine = dialer(new_settings)
     assert machine.handle(welcome(), 0.0) == []
     machine.connect(0.0)
@@ -109,7 +109,7 @@ def test_welcome_for_this_attempt_only(new_settings):
 
 
 def test_refusal_is_final_until_connect(new_settings):
-    """The role decides whether to try again."""
+    """The application decides whether to try again."""
     machine = dialer(new_settings)
     machine.connect(0.0)
     assert machine.handle(refuse(attempt=5), 0.0) == []
@@ -122,7 +122,7 @@ def test_refusal_is_final_until_connect(new_settings):
 
 
 def test_clock_skew_raises_the_incarnation(new_settings):
-    """A relaunched client with a slow clock must get in."""
+    """A relaunched client with a slow clock must get a session."""
     machine = dialer(new_settings)
     machine.connect(0.0)
     assert machine.handle(refuse("superseded", known=50), 0.0) == [SendHello()]
@@ -131,7 +131,7 @@ def test_clock_skew_raises_the_incarnation(new_settings):
 
 
 def test_superseded_after_having_been_up(new_settings):
-    """The ghost that comes back must not fight the process that replaced it."""
+    """A replaced process must not fight the one that replaced it."""
     machine = up_dialer(new_settings)
     machine.handle(frames.Unknown(SESSION), 1.0)
     assert machine.handle(refuse("superseded", attempt=2, known=50), 1.0) == [Replaced()]
@@ -140,7 +140,7 @@ def test_superseded_after_having_been_up(new_settings):
 
 
 def test_a_superseded_refusal_of_a_lower_incarnation_is_a_plain_one(new_settings):
-    """Raising to less than we are would go on for ever."""
+    """Raising to less than its own incarnation would go on for ever."""
     machine = dialer(new_settings)
     machine.connect(0.0)
     assert machine.handle(refuse("superseded", known=3), 0.0) == [
@@ -157,7 +157,7 @@ def test_unknown_calls_again_at_once(new_settings):
 
 
 def test_bye_calls_again_later(new_settings):
-    """A listener that says goodbye to all must not be called by all at once."""
+    """A listener that ends all sessions must not be called by all dialers at once."""
     machine = up_dialer(new_settings)
     assert machine.handle(frames.Bye(OTHER, "x"), 1.0) == []
     assert machine.handle(frames.Bye(SESSION, "x"), 1.0) == [Down(77, "bye", "x")]
@@ -174,14 +174,14 @@ def test_dialer_session_traffic(new_settings):
 
 
 def test_dialer_expiry_calls_at_once(new_settings):
-    """Silence is answered by a HELLO, not by giving up."""
+    """The dialer answers silence with a HELLO."""
     machine = up_dialer(new_settings)
     assert machine.next_deadline() == 2.0
     assert machine.handle_timer(10.0) == [Down(77, "expired"), SendHello()]
 
 
 def test_dialer_violated(new_settings):
-    """Bad bytes cost the session, on both sides."""
+    """Bad bytes end the session on both sides."""
     machine = dialer(new_settings)
     assert machine.violated("bad", 0.0) == []
     machine = up_dialer(new_settings)
@@ -191,7 +191,7 @@ def test_dialer_violated(new_settings):
 
 
 def test_dialer_disconnect(new_settings):
-    """The role's goodbye: said once, and quiet afterwards."""
+    """BYE is sent once, and nothing afterwards."""
     machine = up_dialer(new_settings)
     machine.disconnect("done")
     assert sent(machine) == [frames.Bye(SESSION, "done")]
@@ -203,7 +203,7 @@ def test_dialer_disconnect(new_settings):
 
 
 def test_listener_asks_and_welcomes(new_settings):
-    """The role decides; repetitions in the meantime are not asked about again."""
+    """The application decides; it is not asked again about repetitions."""
     machine = ListenerMachine(77, new_settings())
     assert machine.handle(hello(), 0.0) == [Ask(hello())]
     assert machine.handle(hello(), 1.0) == []
@@ -213,18 +213,18 @@ def test_listener_asks_and_welcomes(new_settings):
 
 
 def test_a_lost_welcome_is_sent_again(new_settings):
-    """Until something came under the session, the dialer may not have it."""
+    """Until something is received in the session, the WELCOME may be lost."""
     machine = up_listener(new_settings)
     assert machine.handle(hello(), 9.0) == []
     assert sent(machine) == [welcome()]
-    assert machine.next_deadline() == 19.0  # it was heard
+    assert machine.next_deadline() == 19.0  # the HELLO counts as received
     machine.handle(data(), 9.5)
     machine.handle(hello(), 9.6)
     assert sent(machine) == []
 
 
 def test_a_lost_refusal_is_asked_again(new_settings):
-    """The listener keeps nothing for those it sent away."""
+    """The listener keeps nothing of a refused session."""
     machine = ListenerMachine(77, new_settings())
     machine.handle(hello(), 0.0)
     machine.refuse("full", "because")
@@ -238,8 +238,8 @@ def test_a_lost_refusal_is_asked_again(new_settings):
     assert machine.handle(hello(10, 2), 2.0) == [Ask(hello(10, 2))]
 
 
-def test_higher_incarnation_replaces_the_ghost(new_settings):
-    """At once, whatever state the ghost is in."""
+def test_higher_incarnation_replaces_the_session(new_settings):
+    """At once, in every state."""
     machine = up_listener(new_settings)
     assert machine.handle(hello(20, 1), 1.0) == [Down(10, "superseded"), Ask(hello(20, 1))]
     assert machine.handle(hello(30, 1), 1.0) == [Ask(hello(30, 1))]
@@ -247,7 +247,7 @@ def test_higher_incarnation_replaces_the_ghost(new_settings):
 
 
 def test_lower_incarnation_is_refused_with_the_known_one(new_settings):
-    """Also after the session is over: the ghost must not come back."""
+    """Also after the session is over: the replaced process must not come back."""
     machine = up_listener(new_settings)
     assert machine.handle(hello(9, 4), 1.0) == []
     message = sent(machine)[0]
@@ -263,7 +263,7 @@ def test_lower_incarnation_is_refused_with_the_known_one(new_settings):
 
 
 def test_newer_attempt_is_a_new_session(new_settings):
-    """The same process reconnecting; copies of its older attempts are ignored."""
+    """The same process reconnects; copies of its older attempts are ignored."""
     machine = up_listener(new_settings, attempt=2)
     assert machine.handle(hello(10, 1), 1.0) == []
     assert sent(machine) == []
@@ -271,8 +271,8 @@ def test_newer_attempt_is_a_new_session(new_settings):
     assert machine.handle(hello(10, 4), 1.0) == [Ask(hello(10, 4))]
 
 
-def test_old_copies_make_no_member_of_nobody(new_settings):
-    """A duplicate HELLO after the goodbye is ignored for a while, and only for a while."""
+def test_old_copies_open_no_session(new_settings):
+    """A duplicate HELLO after a BYE is ignored, but not for ever."""
     machine = up_listener(new_settings)
     machine.handle(frames.Bye(SESSION, "x"), 1.0)
     assert machine.handle(hello(), 2.0) == []
@@ -282,7 +282,7 @@ def test_old_copies_make_no_member_of_nobody(new_settings):
 
 
 def test_unknown_sessions_are_answered(new_settings):
-    """By UNKNOWN with the id that was used, in every state."""
+    """With UNKNOWN and the id that was used, in every state."""
     machine = ListenerMachine(77, new_settings())
     for state in ("absent", "asked", "up"):
         assert machine.state.value == state
@@ -296,8 +296,8 @@ def test_unknown_sessions_are_answered(new_settings):
             machine.outbox.clear()
 
 
-def test_listener_ignores_what_only_listeners_say(new_settings):
-    """A confused or hostile dialer's WELCOME, REFUSE, UNKNOWN, or another session's BYE."""
+def test_listener_ignores_messages_of_listeners(new_settings):
+    """WELCOME, REFUSE and UNKNOWN from a dialer, and another session's BYE."""
     machine = up_listener(new_settings)
     strange = [welcome(), refuse(), frames.Unknown(SESSION), frames.Bye(OTHER, "x")]
     for message in strange:
@@ -307,7 +307,7 @@ def test_listener_ignores_what_only_listeners_say(new_settings):
 
 
 def test_protocol_mismatch_names_both_versions(new_settings):
-    """The person who reads it must know which side to update."""
+    """A person must learn which side to update."""
     machine = ListenerMachine(77, new_settings())
     assert machine.handle(frames.Foreign(9, 5, 2), 0.0) == []
     message = sent(machine)[0]
@@ -318,13 +318,13 @@ def test_protocol_mismatch_names_both_versions(new_settings):
 
 
 def test_listener_expiry(new_settings):
-    """Silence, an unanswered role, and a WELCOME that may be lost."""
+    """Silence, an application that does not answer, and a WELCOME that may be lost."""
     machine = up_listener(new_settings)
     assert machine.next_deadline() == 10.0
     assert machine.handle_timer(9.0) == []
     assert machine.handle_timer(10.0) == [Down(10, "expired")]
     assert machine.next_deadline() == math.inf
-    # Nothing was heard under the session: the dialer may still repeat this very HELLO.
+    # Nothing was received in the session: the dialer may still repeat this HELLO.
     assert machine.handle(hello(), 10.5) == [Ask(hello())]
     assert machine.next_deadline() == 20.5
     assert machine.handle_timer(20.0) == []
@@ -335,7 +335,7 @@ def test_listener_expiry(new_settings):
 
 
 def test_listener_violated_and_disconnect(new_settings):
-    """Both end the session with a BYE; without a session there is nothing to say."""
+    """Both end the session with a BYE; without a session nothing is sent."""
     machine = ListenerMachine(77, new_settings())
     assert machine.violated("bad", 0.0) == []
     machine.disconnect("x", 0.0)
@@ -349,7 +349,7 @@ def test_listener_violated_and_disconnect(new_settings):
 
 
 def test_acknowledging_the_future_is_the_peers_error(new_settings):
-    """The endpoint turns it into the end of the session."""
+    """The endpoint ends the session for it."""
     machine = up_listener(new_settings)
     with pytest.raises(PeerError):
         machine.handle(frames.Ack(SESSION, 5, False), 0.0)

@@ -1,4 +1,4 @@
-"""The frames of a message belong together, whatever was left out on the way."""
+"""Trailers: the frames of a message belong together, whatever was dropped on the way."""
 
 import itertools
 
@@ -9,13 +9,13 @@ from fsl_transport.session.frames import is_whole, trailer
 
 
 def sent(number):
-    """The frames of one message, as they go out."""
+    """The frames of one message as they are sent."""
     head = msgpack.packb([9, b"session!", 1, 0, number])
     return [head, b"payload %d" % number, trailer(head)]
 
 
 def test_what_was_sent_is_whole():
-    """With a payload and without, whatever the buffers are."""
+    """With a payload and without, for all kinds of buffers."""
     head, payload, end = sent(1)
     assert is_whole([head])
     assert is_whole([head, payload, end])
@@ -25,7 +25,9 @@ def test_what_was_sent_is_whole():
 
 
 def test_no_choice_of_frames_in_order_makes_another_message():
-    """All that a relay can do is leave frames out: of four messages, every way to do that. Which frame ends a message is inside the encryption."""
+    """A relay can only drop frames: every way to do that, of four messages. Which frame ends a
+    message is encrypted.
+    """
     genuine = [sent(number) for number in range(4)]
     frames = [frame for message in genuine for frame in message]
     ends = {message[2] for message in genuine}
@@ -42,5 +44,5 @@ def test_no_choice_of_frames_in_order_makes_another_message():
     "parts", [[], [b"", b""], [b"a", b"b"], [b"a", b"b", b"a"], [b"a"] * 4, [trailer(b"a")]]
 )
 def test_what_is_not_whole(parts):
-    """Strangers send anything."""
+    """Unauthenticated peers may send anything."""
     assert not is_whole(parts)

@@ -1,4 +1,4 @@
-"""Virtual time, the network in memory and its faults, settings and the pure import."""
+"""Virtual time, the network in memory and its faults, settings, imports."""
 
 import hashlib
 import subprocess
@@ -22,7 +22,7 @@ from fsl_transport import (
 
 
 def net(conditions=None, seed=1):
-    """A network with a listener ``ps`` and a dialer ``c``, and what each received when."""
+    """A network, its listener ``ps`` and dialer ``c``, and the log of what they received."""
     scheduler = VirtualScheduler()
     network = MemNetwork(scheduler, seed, conditions or Conditions())
     got = []
@@ -58,7 +58,7 @@ def test_calls_run_in_order_of_time_then_of_insertion():
 
 
 def test_the_clock_does_not_go_back():
-    """A call planned in the past runs now."""
+    """A call scheduled in the past runs now."""
     scheduler, log = VirtualScheduler(5.0), []
     scheduler.call_at(1.0, lambda: log.append(scheduler.time()))
     scheduler.run_until(6.0)
@@ -69,7 +69,7 @@ def test_the_clock_does_not_go_back():
 
 
 def test_names_and_peers():
-    """A listener hears names, a dialer hears its only peer as the empty name."""
+    """A listener receives names; a dialer receives its only peer as the empty name."""
     scheduler, _, ps, c, got = net()
     c.send("ignored", Lane.CONTROL, (b"up",))
     ps.send("c", Lane.BULK, (b"down",))
@@ -81,7 +81,7 @@ def test_names_and_peers():
 
 
 def test_wrong_use():
-    """Mistakes of a simulation's author are named."""
+    """Mistakes of a simulation's author are reported."""
     network = MemNetwork(VirtualScheduler())
     with pytest.raises(LocalError, match="which listener"):
         network.dialer("c")
@@ -118,7 +118,7 @@ def test_jitter_keeps_the_order():
 
 
 def test_better_conditions_do_not_overtake():
-    """Improving a line must not reorder what is on its way."""
+    """Improving a path must not reorder messages in flight."""
     scheduler, network, _, c, got = net(Conditions(delay_s=0.1, jitter_s=5.0))
     for number in range(5):
         c.send("", Lane.CONTROL, (bytes([number]),))
@@ -129,7 +129,7 @@ def test_better_conditions_do_not_overtake():
 
 
 def test_every_fault_fires_and_is_counted():
-    """An injected fault that never fired would make a test that proves nothing."""
+    """An injected fault that never fired would prove nothing."""
     scheduler, network, _, c, got = net(
         Conditions(delay_s=0.1, drop=0.2, duplicate=0.2, reorder=0.2)
     )
@@ -145,7 +145,7 @@ def test_every_fault_fires_and_is_counted():
 
 
 def test_one_direction_only():
-    """Asymmetric lines are the rule, not the exception."""
+    """Asymmetric paths are common."""
     scheduler, network, ps, c, got = net()
     network.set_direction("c", "ps", Conditions(delay_s=3.0))
     c.send("", Lane.CONTROL, (b"up",))
@@ -155,7 +155,7 @@ def test_one_direction_only():
 
 
 def test_cut_heal_and_reset():
-    """A partition loses what is on its way; a reset loses only that."""
+    """A partition loses everything; a reset loses only what is in flight."""
     scheduler, network, _, c, got = net(Conditions(delay_s=1.0))
     c.send("", Lane.CONTROL, (b"1",))
     network.cut("ps", "c")
@@ -170,22 +170,22 @@ def test_cut_heal_and_reset():
     assert (network.counts["cut"], network.counts["reset"]) == (2, 1)
 
 
-def test_a_ghosts_traffic_arrives_late():
-    """A killed process's last words still come, and its successor has the name."""
+def test_traffic_of_a_killed_process_arrives_late():
+    """Messages in flight still arrive, after its successor took the name."""
     scheduler, network, ps, old, got = net(Conditions(delay_s=1.0))
     old.send("", Lane.CONTROL, (b"last words",))
     network.kill("c")
     old.send("", Lane.CONTROL, (b"never",))
     new = network.dialer("c")
-    new.set_receiver(lambda peer, lane, parts, origin: got.append("new heard"))
+    new.set_receiver(lambda peer, lane, parts, origin: got.append("new received"))
     ps.send("c", Lane.CONTROL, (b"hi",))
     scheduler.run_until(0.5)
     new.send("", Lane.CONTROL, (b"first words",))
-    old.close()  # the name is not its own any more
+    old.close()  # the name is no longer its own
     scheduler.run_until(9.0)
-    assert [entry if entry == "new heard" else entry[-1] for entry in got] == [
+    assert [entry if entry == "new received" else entry[-1] for entry in got] == [
         b"last words",
-        "new heard",
+        "new received",
         b"first words",
     ]
     network.kill("c")
@@ -199,7 +199,7 @@ BAD = Conditions(delay_s=0.05, jitter_s=0.2, drop=0.2, duplicate=0.2, reorder=0.
 
 
 def scenario(mem_world, patient, new_source, new_sink, seed):
-    """100 clients shake hands, talk and send over a bad network; returns the whole trace."""
+    """100 clients shake hands, send messages and streams over a bad network; returns the trace."""
     world = mem_world(BAD, seed)
     ps = world.listener(settings=patient)
     sink_of = {}
@@ -234,12 +234,12 @@ def scenario(mem_world, patient, new_source, new_sink, seed):
 
 @pytest.fixture
 def patient(new_settings):
-    """With a fifth of all beats lost each way, ten units without one are no rarity."""
+    """With a fifth of all heartbeats lost each way, ten units without one are common."""
     return new_settings(expire_after_s=60.0)
 
 
 def test_a_hundred_handshakes_over_a_bad_network(mem_world, patient, new_source, new_sink):
-    """Everybody gets in, every message and chunk arrives once, whatever was lost on the way."""
+    """All get a session, every message and chunk arrives once, whatever was lost."""
     world, ps, clients, sink_of, _ = scenario(mem_world, patient, new_source, new_sink, 11)
     for index, client in enumerate(clients):
         assert client.count(PeerUp) == 1
@@ -313,6 +313,6 @@ def test_the_package_loads_without_sockets():
     ids=repr,
 )
 def test_settings_that_contradict_each_other(wrong):
-    """Settings are checked when they are made, not when a night's run stalls."""
+    """They are checked when they are made, not when a long run stalls."""
     with pytest.raises(LocalError):
         TransportSettings(**wrong)

@@ -1,4 +1,4 @@
-"""Encrypted links: who is let in, what a failed handshake says at both ends, and how a key that is taken back loses its session."""
+"""Encrypted links: access by key, failed handshakes at both ends, revoked keys."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
 
 def test_a_pair_is_made_read_back_and_keeps_its_secret():
-    """A log line or a traceback that shows a pair must not give its secret half away."""
+    """A log line or traceback that shows a pair must not reveal the secret key."""
     pair = KeyPair.new()
     assert KeyPair.of_secret(pair.secret) == pair
     assert pair.public in repr(pair)
@@ -49,7 +49,7 @@ def test_a_pair_is_made_read_back_and_keeps_its_secret():
     ["", "a" * 39, "a" * 41, "a" * 39 + '"', "#" * 40, "0" * 40, " " + "a" * 39, "ä" * 40, None, 7],
 )
 def test_what_is_no_key(text):
-    """Keys come by hand, by mail and from strangers: length, alphabet, groups beyond 32 bits, and the point that everybody shares."""
+    """Wrong length or alphabet, groups beyond 32 bits, and the point whose secrets are public."""
     assert not cv.is_key(text)
     with pytest.raises(LocalError):
         DialerCurve(KeyPair.new(), text)
@@ -61,16 +61,16 @@ def zap(version=b"1.0", domain=b"fsl", mechanism=b"CURVE", key=KEY, more=()):
     return [version, b"7", domain, b"192.0.2.1", b"name/c/00112233", mechanism, key, *more]
 
 
-def test_zap_lets_in_whom_the_list_names():
-    """The User-Id of the reply is what each message will be checked by."""
+def test_zap_accepts_an_allowed_key():
+    """The User-Id of the reply is what each message is checked by."""
     assert answer_zap(zap(), {Z85_KEY}.__contains__) == (
         [b"1.0", b"7", b"200", b"OK", Z85_KEY.encode(), b""],
         None,
     )
 
 
-def test_zap_turns_a_stranger_away_and_names_it():
-    """Whoever keeps the list needs the key that asked, and from where."""
+def test_zap_denies_an_unknown_key_and_reports_it():
+    """The operator needs the key, and the address it came from."""
     answer, failed = answer_zap(zap(), set().__contains__)
     assert answer == [b"1.0", b"7", b"400", b"unknown key", b"", b""]
     assert failed == HandshakeFailed("unknown-key", Z85_KEY, "192.0.2.1")
@@ -95,8 +95,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("request_frames", HOSTILE)
-def test_zap_says_no_to_everything_else(request_frames):
-    """An answer is due to every request, and none of these may be yes, whatever the list says."""
+def test_zap_denies_everything_else(request_frames):
+    """Every request is answered, and none of these with 200, whatever the list contains."""
     answer, _ = answer_zap(request_frames, lambda _key: True)
     assert answer[0] == b"1.0"
     assert answer[1] == (request_frames[1] if len(request_frames) > 1 else b"")
@@ -106,7 +106,7 @@ def test_zap_says_no_to_everything_else(request_frames):
 
 
 def test_zap_survives_random_requests():
-    """Chance finds what nobody thought of."""
+    """Random frames find cases that no one listed."""
     rng = random.Random(5)
     for _ in range(2000):
         parts = [rng.randbytes(rng.choice([0, 1, 3, 5, 32])) for _ in range(rng.randrange(9))]
@@ -116,7 +116,7 @@ def test_zap_survives_random_requests():
 
 @contextlib.asynccontextmanager
 async def linked(allowed, *, pair=None, server_key=None, encrypted=True):
-    """A listener and a dialer; what they deliver and tell."""
+    """A listener and a dialer; the messages and failures that they report."""
     server, told_server, told_client, got = KeyPair.new(), [], [], []
     listener_curve = ListenerCurve(server, lambda key: key in allowed) if encrypted else None
     listener = ZmqListener("127.0.0.1:0", None, listener_curve, told_server.append)
@@ -131,8 +131,8 @@ async def linked(allowed, *, pair=None, server_key=None, encrypted=True):
         await listener.aclose()
 
 
-def test_a_message_says_which_key_it_came_from():
-    """Names are what a dialer says of itself; the key is what it has proved."""
+def test_a_message_carries_its_key():
+    """A dialer claims its name, but has proved its key."""
 
     async def main():
         pair = KeyPair.new()
@@ -143,8 +143,8 @@ def test_a_message_says_which_key_it_came_from():
     run(main())
 
 
-def test_an_unknown_key_is_told_at_both_ends_and_comes_in_once_it_is_trusted():
-    """Enrolling a site: it asks, somebody at the server trusts its key, and it is in without being started again."""
+def test_an_unknown_key_is_reported_at_both_ends_and_accepted_once_allowed():
+    """Enrolling a site: it connects as soon as its key is allowed, without a restart."""
 
     async def main():
         pair, allowed = KeyPair.new(), set()
@@ -159,8 +159,8 @@ def test_an_unknown_key_is_told_at_both_ends_and_comes_in_once_it_is_trusted():
     run(main())
 
 
-def test_an_owner_that_fails_does_not_shut_the_door():
-    """The handler answers for everybody: a bug in what is printed about one stranger must not keep the sites out."""
+def test_a_failing_callback_does_not_stop_the_handler():
+    """A bug in a report about one peer must not keep out the sites."""
 
     async def main():
         problems, got = [], []
@@ -176,20 +176,20 @@ def test_an_owner_that_fails_does_not_shut_the_door():
         listener = ZmqListener("127.0.0.1:0", None, curve, broken)
         listener.set_receiver(lambda *message: got.append(message))
         address = f"127.0.0.1:{listener.port}"
-        stranger = ZmqDialer(address, "s", None, DialerCurve(bad, server.public))
+        unknown = ZmqDialer(address, "s", None, DialerCurve(bad, server.public))
         await until(lambda: problems)
         dialer = ZmqDialer(address, "c", None, DialerCurve(good, server.public))
         dialer.send("", 0, [b"hello"])
         await until(lambda: got)
         assert isinstance(problems[0], ZeroDivisionError)
-        for link in (stranger, dialer, listener):
+        for link in (unknown, dialer, listener):
             await link.aclose()
 
     run(main())
 
 
-def test_another_server_key_is_told_at_both_ends():
-    """An invite of another server, or somebody in the middle: libzmq itself says nothing (pyzmq #1706)."""
+def test_another_server_key_is_reported_at_both_ends():
+    """An invite of another server, or a man in the middle; libzmq is silent (pyzmq #1706)."""
 
     async def main():
         pair = KeyPair.new()
@@ -210,7 +210,7 @@ def test_another_server_key_is_told_at_both_ends():
 
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_only_one_side_encrypts(encrypted):
-    """An old invite without a key, or a server started with --insecure: both must hear of it."""
+    """An old invite without a key, or a server with --insecure: both sides must report it."""
 
     async def main():
         pair = None if encrypted else KeyPair.new()
@@ -222,8 +222,8 @@ def test_only_one_side_encrypts(encrypted):
     run(main())
 
 
-def test_a_key_that_is_taken_back_is_deaf_and_dumb_at_once():
-    """ZAP is asked at the handshake only: a connection that stands must be looked at by message."""
+def test_messages_of_a_revoked_key_are_dropped_at_once():
+    """ZAP is asked at the handshake only, so each message must be checked."""
 
     async def main():
         pair = KeyPair.new()
@@ -240,8 +240,8 @@ def test_a_key_that_is_taken_back_is_deaf_and_dumb_at_once():
     run(main())
 
 
-def test_nobody_comes_in_where_nobody_answers_for_the_list():
-    """Encryption without a list would let everybody in: libzmq's default when no handler is bound."""
+def test_no_connection_is_accepted_without_a_zap_handler():
+    """Without a handler, libzmq accepts all by default."""
 
     async def main():
         pair, server = KeyPair.new(), KeyPair.new()
@@ -259,7 +259,7 @@ def test_nobody_comes_in_where_nobody_answers_for_the_list():
 
 
 def test_a_revoked_session_ends_at_both_ends_and_the_others_go_on(curve_world):
-    """One site's key is stolen; everybody else must not notice."""
+    """One site's key is stolen; other sites must not be affected."""
     world = curve_world
     ps = world.listener()
     bad, good = world.dialer("bad"), world.dialer("good")
@@ -279,8 +279,8 @@ def test_a_revoked_session_ends_at_both_ends_and_the_others_go_on(curve_world):
     assert ps.endpoint.evict(lambda key: key in world.allowed) == []
 
 
-def test_a_name_refused_for_its_key_leaves_who_holds_it_alone(curve_world):
-    """Any trusted site could otherwise throw another one out by its name and a later incarnation."""
+def test_a_name_refused_for_its_key_does_not_affect_its_holder(curve_world):
+    """Otherwise any allowed site could replace another one by its name and a later incarnation."""
     world = curve_world
     ps = world.listener()
     holder = world.dialer("c", incarnation=10)
@@ -298,7 +298,7 @@ def test_a_name_refused_for_its_key_leaves_who_holds_it_alone(curve_world):
 
 
 def test_a_plain_link_has_no_keys():
-    """In memory and on loopback nothing is authenticated, and nothing pretends to be."""
+    """In memory and on plain loopback nothing is authenticated."""
     scheduler = VirtualScheduler()
     endpoint = ListenerEndpoint(
         MemNetwork(scheduler, 1).listener("ps"),
@@ -312,7 +312,7 @@ def test_a_plain_link_has_no_keys():
 
 
 def test_a_refused_dialer_comes_back_many_times():
-    """Libzmq forgets a connection that was refused; dialing anew must neither leak nor break the socket."""
+    """After libzmq gave up a connection, dialing again must neither leak nor break the socket."""
 
     async def main():
         pair, allowed = KeyPair.new(), set()

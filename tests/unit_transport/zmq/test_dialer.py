@@ -1,4 +1,4 @@
-"""A dialer on real sockets: what it keeps, how many connections it opens, and whom it dials again."""
+"""A dialer on real sockets: what it keeps, how many connections it opens, when it dials again."""
 
 # ruff: noqa: ASYNC110 - a test polls for its condition
 
@@ -18,8 +18,8 @@ from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
 
-def test_what_a_dialer_keeps_goes_by_the_settings_that_it_is_told(new_settings):
-    """They come with the welcome, when the link has long been made: for what waits at once, for connections from the next one on."""
+def test_a_dialer_adopts_settings(new_settings):
+    """They arrive with the welcome: for queues at once, for sockets from the next connection."""
 
     async def main():
         probe = socket.create_server(("127.0.0.1", 0))
@@ -27,8 +27,10 @@ def test_what_a_dialer_keeps_goes_by_the_settings_that_it_is_told(new_settings):
         probe.close()
         dialer = ZmqDialer(f"127.0.0.1:{port}", "c")
         mib = 1 << 20
-        told = new_settings(window_bytes=8 * mib, window_limit_bytes=8 * mib, expire_after_s=77.0)
-        dialer.adopt(told)
+        adopted = new_settings(
+            window_bytes=8 * mib, window_limit_bytes=8 * mib, expire_after_s=77.0
+        )
+        dialer.adopt(adopted)
         dialer.open_stripes(2)
         for _ in range(50):
             dialer.send("", Lane.BULK, [b"chunk", bytes(mib)])
@@ -43,17 +45,17 @@ def test_what_a_dialer_keeps_goes_by_the_settings_that_it_is_told(new_settings):
         assert got.count(Lane.BULK) == 7  # what fits into 8 MiB with its heads
         for pipe in dialer._pipes:
             assert pipe.socket.tcp_maxrt == 77_000
-            assert pipe._send_budget.limit_bytes == told.send_budget_bytes
+            assert pipe._send_budget.limit_bytes == adopted.send_budget_bytes
         await dialer.aclose()
-        dialer.adopt(told)
+        dialer.adopt(adopted)
         await listener.aclose()
 
     run(main())
 
 
 @pytest.mark.parametrize("spare", range(9))
-def test_stripes_for_which_there_are_no_descriptors_are_left_out(monkeypatch, spare):
-    """Where a process may have 256 files, 64 stripes raised in the middle of a transfer, at each try; what stands must go on."""
+def test_stripes_without_descriptors_are_left_out(monkeypatch, spare):
+    """With 256 files, opening 64 stripes raised during a transfer; open ones must go on."""
 
     async def main():
         listener = ZmqListener("127.0.0.1:0")
@@ -87,8 +89,8 @@ def test_stripes_for_which_there_are_no_descriptors_are_left_out(monkeypatch, sp
     run(main())
 
 
-def test_a_dialer_asks_for_the_descriptors_that_its_stripes_need():
-    """Many systems begin with a few hundred and allow thousands; a server has always asked for them."""
+def test_a_dialer_raises_the_limit_of_descriptors():
+    """Many systems start with a few hundred and allow thousands."""
 
     async def main():
         listener = ZmqListener("127.0.0.1:0")
@@ -106,8 +108,8 @@ def test_a_dialer_asks_for_the_descriptors_that_its_stripes_need():
     run(main())
 
 
-def test_a_name_that_is_known_later_is_dialled_over_the_kind_of_address_that_it_has(monkeypatch):
-    """A client that started before its machine had a network took every name for one with IPv4, for good."""
+def test_a_name_that_resolves_later_is_dialed_over_its_kind_of_address(monkeypatch):
+    """A client started before its machine had a network must not assume IPv4 for good."""
 
     async def main():
         asked, answers = [], [OSError("no network yet"), [socket.AF_INET6], OSError("away"), [], []]
@@ -134,8 +136,8 @@ def test_a_name_that_is_known_later_is_dialled_over_the_kind_of_address_that_it_
     run(main())
 
 
-def test_who_redials_does_not_wait_for_the_name(monkeypatch):
-    """A name server that is away answers after half a minute: what had come up meanwhile was broken then."""
+def test_redialing_does_not_wait_for_the_name(monkeypatch):
+    """A resolver may take half a minute; connections made meanwhile must not be replaced."""
 
     async def main():
         listener = ZmqListener("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""Connections as fast as somebody likes: his own rate, everybody's, and those who belong here get in meanwhile."""
+"""Floods of connections: the rate per address, the common rate, and known peers meanwhile."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def limits(now=0.0):
 
 
 def test_an_address_has_its_own_rate():
-    """A flood from one place leaves everybody else his place, and lasts for the flooder only as long as it does."""
+    """A flood from one address does not affect the others, and has no effect after its end."""
     one = limits()
     assert sum(one.allows("192.0.2.1", 0.0) for _ in range(1000)) == 10
     assert one.allows("192.0.2.2", 0.0)
@@ -35,16 +35,16 @@ def test_an_address_has_its_own_rate():
     assert one.rejected == 990 + 995
 
 
-def test_all_addresses_share_one_that_members_are_spared():
-    """A flood from everywhere must not keep those out whose key was let in before; they have their own bucket still."""
+def test_known_addresses_do_not_use_the_common_rate():
+    """A flood from everywhere must not keep out peers whose key was accepted before."""
     one = limits()
     one.authenticated("192.0.2.1")
     assert sum(one.allows(f"198.51.100.{n}", 0.0) for n in range(200)) == 30
     assert sum(one.allows("192.0.2.1", 0.0) for _ in range(100)) == 10
 
 
-def test_members_that_are_remembered_are_bounded():
-    """Whoever has a key and many addresses takes little room; the newest are remembered."""
+def test_known_addresses_are_bounded():
+    """A peer with a key and many addresses takes little memory; the newest are remembered."""
     one = limits()
     for number in range(10_000):
         one.authenticated(f"10.0.{number >> 8}.{number & 255}")
@@ -65,8 +65,8 @@ def test_members_that_are_remembered_are_bounded():
         ("1.2.3", ""),
     ],
 )
-def test_what_counts_as_one_place(address, place):
-    """Half of an IPv6 address is its owner's to choose, so it is not counted by."""
+def test_what_counts_as_one_address(address, place):
+    """A peer may vary the lower half of its IPv6 address, so that does not count."""
     assert address_prefix(address) == place
 
 
@@ -81,7 +81,10 @@ def local_addresses():
 
 
 class Flood:
-    """Connections with a CURVE greeting from some addresses, as fast as they go; ``cut`` were hung up."""
+    """Connections with a CURVE greeting from some addresses, as fast as possible.
+
+    ``cut`` counts those that were closed.
+    """
 
     def __init__(self, port, sources):
         self.port, self.sources = port, sources
@@ -90,7 +93,7 @@ class Flood:
         self.task = None
 
     def start(self):
-        """Begin."""
+        """Start."""
         self.task = asyncio.ensure_future(self._run())
 
     async def _run(self):
@@ -120,7 +123,7 @@ class Flood:
         self.cut += not data
 
     async def stop(self):
-        """Hang up."""
+        """Close all connections."""
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
@@ -130,7 +133,10 @@ class Flood:
 
 @contextlib.asynccontextmanager
 async def flooded(sources, settings=SLOW):
-    """An encrypted listener and a flood that can be started; yields (flood, listener, dial): dial(name) waits until a member is in."""
+    """An encrypted listener and a flood that can be started. Yields (flood, listener, dial).
+
+    ``dial(name)`` waits until an allowed peer is connected.
+    """
     server, pair, got, dialers = KeyPair.new(), KeyPair.new(), [], []
     listener = ZmqListener(
         f"{HERE}:0", settings, ListenerCurve(server, lambda key: key == pair.public)
@@ -157,8 +163,8 @@ async def flooded(sources, settings=SLOW):
 
 
 @pytest.mark.skipif(not local_addresses(), reason="this system has one loopback address only")
-def test_a_newcomer_gets_in_during_a_flood_from_one_address():
-    """The flooder is hung up by his own rate; what is common has room."""
+def test_a_new_peer_connects_during_a_flood_from_one_address():
+    """The address's own rate closes the flood, and the common rate has room."""
 
     async def main():
         async with flooded(["127.0.0.2"]) as (flood, listener, dial):
@@ -171,14 +177,14 @@ def test_a_newcomer_gets_in_during_a_flood_from_one_address():
 
 
 @pytest.mark.skipif(not local_addresses(), reason="this system has one loopback address only")
-def test_a_member_gets_in_during_a_flood_from_everywhere():
-    """Who was let in before is spared what is common: a server under attack keeps its run."""
+def test_a_known_peer_connects_during_a_flood_from_everywhere():
+    """It does not use the common rate: a server under attack keeps its run."""
 
     async def main():
         many = [f"127.0.{number}.9" for number in range(1, 250)]
         settings = TransportSettings(
             connections_of_an_address=Rate(5.0, 50.0),
-            connections_of_new_addresses=Rate(0.02, 30.0),  # by luck, one in a minute
+            connections_of_new_addresses=Rate(0.02, 30.0),  # one in a minute
         )
         async with flooded(many, settings) as (flood, listener, dial):
             await dial("before")
@@ -192,8 +198,8 @@ def test_a_member_gets_in_during_a_flood_from_everywhere():
     run(main())
 
 
-def test_without_a_flood_nobody_is_hung_up():
-    """Defaults are far beyond what members do: some hundred dialers of one machine, each with its connections."""
+def test_without_a_flood_no_connection_is_closed():
+    """The defaults allow some hundred dialers of one machine, each with its connections."""
 
     async def main():
         async with flooded([HERE], TransportSettings()) as (flood, listener, dial):

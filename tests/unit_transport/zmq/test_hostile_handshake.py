@@ -1,7 +1,8 @@
-"""Whoever sits between the nodes, and whole connections: recorded ones played again, two of them crossed, pieces of old ones in new ones, posing.
+"""A hostile relay between the nodes: replayed, crossed and spliced connections, impersonation.
 
-Each is played against encrypted nodes, where nothing of it may be taken, and against plain ones, where it succeeds: a trick that fails
-for a reason of its own proves nothing. What a server took is what its link delivered.
+Each attack is made on encrypted nodes, where nothing of it may be delivered, and on plain ones,
+where it succeeds: an attack that fails for another reason proves nothing. ``World.got`` is what
+the server's link delivered.
 """
 
 import asyncio
@@ -29,20 +30,23 @@ from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 HERE = "127.0.0.1"
 QUIET_S = 0.3 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
-"""How long nothing may come of a trick after it was played to its end. Where it succeeds it takes milliseconds."""
+"""How long a test waits for the effect of an attack. One that succeeds takes milliseconds."""
 
 both = pytest.mark.parametrize("encrypted", [True, False])
 
 
 class World:
-    """A server, a hostile relay in front of it, honest clients that know of the relay only. ``got`` is (client, words) at the server."""
+    """A server, a hostile relay in front of it, and honest clients that know only the relay.
+
+    ``got`` is (client, payload) at the server.
+    """
 
     def __init__(self, *, encrypted):
         self.encrypted = encrypted
         self.server = KeyPair.new()
         self.pairs = {}
         self.got = []
-        self.told = []
+        self.failures = []
         self.links = []
 
     async def __aenter__(self):
@@ -59,7 +63,7 @@ class World:
 
     @property
     def trusted(self):
-        """Public keys on the list."""
+        """Allowed public keys."""
         return {pair.public for pair in self.pairs.values()}
 
     def take(self, peer, _lane, frames, _origin):
@@ -74,12 +78,14 @@ class World:
         return link
 
     def dial(self, name, pair=None, port=None):
-        """A client, honest unless it comes with a pair that is none of its name's."""
+        """A client; with ``pair``, one that does not own its name."""
         if name not in self.pairs and pair is None:
             self.pairs[name] = KeyPair.new()
         curve = DialerCurve(pair or self.pairs[name], self.server.public)
         address = f"{HERE}:{port or self.relay.port}"
-        link = ZmqDialer(address, name, None, curve if self.encrypted else None, self.told.append)
+        link = ZmqDialer(
+            address, name, None, curve if self.encrypted else None, self.failures.append
+        )
         self.links.append(link)
         return link
 
@@ -89,7 +95,7 @@ class World:
         await until(lambda: (name, words) in self.got)
 
     def lane_of(self, name, infix=b"/c/"):
-        """Where a plain client's control connection is; of an encrypted one the first that carried more than a handshake."""
+        """A plain client's control connection; or the first encrypted one beyond its handshake."""
         for connection in self.relay.connections:
             if self.encrypted and len(connection.frames[UP]) > HANDSHAKE:
                 return connection
@@ -99,13 +105,13 @@ class World:
 
 
 async def quiet(expected, seconds=QUIET_S):
-    """Wait a moment, or until what should not come has come."""
+    """Wait a moment, or until something forbidden was delivered."""
     with contextlib.suppress(TimeoutError):
         await until(expected, seconds)
 
 
 async def play_again(port, connection, handshake):
-    """Send all bytes of a recorded connection to the server, waiting for its answers where the client had waited."""
+    """Send all bytes of a recorded connection, waiting for answers where the client had waited."""
     reader, writer = await asyncio.open_connection(HERE, port)
     recorded = bytes(connection.raw[UP])
     sent = 64
@@ -120,15 +126,15 @@ async def play_again(port, connection, handshake):
                 async with asyncio.timeout(QUIET_S):
                     await reader.readexactly(2)
         await writer.drain()
-    with contextlib.suppress(OSError, RuntimeError):  # uvloop's word for a closed one
+    with contextlib.suppress(OSError, RuntimeError):  # uvloop raises it for a closed one
         writer.write(recorded[sent:])
         await writer.drain()
     return writer
 
 
 @both
-def test_a_recorded_connection_played_again(encrypted):
-    """Handshake, HELLO, messages, byte by byte as they came: a server that takes them has been told everything twice."""
+def test_a_replayed_connection(encrypted):
+    """Handshake, HELLO and messages, byte by byte: a plain server gets everything twice."""
 
     async def main():
         async with World(encrypted=encrypted) as world:
@@ -154,9 +160,11 @@ def test_a_recorded_connection_played_again(encrypted):
 
 
 @both
-def test_a_replay_changes_nothing_for_a_server_and_its_sessions(encrypted):
-    """The same one floor up: no HELLO, no message, no session of the victim's ended or begun. Plain, where the bytes do arrive, sessions
-    alone see to that: a HELLO must be newer than the last one.
+def test_a_replay_does_not_affect_sessions(encrypted):
+    """No HELLO, no message, no session of the victim begins or ends.
+
+    On plain nodes, where the bytes arrive, sessions ensure that: a HELLO must be newer than the
+    last one.
     """
 
     async def main():
@@ -194,15 +202,15 @@ def test_a_replay_changes_nothing_for_a_server_and_its_sessions(encrypted):
 
 
 @pytest.mark.parametrize(("encrypted", "after"), [(True, 0), (True, HANDSHAKE), (False, HANDSHAKE)])
-def test_two_clients_whose_connections_are_crossed(encrypted, after):
-    """A's bytes on B's connection to the server and the other way round, from the beginning or after honest handshakes."""
+def test_two_crossed_connections(encrypted, after):
+    """A's bytes on B's connection and the reverse, from the start or after honest handshakes."""
 
     async def main():
         async with World(encrypted=encrypted) as world:
             pairs = {}
 
             def cross(connection, way, frame):
-                """Give what comes from below to the other client's connection of the same lane."""
+                """Send what the clients send on the other client's connection of the same lane."""
                 if way == DOWN or (after and not crossing.is_set()):
                     return None
                 if not crossing.is_set():
@@ -247,7 +255,7 @@ def test_two_clients_whose_connections_are_crossed(encrypted, after):
 
 @both
 def test_a_piece_of_an_old_connection_in_a_new_one(encrypted):
-    """Yesterday's words, from the same client with the same key, put into its connection of today."""
+    """A frame of the same client with the same key, spliced into its next connection."""
 
     async def main():
         async with World(encrypted=encrypted) as world:
@@ -272,30 +280,30 @@ def test_a_piece_of_an_old_connection_in_a_new_one(encrypted):
 
 @both
 def test_posing_as_the_server(encrypted):
-    """With a key of its own that lets everybody in: the client says nothing to it, and its operator hears what to do."""
+    """With its own key that accepts all: the client sends it nothing and tells its operator."""
 
     async def main():
         async with World(encrypted=encrypted) as world:
-            heard = []
+            received = []
             impostor = world.listen(
                 ListenerCurve(KeyPair.new(), lambda _key: True),
-                lambda peer, _lane, frames, _origin: heard.append(bytes(frames[0])),
+                lambda peer, _lane, frames, _origin: received.append(bytes(frames[0])),
             )
             link = world.dial("victim", port=impostor.port)
             link.send("", Lane.CONTROL, [b"weights"])
             if encrypted:
-                await until(lambda: world.told)
-                await quiet(lambda: heard)
-                assert heard == []
-                assert {failed.why for failed in world.told} <= {CLOSED, "other"}
+                await until(lambda: world.failures)
+                await quiet(lambda: received)
+                assert received == []
+                assert {failed.why for failed in world.failures} <= {CLOSED, "other"}
                 server = Address(HERE, impostor.port, world.server.public)
                 lines = [
                     at_client(failed, server, world.pairs["victim"].public, "victim")
-                    for failed in world.told
+                    for failed in world.failures
                 ]
                 assert any("its key is not the one in this address" in line for line in lines)
             else:
-                await until(lambda: heard == [b"weights"])
+                await until(lambda: received == [b"weights"])
 
     run(main())
 
@@ -303,7 +311,7 @@ def test_posing_as_the_server(encrypted):
 @both
 @pytest.mark.parametrize("claims", ["its own key", "the victim's public key"])
 def test_posing_as_a_client(encrypted, claims):
-    """Under a trusted client's name, with a key of its own, or with the client's public half, which is no secret."""
+    """Under an allowed client's name, with a key of its own, or with the client's public key."""
 
     async def main():
         async with World(encrypted=encrypted) as world:
@@ -312,11 +320,11 @@ def test_posing_as_a_client(encrypted, claims):
             own = KeyPair.new()
             if claims != "its own key":
                 own = KeyPair(world.pairs["victim"].public, own.secret)
-            world.told.clear()
+            world.failures.clear()
             liar = world.dial("victim", pair=own, port=world.listener.port)
             liar.send("", Lane.CONTROL, [b"forged"])
             if encrypted:
-                await until(lambda: world.told)
+                await until(lambda: world.failures)
                 await quiet(lambda: ("victim", b"forged") in world.got)
                 assert world.got == [("victim", b"honest")]
             else:

@@ -1,4 +1,4 @@
-"""What only real sockets have: addresses, taken ports, strangers' bytes, take-overs, endings."""
+"""What only real sockets have: addresses, taken ports, foreign bytes, take-overs, closing."""
 
 # ruff: noqa: ASYNC110 - a test polls for its condition
 
@@ -48,19 +48,19 @@ def test_addresses():
     ["", "host", "host:", ":7100", "host:99999", "host:0", "*:7100", "a b:1", "udp://h:1", 7100],
 )
 def test_wrong_addresses(address):
-    """A typing error must be named before anybody waits for a connection."""
+    """A typing error must be reported before anything waits for a connection."""
     with pytest.raises(LocalError):
         split_address(address, listening=False)
 
 
 def test_a_link_needs_a_loop():
-    """Made elsewhere it would never read a byte."""
+    """Without one it would never read a byte."""
     with pytest.raises(LocalError, match="event loop"):
         ZmqListener("127.0.0.1:0")
 
 
 def test_bind_errors_name_the_address():
-    """The commonest error of a first start."""
+    """The most common error of a first start."""
 
     async def main():
         first = ZmqListener("127.0.0.1:0")
@@ -106,7 +106,7 @@ def has_ipv6():
     ],
 )
 def test_both_lanes_over_every_kind_of_address(bind, dial):
-    """Names, IPv4 and IPv6; small and large frames; both directions; uvloop where there is one."""
+    """Names, IPv4 and IPv6; small and large frames; both directions; uvloop where installed."""
 
     async def main():
         big = os.urandom(1 << 20)
@@ -124,7 +124,7 @@ def test_both_lanes_over_every_kind_of_address(bind, dial):
         dialer.send("", Lane.CONTROL, [b"hi"])
         first = [await got.get(), await got.get()]
         assert sorted(first) == [("c", Lane.CONTROL, [b"hi"]), ("c", Lane.BULK, [b"ho"])]
-        (tag,) = origins  # both connections of a dialer have the same one
+        (tag,) = origins  # the same for both connections of a dialer
         listener.send("c", Lane.BULK, [b"head", big], tag)
         listener.send("c", Lane.BULK, [b"head", big], b"01234567")
         listener.send("c", Lane.BULK, [b"head", big])
@@ -143,7 +143,7 @@ def test_both_lanes_over_every_kind_of_address(bind, dial):
 
 
 def test_only_the_newest_control_message_waits_for_a_connection():
-    """A server that comes up after an hour must not get an hour of HELLOs, nor of bulk."""
+    """A server that starts after an hour must not get an hour of HELLOs, nor of bulk."""
 
     async def main():
         probe = socket.create_server(("127.0.0.1", 0))
@@ -169,14 +169,13 @@ def test_only_the_newest_control_message_waits_for_a_connection():
     run(main())
 
 
-def test_strangers_are_counted(zmq_world):
-    """Port scanners, browsers and TLS clients: ignored, counted, and nobody else notices."""
+def test_foreign_connections_are_counted(zmq_world):
+    """Port scanners, browsers and TLS clients are ignored and counted; no session is affected."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
-    some = random.Random(
-        1
-    ).randbytes  # of others, one in thirty looks like a greeting that is not whole yet
+    # With one seed in thirty, the bytes look like an incomplete greeting.
+    some = random.Random(1).randbytes
     greetings = [
         b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n",
         b"\x16\x03\x01" + some(300),
@@ -185,8 +184,8 @@ def test_strangers_are_counted(zmq_world):
         some(2000),
     ]
     for data in greetings:
-        with socket.create_connection(("127.0.0.1", ps.link.port)) as stranger:
-            stranger.sendall(data)
+        with socket.create_connection(("127.0.0.1", ps.link.port)) as foreign:
+            foreign.sendall(data)
             zmq_world.run(1)
     zmq_world.until(lambda: ps.endpoint.garbage >= len(greetings) - 1)
     client.endpoint.send("", {"n": 1})
@@ -194,8 +193,8 @@ def test_strangers_are_counted(zmq_world):
     assert not ps.count(PeerDown)
 
 
-def test_who_does_not_finish_the_handshake_is_hung_up(monkeypatch):
-    """With a greeting and no more, which costs a connection and says nothing of its key."""
+def test_an_unfinished_handshake_is_closed(monkeypatch):
+    """A greeting alone costs a connection and shows no key."""
     assert zmq_pipe.HANDSHAKE_MS == 10_000, "docs/LIMITS.md"
     monkeypatch.setattr(zmq_pipe, "HANDSHAKE_MS", 300)
 
@@ -213,19 +212,19 @@ def test_who_does_not_finish_the_handshake_is_hung_up(monkeypatch):
 
 
 def test_real_zmtp_with_garbage_inside(zmq_world):
-    """A peer that speaks ZeroMQ, but not ours: bad routing ids, bad heads, no frames, no lane."""
+    """A peer with ZeroMQ but another protocol: bad routing ids, bad heads, no frames, no lane."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
     with zmq.Context() as context:
         for routing_id in (None, b"x/c", b"x/q/00000000", b"../etc/c/00000000", b"x/c/01234567"):
-            with context.socket(zmq.DEALER) as stranger:
-                stranger.linger = 200
+            with context.socket(zmq.DEALER) as foreign:
+                foreign.linger = 200
                 if routing_id:
-                    stranger.routing_id = routing_id
-                stranger.connect(ps.endpoint.address)
-                stranger.send_multipart([secrets.token_bytes(50)])
-                stranger.send_multipart([b"", b"", b"", b""])
+                    foreign.routing_id = routing_id
+                foreign.connect(ps.endpoint.address)
+                foreign.send_multipart([secrets.token_bytes(50)])
+                foreign.send_multipart([b"", b"", b"", b""])
                 zmq_world.run(1)
     zmq_world.until(lambda: ps.endpoint.garbage >= 10)
     assert ps.endpoint.garbage == 10
@@ -234,23 +233,23 @@ def test_real_zmtp_with_garbage_inside(zmq_world):
     assert not ps.count(PeerDown)
 
 
-def test_a_stranger_under_an_honest_name(zmq_world):
-    """Names are free to take: neither session nor answers of their holder may be taken with them."""
+def test_an_attacker_under_an_honest_name(zmq_world):
+    """Any peer may use any name, but gets neither the session nor the answers of its holder."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
     pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
     session = client.endpoint._machine.session.identity
-    heard = []
+    received = []
     with zmq.Context() as context:
         control, bulk = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
         with control, bulk:
             control.linger = bulk.linger = 0
             control.routing_id, bulk.routing_id = b"c/c/01234567", b"c/b/01234567"
-            for stranger in (control, bulk):
-                stranger.connect(ps.endpoint.address)
-                stranger.send(b"junk")
-                stranger.send(pack(frames.BYE, session, "gone"))
+            for foreign in (control, bulk):
+                foreign.connect(ps.endpoint.address)
+                foreign.send(b"junk")
+                foreign.send(pack(frames.BYE, session, "gone"))
             head = pack(frames.CHUNK, session, 1, 0, 99, 0, 1, 0, 1, True)
             bulk.send_multipart([head, b"x", frames.trailer(head)])
             control.send(pack(frames.DATA, session, 1, 9, frames.MESSAGE, {}))
@@ -258,9 +257,9 @@ def test_a_stranger_under_an_honest_name(zmq_world):
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 99, 1, "d", "client", {}))
             control.send(pack(frames.HELLO, 9, 99, 1))
-            while len(heard) < 3:
+            while len(received) < 3:
                 zmq_world.until(lambda: control.poll(0))
-                heard.append(frames.parse([control.recv()], 1000, 1000))
+                received.append(frames.parse([control.recv()], 1000, 1000))
             for number in range(20):
                 ps.endpoint.send("c", {"n": number})
                 client.endpoint.send("", {"n": number})
@@ -269,36 +268,36 @@ def test_a_stranger_under_an_honest_name(zmq_world):
             zmq_world.until(lambda: ps.endpoint.garbage == 4)  # two junk, BYE as bulk, wrong name
             assert not control.poll(0)
             assert not bulk.poll(0)
-    assert [type(message) for message in heard] == [frames.Unknown, frames.Refuse, frames.Refuse]
-    assert [message.code for message in heard[1:]] == ["superseded", "protocol"]
+    assert [type(message) for message in received] == [frames.Unknown, frames.Refuse, frames.Refuse]
+    assert [message.code for message in received[1:]] == ["superseded", "protocol"]
     assert ps.count(HelloReceived) == 1
     assert not ps.count(PeerDown)
     assert not client.count(PeerDown)
 
 
-def test_a_stranger_cannot_answer_for_who_asks(zmq_world):
-    """A slow owner's welcome is for the connection that asked, whoever spoke in between."""
+def test_a_late_welcome_is_for_the_connection_that_asked(zmq_world):
+    """Whatever arrived under the name in between."""
     ps = zmq_world.listener()
     ps.on.clear()
     client = zmq_world.dialer()
     zmq_world.until(lambda: ps.count(HelloReceived))
     pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.routing_id = b"c/c/01234567"
-        stranger.connect(ps.endpoint.address)
-        stranger.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
-        stranger.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 3, 1, "c", "client", {}))
-        zmq_world.until(lambda: stranger.poll(0))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as foreign:
+        foreign.linger = 0
+        foreign.routing_id = b"c/c/01234567"
+        foreign.connect(ps.endpoint.address)
+        foreign.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
+        foreign.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 3, 1, "c", "client", {}))
+        zmq_world.until(lambda: foreign.poll(0))
         ps.endpoint.welcome("c", {})
         zmq_world.until(lambda: client.count(PeerUp))
-        assert frames.parse([stranger.recv()], 1000, 1000).code == "superseded"
-        assert not stranger.poll(0)
+        assert frames.parse([foreign.recv()], 1000, 1000).code == "superseded"
+        assert not foreign.poll(0)
     assert ps.count(HelloReceived) == 1
 
 
 def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
-    """All credit there is, pieces said to have come, chunks said to be written, nothing read: what waits is bounded."""
+    """It grants all credit and confirms pieces and chunks, but memory stays bounded."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
@@ -307,10 +306,10 @@ def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
     with zmq.Context() as context, context.socket(zmq.DEALER) as control:
         bulk = context.socket(zmq.DEALER)
         with bulk:
-            for stranger, lane in ((control, b"c"), (bulk, b"b")):
-                stranger.linger, stranger.rcvhwm = 0, 1
-                stranger.routing_id = b"evil/" + lane + b"/01234567"
-                stranger.connect(ps.endpoint.address)
+            for foreign, lane in ((control, b"c"), (bulk, b"b")):
+                foreign.linger, foreign.rcvhwm = 0, 1
+                foreign.routing_id = b"evil/" + lane + b"/01234567"
+                foreign.connect(ps.endpoint.address)
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "evil", "client", {}))
             zmq_world.until(lambda: control.poll(0))
             session = frames.parse([control.recv()], 1000, 0).session
@@ -318,14 +317,14 @@ def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
             control.send(pack(frames.DATA, session, 1, 1, frames.ACCEPT, 1, 0, 0, 0, 1 << 62))
             zmq_world.until(lambda: len(source.reads) >= 3)
             zmq_world.run(1)
-            assert len(source.reads) <= 6  # what a stripe may carry that has acknowledged nothing
+            assert len(source.reads) <= 6  # what an unmeasured stripe may carry
             stripe = ps.endpoint._peers["evil"].streams.outgoing._bulk._stripes[0]
-            told = written = 0
+            acked = written = 0
             seq = 1
             for _ in range(4000):
-                if stripe.last_number > told:
-                    control.send(pack(frames.PIECE_ACK, session, 0, told + 1, stripe.last_number))
-                    told = stripe.last_number
+                if stripe.last_number > acked:
+                    control.send(pack(frames.PIECE_ACK, session, 0, acked + 1, stripe.last_number))
+                    acked = stripe.last_number
                 sent = len(source.reads) - 3
                 if sent > written:
                     written = sent
@@ -338,13 +337,13 @@ def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
             assert ps.link.dropped > 20  # and not kept
             held = ps.link._pipes[0]._send_budget.size(b"evil/b/01234567")
             limit = ps.endpoint.settings.send_budget_bytes
-            assert limit // 2 < held <= limit  # by bytes: 320 messages would be more
+            assert limit // 2 < held <= limit  # limited by bytes: 320 messages would be more
             client.endpoint.send("", {"n": 1})
             zmq_world.until(lambda: ps.count(MessageReceived))
     assert not client.count(PeerDown)
 
 
-def test_what_a_peer_takes_is_not_counted_for_ever(zmq_world, new_source, new_sink):
+def test_sent_bytes_leave_the_send_budget(zmq_world, new_source, new_sink):
     """A long transfer to an honest peer is many times the limit, and nothing of it is dropped."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
@@ -357,18 +356,18 @@ def test_what_a_peer_takes_is_not_counted_for_ever(zmq_world, new_source, new_si
     assert len(source.reads) == 300
 
 
-def test_a_flood_of_small_frames_only_holds_its_sender(zmq_world):
-    """Without a receive limit a stranger's queue grows as fast as the line brings it."""
+def test_a_flood_of_small_frames_only_blocks_its_sender(zmq_world):
+    """Without a receive limit an attacker's queue grows as fast as its path allows."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger, stranger.sndhwm = 0, 1000
-        stranger.routing_id = b"x/c/01234567"
-        stranger.connect(ps.endpoint.address)
-        with contextlib.suppress(zmq.Again):  # the listener does not read while we are here
+    with zmq.Context() as context, context.socket(zmq.DEALER) as foreign:
+        foreign.linger, foreign.sndhwm = 0, 1000
+        foreign.routing_id = b"x/c/01234567"
+        foreign.connect(ps.endpoint.address)
+        with contextlib.suppress(zmq.Again):  # the listener does not read during this loop
             for sent in range(10_000_000):
-                stranger.send(bytes(8000), zmq.DONTWAIT if sent > 500 else 0)
+                foreign.send(bytes(8000), zmq.DONTWAIT if sent > 500 else 0)
                 if sent % 500 == 0:
                     time.sleep(0.01)
         assert sent < 5000  # its own queue, the kernel's buffers, and 64
@@ -378,15 +377,15 @@ def test_a_flood_of_small_frames_only_holds_its_sender(zmq_world):
 
 
 def test_a_frame_over_the_limit_breaks_only_its_connection(zmq_world, new_settings):
-    """MAXMSGSIZE stops a giant before it is allocated."""
+    """MAXMSGSIZE stops a huge frame before it is allocated."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.routing_id = b"x/c/01234567"
-        stranger.connect(ps.endpoint.address)
-        stranger.send(bytes(6 << 20))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as foreign:
+        foreign.linger = 0
+        foreign.routing_id = b"x/c/01234567"
+        foreign.connect(ps.endpoint.address)
+        foreign.send(bytes(6 << 20))
         zmq_world.run(3)
     client.endpoint.send("", {"n": 1})
     zmq_world.until(lambda: ps.count(MessageReceived))
@@ -394,7 +393,7 @@ def test_a_frame_over_the_limit_breaks_only_its_connection(zmq_world, new_settin
 
 
 def test_the_older_of_two_processes_is_superseded(zmq_world):
-    """Two processes of one name: the older one learns why it is alone and gives way for good."""
+    """Two processes of one name: the older one gets the reason and stops for good."""
     ps = zmq_world.listener()
     old = zmq_world.dialer()
     zmq_world.until(lambda: old.count(PeerUp))
@@ -408,7 +407,7 @@ def test_the_older_of_two_processes_is_superseded(zmq_world):
 
 
 def test_a_saturated_bulk_lane_does_not_delay_control(zmq_world, new_source, new_sink):
-    """While a slow sink holds megabytes back, messages and beats pass."""
+    """While a slow sink blocks megabytes, messages and heartbeats pass."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
@@ -423,8 +422,8 @@ def test_a_saturated_bulk_lane_does_not_delay_control(zmq_world, new_source, new
         sink.release()
 
 
-def test_a_failing_receiver_does_not_deafen_the_link(zmq_world):
-    """A role's bug goes to the loop's handler; the next message is read."""
+def test_a_failing_receiver_does_not_stop_the_link(zmq_world):
+    """The exception goes to the loop's handler; the next message is read."""
     ps = zmq_world.listener()
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
@@ -437,7 +436,7 @@ def test_a_failing_receiver_does_not_deafen_the_link(zmq_world):
     assert isinstance(problems[0]["exception"], ZeroDivisionError)
 
 
-def test_endings_leave_nothing_behind():
+def test_closing_leaves_nothing_behind():
     """Sockets, tasks, threads and file descriptors are all gone after ``aclose``."""
 
     async def one():
@@ -453,7 +452,7 @@ def test_endings_leave_nothing_behind():
         await listener.aclose()
         assert len(asyncio.all_tasks()) == 1
 
-    run(one())  # whatever is made once per process is made here
+    run(one())  # makes what is made once per process
     table = Path("/proc/self/fd")
     before = len(list(table.iterdir())) if table.is_dir() else 0
     for _ in range(3):
@@ -464,7 +463,7 @@ def test_endings_leave_nothing_behind():
 
 
 def test_run_returns_the_result_on_any_loop(monkeypatch):
-    """Uvloop is an option, not a need."""
+    """Uvloop is optional."""
 
     async def main():
         return type(asyncio.get_running_loop()).__module__

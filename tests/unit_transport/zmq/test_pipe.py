@@ -1,4 +1,4 @@
-"""What waits inside the sockets: counted by what libzmq gives back, whatever a peer says."""
+"""Bytes that wait in libzmq: counted by the frames it frees, whatever a peer reports."""
 
 import attrs
 
@@ -13,7 +13,7 @@ class Frame:
 
 
 def test_a_connection_has_a_limit_of_its_own():
-    """One peer that takes nothing must not keep the others from theirs."""
+    """A peer that does not read must not use the budget of the others."""
     send_budget = SendBudget(100, 1000)
     first, second = Frame(), Frame()
     for frame in (first, second):
@@ -29,7 +29,10 @@ def test_a_connection_has_a_limit_of_its_own():
 
 
 def test_all_together_have_a_limit():
-    """A thousand peers that take nothing must not add up; what has left elsewhere is found, but not in every call."""
+    """A thousand peers that do not read must not add up.
+
+    Sent frames of other connections are found, but not in every call.
+    """
     send_budget = SendBudget(100, 250)
     frames = [Frame() for _ in range(3)]
     for name, frame in zip((b"a", b"b", b"c"), frames, strict=True):
@@ -42,7 +45,7 @@ def test_all_together_have_a_limit():
 
 
 def test_connections_that_are_empty_are_forgotten():
-    """Names are the peers' choice, and a run lasts for months."""
+    """Peers choose their names, and a run lasts for months."""
     send_budget = SendBudget(100, 1000)
     for number in range(50):
         send_budget.add(b"%d" % number, 10, Frame(done=True))
