@@ -19,7 +19,6 @@ from text_nodes import (
 )
 
 from fsl_async.nodes import wire
-from fsl_async.roles.machine import RunEnded
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
@@ -134,7 +133,7 @@ def test_a_split_server_writes_one_printable_line(kind, play):
 
     def over(made):
         if kind is RunEndNotifier:
-            made.shell.node.feed(RunEnded("over"))
+            made.shell.run_ended("over")
         play(made)
 
     told = at(kind, over)

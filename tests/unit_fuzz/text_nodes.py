@@ -21,13 +21,12 @@ from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import load as configs
 from fsl_async.errors import RefusedError, describe
 from fsl_async.nodes import wire
+from fsl_async.nodes.ps import run_end_notifier
 from fsl_async.nodes.ps.relaunching import watched
-from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.reporter import Reporter
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
-from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_async.roles.sync import messages as msg
 from fsl_transport.session import frames
 
@@ -274,24 +273,23 @@ class RunEndNotifier(Dialers):
     body = SplitClient.body
 
     def made(self):
-        shell = RunEndNotifierShell(
-            RunEndNotifierMachine("r", 5.0, 5.0),
+        return run_end_notifier.RunEndNotifier(
+            "r",
+            lambda take: tp.DialerEndpoint(
+                self.link,
+                self.scheduler,
+                tp.TransportSettings(),
+                take,
+                split.PS_ROLE,
+                incarnation=1,
+                rng=random.Random(0),
+            ),
             scheduler=self.scheduler,
-            journal=self.told.journal,
             say=self.told.say,
-            finished=lambda: None,
         )
-        shell.endpoint = tp.DialerEndpoint(
-            self.link,
-            self.scheduler,
-            tp.TransportSettings(),
-            shell.on_transport,
-            split.PS_ROLE,
-            incarnation=1,
-            rng=random.Random(0),
-        )
-        shell.dial()
-        return shell
+
+    def close(self):
+        self.endpoint.close()
 
 
 @contextlib.contextmanager

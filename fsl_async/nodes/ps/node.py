@@ -36,7 +36,7 @@ from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
-from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
+from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import JournalWriter
@@ -62,7 +62,6 @@ GOODBYE_S = 5.0
 LEAST_AWAY_S = 15.0
 """By then a client that lives has come back to a server that was away: a try to connect may take 10 s, and begins some
 seconds after the one before."""
-NO_NOTIFIER = functools.partial(RunEndNotifier, keys=None, log=lambda _: None, dials=False)
 
 
 @frozen
@@ -202,7 +201,7 @@ def serve(
         launching=launching,
         keys=keys,
     )
-    notifier = functools.partial(RunEndNotifier, keys=keys, log=log, dials=True)
+    notifier = functools.partial(notify_split_server, keys=keys, log=log)
     with prepared(config, run_dir, options, notifier=notifier) as run:
         return run_loop(run(config))
 
@@ -213,7 +212,7 @@ def prepared(
     run_dir: Path,
     options: Options,
     *,
-    notifier: Callable[..., RunEndNotifier] = NO_NOTIFIER,
+    notifier: Callable[..., RunEndNotifier] = lambda _, run, *__: RunEndNotifier(run),
     capacity: Capacity | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.

@@ -1,4 +1,17 @@
-"""The session of a parameter server with a split server of another process: link, machine and endpoint put together. Never imports torch."""
+"""Tells a split server of another process that the run is over (docs/adr/0088). Never imports torch.
+
+Clients send RunOver too, which is mostly enough; this is for a run that ends while none of them has a session
+there.
+
+- The session lasts as long as the parameter server serves. Nothing is sent in it but the end; that it lasts tells
+  the split server that the run goes on, although clients are away.
+- A split server that is down is dialed again by the transport. After a refusal that passes (`PASSING`) it is
+  dialed again after `redial_s`: another process goes on in its folder, a session ends there, or a person adds the
+  key. Each such refusal is reported once.
+- A refusal for good (another run's) is reported, and ends the dialing: clients are left to announce the end.
+- At the end `wait` takes at most WAIT_S: a split server that does not learn of it ends by itself
+  (`split.alone_s`).
+"""
 
 from __future__ import annotations
 
@@ -16,127 +29,206 @@ from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, KeysError
 from fsl_async.keys.dialling import HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
-from fsl_async.roles.machine import RunEnded
-from fsl_async.roles.split.messages import PS_ROLE
-from fsl_async.roles.split.methods import method_of
-from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
+from fsl_async.roles.machine import Note
+from fsl_async.roles.messages import Message, MessageError
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.sync.client_state import SERVER
 from fsl_transport.zmq.link import ZmqDialer
 
-TELL_S = 5.0
-"""How long the end of a parameter server waits for a split server to have heard of it."""
+WAIT_S = 5.0
+PASSING = frozenset({"leaving", "full", "name", "key"})
+"""Codes of refusals that do not last."""
+SILENT = ("leaving", "finished")
+"""Codes that people need not read."""
 
 
-class _Unwritten:
-    """The parameter server's journal is about its clients; of this session it gets notes."""
+class RunEndNotifier:
+    """One parameter server's. On the loop thread.
 
-    def event(self, event: Any, now: float, cause: int | None = None) -> int:
-        """Not written."""
-        return 0
+    dialer: makes the endpoint, given what takes its events; None: the run has no split server elsewhere.
+    """
 
-    effect = event
+    def __init__(
+        self,
+        run: str,
+        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None,
+        *,
+        redial_s: float = 5.0,
+        scheduler: tp.Scheduler | None = None,
+        say: Callable[[Note], None] = lambda _: None,
+    ) -> None:
+        self._hello = msg.PsHello(run, msg.PS_ROLE)
+        self._redial_s = redial_s
+        self._scheduler = scheduler
+        self._say = say
+        self._over = ""  # why the run has ended; empty while it has not
+        self._is_up = False
+        self._redial: tp.Cancellable | None = None
+        self._reported = set(SILENT)
+        self._is_hopeless = False  # refused for good
+        self._is_unreachable = False
+        self._finished = asyncio.Event()
+        self.endpoint = None if dialer is None else dialer(self.on_transport)
+        self.dial()
+
+    def dial(self) -> None:
+        """Dial the split server, and again after every loss."""
+        self._redial = None
+        if self.endpoint is not None:
+            self.endpoint.connect(lambda: msg.to_wire(self._hello))
+
+    def run_ended(self, reason: str) -> None:
+        """Send the end of the run, now or in the next session; `wait` until that is done."""
+        if self._over:
+            return
+        self._over = reason or "the run has ended"
+        if self.endpoint is None or self._is_hopeless:
+            self._finished.set()
+        elif self._is_up:
+            self._send_end()
+        elif self._redial is not None:
+            self._redial.cancel()
+            self.dial()
+
+    async def wait(self) -> None:
+        """Wait until the split server has answered, or cannot be reached; not at all where the run is not over."""
+        if self._over:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._finished.wait(), WAIT_S)
+
+    async def aclose(self) -> None:
+        """Leave."""
+        self._finished.set()
+        if self._redial is not None:
+            self._redial.cancel()
+        if self.endpoint is not None:
+            await self.endpoint.aclose()
+
+    def on_transport(self, event: tp.TransportEvent) -> None:
+        """Take one event of the endpoint."""
+        if self._finished.is_set():
+            return
+        match event:
+            case tp.PeerUp(_, _, body) if isinstance(_read(body), msg.SplitWelcome):
+                self._is_up, self._is_unreachable = True, False
+                if self._over:
+                    self._send_end()
+            case tp.PeerDown() if self._is_up:
+                self._is_up = False
+                self._gone()
+            case tp.Refused(code, text):
+                self._refused(code, text)
+            case tp.Superseded():
+                self._refused("superseded", "another parameter server took over there")
+            case tp.Unreachable(address, seconds) if not self._is_unreachable:
+                self._is_unreachable = True
+                text = f"no answer from the split server at {address} for {seconds:.0f} s"
+                self._say(Note(f"{text}; trying again", "warning"))
+            case tp.MessageReceived(_, body) if isinstance(_read(body), msg.Ended):
+                self._gone()
+            case tp.StreamOffered(_, stream) if self.endpoint is not None:
+                self.endpoint.decline(SERVER, stream, "not wanted")
+            case _:
+                pass
+
+    def _send_end(self) -> None:
+        assert self.endpoint is not None
+        self.endpoint.send(SERVER, msg.to_wire(msg.RunOver(self._over)))
+
+    def _refused(self, code: str, text: str) -> None:
+        self._is_up = False
+        passes = code in PASSING
+        if code not in self._reported:
+            self._reported.add(code)
+            note = f"the split server has no session for this parameter server: {text}"
+            self._say(Note(f"{note}; trying again" if passes else note, "warning"))
+        self._is_hopeless = not passes
+        if passes and not self._over:
+            assert self._scheduler is not None
+            at = self._scheduler.time() + self._redial_s
+            self._redial = self._scheduler.call_at(at, self.dial)
+        self._gone()
+
+    def _gone(self) -> None:
+        """The split server has ended, or refuses this session: nothing more can be done once the run is over."""
+        if self._over:
+            assert self.endpoint is not None
+            self.endpoint.disconnect(SERVER, self._over)
+            self._finished.set()
+
+
+def _read(body: dict[str, Any]) -> Message | None:
+    try:
+        return msg.from_wire(body)
+    except MessageError:
+        return None
 
 
 def _once(log: Callable[[str], None]) -> Callable[[str], None]:
-    """Let a line through the first time only: whoever may do nothing about it reads it once in a run."""
+    """Let each line through once in a run: the reader may not be able to do anything about it."""
     seen: set[str] = set()
 
-    def say(line: str) -> None:
+    def logged(line: str) -> None:
         if line not in seen:
             seen.add(line)
             log(line)
 
-    return say
+    return logged
 
 
-class RunEndNotifier:
-    """One parameter server's. Every method on the loop thread. Does nothing where the run has no split server."""
+def notify_split_server(
+    config: Config,
+    run: str,
+    journal: Reporter,
+    writer: JournalWriter,
+    *,
+    keys: KeysFolder | None,
+    log: Callable[[str], None],
+) -> RunEndNotifier:
+    """Open the session of `run`'s parameter server with its split server, where that has an address.
 
-    def __init__(
-        self,
-        config: Config,
-        run: str,
-        journal: Reporter,
-        writer: JournalWriter,
-        *,
-        keys: KeysFolder | None,
-        log: Callable[[str], None],
-        dials: bool,
-    ) -> None:
-        """Dial, where `dials`. An address that is no good, which the first client would say too, is told and that is all."""
-        self._loop = asyncio.get_running_loop()
-        self._journal = journal
-        self._finished = asyncio.Event()
-        self._over = False
-        self._shell: RunEndNotifierShell | None = None
-        rules = split_rules(config)
-        split = config.split
-        if not (dials and split.is_on and method_of(rules).has_server and split.server):
-            return
-        settings = transport_settings(config)
-        try:
-            # "Every interface" is this machine's: the split server was told so by this configuration.
-            place = addresses.seen_from(split.server, "127.0.0.1:1")
-            curve = None if keys is None else split_curve(place, keys, encrypted=True)
-            public = curve.pair.public if curve is not None else ""
-            words = HandshakeReports(
-                place,
-                public,
-                PS_ROLE,
-                scheduler=self._loop,
-                journal=writer,
-                log=_once(log),
-                is_reserved=True,
-            )
-            link = ZmqDialer(place.tcp, PS_ROLE, settings, curve, words)
-        except (AddressError, KeysError, tp.LocalError) as error:
-            log(f"warning: the split server will not hear of the run's end from here: {error}")
-            return
-        machine = RunEndNotifierMachine(run, rules.reoffer_s, TELL_S)
-        self._shell = shell = RunEndNotifierShell(
-            machine,
-            scheduler=self._loop,
-            journal=_Unwritten(),
-            say=journal.say,
-            finished=self._finished.set,
+    An address or a key that is no good, which the first client reports too, is one line in `log`.
+    """
+    loop, split = asyncio.get_running_loop(), config.split
+    if not (split.has_server and split.server):
+        return RunEndNotifier(run)
+    settings = transport_settings(config)
+    try:
+        # "Every interface" is this machine's: the split server got it from this configuration.
+        place = addresses.seen_from(split.server, "127.0.0.1:1")
+        curve = None if keys is None else split_curve(place, keys, encrypted=True)
+        reports = HandshakeReports(
+            place,
+            curve.pair.public if curve is not None else "",
+            msg.PS_ROLE,
+            scheduler=loop,
+            journal=writer,
+            log=_once(log),
+            is_reserved=True,
         )
-        self._endpoint = shell.endpoint = tp.DialerEndpoint(
+        link = ZmqDialer(place.tcp, msg.PS_ROLE, settings, curve, reports)
+    except (AddressError, KeysError, tp.LocalError) as error:
+        log(f"warning: the split server will not be told of the run's end from here: {error}")
+        return RunEndNotifier(run)
+
+    def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+        def seen(event: tp.TransportEvent) -> None:
+            if isinstance(event, tp.PeerUp | tp.PeerDown):
+                here = isinstance(event, tp.PeerUp)
+                journal.note("split_server_seen", loop.time(), here=here)
+            take(event)
+
+        return tp.DialerEndpoint(
             link,
-            self._loop,
+            loop,
             settings,
-            self._seen,
-            PS_ROLE,
+            seen,
+            msg.PS_ROLE,
             incarnation=time.time_ns(),
-            role=PS_ROLE,
+            role=msg.PS_ROLE,
         )
-        shell.dial()
 
-    def _seen(self, event: tp.TransportEvent) -> None:
-        assert self._shell is not None
-        if isinstance(event, tp.PeerUp | tp.PeerDown):
-            here = isinstance(event, tp.PeerUp)
-            self._journal.note("split_server_seen", self._loop.time(), here=here)
-        self._shell.on_transport(event)
-
-    def run_ended(self, reason: str) -> None:
-        """Say so; `wait` until it is said."""
-        self._over = True
-        if self._shell is None:
-            self._finished.set()
-        else:
-            self._shell.node.feed(RunEnded(reason))
-
-    async def wait(self) -> None:
-        """Until the split server has heard, or can not be reached; at once where the run is not over, and nothing is said."""
-        if not self._over:
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._finished.wait(), TELL_S + 1.0)
-
-    async def aclose(self) -> None:
-        """Leave."""
-        if self._shell is not None:
-            self._shell.node.close()
-            await self._endpoint.aclose()
+    redial_s = split_rules(config).reoffer_s
+    return RunEndNotifier(run, dialer, redial_s=redial_s, scheduler=loop, say=journal.say)

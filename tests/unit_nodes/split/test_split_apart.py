@@ -7,8 +7,7 @@ from fsl_async.config.load import load
 from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError
-from fsl_async.roles.machine import Finish
-from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
+from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
 from fsl_transport.zmq.pipe import Pipe
 
 UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage": 4}
@@ -57,8 +56,8 @@ def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, mon
         "split.method=splitfed-v1", f"data.path={text}", "transfer.window_bytes=3000000"
     )
     nodes(config, apart=True)
-    listeners, herald, clients = 2, 2, 2 * 2 * 2
-    assert len(told) >= listeners + herald + clients
+    listeners, notifier, clients = 2, 2, 2 * 2 * 2
+    assert len(told) >= listeners + notifier + clients
     assert set(told.values()) == {transport_settings(config)}
 
 
@@ -66,7 +65,7 @@ def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, mon
 def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, told, monkeypatch):
     """The parameter server says so itself; where it cannot, the split server does not wait for ever."""
     if not told:
-        monkeypatch.setattr(RunEndNotifierMachine, "_run_ended", lambda *_: [Finish("killed", 0)])
+        monkeypatch.setattr(RunEndNotifier, "run_ended", lambda *_: None)
     chosen = "split.method=fsl-sage", f"data.path={text}", "run.seconds=0.5", "split.alone_s=0.5"
     run = nodes(configured(*chosen, "session.expire_after_s=1.5"), apart=True, names=())
     reason = run.summaries["server"].reason
