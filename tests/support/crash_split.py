@@ -64,7 +64,7 @@ class CrashSplit(SplitSimulation):
         """As kill -9 does it; a few seconds later it is launched again."""
         if name == SPLIT_NAME:
             clock, shell = self.split_process
-            if shell.machine.ending.run_over:
+            if shell.machine.shutdown.run_over:
                 # The next one would wait for clients that never come: nobody starts it again.
                 self._launch_split = lambda: None
             self._end_split_process(clock)

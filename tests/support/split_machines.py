@@ -30,7 +30,7 @@ class SplitServerDriver(Driver):
         """A session ends."""
         return self.feed(ClientLeft(peer, incarnation, reason))
 
-    def conductor(self, run="run", *, incarnation=1, peer=msg.PS_ROLE):
+    def parameter_server(self, run="run", *, incarnation=1, peer=msg.PS_ROLE):
         """The parameter server says hello."""
         return self.feed(ev.PsConnected(peer, incarnation, run))
 

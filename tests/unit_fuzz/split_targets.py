@@ -189,7 +189,7 @@ def hello(name):
 
 
 def meta_of(key, **more):
-    plain = msg.SmashedMeta(key.text, 0, -1, [SAMPLES, WIDTH], [], SAMPLES, SAMPLES, True, False)
+    plain = msg.SmashedMeta(key, 0, -1, [SAMPLES, WIDTH], [], SAMPLES, SAMPLES, True, False)
     return attrs.evolve(plain, **more)
 
 
@@ -248,7 +248,7 @@ def server_seeds():
     whole = [offer(1, 1, 0), *chunks(1), 1.0]
     said = [
         msg.RoundDone(0, 2, {"activations up": 0.1}),
-        msg.Trained("a/1/0/0", 1.0),
+        msg.Trained(UploadKey("a", 1, 0, 0), 1.0),
         msg.RunOver("over"),
     ]
     again = {
@@ -347,7 +347,7 @@ def run_split_client(data):
 def client_seeds():
     welcome_body = msg.to_wire(msg.SplitWelcome("r", 2, "", -1))
     welcome = [frames.WELCOME, frames.PROTOCOL_VERSION, 1, 1, SESSION, 9, welcome_body]
-    names = [UploadKey(CROOK, 1, 0, step).text for step in range(2)]
+    names = [UploadKey(CROOK, 1, 0, step) for step in range(2)]
     values = np.linspace(-1, 1, SAMPLES * WIDTH, dtype=np.float32)
     gradient = bytes(encode_chunk(values, 0, spec_for("fp32", WIDTH, 14)))
     size = CLASSES * (WIDTH + 1)
@@ -358,7 +358,18 @@ def client_seeds():
 
     def answer(seq, stream, key, payload_of=gradient):
         meta = msg.to_wire(msg.GradientMeta(key, 1.0, 1))
-        offer = [frames.DATA, 0, seq, 0, frames.OFFER, stream, msg.answer_stream(key), 1, 0, meta]
+        offer = [
+            frames.DATA,
+            0,
+            seq,
+            0,
+            frames.OFFER,
+            stream,
+            msg.answer_stream(key.text),
+            1,
+            0,
+            meta,
+        ]
         return [offer, chunk(stream, payload_of), 0.1]
 
     def chunk(stream, data):

@@ -10,6 +10,7 @@ import contextlib
 import random
 from pathlib import Path
 
+import attrs
 import door_targets
 import msgpack
 import numpy as np
@@ -68,6 +69,7 @@ from fsl_transport.zmq.link import parse_routing_id, split_address
 LINEAR = 64
 """Values of the model that the client trains."""
 KEY = DeltaKey("a", 1, 0, 0)
+UPLOAD = UploadKey("a", 1, 0, 0)
 MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
 
 
@@ -138,20 +140,22 @@ def bodies():
         msg.DeltaMeta(Delta(KEY, "d" * 32, 100, 3, 0, {"loss": 2.5})),
         msg.VersionMeta("update", 4),
     ]
-    halves = [
+    of_split = [
         split.SplitHello("r", split.ROLE, 0, {"method": "sl", "cut": "1"}, -1, -1, 0),
         split.SplitWelcome("r", 2, "", -1),
         split.RoundDone(1, 10, {"activations up": 0.1}),
-        split.Trained("a/1/0/0", 2.5),
-        split.UploadRefused("a/1/0/0", "later", "text"),
-        split.SmashedMeta("a/1/0/0", 0, -1, [2, 3, 4], [], 2, 8, True, False),
-        split.GradientMeta("a/1/0/0/1", 1.0, 4),
+        split.Trained(UPLOAD, 2.5),
+        split.UploadRefused(UPLOAD, "later", "text"),
+        split.SmashedMeta(UPLOAD, 0, -1, [2, 3, 4], [], 2, 8, True, False),
+        split.GradientMeta(attrs.evolve(UPLOAD, leg=1), 1.0, 4),
         split.AuxiliaryMeta(3, 1),
     ]
     plain = [wire.Hello("", -1, "", -1).to_wire()]
     plain.append(wire.Welcome("r", 0, 2, configs.to_wire(configs.Config())).to_wire())
     first = [msg.to_wire(one) for one in made]
-    return first + plain, [msg.to_wire(one) for one in metas] + [split.to_wire(h) for h in halves]
+    return first + plain, [msg.to_wire(one) for one in metas] + [
+        split.to_wire(one) for one in of_split
+    ]
 
 
 def message_seeds():

@@ -20,6 +20,7 @@ from text_nodes import (
 
 from fsl_async.nodes import wire
 from fsl_async.roles.split import messages as split
+from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import digest_of
@@ -27,6 +28,7 @@ from fsl_transport.session import frames
 
 DIGEST = "d" * 32
 KEY = DeltaKey(CROOK, 1, 0, 0)
+UPLOAD = UploadKey(CROOK, 1, 0, 0)
 
 
 def at(kind, play):
@@ -121,9 +123,9 @@ def test_a_session_is_ended_for_a_printable_reason():
     [
         says(split, split.Ended(HOSTILE)),
         lambda made: made.refuse("model", HOSTILE),
-        says(split, split.UploadRefused(KEY.text, "stale", HOSTILE)),
-        says(split, split.Trained(HOSTILE, 0.5)),
-        says(split, split.UploadRefused(KEY.text, HOSTILE, "text")),
+        says(split, split.UploadRefused(UPLOAD, "stale", HOSTILE)),
+        says(split, split.Trained(UPLOAD, 0.5), key=HOSTILE),
+        says(split, split.UploadRefused(UPLOAD, HOSTILE, "text")),
         lambda made: made.greet(split.to_wire(split.SplitWelcome(HOSTILE, 2, "", -1))),
         lambda made: made.greet(split.to_wire(split.SplitWelcome("r", 2, HOSTILE, -1))),
     ],

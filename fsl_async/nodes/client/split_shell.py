@@ -74,16 +74,15 @@ class Facts:
 
 def event_of(message: Message) -> Event:
     """What a split server's message is to the client's machine. MessageError for what no split server says."""
-    key = UploadKey.parse
     match message:
-        case msg.Trained(text, loss):
-            return ev.UploadAcknowledged(key(text), loss)
-        case msg.AlreadyTrained(text, answer):
-            return ev.UploadAlreadyTrained(key(text), answer)
-        case msg.UploadRefused(text, code, why):
-            return ev.UploadDeclined(key(text), code, why)
-        case msg.Durable(text):
-            return ev.UploadsDurable(key(text))
+        case msg.Trained(key, loss):
+            return ev.UploadAcknowledged(key, loss)
+        case msg.AlreadyTrained(key, answer):
+            return ev.UploadAlreadyTrained(key, answer)
+        case msg.UploadRefused(key, code, text):
+            return ev.UploadDeclined(key, code, text)
+        case msg.Durable(key):
+            return ev.UploadsDurable(key)
         case msg.RoundAcknowledged(number):
             return ev.RoundAcknowledged(number)
         case msg.AuxiliaryStays(number, version):
@@ -233,8 +232,7 @@ class SplitClientShell:
         self._offered_streams[event.stream_id] = event.chunks
         match meta:
             case msg.GradientMeta(key, loss, updates):
-                found = UploadKey.parse(key)
-                self.node.feed(ev.AnswerOffered(event.stream_id, found, loss, updates))
+                self.node.feed(ev.AnswerOffered(event.stream_id, key, loss, updates))
             case msg.AuxiliaryMeta(version, round_):
                 self.node.feed(ev.AuxiliaryOffered(event.stream_id, version, round_))
             case other:
@@ -317,7 +315,7 @@ class SplitClientShell:
                 self.traffic,
             )
         meta = msg.SmashedMeta(
-            key.text,
+            key,
             effect.version,
             effect.auxiliary,
             list(ready.shape),

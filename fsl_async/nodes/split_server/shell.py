@@ -176,7 +176,7 @@ class SplitServerShell:
     def _violated(self, peer: str, problem: str) -> None:
         self._say(Note(f"{peer} sent what no client sends: {problem}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
-        life = self.machine.life_of(peer)
+        life = self.machine.incarnation_of(peer)
         if life is not None:
             self._down(tp.PeerDown(peer, life, "protocol"))
 
@@ -226,7 +226,7 @@ class SplitServerShell:
         meta = msg.from_wire(event.meta)
         if not isinstance(meta, msg.SmashedMeta):
             raise MessageError(f"a client streams no {type(meta).__name__}")
-        key = UploadKey.parse(meta.key)
+        key = meta.key
         if event.stream_id != msg.upload_stream(key.text):
             raise MessageError(f"stream {event.stream_id[:80]!r} carries upload {key.text}")
         problem = self.training.objection(meta.shape, meta.lengths, meta.samples, meta.label_bytes)
@@ -235,7 +235,7 @@ class SplitServerShell:
             problem = f"{event.chunks} chunks where {wanted} are right"
         if problem is not None:
             self.endpoint.decline(event.peer, event.stream_id, "refused")
-            told = msg.UploadRefused(key.text, "refused", problem)
+            told = msg.UploadRefused(key, "refused", problem)
             self.endpoint.send(event.peer, msg.to_wire(told))
             self.training.disk.append(key.text, "declined", f"refused: {problem}")
             return
@@ -325,7 +325,7 @@ class SplitServerShell:
         if self.training.answer(key) is None:
             return
         loss, updates = self._losses.get(key, (0.0, 0))
-        meta = msg.GradientMeta(key.text, loss, updates)
+        meta = msg.GradientMeta(key, loss, updates)
         features = self.machine.method.legs > 1 and not key.leg
         category = Category.ACTIVATIONS if features else Category.GRADIENTS
         flow = Flow(category, Direction.DOWN, self.formats.down)

@@ -1,7 +1,8 @@
-"""When the split server makes a checkpoint, and what it has. Pure.
+"""When the split server makes a checkpoint, and what the one under way holds. Pure.
 
-One is due every so many changes, and whenever somebody wants one and anything has changed. It is made between two trainings, so that book
-and tensors are of one moment. There is one at a time; a failed one is tried again after a while.
+A checkpoint is due every `every` changes, and when one is wanted and anything has changed. It is made between two
+trainings, so that book and tensors are of one moment. There is one at a time; a failed one is tried again after
+`retry_s`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fsl_async.roles.split.events import SplitProgress, SplitRecovered, UploadKe
 
 @mutable
 class Checkpoints:
-    """The server's checkpoints. They share its deadlines; "retry" is their own."""
+    """The server's checkpoints. They share its deadlines; "retry" is theirs."""
 
     deadlines: Deadlines
     every: int
@@ -26,7 +27,7 @@ class Checkpoints:
     number: int = 0  # of the last one in this process
     since: int = 0  # changes since it was begun
     wanted: bool = False
-    writing: dict[str, UploadKey] | None = None  # client -> last upload that the one under way has
+    writing: dict[str, UploadKey] | None = None  # client -> last upload in the one under way
 
     def changed(self) -> None:
         """Something was trained, aligned or averaged."""
@@ -34,7 +35,7 @@ class Checkpoints:
         self.wanted = self.wanted or self.since >= self.every
 
     def want(self) -> None:
-        """One is due now, if there is anything new."""
+        """One is due now, if anything has changed."""
         self.wanted = self.wanted or self.since > 0
 
     def due(self, book: Callable[[], SplitProgress]) -> list[Effect]:
@@ -50,22 +51,23 @@ class Checkpoints:
         return [split.Checkpoint(self.number, made)]
 
     def written(self) -> dict[str, UploadKey]:
-        """It is durable, or given up. Returns what it has."""
+        """The one under way is durable, or given up. Returns the last upload of each client in it."""
         found, self.writing = self.writing or {}, None
         return found
 
     def failed(self, now: float) -> None:
-        """It could not be written."""
+        """The one under way could not be written."""
         self.writing, self.wanted = None, True
         self.deadlines.set("retry", now + self.retry_s)
 
 
 def resumed(event: SplitRecovered) -> list[Effect]:
-    """What is said and entered when a server goes on from its last checkpoint."""
+    """A note and ledger lines for a server that goes on from its last checkpoint."""
     if not event.book.uploads and not event.lost:
         return []
     text = f"continuing after {counted(event.book.uploads, 'upload')}"
     if event.lost:
-        text += f"; {counted(len(event.lost), 'upload')} since the last checkpoint are lost unless clients still have them"
+        lost = counted(len(event.lost), "upload")
+        text += f"; {lost} since the last checkpoint are lost unless clients still have them"
     why = "trained after the last checkpoint of a server that died"
     return [Note(text), *(split.RecordUpload(key, "dropped", why) for key in event.lost)]

@@ -1,46 +1,48 @@
-"""A client's decisions towards the split server. Pure: no socket, no clock, no chance, no tensor.
+"""A client's decisions towards the split server. Pure: no socket, no clock, no random number, no tensor.
 
-The training thread computes up to the cut and puts what is to be sent into a queue of `in_flight` slots; what it decides by itself (which
-batches, whether to wait) is the method's (`roles.split_methods`). The machine gets uploads to the server, and answers back, once each.
+The training thread computes up to the cut and puts uploads into a queue of `in_flight` slots; which batches it
+uploads, and whether it waits, is the method's (`fsl_async.roles.split.methods`). The machine gets uploads to the
+server, and answers back, once each.
 
 Rules
-- Uploads are offered in the order of their keys, at most `in_flight` at a time. A slot is free again when its upload is settled: trained, and
-  its gradient here where one is wanted; or given up.
-- What is not settled is offered again after every loss, with the same key. A gradient that the server does not have any more is given
-  up: that batch trains nothing here.
-- The last `retain` settled uploads are kept until a checkpoint of the server's has them. A server that comes back without them is offered
-  them again, without a gradient wanted.
-- An auxiliary model that comes is installed, whatever its version: the server's is the one that counts. Who waits for one goes on with the
-  old when the server says that none comes, and when a new session shows that nothing is due.
-- The end of a round is said to the server when everything of it is settled, again in every session until it is noted. Where the method
-  needs it noted (`waits_at_round_end`), the training thread waits; else it goes on at once.
-- A server that ends before the run does is waited for, as one that died is: another process goes on in its folder.
-- When the run is over, or the server says that it is, nothing is waited for: whatever waits is given up.
+- Uploads are offered in the order of their keys, at most `in_flight` at a time. A slot is free again when its
+  upload is settled: trained, and its gradient received where one is wanted; or given up.
+- An upload that is not settled is offered again after every loss, with the same key. A gradient that the server no
+  longer has is given up: that batch trains nothing here.
+- The last `retain` settled uploads are kept until a checkpoint of the server's has them. A server that comes back
+  without them is offered them again, without a gradient wanted.
+- An auxiliary model that arrives is installed, whatever its version: the server's is the one that counts. A training
+  thread that waits for one goes on with the old one when the server answers that none comes, and when a new session
+  shows that nothing is due.
+- The end of a round is reported to the server when all its uploads are settled, in every session until it is
+  acknowledged. Where the method needs the acknowledgment (`waits_at_round_end`), the training thread waits for it.
+- A server that leaves before the run ends is waited for, as one that died is: another process goes on in its folder.
+- When the run is over, or the server has ended, nothing is waited for: all that waits is given up.
 
     state      event                         -> effects
-    any        SplitWelcomed                    OfferUpload for all that is missing there; Tell RoundDone
+    any        SplitWelcomed                    OfferUpload for all that is missing there; Send RoundDone
     any        UploadReady                      OfferUpload when there is room
     joined     UploadAcknowledged               ReportLoss, FreeSlot
-    joined     UploadAlreadyTrained                      FreeSlot; AbandonUpload when a gradient is wanted and gone
+    joined     UploadAlreadyTrained             FreeSlot; AbandonUpload when a gradient is wanted and gone
     joined     UploadDeclined                   AbandonUpload, FreeSlot, DropUpload; "later": timer "offer"
     joined     AnswerOffered, AnswerReceived    ReceiveAnswer; DeliverAnswer, FreeSlot
     joined     AuxiliaryOffered, ...Received    ReceiveAuxiliary; InstallAuxiliary
     joined     AuxiliaryUnchanged               KeepAuxiliary
     any        UploadsDurable                   DropUpload
-    training   RoundEnded                       Tell RoundDone once all is settled; SettleRound
-    joined     RoundAcknowledged                    SettleRound where it was waited for
+    training   RoundEnded                       Send RoundDone once all is settled; SettleRound
+    joined     RoundAcknowledged                SettleRound where it was waited for
     any        StreamLost                       timer "offer", then OfferUpload
-    any        RunEnded                         Tell RunOver, AbandonUpload for all that waits, Leave
+    any        RunEnded                         Send RunOver, AbandonUpload for all that waits, SendGoodbye
     any        SplitServerEnded                 AbandonUpload for all that waits, now and later
-    any        HelloRefused                    the same, and Finish; "leaving": timer "dial", then DialAgain
-    any        TrainingEnded                    Leave once all is settled, or after `drain_s`
+    any        HelloRefused                     the same, and Finish; "leaving": timer "dial", then DialAgain
+    any        TrainingEnded                    SendGoodbye once all is settled, or after `drain_s`
     over       UploadReady, RoundEnded          AbandonUpload and FreeSlot; SettleRound
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import mutable
@@ -71,20 +73,21 @@ from fsl_async.roles.sync.client_state import EXIT_REFUSED, SERVER
 
 @mutable
 class Sent:
-    """An upload that is not forgotten. It is settled when the training thread has nothing to wait for any more."""
+    """An upload that is kept. It is settled when the training thread has nothing more to wait for.
+
+    at_server: as far as this session knows, missing | offered (and not answered) | there.
+    """
 
     key: UploadKey
     offer: split.OfferUpload
-    at_server: str = (
-        "missing"  # as far as this session knows: missing | open (offered, not answered) | there
-    )
+    at_server: Literal["missing", "offered", "there"] = "missing"
     settled: bool = False
     not_before: float = 0.0
     loss: float = 0.0
 
 
 class SplitClientMachine:
-    """One client's dealings with the split server. `handle` and `next_deadline` are the whole interface."""
+    """One client towards the split server. Shells use `hello`, `handle` and `next_deadline`."""
 
     def __init__(self, rules: SplitRules, name: str, incarnation: int) -> None:
         self.rules = rules
@@ -96,10 +99,10 @@ class SplitClientMachine:
         self.sent: dict[UploadKey, Sent] = {}  # in the order of their keys
         self.auxiliary = -1  # version that is installed
         self.aligning: int | None = None  # round for which a model is expected
-        self.coming: tuple[str, int, int] | None = None  # stream, version, round
+        self.incoming: tuple[str, int, int] | None = None  # model: stream, version, round
         self.done: tuple[int, int] = (-1, 0)  # the last round that is done, and its samples
-        self.said = False  # in this session
-        self.noted = True
+        self.reported = False  # it, in this session
+        self.acknowledged = True
         self.waiting_round: int | None = None  # the training thread waits at the end of it
         self.over = False  # nothing is sent any more
         self.training = True
@@ -112,8 +115,8 @@ class SplitClientMachine:
             ev.SplitServerEnded: self._server_ended,
             ev.UploadReady: self._ready,
             ev.UploadAcknowledged: self._acknowledged,
-            ev.UploadAlreadyTrained: self._known,
-            ev.UploadDeclined: self._unwanted,
+            ev.UploadAlreadyTrained: self._already_trained,
+            ev.UploadDeclined: self._declined,
             ev.UploadsDurable: self._durable,
             ev.AnswerOffered: self._answer_offered,
             ev.AnswerReceived: self._answer_received,
@@ -121,7 +124,7 @@ class SplitClientMachine:
             ev.AuxiliaryReceived: self._auxiliary_received,
             ev.AuxiliaryUnchanged: self._auxiliary_unchanged,
             ev.RoundEnded: self._round_ended,
-            ev.RoundAcknowledged: self._round_noted,
+            ev.RoundAcknowledged: self._round_acknowledged,
             StreamLost: self._stream_lost,
             RunEnded: self._run_ended,
             TrainingEnded: self._training_ended,
@@ -138,12 +141,12 @@ class SplitClientMachine:
 
     @property
     def unsettled(self) -> list[Sent]:
-        """What the training thread may wait for, oldest first."""
+        """Uploads that the training thread may wait for, oldest first."""
         return [sent for sent in self.sent.values() if not sent.settled]
 
     def hello(self, run: str, shard: int, architecture: dict[str, str]) -> msg.SplitHello:
-        """What to say first in a session; made anew for each."""
-        round_, samples = self.done if self.noted else (-1, 0)
+        """The hello of the next session."""
+        round_, samples = self.done if self.acknowledged else (-1, 0)
         return msg.SplitHello(
             run, msg.ROLE, shard, dict(architecture), self.auxiliary, round_, samples
         )
@@ -162,12 +165,12 @@ class SplitClientMachine:
             has = event.last is not None and sent.key <= event.last
             sent.at_server = "there" if sent.settled and has else "missing"
             sent.not_before = 0.0
-        self.said = False
+        self.reported = False
         effects: list[Effect] = []
         missing = [sent for sent in self.sent.values() if sent.at_server == "missing"]
         due = any(sent.offer.alignment_due for sent in missing)
         if self.aligning is not None and not due and event.auxiliary == self.auxiliary:
-            effects.extend(self._keep_auxiliary())  # it was aligned by a server that is no more
+            effects.extend(self._keep_auxiliary())  # the server that aligned it has died
         return [*effects, *self._advance(now)]
 
     def _rename(self, incarnation: int) -> None:
@@ -179,7 +182,7 @@ class SplitClientMachine:
 
     def _lost(self, event: SessionLost, now: float) -> list[Effect]:
         was, self.connected = self.connected, False
-        self.coming = None
+        self.incoming = None
         self.deadlines.cancel("offer")
         if not was or self.over:
             return []
@@ -219,11 +222,11 @@ class SplitClientMachine:
         return self._give_up(sent, "nothing is sent any more") if self.over else self._offer(now)
 
     def _offer(self, now: float) -> list[Effect]:
-        """Offer what is missing at the server, in order, as far as there is room."""
+        """Offer uploads that are missing at the server, in order, as far as there is room."""
         if not self.connected:
             return []
         effects: list[Effect] = []
-        room = self.in_flight - sum(sent.at_server == "open" for sent in self.sent.values())
+        room = self.in_flight - sum(sent.at_server == "offered" for sent in self.sent.values())
         for sent in self.sent.values():
             if sent.at_server != "missing":
                 continue
@@ -231,8 +234,8 @@ class SplitClientMachine:
                 break
             if sent.not_before > now:
                 self.deadlines.set("offer", sent.not_before)
-                break  # what comes after it must not overtake it
-            sent.at_server = "open"
+                break  # later uploads must not overtake it
+            sent.at_server = "offered"
             room -= 1
             wants = sent.offer.wants_gradient and not sent.settled
             effects.append(attrs.evolve(sent.offer, wants_gradient=wants))
@@ -244,7 +247,7 @@ class SplitClientMachine:
         return self._offer(now)
 
     def _settle(self, sent: Sent, now: float) -> list[Effect]:
-        """The training thread has what it can get for this upload; it is kept for a while all the same."""
+        """The training thread has all that it gets for this upload, which is kept for a while."""
         effects: list[Effect] = []
         sent.at_server = "there"
         if not sent.settled:
@@ -260,7 +263,7 @@ class SplitClientMachine:
         """Do what has become possible; called after every change."""
         if not self.training and not self.over and not self.unsettled:
             return self._leave("training has ended")
-        return [*self._offer(now), *self._say_done()]
+        return [*self._offer(now), *self._report_done()]
 
     def _acknowledged(self, event: ev.UploadAcknowledged, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
@@ -273,19 +276,19 @@ class SplitClientMachine:
                 effects.append(split.AbandonUpload(sent.key, "the server gave no gradient"))
         return [*effects, *self._settle(sent, now)]
 
-    def _known(self, event: ev.UploadAlreadyTrained, now: float) -> list[Effect]:
+    def _already_trained(self, event: ev.UploadAlreadyTrained, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
         if event.answer and sent.offer.wants_gradient and not sent.settled:
-            return []  # it is on its way
+            return []  # its answer is on the way
         gone = sent.offer.wants_gradient and not sent.settled
         effects = (
-            [split.AbandonUpload(sent.key, "the server has its gradient no more")] if gone else []
+            [split.AbandonUpload(sent.key, "the server no longer has its gradient")] if gone else []
         )
         return [*effects, *self._settle(sent, now)]
 
-    def _unwanted(self, event: ev.UploadDeclined, now: float) -> list[Effect]:
+    def _declined(self, event: ev.UploadDeclined, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
@@ -295,7 +298,7 @@ class SplitClientMachine:
         return [note, *self._give_up(sent, event.text), *self._advance(now)]
 
     def _give_up(self, sent: Sent, reason: str) -> list[Effect]:
-        """Nothing comes of an upload any more: forget it."""
+        """Forget an upload that will not be trained."""
         del self.sent[sent.key]
         effects: list[Effect] = []
         if sent.offer.alignment_due and self.aligning == sent.key.round:
@@ -330,7 +333,7 @@ class SplitClientMachine:
     def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         kind, _, text = event.stream.partition(":")
         if kind == "aux":
-            self.coming = None
+            self.incoming = None
             return self._keep_auxiliary()
         sent = self.sent.get(UploadKey.parse(text))
         if sent is None or sent.settled or not self.connected:
@@ -342,14 +345,14 @@ class SplitClientMachine:
     def _auxiliary_offered(self, event: ev.AuxiliaryOffered, now: float) -> list[Effect]:
         if not self.method.aligned or self.over:
             return [DeclineStream(SERVER, event.stream, "not wanted")]
-        self.coming = (event.stream, event.version, event.round)
+        self.incoming = (event.stream, event.version, event.round)
         return [split.ReceiveAuxiliary(event.stream, event.version)]
 
     def _auxiliary_received(self, event: ev.AuxiliaryReceived, now: float) -> list[Effect]:
-        if self.coming is None or self.coming[1] != event.version:
-            return []  # of a session that is over: the next one tells which version counts
-        round_ = self.coming[2]
-        self.coming = self.aligning = None
+        if self.incoming is None or self.incoming[1] != event.version:
+            return []  # of a session that is over: the next welcome has the version that counts
+        round_ = self.incoming[2]
+        self.incoming = self.aligning = None
         self.auxiliary = event.version
         return [split.InstallAuxiliary(event.version, round_)]
 
@@ -365,24 +368,24 @@ class SplitClientMachine:
     def _round_ended(self, event: ev.RoundEnded, now: float) -> list[Effect]:
         if self.over:
             return [split.SettleRound(event.round)]
-        self.done, self.said, self.noted = (event.round, event.samples), False, False
+        self.done, self.reported, self.acknowledged = (event.round, event.samples), False, False
         self.waiting_round = event.round
-        effects = self._say_done()
+        effects = self._report_done()
         return effects if self.method.waits_at_round_end else [*effects, *self._settle_round()]
 
-    def _say_done(self) -> list[Effect]:
-        """Say that the round is done once everything of it is settled."""
+    def _report_done(self) -> list[Effect]:
+        """Report the round as done once all its uploads are settled."""
         round_, samples = self.done
         waits = any(sent.key.round <= round_ for sent in self.unsettled)
-        if self.noted or self.said or waits or not self.connected:
+        if self.acknowledged or self.reported or waits or not self.connected:
             return []
-        self.said = True
+        self.reported = True
         return [Send(SERVER, msg.RoundDone(round_, samples))]
 
-    def _round_noted(self, event: ev.RoundAcknowledged, now: float) -> list[Effect]:
+    def _round_acknowledged(self, event: ev.RoundAcknowledged, now: float) -> list[Effect]:
         if event.round != self.done[0]:
             return []
-        self.noted = True
+        self.acknowledged = True
         return self._settle_round()
 
     def _settle_round(self) -> list[Effect]:
@@ -392,7 +395,7 @@ class SplitClientMachine:
     # --- the end ---
 
     def _give_up_all(self, reason: str) -> list[Effect]:
-        """Nothing is sent any more, and nothing waited for."""
+        """From here on nothing is sent and nothing waited for."""
         self.over = True
         self.deadlines.clear()
         effects: list[Effect] = []
@@ -403,8 +406,8 @@ class SplitClientMachine:
     def _run_ended(self, event: RunEnded, now: float) -> list[Effect]:
         if self.over:
             return [SendGoodbye(event.reason)]
-        said = [Send(SERVER, msg.RunOver(event.reason))] if self.connected else []
-        return [*said, *self._give_up_all(event.reason), SendGoodbye(event.reason)]
+        told = [Send(SERVER, msg.RunOver(event.reason))] if self.connected else []
+        return [*told, *self._give_up_all(event.reason), SendGoodbye(event.reason)]
 
     def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
         self.training = False

@@ -1,6 +1,6 @@
-"""Effects of split learning: what the split server's machine, and a client's machine towards it, want done.
+"""Effects of split learning: orders of the split server's machine, and of a client's machine towards it.
 
-As `fsl_async.roles.sync.effects`, some of which come here too: Tell, Note, DeclineStream, Refuse, Dismiss, Leave, Finish.
+Those of `fsl_async.roles.machine` come too: Send, Note, DeclineStream, Refuse, EndSession, SendGoodbye, Finish.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fsl_async.roles.machine import Effect
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.messages import SplitWelcome
 
-# --- split server -----------------------------------------------------------------------------------------
+# --- split server ---
 
 
 @frozen
@@ -36,16 +36,16 @@ class ReceiveUpload(Effect, tag="receive_upload"):
 
 @frozen
 class DropUpload(Effect, tag="drop_upload"):
-    """Forget an upload: all that is here of it, or, at a client, its coded frames."""
+    """Forget an upload: its chunks and values; at a client, its source."""
 
     key: UploadKey
 
 
 @frozen
 class TrainUpload(Effect, tag="train_upload"):
-    """Train on a received upload, and keep what it gives when `wants_answer`. Ends in UploadTrained.
+    """Train on a received upload, and keep its answer when `wants_answer`. Ends in UploadTrained.
 
-    Carried out one after another, in this order, also with AverageReplicas, Align and Checkpoint. `version` of x_c, for the ledger.
+    In order with other trainings, AverageReplicas, Align and Checkpoint. version: of x_c, for the ledger.
     """
 
     key: UploadKey
@@ -55,7 +55,7 @@ class TrainUpload(Effect, tag="train_upload"):
 
 @frozen
 class RecordUpload(Effect, tag="record_upload"):
-    """Enter into the ledger what became of an upload: trained | declined | dropped. The last line about a key counts."""
+    """Enter the outcome of an upload into the ledger: trained | declined | dropped. The last line of a key counts."""
 
     key: UploadKey
     outcome: str
@@ -64,7 +64,7 @@ class RecordUpload(Effect, tag="record_upload"):
 
 @frozen
 class RecordAuxiliary(Effect, tag="record_auxiliary"):
-    """Enter into the ledger that this version of a client's auxiliary model is about to be made: its number is given away."""
+    """Enter into the ledger that this version of a client's auxiliary model is about to be made: numbers are unique."""
 
     client: str
     version: int
@@ -72,7 +72,7 @@ class RecordAuxiliary(Effect, tag="record_auxiliary"):
 
 @frozen
 class SendAnswer(Effect, tag="send_answer"):
-    """Stream to the client what its upload gave. Ends in AnswerSent or StreamLost."""
+    """Stream the answer to an upload to its client. Ends in AnswerSent or StreamLost."""
 
     peer: str
     key: UploadKey
@@ -80,14 +80,14 @@ class SendAnswer(Effect, tag="send_answer"):
 
 @frozen
 class DropAnswer(Effect, tag="drop_answer"):
-    """Forget what an upload gave."""
+    """Forget the answer to an upload."""
 
     key: UploadKey
 
 
 @frozen
 class Align(Effect, tag="align"):
-    """Align a client's auxiliary model, on its whole buffer and with the half as it is now, to `version`. Ends in Aligned."""
+    """Align a client's auxiliary model, on its whole buffer and with x_s as it is now: `version`. Ends in Aligned."""
 
     client: str
     version: int
@@ -105,7 +105,7 @@ class SendAuxiliary(Effect, tag="send_auxiliary"):
 
 @frozen
 class AverageReplicas(Effect, tag="average_replicas"):
-    """Average the replicas of these clients, weighted by samples, and give the average to every replica. Ends in ReplicasAveraged."""
+    """Average these clients' replicas, weighted by samples, into every replica. Ends in ReplicasAveraged."""
 
     round: int
     samples: Mapping[str, int]
@@ -113,7 +113,7 @@ class AverageReplicas(Effect, tag="average_replicas"):
 
 @frozen
 class ForgetSteps(Effect, tag="forget_steps"):
-    """U-shape: drop the steps of a client that wait for their second leg; it will not come."""
+    """U-shape: drop the steps of a client whose second leg will not come."""
 
     client: str
 
@@ -122,21 +122,21 @@ class ForgetSteps(Effect, tag="forget_steps"):
 class Checkpoint(Effect, tag="checkpoint"):
     """Copy the state as it is now, in order with the training, and write it with `book` in the background.
 
-    Ends in CheckpointWritten or CheckpointFailed; there is never more than one under way.
+    One at a time. Ends in CheckpointWritten or CheckpointFailed.
     """
 
     number: int
     book: SplitProgress = field(factory=SplitProgress)
 
 
-# --- client towards the split server ----------------------------------------------------------------------
+# --- client towards the split server ---
 
 
 @frozen
 class OfferUpload(Effect, tag="offer_upload"):
-    """Offer an upload (again); its coded frames are kept until DropUpload. StreamLost if it breaks.
+    """Offer an upload (again); it is kept until DropUpload. Ends in StreamLost if the stream breaks.
 
-    The shell fills in shape, lengths and label bytes, as they were in UploadReady.
+    The shell adds shape, lengths and label bytes of UploadReady.
     """
 
     key: UploadKey
@@ -157,7 +157,7 @@ class ReceiveAnswer(Effect, tag="receive_answer"):
 
 @frozen
 class DeliverAnswer(Effect, tag="deliver_answer"):
-    """Hand the answer to the training thread, which waits for it or comes back to it."""
+    """Hand the answer to the training thread, which waits for it or comes back for it."""
 
     key: UploadKey
     loss: float
@@ -165,7 +165,7 @@ class DeliverAnswer(Effect, tag="deliver_answer"):
 
 @frozen
 class AbandonUpload(Effect, tag="abandon_upload"):
-    """Tell the training thread that no answer comes for this upload: its step is left out."""
+    """No answer comes for this upload: the training thread leaves its step out."""
 
     key: UploadKey
     reason: str
@@ -173,7 +173,7 @@ class AbandonUpload(Effect, tag="abandon_upload"):
 
 @frozen
 class ReportLoss(Effect, tag="report_loss"):
-    """Tell the training thread the server's loss on an upload, for its metrics."""
+    """Hand the server's loss on an upload to the training thread, for its metrics."""
 
     key: UploadKey
     loss: float
@@ -196,7 +196,7 @@ class ReceiveAuxiliary(Effect, tag="receive_auxiliary"):
 
 @frozen
 class InstallAuxiliary(Effect, tag="install_auxiliary"):
-    """Let the training thread use the received auxiliary model from its next step on; who waits for one goes on."""
+    """Let the training thread use the received auxiliary model from its next step on; a wait for one ends."""
 
     version: int
     round: int
@@ -204,7 +204,7 @@ class InstallAuxiliary(Effect, tag="install_auxiliary"):
 
 @frozen
 class KeepAuxiliary(Effect, tag="keep_auxiliary"):
-    """No newer auxiliary model comes for this round: who waits for one goes on with the old."""
+    """No newer auxiliary model comes for this round: a wait for one ends, and the old one is used."""
 
     round: int
 
@@ -218,4 +218,4 @@ class SettleRound(Effect, tag="settle_round"):
 
 @frozen
 class DialAgain(Effect, tag="dial_again"):
-    """Say hello again to the split server, which was about to end."""
+    """Dial the split server again, which was about to end."""

@@ -1,7 +1,7 @@
 """Events of split learning: what can happen to the split server's machine and to a client's machine towards it.
 
-As `fsl_async.roles.sync.events`, some of which come here too: TimerFired, DrainAsked, StreamLost, ClientLeft, SessionLost, HelloRefused, RunEnded,
-TrainingEnded, HeartbeatReceived.
+Those of `fsl_async.roles.machine` come too: TimerFired, DrainAsked, StreamLost, ClientLeft, SessionLost,
+HelloRefused, RunEnded, TrainingEnded.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fsl_async.roles.names import MAX_DIGITS, NAME
 
 @frozen(order=True)
 class UploadKey:
-    """The identity of one upload: whose, in which life, of which round and which local step of it.
+    """The identity of one upload: client, incarnation, round, and local step in that round.
 
-    Keys of one life grow. leg: 0, or 1 for the gradient of the features that follows in a U-shape. Trained once: the server answers a key
-    that it has trained by saying so, and by what it gave, if that is still kept.
+    Keys of one incarnation grow. leg: 0, or 1 for the gradient of the features that follows in a U-shape. An upload
+    is trained once: the server answers a key that it has trained as known, with its answer if that is still kept.
     """
 
     client: str
@@ -31,7 +31,7 @@ class UploadKey:
 
     @property
     def text(self) -> str:
-        """The form used on the wire and in the ledger, `client/incarnation/round/step`, with `/1` behind it for the second leg."""
+        """The form on the wire and in the ledger: `client/incarnation/round/step`, and `/1` for the second leg."""
         text = f"{self.client}/{self.incarnation}/{self.round}/{self.step}"
         return f"{text}/{self.leg}" if self.leg else text
 
@@ -55,13 +55,13 @@ class UploadKey:
 
 @frozen
 class ClientProgress:
-    """What the server knows of one client beyond its tensors. Rounds and versions are -1 where there was none."""
+    """What the server holds of one client besides tensors. Rounds and versions are -1 where there was none."""
 
     incarnation: int = -1
     last: UploadKey | None = None  # the last one trained
-    round: int = -1  # of the last one trained, in whatever life
+    round: int = -1  # of the last one trained, in any incarnation
     auxiliary: int = -1  # version that is kept; -1 is the common start
-    auxiliary_seen: int = -1  # highest version that anybody has seen: numbers are not given twice
+    auxiliary_seen: int = -1  # highest version ever given: numbers are not given twice
     aligned_round: int = -1
     done_round: int = -1
     done_samples: int = 0
@@ -69,9 +69,10 @@ class ClientProgress:
 
 @frozen
 class SplitProgress:
-    """All that the split server's machine has to remember: it goes into every checkpoint, beside the tensors.
+    """All that the split server's machine has to keep: it is in every checkpoint, beside the tensors.
 
-    round: newest that an upload was trained of. averaged: newest after which replicas were averaged. uploads: trained so far.
+    round: newest of which an upload was trained. averaged: newest after which replicas were averaged.
+    uploads: trained so far.
     """
 
     run: str = ""
@@ -101,14 +102,14 @@ class SplitProgress:
         return cls(**{**plain, "clients": clients})
 
 
-# --- split server -----------------------------------------------------------------------------------------
+# --- split server ---
 
 
 @frozen
 class SplitRecovered(Event, tag="split_recovered"):
-    """What the disk says at start: the book of the newest good checkpoint, and what the ledger has after it.
+    """The disk was read at start: the book of the newest good checkpoint, and the ledger's lines after it.
 
-    lost: uploads whose last line says that they were trained. auxiliary_seen: client -> highest version that was booked.
+    lost: uploads whose last line is "trained". auxiliary_seen: client -> highest version in the ledger.
     """
 
     book: SplitProgress
@@ -118,7 +119,7 @@ class SplitRecovered(Event, tag="split_recovered"):
 
 @frozen
 class SplitClientHello(Event, tag="split_client_hello"):
-    """A client says hello; the fields are those of `messages_split.SplitHello`."""
+    """A client's hello arrived; the fields are those of `messages.SplitHello`."""
 
     peer: str
     incarnation: int
@@ -132,7 +133,7 @@ class SplitClientHello(Event, tag="split_client_hello"):
 
 @frozen
 class PsConnected(Event, tag="ps_connected"):
-    """The parameter server of a run says hello, from another process."""
+    """The hello of a run's parameter server arrived, from another process."""
 
     peer: str
     incarnation: int
@@ -141,9 +142,9 @@ class PsConnected(Event, tag="ps_connected"):
 
 @frozen
 class UploadOffered(Event, tag="upload_offered"):
-    """A client offers an upload as a stream; the other fields are those of `messages_split.SmashedMeta`.
+    """A client offers an upload as a stream; the other fields are those of `messages.SmashedMeta`.
 
-    What the shell cannot take (sizes, number of chunks) it declines itself, and feeds no event.
+    The shell itself declines what cannot be received (sizes, number of chunks), and feeds no event.
     """
 
     peer: str
@@ -158,7 +159,7 @@ class UploadOffered(Event, tag="upload_offered"):
 
 @frozen
 class UploadReceived(Event, tag="upload_received"):
-    """All of an upload is here and decoded; it waits in memory until it is trained or dropped."""
+    """An upload is whole and decoded; it stays in memory until it is trained or dropped."""
 
     peer: str
     key: UploadKey
@@ -167,9 +168,9 @@ class UploadReceived(Event, tag="upload_received"):
 
 @frozen
 class UploadTrained(Event, tag="upload_trained"):
-    """The training thread has done with an upload. With a `problem` nothing was changed by it.
+    """The training thread has finished an upload. With a `problem` nothing was changed by it.
 
-    updates: of the half before it. answer: a gradient (or features) is kept for it.
+    updates: of the part before it. answer: a gradient (or features) is kept for it.
     """
 
     key: UploadKey
@@ -181,7 +182,7 @@ class UploadTrained(Event, tag="upload_trained"):
 
 @frozen
 class Aligned(Event, tag="aligned"):
-    """The auxiliary model that is kept for `client` is `version` now; with a `problem` it is still the one before."""
+    """The auxiliary model kept for `client` is now `version`; with a `problem` it is still the one before."""
 
     client: str
     version: int
@@ -205,7 +206,7 @@ class AnswerSent(Event, tag="answer_sent"):
 
 @frozen
 class RoundDoneReceived(Event, tag="round_done_received"):
-    """A client has done with a round. errors: what coding changed of what it sent, relative, by "category direction"; for the journal."""
+    """A client has finished a round. errors: relative errors of coding by "category direction", for the journal."""
 
     peer: str
     round: int
@@ -215,7 +216,7 @@ class RoundDoneReceived(Event, tag="round_done_received"):
 
 @frozen
 class RunOverReceived(Event, tag="run_over_received"):
-    """A client, or the parameter server, says that the run has ended."""
+    """A client, or the parameter server, reports that the run has ended."""
 
     peer: str
     reason: str
@@ -236,12 +237,12 @@ class CheckpointFailed(Event, tag="checkpoint_failed"):
     reason: str
 
 
-# --- client towards the split server ----------------------------------------------------------------------
+# --- client towards the split server ---
 
 
 @frozen
 class SplitWelcomed(Event, tag="split_welcomed"):
-    """The split server admitted this client, in the life `incarnation` (None: the one it began with)."""
+    """The split server admitted this client as `incarnation` (None: the one it began with)."""
 
     run: str
     in_flight: int
@@ -252,10 +253,11 @@ class SplitWelcomed(Event, tag="split_welcomed"):
 
 @frozen
 class UploadReady(Event, tag="upload_ready"):
-    """The training thread has put an upload into the queue. It holds one of the `in_flight` slots from then on, until FreeSlot.
+    """The training thread has put an upload into the queue. It holds one of the `in_flight` slots until FreeSlot.
 
-    step: counts the local steps of this round in this life. A round that is trained again, because its first delta was not taken, goes on
-    counting: keys grow, and what is another batch has another key. version: of x_c. label_bytes, lengths: as in SmashedMeta.
+    step: counts the local steps of this round in this incarnation. A round that is trained again, because its first
+    delta was not taken, goes on counting: keys grow, and another batch has another key. version: of x_c.
+    label_bytes, lengths: as in SmashedMeta.
     """
 
     round: int
@@ -280,7 +282,7 @@ class UploadAcknowledged(Event, tag="upload_acknowledged"):
 
 @frozen
 class UploadAlreadyTrained(Event, tag="upload_already_trained"):
-    """The server had trained an upload before; `answer`: what it gave is streamed again."""
+    """The server had trained an upload before; `answer`: its answer is streamed again."""
 
     key: UploadKey
     answer: bool
@@ -304,7 +306,7 @@ class UploadsDurable(Event, tag="uploads_durable"):
 
 @frozen
 class AnswerOffered(Event, tag="answer_offered"):
-    """The server streams what an upload gave."""
+    """The server streams the answer to an upload."""
 
     stream: str
     key: UploadKey
@@ -314,7 +316,7 @@ class AnswerOffered(Event, tag="answer_offered"):
 
 @frozen
 class AnswerReceived(Event, tag="answer_received"):
-    """All of an answer is here and decoded."""
+    """An answer is whole and decoded."""
 
     key: UploadKey
 
@@ -330,14 +332,14 @@ class AuxiliaryOffered(Event, tag="auxiliary_offered"):
 
 @frozen
 class AuxiliaryReceived(Event, tag="auxiliary_received"):
-    """All of an auxiliary model is here and decoded."""
+    """An auxiliary model is whole and decoded."""
 
     version: int
 
 
 @frozen
 class AuxiliaryUnchanged(Event, tag="auxiliary_unchanged"):
-    """The server says that no newer auxiliary model comes in this round."""
+    """No newer auxiliary model comes in this round."""
 
     round: int
     version: int
@@ -345,7 +347,7 @@ class AuxiliaryUnchanged(Event, tag="auxiliary_unchanged"):
 
 @frozen
 class RoundEnded(Event, tag="round_ended"):
-    """The training thread has done the last step of a round, and waits for SettleRound before it goes to the parameter server."""
+    """The training thread has done a round's last step; it waits for SettleRound before its delta is sent."""
 
     round: int
     samples: int
@@ -353,7 +355,7 @@ class RoundEnded(Event, tag="round_ended"):
 
 @frozen
 class RoundAcknowledged(Event, tag="round_acknowledged"):
-    """The server has noted that this client is done with the round."""
+    """The server has recorded that this client is done with the round."""
 
     round: int
 

@@ -1,11 +1,12 @@
-"""Messages between a client and the split server, and the notes on their streams.
+"""Messages between a client and the split server, and the metadata of their streams.
 
-Read by the same strict rules as those of `fsl_async.roles.sync.messages` (docs/WIRE.md lists the fields), in a table of their own: neither server
-takes what is meant for the other. An upload's key is the text of `events_split.UploadKey`.
+Read by the same strict rules as those of `fsl_async.roles.sync.messages` (docs/WIRE.md lists the fields), in a
+table of their own: neither server accepts the other's messages. An upload's key travels as its text.
 
     stream        from     meta            chunks
-    up:KEY        client   SmashedMeta     frames of the activations, the last chunk the labels
-    down:KEY      server   GradientMeta    frames of the gradient at the cut (of the features, for the first leg of a U-shape)
+    up:KEY        client   SmashedMeta     frames of the activations; the last chunk the labels
+    down:KEY      server   GradientMeta    frames of the gradient at the cut; of the features, for the first leg of
+                                           a U-shape
     aux:CLIENT/V  server   AuxiliaryMeta   frames of version V of the client's auxiliary model
 """
 
@@ -23,23 +24,27 @@ from fsl_async.roles.sync.messages import Code, OptionalRun, Run
 
 ROLE = "split-client"
 PS_ROLE = "parameter-server"
-"""The role of a parameter server towards a split server of another process, and its name there. No client may use that name."""
+"""The role of a parameter server towards a split server of another process, and its name there.
+
+No client may use that name.
+"""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 1 << 40
 
 _KEY = Form("an upload key", UploadKey.parse)
-Key = Annotated[str, _KEY]
+Key = Annotated[UploadKey, _KEY]
 OptionalKey = Annotated[str, optional(_KEY)]
 Role = Annotated[str, Form("a role", NAME.fullmatch)]
 
 
 @frozen
 class SplitHello(Message, tag="split_hello/1"):
-    """Client, as the body of its hello: who it is, what it is built of, and what it holds.
+    """Body of a client's hello: its run, its model, and what it holds.
 
-    run: the parameter server's name for the run. architecture: name -> text, in the order in which they are compared (the method and the
-    cut first, then fingerprints); the first that differs is named in the refusal. auxiliary: version of the auxiliary model, -1 the
-    common start. done_round, done_samples: its last RoundDone, -1 none.
+    run: the parameter server's name for the run. architecture: name -> text, in the order in which they are
+    compared (the method and the cut first, then fingerprints); the first that differs is named in the refusal.
+    auxiliary: version of the auxiliary model, -1 the common start. done_round, done_samples: its last RoundDone,
+    -1 none.
     """
 
     run: OptionalRun
@@ -60,7 +65,7 @@ class SplitHello(Message, tag="split_hello/1"):
 
 @frozen
 class PsHello(Message, tag="ps_hello/1"):
-    """Parameter server, as the body of its hello: whose rounds these are."""
+    """Body of a parameter server's hello."""
 
     run: Run
     role: Role
@@ -68,10 +73,11 @@ class PsHello(Message, tag="ps_hello/1"):
 
 @frozen
 class SplitWelcome(Message, tag="split_welcome/1"):
-    """Server, as the body of its welcome. A parameter server is told the run; the other fields are a client's.
+    """Body of the server's welcome. For a parameter server only the run counts; the other fields are for clients.
 
-    in_flight: uploads that it takes from this client at a time. last: text of the last upload of this client's life that it has trained
-    and not lost ("" none): what the client holds beyond it is wanted again. auxiliary: version that it keeps for this client.
+    in_flight: uploads that it takes from this client at a time. last: text of the last upload of this incarnation
+    that it has trained and not lost ("" none): later ones that the client holds are wanted again. auxiliary: version
+    that it keeps for this client.
     """
 
     run: OptionalRun
@@ -82,9 +88,9 @@ class SplitWelcome(Message, tag="split_welcome/1"):
 
 @frozen
 class RoundDone(Message, tag="round_done/1"):
-    """Client: I have trained `samples` in this round, and every upload of it is settled.
+    """Client: it has trained `samples` in this round, and all uploads of the round are settled.
 
-    errors: what coding has changed of what it sent so far, "category direction" -> relative root mean square: only the sender knows it. For people.
+    errors: of coding all that it sent so far, "category direction" -> relative root mean square, for people.
     """
 
     round: int
@@ -101,7 +107,7 @@ class RoundDone(Message, tag="round_done/1"):
 
 @frozen
 class RoundAcknowledged(Message, tag="round_acknowledged/1"):
-    """Server: that the round is done counts from now on."""
+    """Server: the end of this round is recorded."""
 
     round: int
 
@@ -115,7 +121,7 @@ class RunOver(Message, tag="run_over/1"):
 
 @frozen
 class Trained(Message, tag="trained/1"):
-    """Server: this upload is trained, and nothing comes back for it."""
+    """Server: this upload is trained, and has no answer."""
 
     key: Key
     loss: float
@@ -123,7 +129,7 @@ class Trained(Message, tag="trained/1"):
 
 @frozen
 class AlreadyTrained(Message, tag="already_trained/1"):
-    """Server: this upload was trained before. `answer`: what it gave is streamed again; else that is gone."""
+    """Server: this upload was trained before. `answer`: its answer is streamed again; else it is gone."""
 
     key: Key
     answer: bool
@@ -140,14 +146,14 @@ class UploadRefused(Message, tag="upload_refused/1"):
 
 @frozen
 class Durable(Message, tag="durable/1"):
-    """Server: all uploads of yours up to this one are in a checkpoint."""
+    """Server: all uploads of this client up to this one are in a checkpoint."""
 
     key: Key
 
 
 @frozen
 class AuxiliaryStays(Message, tag="auxiliary_stays/1"):
-    """Server: no newer auxiliary model comes in this round; the run goes on with `version`."""
+    """Server: no newer auxiliary model comes in this round; the client goes on with `version`."""
 
     round: int
     version: int
@@ -155,7 +161,7 @@ class AuxiliaryStays(Message, tag="auxiliary_stays/1"):
 
 @frozen
 class Ended(Message, tag="ended/1"):
-    """Server: the run is over, and it ends, in good order."""
+    """Server: the run is over, and it ends in good order."""
 
     reason: str
 
@@ -164,9 +170,10 @@ class Ended(Message, tag="ended/1"):
 class SmashedMeta(Message, tag="smashed_meta/1"):
     """Stream of an upload.
 
-    version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations as they are sent, without
-    padding. lengths: of the sequences, empty where all are as long as the shape says. label_bytes: size of the last chunk, 0 when labels
-    stay at home. wants_gradient: an answer is waited for. alignment_due: the client takes its auxiliary model to be aligned now.
+    version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations as sent,
+    without padding. lengths: of the sequences; empty where all are as long as the shape. label_bytes: size of the
+    last chunk, 0 when labels stay at home. wants_gradient: an answer is waited for. alignment_due: the client
+    expects its auxiliary model to be aligned now.
     """
 
     key: Key
@@ -192,7 +199,7 @@ class SmashedMeta(Message, tag="smashed_meta/1"):
 
 @frozen
 class GradientMeta(Message, tag="gradient_meta/1"):
-    """Stream that answers an upload. updates: of the server's half before it."""
+    """Stream that answers an upload. updates: of the server's part before it."""
 
     key: Key
     loss: float
@@ -208,7 +215,10 @@ class AuxiliaryMeta(Message, tag="auxiliary_meta/1"):
 
 
 TABLE = Table(
-    SplitHello, PsHello, SplitWelcome, RoundDone, RoundAcknowledged, RunOver, Trained, AlreadyTrained, UploadRefused, Durable, AuxiliaryStays, Ended,
+    SplitHello, PsHello, SplitWelcome,
+    RoundDone, RoundAcknowledged, RunOver,
+    Trained, AlreadyTrained, UploadRefused, Durable,
+    AuxiliaryStays, Ended,
     SmashedMeta, GradientMeta, AuxiliaryMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire
@@ -221,7 +231,7 @@ def upload_stream(key: str) -> str:
 
 
 def answer_stream(key: str) -> str:
-    """Name of the stream that carries what an upload gave."""
+    """Name of the stream that carries the answer to an upload."""
     return f"down:{key}"
 
 

@@ -1,7 +1,8 @@
-"""What the split server knows of one client: its book, its session, and its uploads between offer and training. Pure.
+"""What the split server holds of one client: its book, its session, and its uploads between offer and training. Pure.
 
-A client's uploads are trained in the order of their keys, so that its last trained key stands for all before it. One that is here waits
-for those offered before it; what is behind one that did not arrive goes with the session, and the client offers both again.
+A client's uploads are trained in the order of their keys, so that its last trained key stands for all before it.
+A received upload waits for those offered before it; uploads behind one that was not received are dropped with the
+session, and the client offers them again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fsl_async.roles.split.events import ClientProgress, UploadKey
 from fsl_async.roles.split.messages import PS_ROLE
 
 REMEMBERED = 16
-"""Declined keys of a client that are answered as they were; it has fewer under way."""
+"""Declined keys of a client that get the same answer again; it has fewer under way."""
 
 
 @mutable
@@ -27,13 +28,13 @@ class Upload:
     """An upload that is not trained yet."""
 
     offer: ev.UploadOffered
-    here: bool = False
+    received: bool = False
     queued: bool = False
 
 
 @frozen
 class Answer:
-    """Why an upload is not taken, as the client is told: known | here | later | stale | gone | order | refused."""
+    """Why an upload is not taken: known | here | later | stale | gone | order | refused, and a sentence."""
 
     code: str
     text: str
@@ -41,30 +42,30 @@ class Answer:
 
 @define
 class Peer:
-    """One client. `uploads` are in the order of their keys, which is that of their offers."""
+    """One client. `uploads` are in the order of their keys, which is the order of their offers."""
 
     name: str
     book: ClientProgress = Factory(ClientProgress)
     connected: bool = False
-    over: bool = False  # says that the run has ended
+    run_over: bool = False  # reported in this session
     uploads: dict[UploadKey, Upload] = field(factory=dict)
     answers: deque[UploadKey] = field(factory=deque)  # kept, oldest first
     declined: deque[tuple[UploadKey, Answer]] = field(factory=lambda: deque(maxlen=REMEMBERED))
-    open_step: UploadKey | None = None  # U-shape: the first leg whose second one is to come
+    open_step: UploadKey | None = None  # U-shape: the first leg whose second leg is awaited
 
     @property
     def incarnation(self) -> int:
-        """The newest life that has been here."""
+        """The newest one that has had a session."""
         return self.book.incarnation
 
     @property
-    def known(self) -> str:
-        """Text of the last trained upload of the life that is here; empty where there is none."""
+    def last_trained(self) -> str:
+        """Text of the last trained upload of this incarnation; empty where there is none."""
         last = self.book.last
         return last.text if last is not None and last.incarnation == self.incarnation else ""
 
     def begin_session(self, event: ev.SplitClientHello) -> list[Effect]:
-        """It is admitted: take over what it says. What was given to another life of it is forgotten."""
+        """It is admitted: take over its hello. Answers to another incarnation of it are dropped."""
         seen = max(self.book.auxiliary_seen, event.auxiliary)
         book = attrs.evolve(self.book, auxiliary_seen=seen)
         if event.done_round > book.done_round:
@@ -77,16 +78,16 @@ class Peer:
         self.book, self.connected = book, True
         return effects
 
-    def is_here(self, key: UploadKey) -> bool:
-        """Whether the life that made `key` has a session."""
+    def is_connected(self, key: UploadKey) -> bool:
+        """Whether the incarnation that made `key` has a session."""
         return self.connected and key.incarnation == self.incarnation
 
     def trained(self, key: UploadKey) -> bool:
-        """Whether a key was trained, or is of a life whose successor was."""
+        """Whether a key was trained, or is of an incarnation whose successor's was."""
         return self.book.last is not None and key <= self.book.last
 
     def answer_to(self, key: UploadKey, in_flight: int) -> Answer | None:
-        """What is said to an offer before it is transferred; None: it is welcome."""
+        """The answer to an offer before it is transferred; None: it is taken."""
         for known, answer in self.declined:
             if known == key:
                 return answer
@@ -94,7 +95,7 @@ class Peer:
             return Answer("known", "trained before")
         upload = self.uploads.get(key)
         if upload is not None:
-            return Answer("here", "it is here already") if upload.here else None
+            return Answer("here", "it is here already") if upload.received else None
         if self.uploads and key < next(reversed(self.uploads)):
             return Answer("order", "a later upload was offered before it")
         if key.leg and self.open_step != key.first_leg:
@@ -104,10 +105,10 @@ class Peer:
         return None
 
     def ready(self) -> list[UploadKey]:
-        """Mark and return those that have become trainable: here, with nothing before them that is not."""
+        """Mark and return those that have become trainable: received, as all before them are."""
         found = []
         for key, upload in self.uploads.items():
-            if not upload.here:
+            if not upload.received:
                 break
             if not upload.queued:
                 upload.queued = True
@@ -115,19 +116,19 @@ class Peer:
         return found
 
     def lose_session(self) -> list[UploadKey]:
-        """The session is over: forget what is not complete, and what is behind it. Returns those that are forgotten."""
-        self.connected = self.over = False
+        """The session is over: forget uploads that are not trainable, and return their keys."""
+        self.connected = self.run_over = False
         self.open_step = None
-        gone = [key for key, upload in self.uploads.items() if not upload.queued]
-        for key in gone:
+        lost = [key for key, upload in self.uploads.items() if not upload.queued]
+        for key in lost:
             del self.uploads[key]
-        return gone
+        return lost
 
 
 def refusal_of(
     event: ev.SplitClientHello, run: str, architecture: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """Why a client does not belong to this run, as a code and a sentence that says what to do; None when it does."""
+    """Why a client does not belong to this run, as a code and a sentence with the remedy; None when it does."""
     if event.peer == PS_ROLE:
         text = (
             f"{PS_ROLE} is the parameter server's name here; start the client with another --name"
@@ -154,7 +155,10 @@ def refusal_of(
 
 
 def replicas_due(peers: Iterable[Peer], averaged: int, round_: int) -> split.AverageReplicas | None:
-    """The replicas of those who are done with the newest round before `round_` that is not averaged; None: there is none."""
+    """The replicas of the clients that are done with the newest round before `round_` that is not averaged.
+
+    None: there is no such round.
+    """
     done = {
         peer.name: peer.book
         for peer in peers

@@ -1,54 +1,62 @@
-"""The split server's method. Pure: no socket, no clock, no chance, no tensor.
+"""The split server's decisions. Pure: no socket, no clock, no random number, no tensor.
 
-It holds the upper half of the model (x_s, or a replica of it per client), and per client perhaps an auxiliary model with its buffer.
-It opens no rounds: it trains on uploads as they come. What a method wants of it is in `roles.split_methods`.
+It holds the upper part of the model (x_s, or a replica of it per client), and per client perhaps an auxiliary
+model with its buffer. It opens no rounds: it trains uploads as they come. What a method decides is in
+`fsl_async.roles.split.methods`.
 
 Rules
-- Uploads are trained one at a time, in the order in which they are complete; those of one client in the order of their keys.
-- An upload is trained once. A key that was trained is answered as known, with what it gave if that is still kept: the answers to the
-  last `in_flight` uploads of each client, until the client has them.
-- A client has at most `in_flight` uploads here that are not trained. More are asked for again later.
-- An upload of a round too far behind the newest is declined, before it is transferred and again before it is trained.
-- What was here when its client left is trained; what was on its way is not, and the client offers it again.
-- Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s as it is then. Versions of a client's
-  model grow; a number is not given twice, also when a server that died had given it. A client that holds another version than is
-  kept here gets the one that is kept.
-- Replicas of the clients that are done with a round are averaged, weighted by samples, before the first upload of a later round, and when
-  the run is over.
-- A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later round, between two trainings, with the
-  book of all that is decided. One at a time; what falls due meanwhile is one more. A failed one is tried again.
-- A server that is killed goes on from its last checkpoint. Uploads after it are lost with the weights that saw them: the ledger
-  says so, and clients offer again what they have kept of them.
-- The first client's run is the server's run, for good. Everybody's halves must be those of the configuration.
-- The end: what is here is trained, then a last checkpoint. It comes when the run is over, as the clients or the parameter server in this
-  process say, or when the operator asks for it. Asked while nobody has said that the run is over, the server only leaves: it sends the answers
-  that clients wait for, ends their sessions, and takes nobody. They go on with the process that comes after it. So it does after `alone_s`
-  without a client and without the parameter server (`roles.liveness`).
+- Uploads are trained one at a time, in the order in which they are complete; those of one client in the order of
+  their keys.
+- An upload is trained once. A key that was trained is answered as known, with its answer if that is still kept:
+  the answers to the last `in_flight` uploads of each client, until the client has them.
+- A client has at most `in_flight` uploads here that are not trained. Further ones are refused with "later".
+- An upload of a round too far behind the newest is declined, before it is transferred and again before it is
+  trained.
+- Uploads that were complete when their client left are trained; the others are dropped, and the client offers them
+  again.
+- Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s as it is then.
+  Versions of a client's model grow; a number is not given twice, also when a server that died had given it. A
+  client that holds another version than is kept here gets the one that is kept.
+- Replicas of the clients that reported a round as done are averaged, weighted by samples, before the first upload
+  of a later round, and when the run is over.
+- A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later round, between two
+  trainings, with the book of all decisions. One at a time; several that fall due meanwhile are one more. A failed
+  one is tried again.
+- A server that is killed goes on from its last checkpoint. Uploads after it are lost with the weights that were
+  trained on them: the ledger records them as dropped, and clients offer again those they have kept.
+- The first client's run is the server's run, for good. Every client's part must be that of the configuration.
+- The end: complete uploads are trained, then a last checkpoint is made. It comes when the run is over, as clients or
+  the parameter server report, or when the operator asks for it. Asked while the run is not known to be over, the
+  server only leaves: it sends the answers that clients wait for, ends their sessions, and admits no client. They go
+  on with the process that comes after it. It also leaves after `alone_s` without a client and without the
+  parameter server (`fsl_async.roles.split.shutdown`).
 
-    state      event                       -> effects
-    any        SplitClientHello               AdmitSplit, SendAuxiliary when versions differ | Refuse
-    serving    UploadOffered                  ReceiveUpload, or DeclineStream and Tell Known (SendAnswer) | Unwanted
-    any        UploadReceived                 TrainUpload when nothing is trained and nothing is before it
-    training   UploadTrained                  RecordUpload, Tell Trained | SendAnswer | Tell Unwanted; RecordAuxiliary, Align;
-                                              the next TrainUpload
-    aligning   Aligned                        SendAuxiliary; the next TrainUpload
-    averaging  ReplicasAveraged               the next TrainUpload
-    any        AnswerSent                     DropAnswer
-    any        RoundDoneReceived                  Tell RoundAcknowledged
-    any        CheckpointWritten              Tell Durable
-    any        CheckpointFailed               timer "retry", then Checkpoint again
-    any        StreamLost of an upload        Tell Unwanted "later"
-    any        PsConnected                  AdmitSplit | Refuse
-    any        PsEnded, all            training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
-               RunOverReceived
-    any        DrainAsked, timer "alone"      the same; but while nobody has said that the run is over: no AverageReplicas,
-                                              and once answers are sent Dismiss in place of Tell Ended
-    ending     timer "drain"                  what is not trained yet is dropped, and no answer waited for
-    DONE       anything but SplitClientHello  nothing
+    state      event                    -> effects
+    any        SplitClientHello            AdmitSplit, SendAuxiliary when versions differ | Refuse
+    serving    UploadOffered               ReceiveUpload, or DeclineStream and Send AlreadyTrained (SendAnswer)
+                                           | Send UploadRefused
+    any        UploadReceived              TrainUpload when nothing is trained and nothing is before it
+    training   UploadTrained               RecordUpload, Send Trained | SendAnswer | Send UploadRefused;
+                                           RecordAuxiliary, Align; the next TrainUpload
+    aligning   Aligned                     SendAuxiliary; the next TrainUpload
+    averaging  ReplicasAveraged            the next TrainUpload
+    any        AnswerSent                  DropAnswer
+    any        RoundDoneReceived           Send RoundAcknowledged
+    any        CheckpointWritten           Send Durable
+    any        CheckpointFailed            timer "retry", then Checkpoint again
+    any        StreamLost of an upload     Send UploadRefused "later"
+    any        PsConnected                 AdmitSplit | Refuse
+    any        PsEnded, RunOverReceived    training goes on to its end, AverageReplicas, Checkpoint, Send Ended,
+               from all                    Finish
+    any        DrainAsked, timer "alone"   the same; while the run is not known to be over: no AverageReplicas, and
+                                           once answers are sent EndSession instead of Send Ended
+    ending     timer "drain"               uploads that are not trained yet are dropped, no answer is waited for
+    done       any but a hello             nothing
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,6 +64,7 @@ import attrs
 
 from fsl_async.roles.machine import (
     ClientLeft,
+    Deadlines,
     DeclineStream,
     DrainAsked,
     Effect,
@@ -73,23 +82,35 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.checkpoints import resumed
-from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.liveness import ALONE
-from fsl_async.roles.split.methods import SplitRules
-from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of
-from fsl_async.roles.split.server_state import SplitServerState
+from fsl_async.roles.split.checkpoints import Checkpoints, resumed
+from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of, replicas_due
+from fsl_async.roles.split.shutdown import ALONE, Liveness, SplitShutdown
 
 
-class SplitServerMachine(SplitServerState):
-    """The state of a run at the split server. `handle` and `next_deadline` are the whole interface."""
+class SplitServerMachine:
+    """A run at the split server. Shells use `handle` and `next_deadline`; the state is there to be read."""
 
     def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
-        super().__init__(rules, architecture)
+        self.rules = rules
+        self.method = method_of(rules)
+        self.architecture = dict(architecture)
+        self.run = ""
+        self.round = -1
+        self.averaged = -1
+        self.uploads = 0
+        self.peers: dict[str, Peer] = {}
+        self.ready: deque[UploadKey] = deque()
+        self.busy: Effect | None = None  # being carried out by the training thread
+        self.shutdown = SplitShutdown()
+        self.deadlines = Deadlines()
+        self.liveness = Liveness(self.deadlines, rules.alone_s)
+        self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitRecovered: self._recovered,
             ev.SplitClientHello: self._hello,
-            ev.PsConnected: self._conductor_came,
+            ev.PsConnected: self._ps_connected,
             ClientLeft: self._left,
             ev.UploadOffered: self._offered,
             ev.UploadReceived: self._received,
@@ -103,9 +124,31 @@ class SplitServerMachine(SplitServerState):
             ev.CheckpointFailed: self._write_failed,
             StreamLost: self._stream_lost,
             DrainAsked: lambda event, now: self._drain(event.reason, now),
-            ev.PsEnded: self._conductor_ended,
+            ev.PsEnded: self._ps_ended,
             TimerFired: self._timers,
         }
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is done any more."""
+        return self.shutdown.done
+
+    @property
+    def run_over(self) -> bool:
+        """It has ended, with its run."""
+        return self.shutdown.done and not self.shutdown.leaves
+
+    def incarnation_of(self, name: str) -> int | None:
+        """The incarnation that has, or had, a session under this name; None: there was none."""
+        if self.liveness.is_ps(name):
+            return self.liveness.ps_incarnation
+        peer = self.peers.get(name)
+        return peer.incarnation if peer is not None else None
+
+    def book(self) -> SplitProgress:
+        """All that a checkpoint has to hold besides tensors, as of now."""
+        clients = {name: peer.book for name, peer in self.peers.items()}
+        return SplitProgress(self.run, self.round, self.averaged, self.uploads, clients)
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
@@ -118,6 +161,25 @@ class SplitServerMachine(SplitServerState):
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
 
+    # --- what follows from the state ---
+
+    def _update_liveness(self, now: float) -> None:
+        if not self.shutdown.asked:
+            clients = any(peer.connected for peer in self.peers.values())
+            self.liveness.update(self.run, now, clients=clients)
+
+    def _average(self, round_: int) -> Effect | None:
+        """The average that is due before an upload of this round is trained."""
+        if not self.method.replicas:
+            return None
+        return replicas_due(self.peers.values(), self.averaged, round_)
+
+    def _too_late(self, key: UploadKey) -> Answer | None:
+        behind = self.round - key.round
+        if behind > self.method.max_stale_rounds:
+            return Answer("stale", f"{counted(behind, 'round')} behind the newest")
+        return None
+
     # --- start and sessions ---
 
     def _recovered(self, event: ev.SplitRecovered, now: float) -> list[Effect]:
@@ -129,20 +191,20 @@ class SplitServerMachine(SplitServerState):
             peer = self.peers.setdefault(name, Peer(name))
             seen = max(peer.book.auxiliary_seen, version)
             peer.book = attrs.evolve(peer.book, auxiliary_seen=seen)
-        self._look(now)
+        self._update_liveness(now)
         return resumed(event)
 
-    def _conductor_came(self, event: ev.PsConnected, now: float) -> list[Effect]:
-        effects = self.company.admit(event, self.run, self.ending.refusal())
+    def _ps_connected(self, event: ev.PsConnected, now: float) -> list[Effect]:
+        effects = self.liveness.admit(event, self.run, self.shutdown.refusal())
         if isinstance(effects[0], split.AdmitSplit):
             self.run = event.run
-            self._look(now)
+            self._update_liveness(now)
         return effects
 
     def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
         refusal = refusal_of(event, self.run, self.architecture)
-        if self.ending.asked:
-            refusal = self.ending.refusal()
+        if self.shutdown.asked:
+            refusal = self.shutdown.refusal()
         elif event.peer not in self.peers and len(self.peers) >= self.rules.max_clients:
             kept = counted(len(self.peers), "client")
             refusal = "full", f"this server keeps the state of {kept} already"
@@ -152,25 +214,25 @@ class SplitServerMachine(SplitServerState):
         self.run = event.run
         peer = self.peers.setdefault(event.peer, Peer(event.peer))
         effects = [*self._lose_session(peer), *peer.begin_session(event)]
-        self._look(now)
+        self._update_liveness(now)
         held = peer.book.auxiliary
-        welcome = msg.SplitWelcome(self.run, self.method.in_flight, peer.known, held)
+        welcome = msg.SplitWelcome(self.run, self.method.in_flight, peer.last_trained, held)
         effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
         if self.method.aligned and event.auxiliary != held:
             effects.append(self._send_auxiliary(peer))
         return effects
 
     def _left(self, event: ClientLeft, now: float) -> list[Effect]:
-        if self.company.is_ps(event.peer):
-            self.company.left(event.incarnation)
-            self._look(now)
+        if self.liveness.is_ps(event.peer):
+            self.liveness.left(event.incarnation)
+            self._update_liveness(now)
             return []
         peer = self.peers.get(event.peer)
         if peer is None or peer.incarnation != event.incarnation or not peer.connected:
             return []
         effects = [*self._lose_session(peer), *self._end_if_over(now)]
-        self._look(now)
-        return [*effects, *self._next(now)] if self.ending.asked else effects
+        self._update_liveness(now)
+        return [*effects, *self._next(now)] if self.shutdown.asked else effects
 
     def _lose_session(self, peer: Peer) -> list[Effect]:
         open_step = peer.open_step
@@ -180,17 +242,17 @@ class SplitServerMachine(SplitServerState):
         return effects
 
     def _send(self, peer: Peer, key: UploadKey, message: Message) -> list[Effect]:
-        return [Send(peer.name, message)] if peer.is_here(key) else []
+        return [Send(peer.name, message)] if peer.is_connected(key) else []
 
     # --- uploads ---
 
     def _offered(self, event: ev.UploadOffered, now: float) -> list[Effect]:
         key = event.key
         peer = self.peers.get(event.peer)
-        if peer is None or key.client != event.peer or not peer.is_here(key):
+        if peer is None or key.client != event.peer or not peer.is_connected(key):
             return [DeclineStream(event.peer, event.stream, "not yours")]
         answer = peer.answer_to(key, self.method.in_flight)
-        answer = answer or self.ending.answer() or self._too_late(key)
+        answer = answer or self.shutdown.answer() or self._too_late(key)
         if answer is None:
             peer.uploads.setdefault(key, Upload(event)).offer = event
             return [split.ReceiveUpload(event.peer, event.stream, key)]
@@ -200,36 +262,36 @@ class SplitServerMachine(SplitServerState):
         if answer.code == "known":
             kept = key in peer.answers
             again = [split.SendAnswer(event.peer, key)] if kept else []
-            known = Send(event.peer, msg.AlreadyTrained(key.text, kept))
+            known = Send(event.peer, msg.AlreadyTrained(key, kept))
             return [decline, known, *again, *self._stays(peer, event)]
         return [decline, *self._decline(peer, key, answer)]
 
     def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
         """An upload will not be trained, or not now."""
-        told = self._send(peer, key, msg.UploadRefused(key.text, answer.code, answer.text))
+        refused = self._send(peer, key, msg.UploadRefused(key, answer.code, answer.text))
         if answer.code == "later" or any(known == key for known, _ in peer.declined):
-            return told
+            return refused
         peer.declined.append((key, answer))
-        # Booked first: what a client was told to be settled is in the ledger, whenever this process dies.
-        return [split.RecordUpload(key, "declined", f"{answer.code}: {answer.text}"), *told]
+        # Recorded first: an upload that a client was told is settled is in the ledger, whenever this process dies.
+        return [split.RecordUpload(key, "declined", f"{answer.code}: {answer.text}"), *refused]
 
     def _received(self, event: ev.UploadReceived, now: float) -> list[Effect]:
         peer = self.peers[event.key.client]
         upload = peer.uploads.get(event.key)
         if upload is None:
             return [split.DropUpload(event.key)]  # its session ended while it was decoded
-        upload.here = True
+        upload.received = True
         self.ready.extend(peer.ready())
         return self._next(now)
 
     def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if not event.stream.startswith("up:"):
-            return []  # the client offers its upload again when it misses the answer
+            return []  # the client offers its upload again when the answer does not come
         key = UploadKey.parse(event.stream.removeprefix("up:"))
         peer = self.peers.get(event.peer)
         if peer is None or key not in peer.uploads:
             return []
-        return self._send(peer, key, msg.UploadRefused(key.text, "later", event.reason[:200]))
+        return self._send(peer, key, msg.UploadRefused(key, "later", event.reason[:200]))
 
     def _answer_sent(self, event: ev.AnswerSent, now: float) -> list[Effect]:
         peer = self.peers[event.peer]
@@ -237,17 +299,17 @@ class SplitServerMachine(SplitServerState):
             return []
         peer.answers.remove(event.key)
         dropped = split.DropAnswer(event.key)
-        return [dropped, *self._next(now)] if self.ending.asked else [dropped]
+        return [dropped, *self._next(now)] if self.shutdown.asked else [dropped]
 
     # --- training ---
 
     def _next(self, now: float) -> list[Effect]:
-        """Give the training thread something to do when it has nothing, in between the checkpoint that is due."""
+        """Give the training thread its next job when it has none, and make the checkpoint that is due between two."""
         effects: list[Effect] = []
         while self.busy is None and self.ready:
             key = self.ready[0]
             peer = self.peers[key.client]
-            late = None if self.ending.run_over else self._too_late(key)
+            late = None if self.shutdown.run_over else self._too_late(key)
             if late is not None:
                 self.ready.popleft()
                 del peer.uploads[key]
@@ -298,14 +360,14 @@ class SplitServerMachine(SplitServerState):
         return [*effects, *self._next(now)]
 
     def _answer(self, peer: Peer, event: ev.UploadTrained) -> list[Effect]:
-        """Say that an upload is trained, by what it gave where it gave something."""
+        """Report that an upload is trained: by its answer where it has one."""
         key = event.key
         if self.method.legs > 1:
-            peer.open_step = key if not key.leg and peer.is_here(key) else None
+            peer.open_step = key if not key.leg and peer.is_connected(key) else None
             if not key.leg and peer.open_step is None:
                 return [split.DropAnswer(key), split.ForgetSteps(peer.name)]
         if not event.answer:
-            return self._send(peer, key, msg.Trained(key.text, event.loss))
+            return self._send(peer, key, msg.Trained(key, event.loss))
         if key.incarnation != peer.incarnation:
             return [split.DropAnswer(key)]
         peer.answers.append(key)
@@ -317,9 +379,9 @@ class SplitServerMachine(SplitServerState):
     # --- auxiliary models, rounds ---
 
     def _stays(self, peer: Peer, offer: ev.UploadOffered) -> list[Effect]:
-        """A client that takes its model to be aligned by this upload gets the newest, or hears that there is none."""
+        """A client that expects its model to be aligned by this upload gets the newest, or is told that none comes."""
         aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
-        if not offer.alignment_due or not peer.is_here(offer.key) or aligning:
+        if not offer.alignment_due or not peer.is_connected(offer.key) or aligning:
             return []
         if self.method.aligned and peer.book.auxiliary != offer.auxiliary:
             return [self._send_auxiliary(peer)]
@@ -361,14 +423,14 @@ class SplitServerMachine(SplitServerState):
     def _written(self, event: ev.CheckpointWritten, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name, key in self.checkpoints.written().items():
-            effects.extend(self._send(self.peers[name], key, msg.Durable(key.text)))
+            effects.extend(self._send(self.peers[name], key, msg.Durable(key)))
         return [*effects, *self._next(now)]
 
     def _write_failed(self, event: ev.CheckpointFailed, now: float) -> list[Effect]:
         text = f"checkpoint {event.number} could not be written: {event.reason}"
-        if self.ending.asked:
+        if self.shutdown.asked:
             self.checkpoints.written()
-            return [Note(text, "warning"), *self._say_end(text)]
+            return [Note(text, "warning"), *self._end(text)]
         self.checkpoints.failed(now)
         return [Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
 
@@ -377,29 +439,29 @@ class SplitServerMachine(SplitServerState):
     def _run_over(self, event: ev.RunOverReceived, now: float) -> list[Effect]:
         peer = self.peers.get(event.peer)
         if peer is not None and peer.connected:
-            peer.over = True
-        elif not self.company.is_ps(event.peer):
+            peer.run_over = True
+        elif not self.liveness.is_ps(event.peer):
             return []
-        self.ending.run_over = True
+        self.shutdown.run_over = True
         if self.deadlines.when("over") is None:
             self.deadlines.set("over", now + self.rules.drain_s)
         return self._end_if_over(now)
 
-    def _conductor_ended(self, event: ev.PsEnded, now: float) -> list[Effect]:
-        self.ending.run_over = True
+    def _ps_ended(self, event: ev.PsEnded, now: float) -> list[Effect]:
+        self.shutdown.run_over = True
         return self._drain(event.reason, now)
 
     def _end_if_over(self, now: float) -> list[Effect]:
-        """All who are here have said that the run is over, and somebody has."""
-        waits = any(peer.connected and not peer.over for peer in self.peers.values())
+        """Begin to end once every connected client has reported that the run is over, and a peer has."""
+        waits = any(peer.connected and not peer.run_over for peer in self.peers.values())
         if waits or self.deadlines.when("over") is None:
             return []
         return self._drain("the run has ended", now)
 
     def _drain(self, reason: str, now: float) -> list[Effect]:
-        if self.ending.asked:
+        if self.shutdown.asked:
             return []
-        self.ending.reason = reason
+        self.shutdown.reason = reason
         self.deadlines.clear()
         self.deadlines.set("drain", now + self.rules.drain_s)
         return [Note(f"ending: {reason}"), *self._next(now)]
@@ -410,10 +472,10 @@ class SplitServerMachine(SplitServerState):
             if name == "over":
                 effects.extend(self._drain("the run has ended", now))
             elif name == ALONE:
-                effects.extend(self._drain(self.company.reason(), now))
+                effects.extend(self._drain(self.liveness.reason(), now))
             elif name == "retry":
                 effects.extend(self._next(now))
-            else:  # drain: what is being trained, and the checkpoint, are all that is waited for
+            else:  # drain: only the job that runs and the checkpoint are waited for
                 effects.extend(split.DropUpload(key) for key in self.ready)
                 for key in self.ready:
                     del self.peers[key.client].uploads[key]
@@ -422,9 +484,9 @@ class SplitServerMachine(SplitServerState):
         return effects
 
     def _end_if_done(self) -> list[Effect]:
-        if not self.ending.asked or self.ready or self.checkpoints.writing is not None:
+        if not self.shutdown.asked or self.ready or self.checkpoints.writing is not None:
             return []
-        self.busy = self._average(self.round + 1) if self.ending.run_over else None
+        self.busy = self._average(self.round + 1) if self.shutdown.run_over else None
         if self.busy is not None:
             return [self.busy]
         self.checkpoints.want()
@@ -433,18 +495,18 @@ class SplitServerMachine(SplitServerState):
             return last
         in_time = self.deadlines.when("drain") is not None
         waits = any(peer.connected and peer.answers for peer in self.peers.values())
-        return [] if self.ending.leaves and waits and in_time else self._say_end()
+        return [] if self.shutdown.leaves and waits and in_time else self._end()
 
-    def _say_end(self, problem: str = "") -> list[Effect]:
-        """The last effects; with a problem, the process fails."""
-        ending, reason = self.ending, self.ending.reason or ""
+    def _end(self, problem: str = "") -> list[Effect]:
+        """The last effects; with a problem the process fails."""
+        shutdown, reason = self.shutdown, self.shutdown.reason or ""
         reason = f"{reason}; {problem}" if problem else reason
-        ending.done = True
+        shutdown.done = True
         self.deadlines.clear()
         here = [peer.name for peer in self.peers.values() if peer.connected]
-        here += [msg.PS_ROLE] if self.company.conductor is not None else []
-        said: list[Effect] = [
-            EndSession(name, reason) if ending.leaves else Send(name, msg.Ended(reason))
+        here += [msg.PS_ROLE] if self.liveness.ps_incarnation is not None else []
+        effects: list[Effect] = [
+            EndSession(name, reason) if shutdown.leaves else Send(name, msg.Ended(reason))
             for name in here
         ]
-        return [*said, Finish(reason, 1 if problem else 0)]
+        return [*effects, Finish(reason, 1 if problem else 0)]

@@ -429,9 +429,9 @@ class SplitSimulation(Simulation):
         if effect.exit_code:
             text = f"the split server failed: {effect.reason}"
             self.truth.violated(text, self.scheduler.time())
-        if not machine.ending.leaves and not self._ending:
+        if not machine.shutdown.leaves and not self._ending:
             self.truth.violated("the split server ended before its run", self.scheduler.time())
-        elif machine.ending.leaves:
+        elif machine.shutdown.leaves:
             self._at(SPLIT_GOODBYE_S, lambda: self._split_gone(clock))
 
     def _split_gone(self, clock: ProcessClock) -> None:

@@ -154,7 +154,7 @@ def test_known(make):
     client.ready(1)
     effects = client.feed(ev.UploadAlreadyTrained(key(1), False))
     assert effects[:2] == [
-        split.AbandonUpload(key(1), "the server has its gradient no more"),
+        split.AbandonUpload(key(1), "the server no longer has its gradient"),
         split.FreeSlot(key(1)),
     ]
     client = make("cse-fsl")

@@ -23,19 +23,19 @@ def alone(**rules):
 def test_the_parameter_server_says_that_the_run_is_over():
     """No client has a session when the run ends: this was for ever."""
     server = alone()
-    (admit,) = server.conductor()
+    (admit,) = server.parameter_server()
     assert admit == split.AdmitSplit(msg.PS_ROLE, 1, msg.SplitWelcome("run", 0, "", -1))
     effects = server.feed(ev.RunOverReceived(msg.PS_ROLE, "Ctrl-C"))
     assert told(effects, msg.PS_ROLE) == [msg.Ended("the run has ended")]
     assert effects[-1] == Finish("the run has ended", 0)
-    assert server.conductor()[0].code == "finished"
+    assert server.parameter_server()[0].code == "finished"
 
 
 def test_clients_that_are_here_are_waited_for():
     """They have uploads under way, and hear of the end at about the same time; one that hangs is not waited for long."""
     for hangs in (False, True):
         server = alone()
-        server.conductor()
+        server.parameter_server()
         server.join("a")
         assert not of(server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")), Finish)
         effects = server.fire() if hangs else server.feed(ev.RunOverReceived("a", "x"))
@@ -46,7 +46,7 @@ def test_replicas_of_the_last_round_are_averaged():
     """As when the clients say it."""
     server = split_server("splitfed-v1")
     server.join("a")
-    server.conductor()
+    server.parameter_server()
     server.upload(key("a"))
     server.feed(ev.RoundDoneReceived("a", 0, 30))
     server.leave("a")
@@ -64,12 +64,12 @@ def test_one_that_is_alone_leaves():
     assert server.join("a")[0].code == "leaving"
 
 
-@pytest.mark.parametrize("who", ["client", "conductor"])
+@pytest.mark.parametrize("who", ["client", "ps"])
 def test_one_that_has_anybody_waits(who):
     """A client, or the parameter server, is enough; the time begins when the last one has gone."""
     server = alone()
-    come = server.conductor if who == "conductor" else lambda: server.join("a")
-    name = msg.PS_ROLE if who == "conductor" else "a"
+    come = server.parameter_server if who == "ps" else lambda: server.join("a")
+    name = msg.PS_ROLE if who == "ps" else "a"
     come()
     assert server.machine.next_deadline() is None
     server.now = 1000.0
@@ -111,19 +111,19 @@ def test_alone_while_it_ends():
 def test_which_parameter_server_is_refused():
     """Of another run, or under another name; and nobody else may say what only it may, nor have its name."""
     server = alone()
-    assert server.conductor("other")[0].code == "run"
-    assert server.conductor(peer="a")[0].code == "name"
+    assert server.parameter_server("other")[0].code == "run"
+    assert server.parameter_server(peer="a")[0].code == "name"
     assert server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")) == [], "it was refused"
     assert server.join(msg.PS_ROLE)[0].code == "name"
     server.feed(DrainAsked("SIGTERM"))
-    assert server.conductor()[0].code == "leaving"
+    assert server.parameter_server()[0].code == "leaving"
 
 
 def test_a_refused_hello_of_the_life_that_has_a_session_changes_nothing():
     """Its run would be the server's from then on, and every client refused."""
     server = alone()
-    server.conductor()
-    assert server.conductor("other")[0].code == "run"
+    server.parameter_server()
+    assert server.parameter_server("other")[0].code == "run"
     assert server.machine.run == "run"
     assert isinstance(server.join("a")[0], split.AdmitSplit)
 
@@ -131,7 +131,7 @@ def test_a_refused_hello_of_the_life_that_has_a_session_changes_nothing():
 def test_a_parameter_server_comes_before_the_first_client():
     """Its run is the server's run from then on."""
     server = split_server(alone_s=60.0)
-    server.conductor("run-7")
+    server.parameter_server("run-7")
     (refusal,) = server.join("a")
     assert "is in run run-7" in refusal.text
     server.leave(msg.PS_ROLE)
@@ -141,9 +141,9 @@ def test_a_parameter_server_comes_before_the_first_client():
 def test_one_that_leaves_says_goodbye_to_it_too():
     """It dials again, and finds the process that comes after."""
     server = alone()
-    server.conductor()
+    server.parameter_server()
     effects = server.feed(DrainAsked("SIGTERM"))
     assert EndSession(msg.PS_ROLE, "SIGTERM") in effects
-    assert server.machine.life_of(msg.PS_ROLE) == 1
-    assert server.machine.life_of("a") == 1
-    assert server.machine.life_of("nobody") is None
+    assert server.machine.incarnation_of(msg.PS_ROLE) == 1
+    assert server.machine.incarnation_of("a") == 1
+    assert server.machine.incarnation_of("nobody") is None

@@ -14,9 +14,7 @@ KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
 COUNTS = st.integers(0, 1 << 62)
-KEYS = st.builds(UploadKey, NAMES, COUNTS, COUNTS, COUNTS, st.integers(0, 1)).map(
-    lambda key: key.text
-)
+KEYS = st.builds(UploadKey, NAMES, COUNTS, COUNTS, COUNTS, st.integers(0, 1))
 VALUES = {
     "bool": st.booleans(),
     "str": PRINTABLE,
@@ -24,7 +22,7 @@ VALUES = {
     "OptionalRun": NAMES | st.just(""),
     "Role": NAMES,
     "Key": KEYS,
-    "OptionalKey": KEYS | st.just(""),
+    "OptionalKey": KEYS.map(lambda key: key.text) | st.just(""),
     "Code": st.sampled_from(["later", "refused"]),
     "float": st.floats(allow_nan=False),
     "int": st.integers(-1, (1 << 63) - 1),
@@ -33,7 +31,7 @@ VALUES = {
 }
 NUMBERS = st.dictionaries(PRINTABLE, st.floats(allow_nan=False, allow_infinity=False), max_size=3)
 SAMPLES = st.integers(-1, msg.MAX_SIZE)
-META = msg.SmashedMeta("a/1/0/0", 0, -1, [2, 3], [], 2, 4, False, False)
+META = msg.SmashedMeta(UploadKey("a", 1, 0, 0), 0, -1, [2, 3], [], 2, 4, False, False)
 HELLO = msg.SplitHello("r", msg.ROLE, 0, {"cut": "1"}, -1, -1, 0)
 
 
@@ -68,7 +66,7 @@ def test_every_message_comes_back(message):
         (HELLO, {"run": "r\n"}, "run is not the name of a run, nor empty"),
         (HELLO, {"role": "\x1b"}, "role is not a role"),
         (META, {"key": "a/1/0"}, "key is not an upload key: a/1/0"),
-        (msg.Trained("a/1/0/0", 1.0), {"loss": 1}, "loss is int, not float"),
+        (msg.Trained(UploadKey("a", 1, 0, 0), 1.0), {"loss": 1}, "loss is int, not float"),
         (msg.RoundDone(0, 1), {"errors": {"up": 1}}, "texts to finite numbers"),
         (msg.RoundDone(0, 1), {"samples": 1 << 41}, "RoundDone.samples is out of range"),
         (msg.RoundDone(0, 1), {"errors": {"up": float("inf")}}, "texts to finite numbers"),

@@ -38,7 +38,7 @@ def test_one_at_a_time_in_the_order_of_arrival_and_of_the_keys():
     assert server.arrive(other) == [split.TrainUpload(other, wants_answer=False, version=0)]
     assert server.arrive(first) == []
     effects = server.trained(other)
-    assert told(effects) == [msg.Trained(other.text, 2.5)]
+    assert told(effects) == [msg.Trained(other, 2.5)]
     assert of(effects, split.TrainUpload)[0].key == first
     assert of(server.trained(first), split.TrainUpload)[0].key == second
 
@@ -52,10 +52,10 @@ def test_a_known_upload_is_answered_as_it_was():
     assert split.DropAnswer(key("a", 0)) in effects, "kept are in_flight of them"
     effects = server.offer(key("a", 2))
     assert effects[0].reason == "known"
-    assert told(effects) == [msg.AlreadyTrained("a/1/0/2", True)]
+    assert told(effects) == [msg.AlreadyTrained(key("a", 2), True)]
     assert effects[-1] == split.SendAnswer("a", key("a", 2))
     effects = server.offer(key("a", 0))
-    assert told(effects) == [msg.AlreadyTrained("a/1/0/0", False)]
+    assert told(effects) == [msg.AlreadyTrained(key("a"), False)]
     assert not of(effects, split.SendAnswer)
 
 
@@ -84,7 +84,7 @@ def test_what_is_not_taken():
     server.trained(key("a", 3))
     server.upload(key("b", 0, number=7))
     effects = server.offer(key("b", 0, number=5))
-    assert told(effects) == [msg.AlreadyTrained("b/1/5/0", False)], "b is beyond it"
+    assert told(effects) == [msg.AlreadyTrained(key("b", 0, 5), False)], "b is beyond it"
     effects = server.offer(key("a", 9, number=2))
     assert told(effects)[0].code == "stale"
     assert of(effects, split.RecordUpload)[0].outcome == "declined"
@@ -173,7 +173,7 @@ def test_a_transfer_breaks_off():
     server.join("a")
     server.offer(key("a"))
     effects = server.feed(StreamLost("a", "up:a/1/0/0", "broken"))
-    assert told(effects) == [msg.UploadRefused("a/1/0/0", "later", "broken")]
+    assert told(effects) == [msg.UploadRefused(key("a"), "later", "broken")]
     assert server.feed(StreamLost("a", "down:a/1/0/0", "broken")) == []
     assert server.feed(StreamLost("z", "up:z/1/0/0", "broken")) == []
 
@@ -213,6 +213,6 @@ def test_u_shape():
     effects = server.trained(key("a", 2), answer=True)
     assert effects[1:] == [split.DropAnswer(key("a", 2)), split.ForgetSteps("a")]
     server.join("a")
-    assert told(server.offer(key("a", 2))) == [msg.AlreadyTrained("a/1/0/2", False)]
+    assert told(server.offer(key("a", 2))) == [msg.AlreadyTrained(key("a", 2), False)]
     server.upload(key("a", 3), answer=True)
     assert split.ForgetSteps("a") in server.feed(ClientLeft("a", 1, "expired"))

@@ -50,7 +50,7 @@ def test_asked_to_end(over):
     (last,) = of(server.trained(key("a", 2)), split.Checkpoint)
     assert last.book.uploads == 3
     effects = server.feed(ev.CheckpointWritten(1))
-    assert told(effects) == [msg.Durable(key("a", 2).text)] + [msg.Ended("Ctrl-C")] * 2 * over
+    assert told(effects) == [msg.Durable(key("a", 2))] + [msg.Ended("Ctrl-C")] * 2 * over
     gone = [] if over else [EndSession("a", "Ctrl-C"), EndSession("b", "Ctrl-C")]
     assert of(effects, EndSession) == gone
     assert effects[-1] == Finish("Ctrl-C", 0)

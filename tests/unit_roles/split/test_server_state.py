@@ -107,7 +107,7 @@ def test_checkpoints():
     server.upload(key("a", 2))
     assert not of(server.upload(key("a", 3)), split.Checkpoint), "one at a time"
     effects = server.feed(ev.CheckpointWritten(1))
-    assert told(effects) == [msg.Durable("a/1/0/1")]
+    assert told(effects) == [msg.Durable(key("a", 1))]
     assert of(effects, split.Checkpoint)[0].number == 2
     effects = server.feed(ev.CheckpointFailed(2, "no space"))
     assert "no space; next try in 30 s" in effects[0].text
@@ -147,7 +147,7 @@ def test_a_server_that_was_killed():
     assert of(effects, split.RecordUpload)[0].outcome == "dropped"
     (admit,) = server.join("a")
     assert admit.welcome.last == "a/1/3/2"
-    assert told(server.offer(key("a", 2, 3)))[0] == msg.AlreadyTrained("a/1/3/2", False)
+    assert told(server.offer(key("a", 2, 3)))[0] == msg.AlreadyTrained(key("a", 2, 3), False)
     assert of(server.upload(key("a", 3, 3)), split.RecordUpload)[0].outcome == "trained"
     plain = server.machine.book().to_plain()
     assert SplitProgress.from_plain(plain) == server.machine.book()

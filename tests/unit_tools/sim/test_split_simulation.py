@@ -120,7 +120,7 @@ def _train_again(monkeypatch):
 
 def _train_out_of_order(monkeypatch):
     def ready(self):
-        found = [key for key, each in self.uploads.items() if each.here and not each.queued]
+        found = [key for key, each in self.uploads.items() if each.received and not each.queued]
         for key in found:
             self.uploads[key].queued = True
         return found
@@ -226,7 +226,7 @@ def _send_a_model_of_another_lineage(monkeypatch):
 
 def _send_a_message_of_the_server(monkeypatch):
     ended = [Send(SERVER, msg.Ended("a client"))]
-    monkeypatch.setattr(SplitClientMachine, "_say_done", lambda self: ended)
+    monkeypatch.setattr(SplitClientMachine, "_report_done", lambda self: ended)
 
 
 def _end_the_run_when_asked(monkeypatch):
