@@ -1,4 +1,7 @@
-"""What the configuration says of split learning: rules for the machines, formats for the shells, and the settings it implies. Pure."""
+"""What the configuration says of split learning.
+
+Rules for the machines, formats for the shells, and the settings it implies. Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,11 @@ def split_method(config: Config) -> Method:
 
 
 def with_split_server(config: Config, key: str = "") -> Config:
-    """Say where the split server of another process is reached, as far as that can be known: where it is told to listen, with the same keys.
+    """Add the address of the split server of another process: where it is told to listen.
 
-    key: this parameter server's public key; empty where it does not encrypt. Raises ConfigError where the split server listens at any free port, and
-    where clients would come here encrypted and go there unencrypted.
+    key: this parameter server's public key; empty where it does not encrypt. Raises ConfigError
+    where the split server listens at any free port, and where clients would come here encrypted and
+    go there unencrypted.
     """
     split = config.split
     if not split.has_server:
@@ -48,14 +52,15 @@ def with_split_server(config: Config, key: str = "") -> Config:
         address = parse_told(split.server)
         if key and not address.key and not address.is_loopback and not config.listen.insecure:
             raise ConfigError(
-                f"split.server: {split.server} has no key, so clients would reach the split server unencrypted; give the address that it prints,"
-                " fsl://...?key=...",
+                f"split.server: {split.server} has no key, so clients would reach the split server"
+                " unencrypted; give the address that it prints, fsl://...?key=...",
                 "split.server",
             )
         return config
     if parse_listen(split.listen).port == 0:
         raise ConfigError(
-            "split.server is empty: say where clients reach the split server, which prints its address when it starts",
+            "split.server is empty: say where clients reach the split server, which prints its"
+            " address when it starts",
             "split.server",
         )
     at = split.listen if not key else attrs.evolve(parse_listen(split.listen), key=key).fsl
@@ -63,22 +68,24 @@ def with_split_server(config: Config, key: str = "") -> Config:
 
 
 def with_implied(config: Config) -> Config:
-    """Fill in what a method of split learning implies for the parameter server: how rounds are run, and plain averages, coded as split.models.
+    """Add what a method implies for the parameter server: its trigger, and plain averages.
 
-    Raises ConfigError where sync.trigger was set to something else, and for a model that only split learning knows without a method.
+    Raises ConfigError where sync.trigger was set to something else, and for a model that only split
+    learning knows without a method.
     """
     if not config.split.is_on:
         if config.model.family != "gpt" and not config.train.task:
             raise ConfigError(
-                f"model.family = {config.model.family} needs a split.method: the built-in task of pretraining trains gpt",
+                f"model.family = {config.model.family} needs a split.method: the built-in task of"
+                " pretraining trains gpt",
                 "model.family",
             )
         return config
     wanted = split_method(config).trigger
     if config.sync.trigger not in {"clock", wanted}:
         raise ConfigError(
-            f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method} in mode {config.split.mode}"
-            f" needs {wanted}: leave it out",
+            f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method}"
+            f" in mode {config.split.mode} needs {wanted}: leave it out",
             "sync.trigger",
         )
     trigger: Any = wanted

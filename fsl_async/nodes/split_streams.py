@@ -1,6 +1,7 @@
 """Streams of what crosses the cut: coded as the link has room, decoded once they are whole.
 
-Payload and coded bytes are counted by category and direction where a chunk is coded and where it arrives.
+Payload and coded bytes are counted by category and direction where a chunk is coded and where it
+arrives.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class Outgoing:
             return None
         if index >= chunks_of(payload.values.size):
             return payload.labels
-        # Coded again when it is asked for again, which is seldom: kept frames would be memory per client.
+        # Coded again when it is asked for again, which is seldom: kept frames would be memory per
+        # client.
         spec = spec_for(self.flow.number_format, payload.shape[-1], self.step_log2)
         frame = encode_chunk(payload.values, index, spec)
         if index not in self._measured:
@@ -127,7 +129,7 @@ class Outgoing:
 
 @define(eq=False)
 class IncomingUpload:
-    """An upload on its way to the split server: its announcement, and the chunks that have arrived."""
+    """An upload on its way to the split server: its metadata, and the chunks that have arrived."""
 
     key: UploadKey
     meta: SmashedMeta
@@ -177,7 +179,10 @@ class IncomingUpload:
 
 @define(eq=False)
 class IncomingVector:
-    """An answer or an auxiliary model on its way to a client. subject: the upload's key, or the model's version."""
+    """An answer or an auxiliary model on its way to a client.
+
+    subject: the upload's key, or the model's version.
+    """
 
     subject: UploadKey | int
     flow: Flow

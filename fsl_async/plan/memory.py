@@ -5,10 +5,11 @@ All values are fp32:
   * gradients: 4 bytes for each trained parameter; optimizer: 8 more, Adam's two moments;
   * activations: 4 bytes for each value that a batch keeps for the backward pass
     (`Part.activations`); with the split methods also the tensors at the cut, sent and received.
-An auxiliary model that the split server aligns (FSL-SAGE) is frozen at the client, but gradients pass through it: its weights and
-activations count, its gradients and moments do not. Left out, because they depend on the library
-and the device: temporary buffers, fragmentation, the framework itself (some hundred megabytes with
-CUDA), and in pretraining the synchronization's own vectors in host memory.
+An auxiliary model that the split server aligns (FSL-SAGE) is frozen at the client, but gradients
+pass through it: its weights and activations count, its gradients and moments do not. Left out,
+because they depend on the library and the device: temporary buffers, fragmentation, the framework
+itself (some hundred megabytes with CUDA), and in pretraining the synchronization's own vectors in
+host memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a client sends and receives in a round of each method, by category and direction. Pure.
 
-A client has n samples in batches of B, so K = ceil(n / B) steps a round. With an auxiliary model every
-q-th step uploads (steps 0, q, 2q, ...) and every l-th round aligns (rounds 0, l, 2l, ...). Each sample
-has d values at the cut. |c|, |a|, |t| are the client's part, the auxiliary model, the tail.
+A client has n samples in batches of B, so K = ceil(n / B) steps a round. With an auxiliary model
+every q-th step uploads (steps 0, q, 2q, ...) and every l-th round aligns (rounds 0, l, 2l, ...).
+Each sample has d values at the cut. |c|, |a|, |t| are the client's part, the auxiliary model, the
+tail.
 
     method        up                                   down                             source
     sl            n d, labels, |c| to the next client  n d gradients, |c|               [1]
@@ -19,12 +20,12 @@ has d values at the cut. |c|, |a|, |t| are the client's part, the auxiliary mode
     [3] Thapa et al., arXiv:2004.12088         [6] McMahan et al., arXiv:1602.05629
 
 All of it follows from what a method decides (`fsl_async.roles.split.methods`). The name of a method
-that waits for gradients, with "-u" behind it, is its U-shape: labels stay at the client, and d' values
-cross a second cut. In sl and sl-u a client passes its part to the next one through the parameter
-server, because clients only dial out: every turn begins with one transfer down and ends with one up.
-The first turn needs no transfer: all clients have downloaded the weights before. After the last turn
-all download once more, so that every site ends with the run's weights. splitfed-v1 averages the split
-server's copies inside one process.
+that waits for gradients, with "-u" behind it, is its U-shape: labels stay at the client, and d'
+values cross a second cut. In sl and sl-u a client passes its part to the next one through the
+parameter server, because clients only dial out: every turn begins with one transfer down and ends
+with one up. The first turn needs no transfer: all clients have downloaded the weights before. After
+the last turn all download once more, so that every site ends with the run's weights. splitfed-v1
+averages the split server's copies inside one process.
 """
 
 from __future__ import annotations
@@ -175,7 +176,10 @@ def _first(method: Method, shapes: ModelShapes) -> Mapping[Category, Part]:
 
 
 def _waits(method: Method, work: Workload) -> float:
-    """Of each upload that is answered the way there and back; an aligned model answers one upload in l rounds."""
+    """Of each upload that is answered the way there and back.
+
+    An aligned model answers one upload in l rounds.
+    """
     answered = work.steps * method.legs if method.gradients else 0
     return _MODEL_WAITS + 2 * answered + (2 / work.align_every if method.aligned else 0)
 

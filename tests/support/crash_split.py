@@ -1,4 +1,7 @@
-"""Simulated runs of split learning that are killed at chosen effects: the machines and shells of production, counting parts (`fsl_async.tools.sim`)."""
+"""Simulated runs of split learning that are killed at chosen effects.
+
+The machines and shells of production, counting parts (`fsl_async.tools.sim`).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ LOSSY = FaultProfile(
 
 
 WAITS = "the split server did not end with its run"
-"""Not counted: no client had a session with it when the run ended, so none told it, and the simulation has no parameter server that would (docs/FAULTS.md)."""
+"""Not counted: no client had a session with it when the run ended, so none told it, and the
+simulation has no parameter server that would (docs/FAULTS.md)."""
 
 
 class CrashSplit(SplitSimulation):
@@ -108,7 +112,7 @@ class CrashSplit(SplitSimulation):
         self._rare_effects(shell)
 
     def _rare_effects(self, shell):
-        """An alignment of each client that fails, a hello that comes while a server leaves, and what is seldom wanted, once, to nobody."""
+        """Once each: an alignment that fails, a hello while a server leaves, and rare effects."""
         training = shell.training
         align, handle = training.align, shell.node.machine.handle
 

@@ -1,6 +1,9 @@
-"""A run of split learning by processes, each of which can die: a parameter server, a split server, clients. For the tests and `benchmarks/split_storm.py`.
+"""A run of split learning by processes, each of which can die.
 
-Who starts the processes decides how; here is what they are told, what they leave on disk, and what must be so of it after any storm.
+A parameter server, a split server, clients. For the tests and `benchmarks/split_storm.py`.
+
+Who starts the processes decides how; here is what they are told, what they leave on disk, and what
+must be so of it after any storm.
 """
 
 import json
@@ -52,7 +55,10 @@ def sealed_lines_of(path):
 
 
 class Parties:
-    """Their folder, their settings (table.key -> value) and their names: "ps", "server", and the clients'."""
+    """Their folder, their settings (table.key -> value) and their names.
+
+    "ps", "server", and the clients'.
+    """
 
     def __init__(self, folder, clients, settings):
         self.folder, self.clients = folder, list(clients)
@@ -96,7 +102,10 @@ class Parties:
         return max(self.versions(), default=-1)
 
     def everybody_since(self, version):
-        """Whether every client is in what was merged after a version: in the newest, or, where each version is one client's, in as many."""
+        """Whether every client is in what was merged after a version.
+
+        In the newest, or, where each version is one client's, in as many.
+        """
         newer = {number: names for number, names in self.versions().items() if number > version}
         relay = self.chosen.get("split.method") == "sl"
         last = sorted(newer)[-(len(self.clients) if relay else 1) :]
@@ -117,9 +126,12 @@ class Parties:
         return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
 
     def problems(self):
-        """What ledgers and journals say that must not be: merged or trained twice, lost though acknowledged, told and never trained.
+        """What ledgers and journals say that must not be.
 
-        What becomes of a trained upload later, when its server dies, is the audit's to judge: it may come back, or be declined as too old.
+        Merged or trained twice, lost though acknowledged, told and never trained.
+
+        What becomes of a trained upload later, when its server dies, is the audit's to judge: it
+        may come back, or be declined as too old.
         """
         audit = audit_run(self.ps_dir)
         found = [f"lost {each}" for each in audit.lost]

@@ -4,7 +4,10 @@ from fsl_async.learn.client.meter import Meter
 
 
 class RunAlone:
-    """A run whose events go nowhere, until `post_split` is replaced. It does not end until `running` is False."""
+    """A run whose events go nowhere, until `post_split` is replaced.
+
+    It does not end until `running` is False.
+    """
 
     def __init__(self, *, running=True, meter=None):
         self.running, self.version = running, 0

@@ -1,14 +1,19 @@
-"""Auxiliary models: small nets at a client that map activations at the cut to outputs, so that it can train without waiting.
+"""Auxiliary models at a client.
+
+They are small nets that map activations at the cut to outputs, so that it can train without
+waiting.
 
     "linear"              one linear layer; images are averaged over their places first
-    "blocks:2"            the first 2 pieces of the server's part and a head: for transformers 2 blocks, norm and head,
-                          for an nn.Sequential 2 children with weights, then as "linear"
-    "file.py:function"    the user's own: function(shape, outputs) -> nn.Module, where `shape` is that of one sample's
-                          activations and `outputs` the size of the last dimension of the outputs
+    "blocks:2"            the first 2 pieces of the server's part and a head: for transformers 2
+                          blocks, norm and head, for an nn.Sequential 2 children with weights, then
+                          as "linear"
+    "file.py:function"    the user's own: function(shape, outputs) -> nn.Module; `shape` is that of
+                          one sample's activations, `outputs` the outputs' last dimension
 
-ResNet-18 cut after "layer2" with "blocks:1" is the auxiliary model FSL-SAGE was published with (stage "layer3" and a linear
-layer: 8,419,408 bytes for 10 classes). Pieces taken from the server's part start with its weights: the estimate of the server's gradient
-starts close. The head of a language model is a copy of its own; where it must not cross the wire, train by LoRA.
+ResNet-18 cut after "layer2" with "blocks:1" is the auxiliary model FSL-SAGE was published with
+(stage "layer3" and a linear layer: 8,419,408 bytes for 10 classes). Pieces taken from the server's
+part start with its weights: the estimate of the server's gradient starts close. The head of a
+language model is a copy of its own; where it must not cross the wire, train by LoRA.
 """
 
 import copy
@@ -35,9 +40,10 @@ KINDS = "linear, blocks:N, file.py:function"
 
 
 def build(kind: str, model: CutModel, example: Batch, *, seed: int = 0) -> nn.Module:
-    """The auxiliary model called `kind` for `model`, checked against `example` (any batch of the right shapes).
+    """The auxiliary model called `kind` for `model`, checked with `example`, a batch of its shapes.
 
-    Raises AuxiliaryError in one line: no such kind, too many blocks, outputs that do not fit, a user's function that fails.
+    Raises AuxiliaryError in one line: no such kind, too many blocks, outputs that do not fit, a
+    user's function that fails.
     """
     if model.server is None or model.tail is not None:
         raise AuxiliaryError("an auxiliary model needs a server's part that ends in the outputs")
@@ -59,19 +65,21 @@ def build(kind: str, model: CutModel, example: Batch, *, seed: int = 0) -> nn.Mo
 def check(
     model: nn.Module, values: Tensor, outputs: Tensor, lengths: Tensor | None, kind: str
 ) -> None:
-    """Raise AuxiliaryError unless the model turns activations into outputs of the server's shape, differentiably."""
+    """Raise AuxiliaryError unless the model maps activations to outputs, differentiably."""
     given = values.detach().requires_grad_()
     try:
         with evaluating(model):
             found = call(model, given, lengths)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise AuxiliaryError(
-            f"auxiliary model {kind!r} cannot take activations of shape {tuple(values.shape)}: {one_line(str(error))}"
+            f"auxiliary model {kind!r} cannot take activations of shape {tuple(values.shape)}:"
+            f" {one_line(str(error))}"
         ) from error
     if not isinstance(found, Tensor) or found.shape != outputs.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise AuxiliaryError(
-            f"auxiliary model {kind!r} gives {got} for a batch where the server's part gives {tuple(outputs.shape)}"
+            f"auxiliary model {kind!r} gives {got} for a batch where the server's part gives"
+            f" {tuple(outputs.shape)}"
         )
     way = found.requires_grad and torch.autograd.grad(found.sum(), given, allow_unused=True)[0]
     if not isinstance(way, Tensor):

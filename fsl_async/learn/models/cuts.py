@@ -1,18 +1,20 @@
 """Where a model can be cut, and the parts it falls into.
 
-A model is a row of pieces. One cut gives the client the front (inputs -> activations) and the server the rest
-(activations -> outputs). A second cut, `tail_cut`, gives the last pieces back to the client (U-shape): the head, the loss
-and therefore the labels stay at home.
+A model is a row of pieces. One cut gives the client the front (inputs -> activations) and the
+server the rest (activations -> outputs). A second cut, `tail_cut`, gives the last pieces back to
+the client (U-shape): the head, the loss and therefore the labels stay at home.
 
-    nn.Sequential        cut "layer2" or "5": after the child of that name, or after child number 5 (from 0)
+    nn.Sequential        cut "layer2" or "5": after the child of that name, or of that number from 0
     the built-in GPT     cut "2": embedding and the first 2 blocks | the other blocks, norm and head
     Hugging Face models  the same (GPT-2, Llama, Qwen2, Qwen3, OPT families; see hf.py)
 
-Tied weights. A weight that both the client and the server would hold becomes two: the server's is a copy of its own, equal at
-the start, and trained apart from then on. With a U-shape the embedding and the head are both the client's, and stay tied: the
-model trained is the uncut one. Fully tied across the cut would cost two more transfers of the largest matrix per step.
+Tied weights. A weight that both the client and the server would hold becomes two: the server's is a
+copy of its own, equal at the start, and trained apart from then on. With a U-shape the embedding
+and the head are both the client's, and stay tied: the model trained is the uncut one. Fully tied
+across the cut would cost two more transfers of the largest matrix per step.
 
-`split` copies nothing else: the parts hold the model's own weights, and the model should not be used any more.
+`split` copies nothing else: the parts hold the model's own weights, and the model should not be
+used any more.
 """
 
 import copy
@@ -61,8 +63,8 @@ class CutModel:
     def whole_state(self) -> dict[str, Tensor]:
         """The weights under the names that the uncut model has for them, for its `load_state_dict`.
 
-        Where a tie was cut both weights are listed: the model must then be one whose head is not tied. The built-in GPT
-        has no such form; its own head appears as "head".
+        Where a tie was cut both weights are listed: the model must then be one whose head is not
+        tied. The built-in GPT has no such form; its own head appears as "head".
         """
         found: dict[str, Tensor] = {}
         for part in (self.client, self.server, self.tail):
@@ -80,7 +82,7 @@ class _Cutter(Protocol):
 
 
 class Chain(nn.Sequential):
-    """Some children of an nn.Sequential under the names they had; lengths are none of its business."""
+    """Some children of an nn.Sequential under the names they had; lengths are ignored."""
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Run the children one after the other."""
@@ -91,7 +93,8 @@ class Chain(nn.Sequential):
 
 class _Sequential:
     def places(self, model: nn.Module) -> list[str]:
-        return list(model._modules)[:-1]  # noqa: SLF001 - named_children leaves out what stands there twice
+        # named_children leaves out a module that stands there twice
+        return list(model._modules)[:-1]  # noqa: SLF001
 
     def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
         children = list(model._modules.items())  # noqa: SLF001
@@ -106,19 +109,23 @@ class _Sequential:
 
 
 def cuts_of(model: nn.Module) -> tuple[str, ...]:
-    """The cuts that exist, front to back. Raises CutError for a model of a kind that cannot be cut."""
+    """The cuts that exist, front to back. Raises CutError for a model that cannot be cut."""
     return tuple(_cutter(model).places(model))
 
 
 def split(model: nn.Module, cut: str | int, tail_cut: str | int | None = None) -> CutModel:
-    """Cut `model` once, or twice for a U-shape. Raises CutError, in one line with the cuts that exist."""
+    """Cut `model` once, or twice for a U-shape.
+
+    Raises CutError, in one line with the cuts that exist.
+    """
     cutter = _cutter(model)
     places = cutter.places(model)
     first = _place(model, places, cut, "cut", 0)
     if tail_cut is None:
         client, server = cutter.parts(model, [first])
         return CutModel(client, _untied(server, client), None, places[first])
-    # Blocks: the second cut may lie behind the last one, so that only the head is the client's again.
+    # Blocks: the second cut may lie behind the last one, so that only the head is the client's
+    # again.
     ends = [*places, *cutter.ends(model)] if isinstance(cutter, _Blocks) else places
     last = _place(model, ends, tail_cut, "tail cut", first + 1)
     client, server, tail = cutter.parts(model, [first, last])
@@ -183,10 +190,10 @@ def _place(model: nn.Module, places: Sequence[str], cut: str | int, what: str, l
 
 
 def _untied(server: nn.Module, *kept: nn.Module) -> nn.Module:
-    """The server's part with weights of its own in place of those that the client holds as well.
+    """The server's part with weights of its own instead of those that the client holds as well.
 
-    Modules are copied, because one object may stand in both parts; tensors only the server has are taken as they are. What is tied
-    within the server stays tied.
+    Modules are copied, because one object may stand in both parts; tensors only the server has are
+    taken as they are. What is tied within the server stays tied.
     """
     theirs = {id(tensor) for part in kept for tensor in (*part.parameters(), *part.buffers())}
     own = (*server.parameters(), *server.buffers())

@@ -1,10 +1,12 @@
-"""The models that a run may train, by `model.family`, and where each is cut when the configuration does not say.
+"""The models that a run may train, by `model.family`, and where each is cut by default.
 
     gpt                            built in, over bytes
-    gpt2 llama qwen2 qwen3 opt     Hugging Face's, from sizes, with fresh weights (hf.py); sizes as the built-in GPT's presets have them
+    gpt2 llama qwen2 qwen3 opt     Hugging Face's, with fresh weights (hf.py); sizes as those of the
+                                   built-in GPT's presets
     resnet18 small-cnn             for images (images.py)
-    file.py:function               the user's own: function(shape, classes) -> a model that can be cut (cuts.py). shape is that of one sample,
-                                   (context,) for text; classes are those of the labels or tokens
+    file.py:function               the user's own: function(shape, classes) -> a model that can be
+                                   cut (cuts.py). shape: of one sample, (context,) for text;
+                                   classes: of the labels or tokens
 
 The same configuration gives the same weights on every node.
 """
@@ -38,9 +40,12 @@ def gpt_sizes(config: Config, facts: Facts) -> GPTConfig:
 
 
 def build_model(config: Config, facts: Facts, blocks: Collection[int] | None = None) -> nn.Module:
-    """The run's whole model on the CPU. blocks: of the built-in GPT only these and both ends take memory.
+    """The run's whole model on the CPU.
 
-    Raises ConfigError and TaskError, each in one line: sizes that do not fit, no extra `hf`, a function of the user's that fails.
+    blocks: of the built-in GPT only these and both ends take memory.
+
+    Raises ConfigError and TaskError, each in one line: sizes that do not fit, no extra `hf`, a
+    function of the user's that fails.
     """
     family, seed = config.model.family, config.run.seed
     if family == "gpt":
@@ -65,7 +70,10 @@ def default_cut(config: Config, model: nn.Module) -> str:
 
 
 def useful_cuts(model: nn.Module) -> list[str]:
-    """The cuts that leave weights on both sides, front to back. Raises CutError where there are none."""
+    """The cuts that leave weights on both sides, front to back.
+
+    Raises CutError where there are none.
+    """
     places = list(cuts_of(model))
     if isinstance(model, nn.Sequential):
         heavy = [next(child.parameters(), None) is not None for child in model]
@@ -80,7 +88,10 @@ def useful_cuts(model: nn.Module) -> list[str]:
 
 
 def tail_cut(model: nn.Module) -> str:
-    """In front of the last piece, which a U-shape leaves at the client: norm and head of a language model, an nn.Sequential's last child."""
+    """In front of the last piece, which a U-shape leaves at the client.
+
+    Norm and head of a language model, an nn.Sequential's last child.
+    """
     places = cuts_of(model)
     return places[-1] if isinstance(model, nn.Sequential) else str(len(places))
 

@@ -1,16 +1,16 @@
 """One forward pass through a part of a model: its batch, its mode, and its random numbers.
 
-Modes. Alignment differentiates through the server's part and through the auxiliary model for the sake of
-a third one. In training mode that would move the running statistics of batch norm, and dropout would add
-noise to every target. In evaluation mode batch norm would use other statistics than the training step whose
-gradient is wanted. `untouched` turns dropout off, lets batch norm normalize by the batch as in training,
-and moves no statistic (docs/adr/0020).
+Modes. Alignment differentiates through the server's part and through the auxiliary model for the
+sake of a third one. In training mode that would move the running statistics of batch norm, and
+dropout would add noise to every target. In evaluation mode batch norm would use other statistics
+than the training step whose gradient is wanted. `untouched` turns dropout off, lets batch norm
+normalize by the batch as in training, and moves no statistic (docs/adr/0020).
 
-Random numbers. Torch's dropout draws from a generator that the whole process shares, so what it draws would
-depend on everything that ran before. Within `drawing` it draws from a generator seeded by (seed, part, owner,
-number of the step): the masks are the same in lockstep, in free mode, and after a restart that restores
-only the counter. The caller's generator is left as it was. The shared generator belongs to the process and
-not to the thread, so threads of one process take turns.
+Random numbers. Torch's dropout draws from a generator that the whole process shares, so what it
+draws would depend on everything that ran before. Within `drawing` it draws from a generator seeded
+by (seed, part, owner, number of the step): the masks are the same in lockstep, in free mode, and
+after a restart that restores only the counter. The caller's generator is left as it was. The shared
+generator belongs to the process and not to the thread, so threads of one process take turns.
 """
 
 import hashlib
@@ -28,7 +28,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class Batch:
     """Inputs and labels at a client; the first dimension counts samples.
 
-    `lengths`, int64 (B,), is for sequences padded at their end: how many positions of each are real.
+    `lengths`, int64 (B,), is for sequences padded at their end: how many positions of each are
+    real.
     """
 
     inputs: Tensor
@@ -37,14 +38,20 @@ class Batch:
 
 
 def call(module: nn.Module, values: Tensor, lengths: Tensor | None) -> Tensor:
-    """Run a part. Only parts that read sequences take lengths: without any, a plain nn.Sequential will do."""
+    """Run a part.
+
+    Only parts that read sequences take lengths: without any, a plain nn.Sequential will do.
+    """
     found: Tensor = module(values) if lengths is None else module(values, lengths)
     return found
 
 
 @contextmanager
 def untouched(*modules: nn.Module) -> Iterator[None]:
-    """Within it the modules are in the mode described above; afterwards every submodule has its own back."""
+    """Within it the modules are in the mode described above.
+
+    Afterwards every submodule has its own back.
+    """
     parts = [part for module in modules for part in module.modules()]
     modes = [(part, part.training) for part in parts]
     tracking = [(part, part.track_running_stats) for part in parts if isinstance(part, _BatchNorm)]

@@ -1,16 +1,18 @@
 """A byte-level GPT in plain torch: the model of the built-in pretraining task.
 
 Choices, and what they cost:
-  * Bytes are tokens (vocabulary 256): no tokenizer to agree upon between sites, losses comparable over any data.
-    Price: sequences are about four times as long as with a usual tokenizer.
-  * Pre-norm with RMSNorm (Zhang & Sennrich, arXiv:1910.07467) and rotary positions (Su et al., arXiv:2104.09864): nothing
-    depends on the context length but a table that is computed, so the manifest does not either.
+  * Bytes are tokens (vocabulary 256): no tokenizer to agree upon between sites, losses comparable
+    over any data. Price: sequences are about four times as long as with a usual tokenizer.
+  * Pre-norm with RMSNorm (Zhang & Sennrich, arXiv:1910.07467) and rotary positions (Su et al.,
+    arXiv:2104.09864): nothing depends on the context length but a table that is computed, so the
+    manifest does not either.
   * Head tied to the embedding: at width 96 an untied head would be a twentieth of the model.
-  * Squared ReLU (So et al., arXiv:2109.08668) in place of GELU: as good, and cheaper without a GPU.
+  * Squared ReLU (So et al., arXiv:2109.08668) instead of GELU: as good, and cheaper without a GPU.
   * Weights in fp32, bf16 by autocast only. A delta is a difference of weights: bf16 weights
     would lose every update smaller than 1/256 of the weight it changes.
 
-Shape suffixes: B batch, S window (context + 1), T context, V vocabulary, C width, H heads, D channels per head.
+Shape suffixes: B batch, S window (context + 1), T context, V vocabulary, C width, H heads, D
+channels per head.
 """
 
 # ruff: noqa: N803, N806 - shapes are suffixes
@@ -21,7 +23,7 @@ from typing import Any
 
 import attrs
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from fsl_async.config.presets import SIZES
@@ -36,7 +38,10 @@ ROTARY_BASE = 10_000.0
 
 @attrs.frozen(slots=True)
 class GPTConfig:
-    """Sizes of a GPT. `width` must be a multiple of `heads`, and `width / heads` even (rotary pairs)."""
+    """Sizes of a GPT.
+
+    `width` must be a multiple of `heads`, and `width / heads` even (rotary pairs).
+    """
 
     layers: int
     width: int
@@ -78,7 +83,10 @@ def gpt_config(tables: Tables) -> GPTConfig:
 
 
 class Linear(nn.Linear):
-    """No bias, and no initialisation of its own: torch's draws from the global generator, then we overwrite it."""
+    """No bias, and no initialisation of its own.
+
+    Torch's draws from the global generator, then we overwrite it.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -100,7 +108,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(context: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, fp32 (context, size / 2): the angle by which pair d turns at position t."""
+    """Return cos and sin, fp32 (context, size / 2), of pair d's angle at position t."""
     speed_D = ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
     angle_TD = torch.outer(torch.arange(context, dtype=torch.float32), speed_D)
     return angle_TD.cos(), angle_TD.sin()
@@ -157,9 +165,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Logits over the next byte. The same config and seed give the same weights on every machine.
 
-    Initialised from a generator of its own, on the CPU, so that neither the device nor what the program
-    drew before matters. Projections into the residual stream are scaled down by the number of them
-    (GPT-2), so that the stream's variance does not grow with depth.
+    Initialised from a generator of its own, on the CPU, so that neither the device nor what the
+    program drew before matters. Projections into the residual stream are scaled down by the number
+    of them (GPT-2), so that the stream's variance does not grow with depth.
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
@@ -190,16 +198,22 @@ class GPT(nn.Module):
         return F.linear(self.norm(x_BTC), self.embedding).float()
 
     def loss(self, window_BS: Tensor) -> Tensor:
-        """Mean cross entropy in nats per byte. window_BS: int64, S <= context + 1; each byte after the first is predicted."""
+        """Mean cross entropy in nats per byte.
+
+        window_BS: int64, S <= context + 1; each byte after the first is predicted.
+        """
         logits_BTV = self(window_BS[:, :-1])
         return F.cross_entropy(logits_BTV.flatten(0, 1), window_BS[:, 1:].flatten())
 
 
 def initial_deviation(name: str, inputs: int, layers: int) -> float:
-    """Standard deviation that the matrix called `name`, with `inputs` columns, is drawn with; the draws are in the order of names."""
+    """Standard deviation that the matrix called `name`, with `inputs` columns, is drawn with.
+
+    The draws are in the order of names.
+    """
     if name == "embedding":
-        # Tied head: logits of a normalised stream have a deviation of 0.02 sqrt(width), so the first loss is close to
-        # ln(256) = 5.55 whatever the width up to some thousands.
+        # Tied head: logits of a normalised stream have a deviation of 0.02 sqrt(width), so the
+        # first loss is close to ln(256) = 5.55 whatever the width up to some thousands.
         return 0.02
     deep = name.endswith("_out.weight")
     return float(inputs**-0.5 / (math.sqrt(2 * layers) if deep else 1.0))

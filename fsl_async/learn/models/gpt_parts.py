@@ -1,7 +1,8 @@
 """The built-in GPT in parts: embedding and blocks | blocks | blocks, norm and head.
 
-Each part computes its rotary table for itself, and masks are causal, so nothing but the residual stream crosses a cut.
-Padding sits at the end, where no real position can see it; lengths are therefore not needed here.
+Each part computes its rotary table for itself, and masks are causal, so nothing but the residual
+stream crosses a cut. Padding sits at the end, where no real position can see it; lengths are
+therefore not needed here.
 """
 
 # ruff: noqa: N806 - shapes are suffixes, as in gpt.py
@@ -10,16 +11,17 @@ import itertools
 from collections.abc import Collection, Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from fsl_async.learn.models.gpt import GPT, GPTConfig, initial_deviation, rotary_table
 
 
 class GPTPart(nn.Module):
-    """Some blocks of a GPT, with the embedding in front if it is the first part and the head behind if it is the last.
+    """Some blocks of a GPT; the first part has the embedding, the last one norm and head.
 
-    Weights have the names they have in the uncut model; the head, which there is the embedding, is called `head`.
+    Weights have the names they have in the uncut model; the head, which there is the embedding, is
+    called `head`.
     """
 
     def __init__(
@@ -43,7 +45,10 @@ class GPTPart(nn.Module):
         self.register_buffer("sin_TD", sin_TD, persistent=False)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """x: int64 (B, T) if this part has the embedding, else the stream (B, T, C). Returns the stream or fp32 logits (B, T, V)."""
+        """x: int64 (B, T) if this part has the embedding, else the stream (B, T, C).
+
+        Returns the stream or fp32 logits (B, T, V).
+        """
         if self.embedding is not None:
             x = F.embedding(x, self.embedding)
         T = x.shape[1]
@@ -55,16 +60,22 @@ class GPTPart(nn.Module):
         return x
 
     def first_blocks(self, count: int) -> "GPTPart":
-        """A part of the same weights: only the first `count` blocks, then norm and head. For auxiliary models."""
+        """A part of the same weights: only the first `count` blocks, then norm and head.
+
+        For auxiliary models.
+        """
         blocks = dict(itertools.islice(self.blocks.items(), count))
         return GPTPart(self.config, blocks, self.embedding, self.norm, self.head)
 
 
 def build(config: GPTConfig, *, seed: int, blocks: Collection[int], ends: bool) -> GPT:
-    """The model GPT(config, seed=seed), of which only some weights take memory: for a node that holds a part of it.
+    """The model GPT(config, seed=seed), of which only some weights take memory.
 
-    There are the blocks with the numbers `blocks` and, with `ends`, the embedding (which is the head) and the last norm; the others
-    are on torch's meta device. Cut it with `cuts.split` as if it were whole. Never more memory than that and one matrix.
+    For a node that holds a part of it.
+
+    There are the blocks with the numbers `blocks` and, with `ends`, the embedding (which is the
+    head) and the last norm; the others are on torch's meta device. Cut it with `cuts.split` as if
+    it were whole. Never more memory than that and one matrix.
     """
     with torch.device("meta"):
         model = GPT(config)

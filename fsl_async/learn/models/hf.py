@@ -1,11 +1,13 @@
-"""Hugging Face causal language models (GPT-2, Llama, Qwen2, Qwen3, OPT), built from a config and cut between blocks.
+"""Hugging Face language models (GPT-2, Llama, Qwen2, Qwen3, OPT), built from a config and cut.
 
-A part is the family's own trunk with some of its blocks. The front starts from token ids; every other part is given hidden
-states where the trunk takes embeddings, with what a trunk does before its first block (positions, projection, dropout) taken out. The
-trunk computes position ids, causal and sliding masks and rotary angles again from the shape and the lengths, so only hidden states
+A part is the family's own trunk with some of its blocks. The front starts from token ids; every
+other part is given hidden states where the trunk takes embeddings, with what a trunk does before
+its first block (positions, projection, dropout) taken out. The trunk computes position ids, causal
+and sliding masks and rotary angles again from the shape and the lengths, so only hidden states
 cross a cut, and there are no key-value caches. Sequences are padded at their end.
 
-`transformers` is an extra (`pip install 'fsl-async[hf]'`), imported when a model is built, never before.
+`transformers` is an extra (`pip install 'fsl-async[hf]'`), imported when a model is built, never
+before.
 """
 
 import copy
@@ -25,7 +27,10 @@ from fsl_async.learn.models.forward import drawing
 
 @attrs.frozen(slots=True)
 class Family:
-    """Where things are in a family's models: dotted paths from the model to its trunk, names within the trunk."""
+    """Where things are in a family's models.
+
+    Dotted paths from the model to its trunk, names within the trunk.
+    """
 
     trunk: str
     layers: str
@@ -57,9 +62,12 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def build(family: str, sizes: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
-    """A model with fresh weights; `sizes` are the fields of the family's config. Nothing is downloaded.
+    """A model with fresh weights; `sizes` are the fields of the family's config.
 
-    The same family, sizes and seed give the same weights. Raises ConfigError: unknown family, no `transformers`, wrong sizes.
+    Nothing is downloaded.
+
+    The same family, sizes and seed give the same weights. Raises ConfigError: unknown family, no
+    `transformers`, wrong sizes.
     """
     if family not in FAMILIES:
         raise ConfigError(
@@ -119,7 +127,10 @@ class _Nowhere(nn.Module):
 
 
 class HFPart(nn.Module):
-    """Some blocks of a Hugging Face model. forward: ids int64 (B, T) or hidden states (B, T, C), lengths int64 (B,) or None."""
+    """Some blocks of a Hugging Face model.
+
+    forward: ids int64 (B, T) or hidden states (B, T, C), lengths int64 (B,) or None.
+    """
 
     def __init__(self, trunk: Any, head: nn.Module | None, family: Family, offset: int) -> None:
         super().__init__()
@@ -157,7 +168,10 @@ class HFPart(nn.Module):
         return self._family.trunk + moved.removeprefix("trunk")
 
     def first_blocks(self, count: int) -> "HFPart":
-        """A part of the same weights: only the first `count` blocks, then norm and head. For auxiliary models."""
+        """A part of the same weights: only the first `count` blocks, then norm and head.
+
+        For auxiliary models.
+        """
         trunk = _trunk(self.trunk, self._family, 0, count, first=True, last=True)
         return HFPart(trunk, self.head, self._family, self._offset)
 
@@ -177,7 +191,9 @@ def parts(model: Any, places: Sequence[int]) -> list[nn.Module]:
 
 
 def _trunk(whole: Any, family: Family, start: int, stop: int, *, first: bool, last: bool) -> Any:
-    """A trunk of the blocks start ... stop - 1. Structure is copied, weights are shared with `whole`.
+    """A trunk of the blocks start ... stop - 1.
+
+    Structure is copied, weights are shared with `whole`.
 
     `first` and `last`: it keeps what `whole` has in front of and behind the blocks.
     """

@@ -1,21 +1,23 @@
 """Networks for small images, as rows of named children that can be cut after any of them.
 
-`resnet18` (He et al., arXiv:1512.03385) has the 7x7 stem and the names that torchvision uses, so its weights fit. Cut after
-"layer2" it is the split that FSL-SAGE (Nair et al., arXiv:2505.23182) was published with: 2,740,048 bytes at the
-client, 42,025,080 at the server (10 classes, batch norm's buffers and counters included), 128x4x4 values per 32x32 image.
+`resnet18` (He et al., arXiv:1512.03385) has the 7x7 stem and the names that torchvision uses, so
+its weights fit. Cut after "layer2" it is the split that FSL-SAGE (Nair et al., arXiv:2505.23182)
+was published with: 2,740,048 bytes at the client, 42,025,080 at the server (10 classes, batch
+norm's buffers and counters included), 128x4x4 values per 32x32 image.
 
-`small_cnn` trains on a CPU: two convolutions, two linear layers, no batch norm. Cut it after "pool1" or "pool2".
+`small_cnn` trains on a CPU: two convolutions, two linear layers, no batch norm. Cut it after
+"pool1" or "pool2".
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from fsl_async.learn.models.forward import drawing
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where size or width changes."""
+    """Two 3x3 convolutions and a shortcut, a 1x1 convolution where size or width changes."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -62,7 +64,10 @@ def resnet18(classes: int = 10, *, channels: int = 3, seed: int = 0) -> nn.Seque
 def small_cnn(
     classes: int = 10, *, channels: int = 3, side: int = 32, width: int = 16, seed: int = 0
 ) -> nn.Sequential:
-    """Two convolutions and two linear layers: images float (N, channels, side, side) -> logits (N, classes)."""
+    """Two convolutions and two linear layers.
+
+    Images float (N, channels, side, side) -> logits (N, classes).
+    """
     with drawing(torch.device("cpu"), seed, "model"):
         model = nn.Sequential()
         model.add_module("conv1", nn.Conv2d(channels, width, 3, padding=1))

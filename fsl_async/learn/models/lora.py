@@ -1,6 +1,9 @@
-"""LoRA (Hu et al., arXiv:2106.09685) on either part, by `peft`: only low-rank additions to linear layers train and are exchanged.
+"""LoRA (Hu et al., arXiv:2106.09685) on either part, by `peft`.
 
-Weights that are frozen never cross the wire and are not in checkpoints: every site must have the same ones, from the same seed or files.
+Only low-rank additions to linear layers train and are exchanged.
+
+Weights that are frozen never cross the wire and are not in checkpoints: every site must have the
+same ones, from the same seed or files.
 """
 
 from collections.abc import Sequence
@@ -24,10 +27,13 @@ def apply_lora(
     targets: Sequence[str] = (),
     seed: int = 0,
 ) -> list[str]:
-    """Freeze `module` and add adapters in place, before any optimiser is made. Returns the names of what trains now.
+    """Freeze `module` and add adapters in place, before any optimiser is made.
 
-    `targets`: last parts of names of linear layers; none means all but the head. The second factor starts at zero, so the
-    outputs do not change. Raises ConfigError: no `peft`, or nothing to adapt.
+    Returns the names of what trains now.
+
+    `targets`: last parts of names of linear layers; none means all but the head. The second factor
+    starts at zero, so the outputs do not change. Raises ConfigError: no `peft`, or nothing to
+    adapt.
     """
     peft = extra("peft")
     found = list(targets) or _linear_layers(module)
@@ -38,7 +44,8 @@ def apply_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=found,
-        # GPT-2 keeps its linear layers transposed, as Conv1D; peft would warn and set this by itself
+        # GPT-2 keeps its linear layers transposed, as Conv1D; peft would warn and set this by
+        # itself
         fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in module.modules()),
     )
     with drawing(torch.device("cpu"), seed, "lora"):

@@ -1,5 +1,7 @@
-"""Split learning in torch: the parts of a cut model at work, and what a client and the split server do with them.
+"""Split learning in torch.
 
-Which computations a method is made of is in `fsl_async.roles.split.methods`. A shell (or `lockstep.Lockstep`)
-carries what crosses the cut.
+The parts of a cut model at work, and what a client and the split server do with them.
+
+Which computations a method is made of is in `fsl_async.roles.split.methods`. A shell (or
+`lockstep.Lockstep`) carries what crosses the cut.
 """

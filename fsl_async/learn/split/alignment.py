@@ -1,15 +1,18 @@
-"""FSL-SAGE's alignment (Nair et al., ICML 2025, arXiv:2505.23182): teach a client's auxiliary model the server's gradients.
+"""FSL-SAGE's alignment (Nair et al., ICML 2025, arXiv:2505.23182).
+
+It teaches a client's auxiliary model the server's gradients.
 
 Over the client's newest smashed batches Z with labels Y, minimise over x_a
 
     sum || d loss(f_a(Z; x_a), Y) / dZ  -  d loss(f_s(Z; x_s), Y) / dZ ||^2
 
-by differentiating the first gradient once more (double backward). The targets are computed anew at the start of each alignment, with the
-x_s of that moment, and stay fixed during it.
+by differentiating the first gradient once more (double backward). The targets are computed anew at
+the start of each alignment, with the x_s of that moment, and stay fixed during it.
 
-Scale. The loss is a mean, so a gradient shrinks as its batch grows. Targets and estimates are taken over the very same minibatches
-with the very same loss, so both have the same scale whatever the sizes, also in a last, smaller minibatch, and labels that are
-IGNORED count in neither. Published: targets over one batch of the whole buffer, minibatches as large; then both agree.
+Scale. The loss is a mean, so a gradient shrinks as its batch grows. Targets and estimates are taken
+over the very same minibatches with the very same loss, so both have the same scale whatever the
+sizes, also in a last, smaller minibatch, and labels that are IGNORED count in neither. Published:
+targets over one batch of the whole buffer, minibatches as large; then both agree.
 
 Minibatches are consecutive samples in order of arrival, the same in every pass: alignment draws no
 random numbers (docs/adr/0020).
@@ -34,7 +37,7 @@ from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, joined
 
 @attrs.frozen(slots=True)
 class AlignSettings:
-    """As published for images: 100 passes over the newest 1000 samples in one minibatch, by Adam at 1e-3."""
+    """As published for images: 100 passes over the newest 1000 samples at once, by Adam."""
 
     passes: int = 100
     buffer_samples: int = 1000
@@ -44,7 +47,10 @@ class AlignSettings:
 
 @attrs.frozen(slots=True)
 class AlignReport:
-    """Squared error of the first and of the last pass, summed over the buffer, samples in it, and the version of x_s."""
+    """Squared error of the first and of the last pass, summed over the buffer.
+
+    And the samples in it, and the version of x_s.
+    """
 
     before: float
     after: float
@@ -53,7 +59,10 @@ class AlignReport:
 
 
 class Alignment:
-    """What the server keeps for one client: its auxiliary model, the optimiser of that, and its newest smashed samples."""
+    """What the server keeps for one client.
+
+    Its auxiliary model, the optimizer of that, and its newest smashed samples.
+    """
 
     def __init__(self, auxiliary: nn.Module, settings: AlignSettings) -> None:
         self.auxiliary = auxiliary
@@ -63,7 +72,10 @@ class Alignment:
         self.samples = 0
 
     def remember(self, smashed: Smashed) -> None:
-        """Keep a batch; of the oldest, forget what exceeds `buffer_samples`. The tensors are kept, not copied, unless cut."""
+        """Keep a batch; of the oldest, forget what exceeds `buffer_samples`.
+
+        The tensors are kept, not copied, unless cut.
+        """
         if smashed.labels is None:
             raise ModelPartMisused("activations without labels cannot be aligned to")
         self._buffer.append(smashed)
@@ -80,7 +92,8 @@ class Alignment:
     def align(self, server: ServerPart) -> AlignReport:
         """Move the auxiliary model towards the server's gradients. Nothing of the server moves.
 
-        Raises ValueError where batch norm has nothing but one sample: as at a client's first upload, if that is its last batch too.
+        Raises ValueError where batch norm has nothing but one sample: as at a client's first
+        upload, if that is its last batch too.
         """
         batches = self._minibatches(server)
         if not batches:
@@ -106,7 +119,10 @@ class Alignment:
         weights.load(self.auxiliary, vector)
 
     def state(self, *, live: bool = False) -> dict[str, Tensor]:
-        """Everything, as named tensors on the CPU, copies or `live`; bounded by the model, its moments and `buffer_samples`."""
+        """Everything, as named tensors on the CPU, copies or `live`.
+
+        Bounded by the model, its moments and `buffer_samples`.
+        """
         found = weights.named_state(self.auxiliary, "auxiliary/", live=live)
         moments = self._optimizer.state(live=live)
         found |= {f"optimizer/{name}": value for name, value in moments.items()}
@@ -130,26 +146,30 @@ class Alignment:
             self.samples += kept.samples
 
     def _minibatches(self, server: ServerPart) -> list[Smashed]:
-        """The buffer in pieces. Where there is batch norm a single sample that is left over joins the piece before it: nothing can be normalised by one."""
+        """The buffer in pieces.
+
+        Where there is batch norm a single sample that is left over joins the piece before it:
+        nothing can be normalised by one.
+        """
         size = self.settings.minibatch_samples
         groups: list[list[Smashed]] = [[]]
-        room = size
+        space = size
         for kept in self._buffer:
             start = 0
             while start < kept.samples:
-                if not room:
+                if not space:
                     groups.append([])
-                    room = size
-                taken = kept.part(start, start + room)
+                    space = size
+                taken = kept.part(start, start + space)
                 groups[-1].append(taken)
-                start, room = start + taken.samples, room - taken.samples
-        if len(groups) > 1 and room == size - 1 and _normalises(self.auxiliary, server.model):
+                start, space = start + taken.samples, space - taken.samples
+        if len(groups) > 1 and space == size - 1 and _normalises(self.auxiliary, server.model):
             rest = groups.pop()
             groups[-1] += rest
         return [joined(group).to(server.device) for group in groups if group]
 
     def _pull(self, server: ServerPart, batch: Smashed, target: Tensor) -> float:
-        """One optimiser step on one minibatch; returns the squared error before it."""
+        """One optimizer step on one minibatch; returns the squared error before it."""
         given = batch.values.detach().requires_grad_()
         if batch.labels is None:
             raise ModelPartMisused("activations without labels cannot be aligned to")

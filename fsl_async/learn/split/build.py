@@ -1,7 +1,8 @@
 """Builds the parts of a run's model: the client's, the split server's, and the auxiliary model.
 
-Every node builds its part from the run's configuration and seed (`models.families`), so nothing but what a method
-sends crosses the network. `client_part` and `split_server` make the parts of a method from any cut model.
+Every node builds its part from the run's configuration and seed (`models.families`), so nothing but
+what a method sends crosses the network. `client_part` and `split_server` make the parts of a method
+from any cut model.
 """
 
 from collections.abc import Mapping
@@ -50,7 +51,10 @@ def client_part(
     options: ClientPartOptions,
     auxiliary: nn.Module | None = None,
 ) -> ClientPart:
-    """A client's part for this method, of the very modules given (`CutModel.copies` for a second client)."""
+    """A client's part for this method, of the very modules given.
+
+    A second client needs `CutModel.copies`.
+    """
     check(method, model, auxiliary)
     if not method.has_server:
         auxiliary = nn.Identity()  # the loss is that of the model's own outputs
@@ -79,9 +83,12 @@ def split_server(
 
 @attrs.frozen
 class Parts:
-    """A cut model as a node needs it. architecture: what has to be the same at every node, in the order of comparison.
+    """A cut model as a node needs it.
 
-    features: shape of what the tail of a U-shape is given of one sample; empty for language models, whose samples differ in length.
+    architecture: what has to be the same at every node, in the order of comparison.
+
+    features: shape of what the tail of a U-shape is given of one sample; empty for language models,
+    whose samples differ in length.
     """
 
     model: CutModel
@@ -102,9 +109,13 @@ def optimizer_of(config: Config) -> OptimizerSpec:
 
 
 def build_parts(config: Config, *, at_client: bool) -> Parts:
-    """Cut the run's model. Of the built-in GPT a client builds the weights that it needs and no others; of any other model all, for a moment.
+    """Cut the run's model.
 
-    Raises CutError for a cut that does not exist, AuxiliaryError, TaskError and ConfigError for sizes that do not fit.
+    Of the built-in GPT a client builds the weights that it needs and no others; of any other model
+    all, for a moment.
+
+    Raises CutError for a cut that does not exist, AuxiliaryError, TaskError and ConfigError for
+    sizes that do not fit.
     """
     facts, chosen, method = facts_of(config), config.split, split_method(config)
     aided = method.auxiliary != "none"
@@ -126,7 +137,8 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
         if next(part.parameters(), None) is None:
             there = ", ".join(models.useful_cuts(whole))
             raise CutError(
-                f"cut {model.cut!r} leaves no weights on one side; cuts with weights on both: {there}"
+                f"cut {model.cut!r} leaves no weights on one side;"
+                f" cuts with weights on both: {there}"
             )
     extra = None
     if aided:
@@ -137,7 +149,8 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
             and isinstance(rest, gpt_parts.GPTPart)
             and pieces <= len(rest.blocks)
         ):
-            # the rest of the server's part has no weights here, and the auxiliary model needs none of them
+            # the rest of the server's part has no weights here, and the auxiliary model needs none
+            # of them
             seen = CutModel(model.client, rest.first_blocks(pieces))
         extra = auxiliaries.build(
             chosen.auxiliary, seen, models.example(facts), seed=config.run.seed
@@ -156,7 +169,10 @@ def _pieces(kind: str) -> int:
 
 
 def adapted(config: Config, model: CutModel, extra: nn.Module | None) -> None:
-    """Add LoRA in place where the run has it. The auxiliary model is a client's; one that is linear alone trains whole."""
+    """Add LoRA in place where the run has it.
+
+    The auxiliary model is a client's; one that is linear alone trains whole.
+    """
     chosen, seed = config.split, config.run.seed
     alpha = chosen.lora_alpha
     if chosen.lora_client:

@@ -1,7 +1,9 @@
-"""A whole run of a method in one process: clients in their order, each with all its batches, one crossing at a time.
+"""A whole run of a method in one process.
 
-This is the reference for runs over a network: in their lockstep mode the same calls are made in the same order, so weights agree
-to float tolerance.
+Clients come in their order, each with all its batches, one crossing at a time.
+
+This is the reference for runs over a network: in their lockstep mode the same calls are made in the
+same order, so weights agree to float tolerance.
 """
 
 import copy
@@ -25,7 +27,7 @@ from fsl_async.roles.split.methods.base import Position
 
 @attrs.frozen(slots=True)
 class Score:
-    """Over all samples (tokens, for language models): mean loss and share of right answers; how many counted."""
+    """Mean loss, share of right answers, and count of samples (of language models: tokens)."""
 
     loss: float
     accuracy: float
@@ -54,7 +56,10 @@ class Lockstep:
         self._turn: str | None = None  # the client that had x_c last, where they take turns
 
     def round(self, batches: Mapping[str, Iterable[Batch]]) -> dict[str, float]:
-        """One round of the clients in `batches` (in the run's order); the others are away. Returns their mean losses."""
+        """One round of the clients in `batches` (in the run's order); the others are away.
+
+        Returns their mean losses.
+        """
         present = [name for name in self.clients if name in batches]
         losses = {name: self._visit(name, batches[name]) for name in present}
         shares = {name: self._shares[name] for name in present}
@@ -114,7 +119,7 @@ def start(
     server: ServerSettings | None = None,
     shares: Mapping[str, float] | None = None,
 ) -> Lockstep:
-    """A run whose clients and server all start from copies of the same parts and auxiliary model."""
+    """A run whose clients and server start from copies of the same parts and auxiliary model."""
 
     def own() -> nn.Module | None:
         return None if auxiliary is None else copy.deepcopy(auxiliary)

@@ -1,13 +1,18 @@
-"""The two parts of a cut model at work: each holds its modules and its optimizer, and computes one step at a time.
+"""The two parts of a cut model at work.
 
-A client's step is `forward`, then one of `apply` (a cut gradient came back), `tail_step` and `apply` (U-shape), or `auxiliary_step`.
-A server's is `step`, or `forward` and `backward` (U-shape). What a step has begun is held in a Pending: several may be open.
+Each holds its modules and its optimizer, and computes one step at a time.
 
-Gradients late. With `in_flight` > 1 a client may begin a batch before the gradient of the one before has come. Weights then move
-between a batch's forward and its backward pass, so every forward pass computes with copies of the weights (weight stashing, as in
-PipeDream, Narayanan et al., SOSP 2019): the gradient is exactly that of the weights it was asked with, and is applied late.
+A client's step is `forward`, then one of `apply` (a cut gradient came back), `tail_step` and
+`apply` (U-shape), or `auxiliary_step`. A server's is `step`, or `forward` and `backward` (U-shape).
+What a step has begun is held in a Pending: several may be open.
 
-Chance. Forward passes draw dropout from (seed, part, owner, number of the step); see `models.forward`. Backward passes draw nothing.
+Gradients late. With `in_flight` > 1 a client may begin a batch before the gradient of the one
+before has come. Weights then move between a batch's forward and its backward pass, so every forward
+pass computes with copies of the weights (weight stashing, as in PipeDream, Narayanan et al., SOSP
+2019): the gradient is exactly that of the weights it was asked with, and is applied late.
+
+Random numbers. Forward passes draw dropout from (seed, part, owner, number of the step); see
+`models.forward`. Backward passes draw nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +39,10 @@ from fsl_async.learn.split.smashed import (
 
 @attrs.frozen(slots=True)
 class ClientPartOptions:
-    """How a client's part trains. `name` goes into the seeds of dropout; in_flight: steps that may be open at once."""
+    """How a client's part trains.
+
+    `name` goes into the seeds of dropout; in_flight: steps that may be open at once.
+    """
 
     optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
     loss: Loss = cross_entropy
@@ -47,8 +55,8 @@ class ClientPartOptions:
 class ServerPartOptions:
     """How a part of the server's trains.
 
-    `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients send;
-    None: anything.
+    `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients
+    send; None: anything.
     """
 
     optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
@@ -91,7 +99,7 @@ class Pending:
 
 
 class _ClientModel(nn.Module):
-    """Body and tail under one roof: one optimiser, one manifest, ties kept."""
+    """Body and tail under one roof: one optimizer, one manifest, ties kept."""
 
     def __init__(self, body: nn.Module, tail: nn.Module | None) -> None:
         super().__init__()
@@ -103,10 +111,11 @@ class _ClientModel(nn.Module):
 
 
 class ClientPart:
-    """A client's part of the model, its tail if it has one, and its auxiliary model if the method has one.
+    """A client's part of the model, with its tail and its auxiliary model where it has them.
 
-    `trains_auxiliary`: the auxiliary model has an optimizer of its own (CSE-FSL); else gradients only pass through
-    it (FSL-SAGE). The modules stay where they are; batches are moved to their device.
+    `trains_auxiliary`: the auxiliary model has an optimizer of its own (CSE-FSL); else gradients
+    only pass through it (FSL-SAGE). The modules stay where they are; batches are moved to their
+    device.
     """
 
     def __init__(
@@ -164,13 +173,17 @@ class ClientPart:
         """End a step with the gradient of the loss with respect to the activations at the cut."""
         if cut_gradient.shape != pending.values.shape:
             raise ModelPartMisused(
-                f"a cut gradient of shape {tuple(cut_gradient.shape)} for activations of {tuple(pending.values.shape)}"
+                f"a cut gradient of shape {tuple(cut_gradient.shape)}"
+                f" for activations of {tuple(pending.values.shape)}"
             )
         self._collect(pending, pending.values, cut_gradient.to(pending.values))
         return self._finish(pending)
 
     def tail_step(self, pending: Pending, features: Tensor) -> Tensor:
-        """U-shape: outputs and loss at home. Returns the gradient with respect to `features`; `apply` then ends the step."""
+        """U-shape: outputs and loss at home.
+
+        Returns the gradient with respect to `features`; `apply` then ends the step.
+        """
         if self.model.tail is None:
             raise ModelPartMisused("this client has no tail")
         given = features.detach().to(self.device).requires_grad_()
@@ -179,7 +192,9 @@ class ClientPart:
         return self._collect(pending, loss, None, given)
 
     def auxiliary_step(self, pending: Pending) -> StepReport:
-        """End a step through the auxiliary model: its loss moves the body and, if it is trained here, itself.
+        """End a step through the auxiliary model.
+
+        Its loss moves the body and, if it is trained here, itself.
 
         Raises ValueError, and the step is dropped, for one sample where there is batch norm.
         """
@@ -216,11 +231,11 @@ class ClientPart:
         pending.values = torch.empty(0)
 
     def export(self, part: str = "client") -> Vector:
-        """The flat fp32 weights that are exchanged, of "client" (body and tail) or of "auxiliary"."""
+        """The flat fp32 weights that are exchanged: of "client" (with the tail) or "auxiliary"."""
         return weights.export(self.part(part))
 
     def load(self, vector: Vector, part: str = "client") -> None:
-        """Set the weights of a part; optimisers keep their moments (docs/adr/0022)."""
+        """Set the weights of a part; optimizers keep their moments (docs/adr/0022)."""
         weights.load(self.part(part), vector)
 
     def part(self, name: str) -> nn.Module:
@@ -261,7 +276,10 @@ class ClientPart:
     def _collect(
         self, pending: Pending, outputs: Tensor, gradient: Tensor | None, *more: Tensor
     ) -> Tensor:
-        """Add gradients of `outputs` to the step's; returns the one with respect to `more`, if that was given."""
+        """Add gradients of `outputs` to the step's.
+
+        Returns the one with respect to `more`, if that was given.
+        """
         used = list(pending.used.values())
         found = _gradients(outputs, [*used, *more], gradient)
         pending.gradients = [
@@ -279,7 +297,11 @@ class ClientPart:
 
 @attrs.frozen(slots=True, eq=False)
 class ServerResult:
-    """A server's step: loss, samples, the cut gradient if it was wanted, and how many updates x_s has had since the start."""
+    """A server's step.
+
+    Loss, samples, the cut gradient if it was wanted, and how many updates x_s has had since the
+    start.
+    """
 
     loss: float
     samples: int
@@ -299,7 +321,10 @@ class ServerPending:
 
 
 class ServerPart:
-    """The server's part of the model, one copy of it. `name` tells replicas apart in the seeds of dropout."""
+    """The server's part of the model, one copy of it.
+
+    `name` tells replicas apart in the seeds of dropout.
+    """
 
     def __init__(
         self,
@@ -309,7 +334,7 @@ class ServerPart:
     ) -> None:
         self.model = body.train()
         self.updates = 0
-        """Optimiser steps so far: the version of x_s."""
+        """Optimizer steps so far: the version of x_s."""
         self.steps = 0
         """Forward passes begun: the counter behind dropout's random numbers."""
         self.last_loss = 0.0
@@ -334,7 +359,10 @@ class ServerPart:
         return smashed.to(self.device)
 
     def step(self, smashed: Smashed, *, wants_gradient: bool) -> ServerResult:
-        """Train on a batch; the cut gradient is that of the weights before this step. Raises SmashedRefused."""
+        """Train on a batch; the cut gradient is that of the weights before this step.
+
+        Raises SmashedRefused.
+        """
         smashed = self.received(smashed)
         if smashed.labels is None:
             raise SmashedRefused("activations came without labels")
@@ -356,7 +384,8 @@ class ServerPart:
     def backward(self, pending: ServerPending, gradient: Tensor) -> Tensor:
         """U-shape: update with the gradient of the features; returns the cut gradient.
 
-        Had x_s moved meanwhile (another client's step), the pass is computed again with the weights of now.
+        Had x_s moved meanwhile (another client's step), the pass is computed again with the weights
+        of now.
         """
         features = pending.features
         if gradient.shape != features.shape or not bool(torch.isfinite(gradient).all()):
@@ -367,7 +396,10 @@ class ServerPart:
         return torch.zeros_like(pending.given) if found is None else found
 
     def gradient_at(self, smashed: Smashed) -> Tensor:
-        """The gradient of the mean loss with respect to the activations, for alignment: nothing moves, nothing is drawn."""
+        """The gradient of the mean loss with respect to the activations, for alignment.
+
+        Nothing moves, nothing is drawn.
+        """
         given = smashed.values.detach().requires_grad_()
         if smashed.labels is None:
             raise ModelPartMisused("activations without labels cannot be aligned to")
@@ -380,11 +412,14 @@ class ServerPart:
         return weights.export(self.model)
 
     def load(self, vector: Vector) -> None:
-        """Set the weights; the optimiser keeps its moments."""
+        """Set the weights; the optimizer keeps its moments."""
         weights.load(self.model, vector)
 
     def state(self, *, live: bool = False) -> dict[str, Tensor]:
-        """Everything, as named tensors on the CPU: copies, or `live`, to be read before the next step."""
+        """Everything, as named tensors on the CPU.
+
+        Copies, or `live`, to be read before the next step.
+        """
         found = weights.named_state(self.model, "server/", live=live)
         found |= _prefixed("optimizer/", self._optimizer.state(live=live))
         return found | {"steps": torch.tensor(self.steps), "updates": torch.tensor(self.updates)}
@@ -404,7 +439,8 @@ class ServerPart:
             with drawing(self.device, self._options.seed, "server", self._name, number):
                 return call(self.model, values, lengths)
         except (ValueError, IndexError) as error:
-            # Batch norm does not train on one sample; of those in front of it the statistics, nothing else, have moved.
+            # Batch norm does not train on one sample; of those in front of it the statistics,
+            # nothing else, have moved.
             raise SmashedRefused(
                 f"the server's part cannot take it: {one_line(str(error))}"
             ) from error
@@ -422,7 +458,10 @@ class ServerPart:
 def _gradients(
     outputs: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients of `outputs` (times `gradient`) with respect to `inputs`; None where there is no way to one."""
+    """Gradients of `outputs` (times `gradient`) with respect to `inputs`.
+
+    None where there is no way to one.
+    """
     if not inputs or not outputs.requires_grad:
         return [None] * len(inputs)
     return list(torch.autograd.grad(outputs, inputs, gradient, allow_unused=True))

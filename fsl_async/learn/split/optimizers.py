@@ -1,7 +1,9 @@
-"""Optimizers of model parts: built from a few numbers, stepped with explicit gradients, saved as named tensors.
+"""Optimizers of model parts.
 
-All of them work value by value, with no norm over the whole model, so two parts with an optimizer each move as the uncut model
-with one would. That is what makes SplitFed V1 equal to FedAvg.
+They are built from a few numbers, stepped with explicit gradients, and saved as named tensors.
+
+All of them work value by value, with no norm over the whole model, so two parts with an optimizer
+each move as the uncut model with one would. That is what makes SplitFed V1 equal to FedAvg.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +18,10 @@ from fsl_async.learn.split.smashed import ModelPartMisused
 
 @attrs.frozen(slots=True)
 class OptimizerSpec:
-    """Adam adds weight decay to the gradient (as published for FSL-SAGE); AdamW decays weights; SGD may have momentum."""
+    """Adam adds weight decay to the gradient (as published for FSL-SAGE); AdamW decays weights.
+
+    SGD may have momentum.
+    """
 
     name: Literal["sgd", "adam", "adamw"] = "adam"
     learning_rate: float = 1e-3
@@ -41,7 +46,10 @@ class Optimizer:
         self._torch = spec.build(self.weights.values()) if self.weights else None
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """Move the weights; one gradient per weight, in their order. None leaves a weight alone, as torch does."""
+        """Move the weights; one gradient per weight, in their order.
+
+        None leaves a weight alone, as torch does.
+        """
         if self._torch is None:
             return
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
@@ -50,7 +58,10 @@ class Optimizer:
         self._torch.zero_grad(set_to_none=True)
 
     def state(self, *, live: bool = False) -> dict[str, Tensor]:
-        """Moments and counters by "weight/key", on the CPU: copies, or `live`. Empty before the first step."""
+        """Moments and counters by "weight/key", on the CPU: copies, or `live`.
+
+        Empty before the first step.
+        """
         if self._torch is None:
             return {}
         return {
@@ -61,7 +72,10 @@ class Optimizer:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave. Raises ModelPartMisused for a weight that is not here or of another shape."""
+        """Go on from what `state` gave.
+
+        Raises ModelPartMisused for a weight that is not here or of another shape.
+        """
         if self._torch is None:
             if state:
                 raise ModelPartMisused("an optimizer without weights cannot take up a state")

@@ -1,9 +1,13 @@
-"""What crosses the cut, as bytes: activations and gradients in coded frames, labels as the narrowest unsigned integers. No torch.
+"""Coding of what crosses the cut. No torch.
 
-Padding stays at home: of sequences padded at their end only the valid rows are sent, one after another, and put back where they were.
+Activations and gradients travel in coded frames, labels as the narrowest unsigned integers.
 
-Labels take 1, 2 or 4 bytes each: as many as hold every class. Where some of them ask for nothing (IGNORED), the highest number of the
-width stands for that, so one more value has to fit. Little-endian.
+Padding stays at home: of sequences padded at their end only the valid rows are sent, one after
+another, and put back where they were.
+
+Labels take 1, 2 or 4 bytes each: as many as hold every class. Where some of them ask for nothing
+(IGNORED), the highest number of the width stands for that, so one more value has to fit.
+Little-endian.
 """
 
 from __future__ import annotations
@@ -39,7 +43,10 @@ class PayloadError(LearnError):
 
 @frozen(eq=False)
 class Payload:
-    """An upload or an answer as it travels: float32 values of that shape, coded labels, lengths of padded sequences."""
+    """An upload or an answer as it travels.
+
+    Float32 values of that shape, coded labels, lengths of padded sequences.
+    """
 
     values: Values
     shape: tuple[int, ...]
@@ -48,7 +55,10 @@ class Payload:
 
 
 def spec_for(number_format: str, width: int, step_log2: int = 14) -> CodecSpec:
-    """How values are coded whose last dimension is `width`: a block of values that share a scale never spans two tokens if that can be."""
+    """How values are coded whose last dimension is `width`.
+
+    A block of values that share a scale never spans two tokens if that can be.
+    """
     is_power = width >= _SMALLEST_BLOCK and width & (width - 1) == 0
     block = min(width, DEFAULT_BLOCK) if is_power else DEFAULT_BLOCK
     made: Any = number_format
@@ -67,7 +77,10 @@ def encode_chunk(values: Values, index: int, spec: CodecSpec) -> bytes:
 
 
 def coding_loss(values: Values, index: int, frame: bytes) -> tuple[float, float]:
-    """What coding frame number `index` has changed: sums of squares, of the differences and of the values; not finite ones left out."""
+    """What coding frame number `index` has changed.
+
+    Sums of squares, of the differences and of the values; not finite ones left out.
+    """
     start = index * CHUNK_VALUES
     own = values[start : start + CHUNK_VALUES]
     found = np.empty(len(own), np.float32)
@@ -81,8 +94,9 @@ def coding_loss(values: Values, index: int, frame: bytes) -> tuple[float, float]
 def room_for(values: int) -> Values:
     """Zeros that live on pages of their own, float32 (values,).
 
-    Some of what is decoded is kept for many rounds (buffers to align with). Between the short-lived blocks of a training step in the
-    heap, each would pin the pages around it, and memory would grow by more than what is kept.
+    Some of what is decoded is kept for many rounds (buffers to align with). Between the short-lived
+    blocks of a training step in the heap, each would pin the pages around it, and memory would grow
+    by more than what is kept.
     """
     size = 4 * values
     if size < _OWN_PAGES_BYTES:

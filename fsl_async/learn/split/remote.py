@@ -3,15 +3,17 @@
     training = open_training(fed, part, ...)        part: ClientPart, from build.client_part(...)
     for number in fed.rounds():
         for inputs, labels in batches(number):
-            training.train_batch(inputs, labels)    forward to the cut, what the method wants sent, one update
+            training.train_batch(inputs, labels)    forward to the cut, uploads, one update
         fed.end_round(samples=n)
 
-`train_batch` drives the method's local step and puts what is to cross into a queue of `in_flight` slots. It blocks only when the queue is
-full, and where the method needs an answer; with more than one in flight the next batch's forward pass then runs before the
-gradient of the one before is there. A step whose answer will not come is left out.
+`train_batch` drives the method's local step and puts what is to cross into a queue of `in_flight`
+slots. It blocks only when the queue is full, and where the method needs an answer; with more than
+one in flight the next batch's forward pass then runs before the gradient of the one before is
+there. A step whose answer will not come is left out.
 
-Three threads come here, as with `fsl_async.learn.client.learner`: the training thread calls `train_batch` and `end_round`, the loop thread
-hands answers in and never waits, a worker codes what `payload` keeps.
+Three threads meet here: the training thread calls
+`train_batch` and `end_round`, the loop thread hands answers in and never waits, a worker codes what
+`payload` keeps.
 """
 
 import threading
@@ -87,11 +89,11 @@ class Run(Protocol):
 
 @attrs.frozen
 class TrainingOptions:
-    """What a client's training must know of its data and of its site.
+    """A client's data and site, as far as its training needs them.
 
-    classes: labels are in 0 ... classes - 1. features: of a U-shape, the shape of one sample's features where
-    it differs from that of the activations in more than the last size. labels_stay: raise NotAllowedError
-    instead of sending labels, whatever the method asks for.
+    classes: labels are in 0 ... classes - 1. features: of a U-shape, the shape of one sample's
+    features where it differs from that of the activations in more than the last size. labels_stay:
+    raise NotAllowedError instead of sending labels, whatever the method asks for.
     """
 
     classes: int
@@ -100,7 +102,10 @@ class TrainingOptions:
 
 
 class SplitTraining:
-    """See the module. `run.meter` gets the begin, end and network waits of each step, which detects one that hangs."""
+    """See the module.
+
+    `run.meter` gets the begin, end and network waits of each step, which detects one that hangs.
+    """
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class SplitTraining:
         self.server_loss = float("nan")
         """Of the newest upload that the server has trained without an answer."""
         self.waited_s = 0.0
-        """How long the training thread has waited here: for room in the queue, for answers, for the end of a round."""
+        """Seconds that the training thread has waited for a slot, an answer, a round's end."""
         self.installed = 0
         """Auxiliary models that came and were used."""
         self._options = options
@@ -135,10 +140,10 @@ class SplitTraining:
 
     @property
     def left_out(self) -> int:
-        """Steps whose answer did not come, or whose only sample cannot be trained on. Heartbeats tell."""
+        """Steps without an answer, or whose only sample cannot be trained on; for heartbeats."""
         return self._run.meter.left_out
 
-    # --- training thread --------------------------------------------------------------------------------------
+    # --- training thread ---
 
     def begin_round(self, number: int) -> None:
         """The next batch is the first of round `number`."""
@@ -151,13 +156,15 @@ class SplitTraining:
     ) -> float | None:
         """One local step. Returns the loss of the newest step that is done; None when none was.
 
-        A batch of one sample (the last of a round may be one) is left out where batch norm cannot train on it.
+        A batch of one sample (the last of a round may be one) is left out where batch norm cannot
+        train on it.
         """
         try:
             return self._train_batch(inputs, labels, lengths)
         finally:
             self._run.meter.step_ended()
-            self._run.meter.step_begins()  # what the caller does until the next one, such as reading data, is a part of that
+            # The caller's work until the next batch, such as reading data, belongs to that step.
+            self._run.meter.step_begins()
 
     def _train_batch(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None) -> float | None:
         self._load_model()
@@ -184,7 +191,7 @@ class SplitTraining:
         return found if done is None else done.loss
 
     def end_round(self) -> int:
-        """Finish what is open, say so to the split server, wait until the round may go on. Returns its samples."""
+        """Finish open steps, report the round, wait until it may go on; returns its samples."""
         self._run.meter.step_dropped()
         while self._open:
             self._finish_oldest()
@@ -291,7 +298,7 @@ class SplitTraining:
             rows = values.reshape(sum(lengths), -1)
             found = put_back(rows, lengths, shape[1], 0.0)
         elif entry.labels_at_home and entry.leg == 0:
-            # Where nothing else is known, of another width than the activations at the most.
+            # Where no shape is given, it may differ from that of the activations in the last size.
             found = values.reshape(shape[0], *(self._options.features or (*shape[1:-1], -1)))
         else:
             found = values.reshape(shape)
@@ -323,7 +330,7 @@ class SplitTraining:
             if in_step:
                 self._run.meter.step_begins()
 
-    # --- worker thread ----------------------------------------------------------------------------------------
+    # --- worker thread ---
 
     @property
     def auxiliary_values(self) -> int:
@@ -335,7 +342,7 @@ class SplitTraining:
         with self._changed:
             return self._kept.get(key)
 
-    # --- loop thread: never waits -----------------------------------------------------------------------------
+    # --- loop thread: never waits ---
 
     def drop(self, key: StepKey) -> None:
         """Forget an upload."""
@@ -366,7 +373,7 @@ class SplitTraining:
         self.server_loss = loss
 
     def install(self, vector: Vector) -> None:
-        """Use this auxiliary model from the next step on; who waits for one goes on."""
+        """Use this auxiliary model from the next step on; a wait for one ends."""
         with self._changed:
             self._model = vector
             self._aligning = False
@@ -394,11 +401,13 @@ def open_training(
     architecture: Mapping[str, str],
     features: tuple[int, ...] = (),
 ) -> SplitTraining:
-    """Train `part` with the run's split server: open the session, and wait until the weights are the run's.
+    """Train `part` with the run's split server.
 
-    architecture: what must be the same at the server, by name, in the order of comparison. classes, features:
-    as in `TrainingOptions`. Raises as `Fed.attach` does, and NotAllowedError where this site's policy keeps
-    here what the method sends.
+    Open the session, and wait until the weights are the run's.
+
+    architecture: what must be the same at the server, by name, in the order of comparison. classes,
+    features: as in `TrainingOptions`. Raises as `Fed.attach` does, and NotAllowedError where this
+    site's policy keeps here what the method sends.
     """
     if method.has_server:
         sent = [ACTIVATIONS] if method.rules.labels_at_home else [ACTIVATIONS, LABELS]

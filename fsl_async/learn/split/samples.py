@@ -1,10 +1,14 @@
-"""What a client of split learning trains on: batches that follow from seed, part of the data and number of the round.
+"""The batches of a client of split learning.
 
-So a client that is launched again goes on where the run is, and saves no position. Three kinds, told apart by what lies at `data.path`:
+They follow from seed, part of the data and number of the round.
+
+So a client that is launched again goes on where the run is, and saves no position. Three kinds,
+told apart by what lies at `data.path`:
 
     text                    random windows of this client's part of the bytes, all of one length
-    samples with labels     this client's part of the partition, in an order of its own in each epoch
-    sentences, token ids    the same, each as long as it is: batches are padded at their end, and padding is not sent
+    samples with labels     this client's part of the partition, shuffled in each epoch
+    sentences, token ids    the same, of any length: batches are padded at their end, and padding
+                            is not sent
 """
 
 from abc import ABC, abstractmethod
@@ -45,12 +49,16 @@ class Samples(ABC):
 
 
 def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples:
-    """Part `part[0]` of `part[1]` of the run's data. Raises DataError in one line: missing, damaged, other data than the run's."""
+    """Part `part[0]` of `part[1]` of the run's data.
+
+    Raises DataError in one line: missing, damaged, other data than the run's.
+    """
     path = config.data.path
     if not path or is_text(Path(path).expanduser()):
         if not facts.language:
             raise DataError(
-                f"data {path!r} is text, and this run trains on samples with labels: give --data a data set"
+                f"data {path!r} is text, and this run trains on samples with labels:"
+                " give --data a data set"
             )
         return _Text(config, facts, part)
     data = open_run_data(config)
@@ -66,7 +74,10 @@ def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples
 
 
 def held_out(config: Config, facts: Facts, limit: int = 1 << 12) -> Iterator[Batch]:
-    """What nobody trains on: the data set's test split, or the tail of the text; `limit` samples of it at most."""
+    """Held-out batches: of the data set's test split, or of the tail of the text.
+
+    `limit` samples of it at most.
+    """
     path = config.data.path
     if not path or is_text(Path(path).expanduser()):
         corpus = _corpus(config, facts)
@@ -84,7 +95,10 @@ def held_out(config: Config, facts: Facts, limit: int = 1 << 12) -> Iterator[Bat
 def batches(
     corpus: Corpus, span: Span, config: Config, shard: int, number: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows of round `number`: inputs and labels int64 (<= batch, context); the last batch may be smaller."""
+    """Windows of round `number`: inputs and labels int64 (<= batch, context).
+
+    The last batch may be smaller.
+    """
     batch = config.train.batch
     left = config.split.samples or max(1, (span.bytes - 1) // (corpus.window_bytes - 1))
     name = f"shard {shard}"
@@ -149,7 +163,10 @@ class _Labelled(_Indexed):
 
 
 class _Sequences(_Indexed):
-    """Each sample is a row of tokens; what is longer than the context is cut off, what has no next token left out."""
+    """Each sample is a row of tokens.
+
+    What is longer than the context is cut off, what has no next token left out.
+    """
 
     def take(self, indices: Indices) -> Iterator[Batch]:
         longest = self._facts.shape[0] + 1
@@ -163,14 +180,18 @@ class _Sequences(_Indexed):
         classes = self._facts.classes
         for row in rows:
             if row.ndim != 1 or row.min() < 0 or row.max() >= classes:
+                token = row.max() if row.ndim == 1 else row.shape
                 raise DataError(
-                    f"data {self._data.name!r} has token {row.max() if row.ndim == 1 else row.shape}, not in 0 ... {classes - 1}:"
+                    f"data {self._data.name!r} has token {token}, not in 0 ... {classes - 1}:"
                     " set data.classes to the vocabulary's size"
                 )
 
 
 def padded(rows: Sequence[Indices]) -> Batch:
-    """Rows of at least two tokens as one batch, padded at their end: each token's label is the next one."""
+    """Rows of at least two tokens as one batch, padded at their end.
+
+    Each token's label is the next one.
+    """
     lengths = [len(row) - 1 for row in rows]
     inputs = np.zeros((len(rows), max(lengths)), np.int64)
     labels = np.full((len(rows), max(lengths)), IGNORED, np.int64)

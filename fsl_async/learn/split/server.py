@@ -1,7 +1,8 @@
-"""All that a split server computes with: x_s, or one replica of it per client, and per client an auxiliary model to align.
+"""What a split server computes with: its parts of the model, and auxiliary models to align.
 
-Per client it holds nothing but that, so its memory is bounded: a replica and its moments (SplitFed V1), or an auxiliary model, its
-moments and a buffer of smashed samples (FSL-SAGE), and the steps of a U-shape that are open.
+Per client it holds nothing but that, so its memory is bounded: a replica and its moments (SplitFed
+V1), or an auxiliary model, its moments and a buffer of smashed samples (FSL-SAGE), and the steps of
+a U-shape that are open.
 """
 
 import copy
@@ -27,14 +28,18 @@ class ServerSettings(ServerPartOptions):
 
 
 class SplitServer:
-    """x_s and what is kept per client. One thread at a time: the order of calls is the order of updates."""
+    """x_s and what is kept per client.
+
+    One thread at a time: the order of calls is the order of updates.
+    """
 
     def __init__(
         self, body: nn.Module, settings: ServerSettings, auxiliary: nn.Module | None = None
     ) -> None:
         self.settings = settings
         self.common = ServerPart(body, settings)
-        """The one part, or with replicas their last average: what is evaluated, and what a new client's replica starts as."""
+        """The one part, or with replicas their last average: what is evaluated, and what a new
+        client's replica starts as."""
         self.pending: dict[str, deque[ServerPending]] = {}
         """U-shape: steps that wait for the gradient of their features, oldest first."""
         self._auxiliary = auxiliary
@@ -61,15 +66,21 @@ class SplitServer:
         return self._alignments[client]
 
     def forward(self, client: str, smashed: Smashed) -> Tensor:
-        """U-shape: open a step; returns the features that the client's tail is given. Raises SmashedRefused."""
+        """U-shape: open a step; returns the features that the client's tail is given.
+
+        Raises SmashedRefused.
+        """
         pending = self.part(client).forward(smashed)
         self.pending.setdefault(client, deque()).append(pending)
         return pending.features.detach()
 
     def backward(self, client: str, gradient: Tensor) -> Tensor:
-        """U-shape: end the client's oldest open step with the gradient of its features; returns the cut gradient.
+        """U-shape: end the client's oldest open step with the gradient of its features.
 
-        Raises SmashedRefused where no step is open, or the gradient has another shape or is not finite.
+        Returns the cut gradient.
+
+        Raises SmashedRefused where no step is open, or the gradient has another shape or is not
+        finite.
         """
         waiting = self.pending.get(client)
         if not waiting:
@@ -81,7 +92,10 @@ class SplitServer:
         self.pending.pop(client, None)
 
     def average(self, shares: Mapping[str, float]) -> None:
-        """Replicas only: average those of `shares` (in its order), and give the average to every replica."""
+        """Replicas only.
+
+        Average those of `shares` (in its order), and give the average to every replica.
+        """
         # One by one: all replicas at once would take another model of memory for each client.
         exported = (self.part(client).export() for client in shares)
         vector = weights.average(exported, list(shares.values()))
@@ -100,7 +114,8 @@ class SplitServer:
     def state(self, client: str | None = None, *, live: bool = False) -> dict[str, Tensor]:
         """Named tensors on the CPU: of the common part, or of all that is kept for one client.
 
-        Copies, or `live`: then they cost no memory, and have to be read before anything else is computed.
+        Copies, or `live`: then they cost no memory, and have to be read before anything else is
+        computed.
         """
         if client is None:
             return self.common.state(live=live)

@@ -1,17 +1,22 @@
 """What a split server keeps on disk: checkpoints, and a ledger of what became of every upload.
 
-    server/ledger.jsonl                 sealed lines {"key", "outcome", "reason"} and {"auxiliary", "version"}, written as they are decided
+    server/ledger.jsonl             lines with a checksum: {"key", "outcome", "reason"} and
+                                    {"auxiliary", "version"}, written as they are decided
     server/checkpoints/c00000007/
-        common.safetensors              x_s (or the last average of its replicas), its optimiser, its counters
-        client-NAME.safetensors         per client: replica, or auxiliary model with its optimiser and buffer
-        manifest.json                   sealed: the machine's book, lines of the ledger, length and SHA-256 of every file
+        common.safetensors          x_s (or the last average of its replicas), optimizer, counters
+        client-NAME.safetensors     replica, or auxiliary model with its optimizer and buffer
+        manifest.json               with a checksum: the machine's book, lines of the ledger,
+                                    length and SHA-256 of every file
 
-Written into tmp-c00000007 in between two trainings, then, while training goes on, synced, hashed and renamed: the rename is the commit point. The newest two are kept. What was trained after the
-newest good one is lost with the weights that saw it; the ledger's later lines say which uploads that were.
+Written into tmp-c00000007 in between two trainings, then, while training goes on, synced, hashed
+and renamed: the rename is the commit point. The newest two are kept. What was trained after the
+newest good one is lost with the weights that saw it; the ledger's later lines say which uploads
+that were.
 
-A line that cannot be written (disk full) waits in memory, and is written before the next one. A checkpoint is sealed only when every
-line up to its moment is written and synced, so a version never rests on lines that are not there. A power cut may take the lines since the
-last checkpoint; a process that is killed leaves them to the system.
+A line that cannot be written (disk full) waits in memory, and is written before the next one. A
+checkpoint is sealed only when every line up to its moment is written and synced, so a version never
+rests on lines that are not there. A power cut may take the lines since the last checkpoint; a
+process that is killed leaves them to the system.
 """
 
 import hashlib
@@ -65,7 +70,10 @@ class Staged:
 
 
 class ServerDisk:
-    """One folder, one process at a time. `append`, `stage` and `seal` may come from three threads; one checkpoint at a time."""
+    """One folder, one process at a time.
+
+    `append`, `stage` and `seal` may come from three threads; one checkpoint at a time.
+    """
 
     def __init__(self, run_dir: Path, files: Files | None = None) -> None:
         self.run_dir = run_dir
@@ -96,7 +104,10 @@ class ServerDisk:
         return descriptor
 
     def recover(self) -> ServerState:
-        """The newest checkpoint that is whole, and the uploads trained after it. Raises RunDirError when none of several is."""
+        """The newest checkpoint that is whole, and the uploads trained after it.
+
+        Raises RunDirError when none of several is.
+        """
         try:
             fates = self._read_ledger()
             for name in self._files.names(self._checkpoints):
@@ -113,7 +124,8 @@ class ServerDisk:
                 return found
         if numbers:
             raise RunDirError(
-                f"{self.run_dir}: no checkpoint of the split server is intact; restore it from a backup"
+                f"{self.run_dir}: no checkpoint of the split server is intact;"
+                " restore it from a backup"
             )
         return ServerState(lost=_trained(fates), auxiliary_seen=_versions(fates))
 
@@ -133,7 +145,10 @@ class ServerDisk:
                 self._write_waiting()
 
     def _write_waiting(self) -> None:
-        """Write what waits behind what is written: a write that failed half-way is overwritten by the next. Raises OSError."""
+        """Write what waits behind what is written.
+
+        A write that failed half-way is overwritten by the next. Raises OSError.
+        """
         if self._waiting and self._ledger is not None:
             self._files.write(self._ledger, bytes(self._waiting), self._end)
             self._end += len(self._waiting)
@@ -151,7 +166,10 @@ class ServerDisk:
         common: Mapping[str, Tensor],
         clients: Iterable[tuple[str, Mapping[str, Tensor]]],
     ) -> Staged:
-        """Write a checkpoint's tensors as they are now, one client's after another; it is nothing before `seal`. Raises OSError."""
+        """Write a checkpoint's tensors as they are now, one client's after another.
+
+        It is nothing before `seal`. Raises OSError.
+        """
         files = self._files
         number = max(self._numbers(), default=0) + 1
         temporary = self._checkpoints / f"tmp-c{number:08d}"
@@ -199,7 +217,10 @@ class ServerDisk:
         self._prune()
 
     def _prune(self) -> None:
-        """Remove all but the newest checkpoints. What cannot be removed goes another time: it harms nobody."""
+        """Remove all but the newest checkpoints.
+
+        A folder that cannot be removed now is removed later, and does no harm.
+        """
         with suppress(OSError):
             for old in self._numbers()[:-KEPT]:
                 leaving = self._checkpoints / f"tmp-old-c{old:08d}"
@@ -277,7 +298,10 @@ class ServerDisk:
 
 
 class _OnDisk(Mapping[str, Mapping[str, Tensor]]):
-    """What is kept for clients, read when it is asked for: all at once would be twice what a server holds."""
+    """What is kept for clients, read when it is asked for.
+
+    All at once would be twice what a server holds.
+    """
 
     def __init__(
         self, paths: Mapping[str, Path], read: Callable[[Path], Mapping[str, Tensor]]

@@ -1,7 +1,7 @@
 """What the split server trains: uploads that wait, its parts of the model, answers that are kept.
 
-It carries out what the machine (`fsl_async.roles.split.server`) decides, in its training thread, and answers in
-the machine's events. An upload that cannot be trained on changes nothing.
+It carries out what the machine (`fsl_async.roles.split.server`) decides, in its training thread,
+and answers in the machine's events. An upload that cannot be trained on changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,9 @@ MAX_VALUES = 1 << 28
 
 @attrs.frozen
 class UploadShape:
-    """What uploads must look like: activations of one sample (-1: any size), classes, whether labels are one per token.
+    """What uploads must look like.
+
+    shape: activations of one sample (-1: any size), classes, whether labels are one per token.
 
     longest: no sequence may have more tokens; 0 where a model has no such limit.
     """
@@ -78,14 +80,17 @@ class ServerTraining:
                 for name, state in found.clients.items():
                     self.server.restore(state, name)
         except ModelPartMisused as error:
-            # Settings that are fixed were compared before; how many classes there are, the data may say.
+            # Settings that are fixed were compared before; how many classes there are, the data may
+            # say.
+            problem = one_line(str(error))[:200]
             raise RunDirError(
-                f"{self.disk.run_dir} holds a split server of another model than this start's: {one_line(str(error))[:200]}; start it"
-                " with the run's data and settings; for a new run give another --run-dir"
+                f"{self.disk.run_dir} holds a split server of another model than this start's:"
+                f" {problem}; start it with the run's data and settings; for a new run give another"
+                " --run-dir"
             ) from error
         return ev.SplitRecovered(found.book, found.lost, dict(found.auxiliary_seen))
 
-    # --- loop and codec threads -------------------------------------------------------------------------------
+    # --- loop and codec threads ---
 
     def objection(
         self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
@@ -158,7 +163,7 @@ class ServerTraining:
         """What an upload gave."""
         return self.answers.get(key)
 
-    # --- training thread --------------------------------------------------------------------------------------
+    # --- training thread ---
 
     def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
         """Train on an upload."""
@@ -209,7 +214,9 @@ class ServerTraining:
         self.server.forget(client)
 
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
-        """Write everything as it is now, into the page cache; the job that is returned makes it durable, while training goes on.
+        """Write everything as it is now, into the page cache.
+
+        The job that is returned makes it durable, while training goes on.
 
         A copy in memory would take as much again as is kept of all clients.
         """

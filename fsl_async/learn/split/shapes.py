@@ -1,8 +1,9 @@
-"""What the planner must know of any model that can be cut: its parts counted, what crosses the cut and what a batch keeps measured.
+"""The shapes of any model that can be cut, for the planner: parts are counted, a batch is measured.
 
-`fsl_async.plan` is arithmetic and knows the shapes of two families by heart. Any other model is built on the CPU, cut, and sent a batch through:
-parameters, buffers, sizes at the cuts, and what torch keeps of each part for the backward pass. (Torch's meta device would need no
-memory, but keeps other things: its attention is not fused.)
+`fsl_async.plan` is arithmetic and has the shapes of two families built in. Any other model is
+built on the CPU, cut, and sent a batch through: parameters, buffers, sizes at the cuts, and what
+torch keeps of each part for the backward pass. (Torch's meta device would need no memory, but keeps
+other things: its attention is not fused.)
 """
 
 from collections.abc import Iterable
@@ -25,7 +26,10 @@ BATCH = 2
 
 
 def shapes_of(config: Config) -> ModelShapes:
-    """The shapes of the run's model, cut where the run cuts it. Raises what `build.build_parts` does, each in one line."""
+    """The shapes of the run's model, cut where the run cuts it.
+
+    Raises what `build.build_parts` does, each in one line.
+    """
     facts = facts_of(config)
     model = models.build_model(config, facts)
     cut, end = models.default_cut(config, model), models.tail_cut(model)
@@ -108,7 +112,10 @@ def kept(module: nn.Module, values: Tensor, labels: Tensor | None) -> int:
 
 
 def counted(modules: Iterable[nn.Module], activations: int = 0) -> Part:
-    """What there is in some modules, each tensor once: weights that train, buffers that travel, counters, and what is frozen."""
+    """What there is in some modules, each tensor once.
+
+    Weights that train, buffers that travel, counters, and what is frozen.
+    """
     found: dict[int, tuple[str, Tensor]] = {}
     for module in modules:
         trained = all(weight.requires_grad for weight in module.parameters())

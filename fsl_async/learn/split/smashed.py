@@ -1,15 +1,16 @@
 """What goes through a model that is cut in two: batches, smashed data, and the loss.
 
-A loss is a function (outputs, labels) -> scalar that is a *mean* over what counts in the batch. The built-in one is cross
-entropy over the last dimension; positions whose label is IGNORED count neither in the sum nor in the mean. For language
-models, labels are the next tokens already: labels[b, t] is what outputs[b, t] should predict.
+A loss is a function (outputs, labels) -> scalar that is a *mean* over what counts in the batch. The
+built-in one is cross entropy over the last dimension; positions whose label is IGNORED count
+neither in the sum nor in the mean. For language models, labels are the next tokens already:
+labels[b, t] is what outputs[b, t] should predict.
 """
 
 from collections.abc import Callable, Sequence
 
 import attrs
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
 from fsl_async.store.errors import LearnError
@@ -31,7 +32,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @attrs.frozen(slots=True, eq=False)
 class Smashed:
-    """What a client sends of a batch: activations at the cut (detached), labels unless they stay at home, lengths."""
+    """What a client sends of a batch.
+
+    Activations at the cut (detached), labels unless they stay at home, lengths.
+    """
 
     values: Tensor
     labels: Tensor | None
@@ -60,14 +64,20 @@ class Smashed:
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean over labels that are not IGNORED. outputs (..., classes) of any float dtype, labels int64 (...)."""
+    """Mean over labels that are not IGNORED.
+
+    outputs (..., classes) of any float dtype, labels int64 (...).
+    """
     return F.cross_entropy(
         outputs.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="mean"
     )
 
 
 def joined(parts: Sequence[Smashed]) -> Smashed:
-    """One batch of several; shorter sequences are padded with zeros and IGNORED labels, and then lengths are given."""
+    """One batch of several.
+
+    Shorter sequences are padded with zeros and IGNORED labels, and then lengths are given.
+    """
     values = [part.values for part in parts]
     labels = [part.labels for part in parts if part.labels is not None]
     if len(labels) != len(parts):
@@ -90,9 +100,12 @@ def joined(parts: Sequence[Smashed]) -> Smashed:
 
 
 def check_smashed(smashed: Smashed, shape: tuple[int, ...] | None, classes: int | None) -> None:
-    """Refuse what would poison a server's model or make a GPU stop: raises SmashedRefused, in one line.
+    """Refuse what would poison a server's model or make a GPU stop.
 
-    `shape`: activations of one sample, -1 where any size will do. `classes`: labels lie in [0, classes) or are IGNORED.
+    Raises SmashedRefused, in one line.
+
+    `shape`: activations of one sample, -1 where any size will do. `classes`: labels lie in [0,
+    classes) or are IGNORED.
     """
     values, labels, lengths = smashed.values, smashed.labels, smashed.lengths
     found = tuple(values.shape[1:])

@@ -1,7 +1,7 @@
 """The built-in task of split learning.
 
-Batches are a function of the run's seed, the shard and the round (samples.py): a client that is launched again
-goes on where the run is.
+Batches are a function of the run's seed, the shard and the round (samples.py): a client that is
+launched again goes on where the run is.
 """
 
 from typing import Any
@@ -24,7 +24,10 @@ __all__ = ["begin", "train"]
 
 
 def warm_up() -> None:
-    """A step of a tiny model, then mark memory: what torch loads at its first step is not the model's."""
+    """A step of a tiny model, then mark memory.
+
+    What torch loads at its first step is not the model's.
+    """
     model = GPT(GPTConfig(layers=1, width=8, heads=2, context=8))
     optimizer = torch.optim.AdamW(model.parameters())
     model.loss(torch.zeros(1, 9, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
@@ -39,7 +42,10 @@ def config_of(fed: Fed) -> Config:
 
 
 def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
-    """Build this client's part of the run's model and open its session with the split server: for loops of your own too."""
+    """Build this client's part of the run's model and open its session with the split server.
+
+    For loops of your own too.
+    """
     config = config or config_of(fed)
     method = split_method(config)
     parts = build_parts(config, at_client=True)
@@ -62,7 +68,7 @@ def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
 
 
 def _held(training: SplitTraining) -> int:
-    """Bytes of this client's weights, and of the vector beside them that deltas are counted from."""
+    """Bytes of this client's weights, and of the vector from which deltas are computed."""
     part, averaged = training.part, training.method.averaged
     tensors = [*part.model.parameters(), *part.model.buffers()]
     if part.auxiliary is not None:
@@ -76,7 +82,8 @@ def train(fed: Fed) -> None:
     training = _train(fed)
     if training.method.aligned and not training.installed:
         fed.log(
-            f"{fed.client_name} has trained with the auxiliary model that it began with: the run ended before an aligned one was there"
+            f"{fed.client_name} has trained with the auxiliary model that it began with:"
+            " the run ended before an aligned one was there"
         )
 
 

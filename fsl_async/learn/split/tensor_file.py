@@ -1,4 +1,7 @@
-"""Named tensors as one file in the safetensors layout, which that library opens: 8 bytes of header length, JSON, the data."""
+"""Named tensors as one file in the safetensors layout, which that library opens.
+
+8 bytes of header length, JSON, the data.
+"""
 
 import json
 import struct
@@ -22,7 +25,7 @@ _TYPES = {name: kind for kind, name in _NAMES.items()}
 
 
 def write_tensors(tensors: Mapping[str, Tensor], write: Callable[[memoryview], None]) -> None:
-    """Give the file to `write`, piece by piece in its order, without a copy of a tensor that is contiguous.
+    """Give the file to `write`, piece by piece in order; contiguous tensors are not copied.
 
     Tensors are on the CPU. Raises KeyError for a dtype that has no name here.
     """

@@ -1,9 +1,11 @@
-"""The exchanged weights of a model part as one flat fp32 vector, and all of its state as named tensors.
+"""A model part's exchanged weights as a flat fp32 vector, its whole state as named tensors.
 
-For the wire there is `ModelWeights`: the vector and its manifest, made of every floating point parameter and buffer. Of a part in which
-some weights are frozen (LoRA) only those that train are exchanged, and the buffers: the frozen ones are the same everywhere.
+For the wire there is `ModelWeights`: the vector and its manifest, made of every floating point
+parameter and buffer. Of a part in which some weights are frozen (LoRA) only those that train are
+exchanged, and the buffers: the frozen ones are the same everywhere.
 
-For checkpoints there are dictionaries of named tensors on the CPU, exact in every dtype, ready for a safetensors file.
+For checkpoints there are dictionaries of named tensors on the CPU, exact in every dtype, ready for
+a safetensors file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +29,7 @@ class _View(nn.Module):
 
 
 def exchanged(module: nn.Module) -> nn.Module:
-    """The module itself, or where some weights are frozen a view of those that train and of the buffers, names unchanged."""
+    """The module itself; where some weights are frozen, a view without those, names unchanged."""
     if all(weight.requires_grad for weight in module.parameters()):
         return module
     view = _View()
@@ -76,7 +78,9 @@ def load(module: nn.Module, vector: Vector) -> None:
 
 
 def state_bytes(module: nn.Module) -> int:
-    """Bytes of all weights and persistent buffers in their own dtypes, tied ones once: what papers call the model's size.
+    """Bytes of all weights and persistent buffers in their own dtypes, tied ones once.
+
+    What papers call the model's size.
 
     The wire carries a few bytes less: integer buffers (batch norm's counters) are not exchanged.
     """
@@ -85,7 +89,10 @@ def state_bytes(module: nn.Module) -> int:
 
 
 def named_state(module: nn.Module, prefix: str, *, live: bool = False) -> dict[str, Tensor]:
-    """What is exchanged and integer buffers, on the CPU, by prefix + name: copies, or `live` where they are on the CPU already."""
+    """What is exchanged and integer buffers, on the CPU, by prefix + name.
+
+    Copies, or `live` where they are on the CPU already.
+    """
     return {
         prefix + name: held(value, live=live)
         for name, value in exchanged(module).state_dict().items()
@@ -93,7 +100,10 @@ def named_state(module: nn.Module, prefix: str, *, live: bool = False) -> dict[s
 
 
 def held(value: Tensor, *, live: bool) -> Tensor:
-    """A tensor on the CPU for a checkpoint: a copy, or itself where it may be read before anything changes it."""
+    """A tensor on the CPU for a checkpoint.
+
+    A copy, or itself where it may be read before anything changes it.
+    """
     found = value.detach().cpu()
     return found if live else found.clone()
 
@@ -114,9 +124,9 @@ def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> N
 def average(vectors: Iterable[Vector], shares: Sequence[float]) -> Vector:
     """The mean of vectors weighted by their shares, whatever the shares' sum.
 
-    Summed in double precision and rounded to fp32 once, as the parameter server does (docs/adr/0045).
-    Vectors are taken one by one, so they may be made one by one.
-    Batch norm's running statistics are averaged like any weight.
+    Summed in double precision and rounded to fp32 once, as the parameter server does
+    (docs/adr/0045). Vectors are taken one by one, so they may be made one by one. Batch norm's
+    running statistics are averaged like any weight.
     """
     weight = float(sum(shares))
     if not shares or min(shares) < 0 or weight <= 0:

@@ -1,4 +1,6 @@
-"""A client's shell towards the split server: transport events and the training thread's uploads in, effects out.
+"""A client's shell towards the split server.
+
+Transport events and the training thread's uploads in, effects out.
 
 It decides nothing.
 """
@@ -47,7 +49,7 @@ MAX_CHUNKS = 4096
 
 
 class Training(Protocol):
-    """What the shell needs from the training thread (`fsl_async.learn.split.remote.SplitTraining`)."""
+    """The training thread (`fsl_async.learn.split.remote.SplitTraining`)."""
 
     # ruff: noqa: D102 - the implementation has them
     @property
@@ -65,7 +67,7 @@ class Training(Protocol):
 
 @frozen
 class Facts:
-    """Who this client is in which run."""
+    """This client's place in its run, for hellos."""
 
     run: str
     shard: int
@@ -73,7 +75,7 @@ class Facts:
 
 
 def event_of(message: Message) -> Event:
-    """What a split server's message is to the client's machine. MessageError for what no split server says."""
+    """A split server's message as an event. Raises MessageError for a message of a client's."""
     match message:
         case msg.Trained(key, loss):
             return ev.UploadAcknowledged(key, loss)
@@ -96,8 +98,8 @@ def event_of(message: Message) -> Event:
 class SplitClientShell:
     """Joins a SplitClientMachine with an endpoint, a worker and the training thread.
 
-    dialer: makes the endpoint, given what takes its events. shares_metrics: whether this site's policy lets the
-    errors of coding out.
+    dialer: makes the endpoint, given what takes its events. shares_metrics: whether this site's
+    policy lets the errors of coding out.
     """
 
     def __init__(
@@ -219,8 +221,8 @@ class SplitClientShell:
         self.node.feed(HelloRefused("superseded", text))
 
     def _unreachable(self, event: tp.Unreachable) -> None:
-        text = f"no answer from the split server at {event.address} for {event.seconds:.0f} s; trying again"
-        self._say(Note(text, "warning"))
+        text = f"no answer from the split server at {event.address} for {event.seconds:.0f} s"
+        self._say(Note(f"{text}; trying again", "warning"))
 
     def _message(self, message: Message) -> None:
         self.node.feed(event_of(message))

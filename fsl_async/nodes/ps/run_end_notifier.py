@@ -1,14 +1,17 @@
-"""Tells a split server of another process that the run is over (docs/adr/0088). Never imports torch.
+"""Tells a split server of another process that the run is over (docs/adr/0088).
 
-Clients send RunOver too, which is mostly enough; this is for a run that ends while none of them has a session
-there.
+Never imports torch.
 
-- The session lasts as long as the parameter server serves. Nothing is sent in it but the end; that it lasts tells
-  the split server that the run goes on, although clients are away.
-- A split server that is down is dialed again by the transport. After a refusal that passes (`PASSING`) it is
-  dialed again after `redial_s`: another process goes on in its folder, a session ends there, or a person adds the
-  key. Each such refusal is reported once.
-- A refusal for good (another run's) is reported, and ends the dialing: clients are left to announce the end.
+Clients send RunOver too, which is mostly enough; this is for a run that ends while none of them has
+a session there.
+
+- The session lasts as long as the parameter server serves. Nothing is sent in it but the end; that
+  it lasts tells the split server that the run goes on, although clients are away.
+- A split server that is down is dialed again by the transport. After a refusal that passes
+  (`PASSING`) it is dialed again after `redial_s`: another process goes on in its folder, a session
+  ends there, or a person adds the key. Each such refusal is reported once.
+- A refusal for good (another run's) is reported, and ends the dialing: clients are left to announce
+  the end.
 - At the end `wait` takes at most WAIT_S: a split server that does not learn of it ends by itself
   (`split.alone_s`).
 """
@@ -47,7 +50,8 @@ SILENT = ("leaving", "finished")
 class RunEndNotifier:
     """One parameter server's. On the loop thread.
 
-    dialer: makes the endpoint, given what takes its events; None: the run has no split server elsewhere.
+    dialer: makes the endpoint, given what takes its events; None: the run has no split server
+    elsewhere.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class RunEndNotifier:
             self.dial()
 
     async def wait(self) -> None:
-        """Wait until the split server has answered, or cannot be reached; not at all where the run is not over."""
+        """Once the run is over: wait until the split server has answered, or cannot be reached."""
         if self._over:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._finished.wait(), WAIT_S)
@@ -152,7 +156,7 @@ class RunEndNotifier:
         self._gone()
 
     def _gone(self) -> None:
-        """The split server has ended, or refuses this session: nothing more can be done once the run is over."""
+        """There is no session: once the run is over, that is the end of this."""
         if self._over:
             assert self.endpoint is not None
             self.endpoint.disconnect(SERVER, self._over)
@@ -187,7 +191,7 @@ def notify_split_server(
     keys: KeysFolder | None,
     log: Callable[[str], None],
 ) -> RunEndNotifier:
-    """Open the session of `run`'s parameter server with its split server, where that has an address.
+    """Open the parameter server's session with its split server, where that has an address.
 
     An address or a key that is no good, which the first client reports too, is one line in `log`.
     """

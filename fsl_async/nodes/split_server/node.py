@@ -1,4 +1,7 @@
-"""A split server process, with or without the parameter server in it: parts, machine, endpoint and loop put together. Imports torch."""
+"""A split server process, with or without the parameter server in it.
+
+Parts, machine, endpoint and loop put together. Imports torch.
+"""
 
 from __future__ import annotations
 
@@ -91,11 +94,14 @@ def serve(
     keys: KeysFolder | None = None,
     record: Callable[..., None] | None = None,
 ) -> Summary:
-    """Run the split server until the run ends or `stop` is asked; with_ps: and the parameter server in the same loop. Blocks.
+    """Run the split server until the run ends or `stop` is asked. Blocks.
 
-    announce: called with "server" or "ps" and the bound address once clients can come. scored: with_ps only; called in the store's thread with each
-    version that is durable, before anybody hears of it, and a way to copy the server's weights; it must not raise.
-    keys: encrypt with this pair, and let in who is on this list. record: takes a kind and fields, for programs that watch.
+    with_ps: the parameter server runs in the same loop too.
+    announce: called with "server" or "ps" and the bound address once clients can come.
+    scored: with_ps only; called in the store's thread with each durable version, before any peer is
+    told of it, and a function that copies the server's weights; it must not raise.
+    keys: encrypt with this pair, and admit the keys on this list.
+    record: takes a kind and fields, for programs that watch.
     Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
     """
     keep_large_blocks_apart()
@@ -179,7 +185,9 @@ class _Serving:
         self._max_connections = max_connections
 
     def weights(self) -> dict[str, Vector]:
-        """Copies of the server's weights as they are between two trainings: "" is the common one, replicas have their clients' names.
+        """Copies of the server's weights as they are between two trainings.
+
+        "" is the common one, replicas have their clients' names.
 
         For any thread but the loop's and the training's.
         """
@@ -188,7 +196,7 @@ class _Serving:
         return found.result(_COPY_S)
 
     async def alone(self) -> Summary:
-        """Serve; asked to stop, it leaves, and the run goes on when a process is started again in this folder."""
+        """Serve. Asked to stop, it leaves; the run goes on with the next process in this folder."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[str] = loop.create_future()
 
@@ -312,7 +320,7 @@ class _Serving:
             ready.set_result(self._gate.reached_at(link.address))
             ended = await self._finished
             give_up_at = loop.time() + (0.0 if self._stop.hard else GOODBYE_S)
-            while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
+            while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - once in a run
                 await asyncio.sleep(0.05)
         finally:
             self._gate.close()

@@ -1,8 +1,8 @@
 """The split server's shell: transport events and finished jobs in, effects out. It decides nothing.
 
-Three workers beside the loop: one decodes and codes, one trains (every touch of a tensor, in the order of the
-machine's effects), one writes checkpoints. An upload is kept coded while it arrives, and decoded once it is
-whole.
+Three workers beside the loop: one decodes and codes, one trains (every touch of a tensor, in the
+order of the machine's effects), one writes checkpoints. An upload is kept coded while it arrives,
+and decoded once it is whole.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Disk(Protocol):
 
 
 class Training(Protocol):
-    """What the shell needs of the parts that train (`fsl_async.learn.split.server_training.ServerTraining`)."""
+    """The parts that train (`fsl_async.learn.split.server_training.ServerTraining`)."""
 
     # ruff: noqa: D102 - the implementation has them
     @property
@@ -176,9 +176,9 @@ class SplitServerShell:
     def _violated(self, peer: str, problem: str) -> None:
         self._say(Note(f"{peer} sent what no client sends: {problem}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
-        life = self.machine.incarnation_of(peer)
-        if life is not None:
-            self._down(tp.PeerDown(peer, life, "protocol"))
+        incarnation = self.machine.incarnation_of(peer)
+        if incarnation is not None:
+            self._down(tp.PeerDown(peer, incarnation, "protocol"))
 
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
@@ -309,7 +309,7 @@ class SplitServerShell:
         self.training.drop_answer(effect.key)
 
     def _broken(self, error: Exception) -> None:
-        # The parts may be half way through a step: what is on disk is what counts.
+        # The parts may be in the middle of a step: only the disk is consistent.
         self._finished(Finish(f"training failed: {type(error).__name__}: {error}", 1))
 
     def _forget(self, effect: split.ForgetSteps, number: int) -> None:

@@ -1,1 +1,4 @@
-"""Decisions of split learning: the split server, its clients, and what differs between methods. Pure."""
+"""Decisions of split learning: the split server, its clients, and what differs between methods.
+
+Pure.
+"""

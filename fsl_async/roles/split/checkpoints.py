@@ -1,8 +1,8 @@
 """When the split server makes a checkpoint, and what the one under way holds. Pure.
 
-A checkpoint is due every `every` changes, and when one is wanted and anything has changed. It is made between two
-trainings, so that book and tensors are of one moment. There is one at a time; a failed one is tried again after
-`retry_s`.
+A checkpoint is due every `every` changes, and when one is wanted and anything has changed. It is
+made between two trainings, so that book and tensors are of one moment. There is one at a time; a
+failed one is tried again after `retry_s`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Checkpoints:
         return [split.Checkpoint(self.number, made)]
 
     def written(self) -> dict[str, UploadKey]:
-        """The one under way is durable, or given up. Returns the last upload of each client in it."""
+        """The one under way is durable, or given up. Returns each client's last upload in it."""
         found, self.writing = self.writing or {}, None
         return found
 

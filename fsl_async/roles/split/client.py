@@ -1,42 +1,50 @@
-"""A client's decisions towards the split server. Pure: no socket, no clock, no random number, no tensor.
+"""A client's decisions towards the split server.
 
-The training thread computes up to the cut and puts uploads into a queue of `in_flight` slots; which batches it
-uploads, and whether it waits, is the method's (`fsl_async.roles.split.methods`). The machine gets uploads to the
-server, and answers back, once each.
+Pure: no socket, no clock, no random number, no tensor.
+
+The training thread computes up to the cut and puts uploads into a queue of `in_flight` slots; which
+batches it uploads, and whether it waits, is the method's (`fsl_async.roles.split.methods`). The
+machine gets uploads to the server, and answers back, once each.
 
 Rules
-- Uploads are offered in the order of their keys, at most `in_flight` at a time. A slot is free again when its
-  upload is settled: trained, and its gradient received where one is wanted; or given up.
-- An upload that is not settled is offered again after every loss, with the same key. A gradient that the server no
-  longer has is given up: that batch trains nothing here.
-- The last `retain` settled uploads are kept until a checkpoint of the server's has them. A server that comes back
-  without them is offered them again, without a gradient wanted.
-- An auxiliary model that arrives is installed, whatever its version: the server's is the one that counts. A training
-  thread that waits for one goes on with the old one when the server answers that none comes, and when a new session
-  shows that nothing is due.
-- The end of a round is reported to the server when all its uploads are settled, in every session until it is
-  acknowledged. Where the method needs the acknowledgment (`waits_at_round_end`), the training thread waits for it.
-- A server that leaves before the run ends is waited for, as one that died is: another process goes on in its folder.
+- Uploads are offered in the order of their keys, at most `in_flight` at a time. A slot is free
+  again when its upload is settled: trained, and its gradient received where one is wanted; or given
+  up.
+- An upload that is not settled is offered again after every loss, with the same key. A gradient
+  that the server no longer has is given up: that batch trains nothing here.
+- The last `retain` settled uploads are kept until a checkpoint of the server's has them. A server
+  that comes back without them is offered them again, without a gradient wanted.
+- An auxiliary model that arrives is installed, whatever its version: the server's is the one that
+  counts. A training thread that waits for one goes on with the old one when the server answers that
+  none comes, and when a new session shows that nothing is due.
+- The end of a round is reported to the server when all its uploads are settled, in every session
+  until it is acknowledged. Where the method needs the acknowledgment (`waits_at_round_end`), the
+  training thread waits for it.
+- A server that leaves before the run ends is waited for, as one that died is: another process goes
+  on in its folder.
 - When the run is over, or the server has ended, nothing is waited for: all that waits is given up.
 
-    state      event                         -> effects
-    any        SplitWelcomed                    OfferUpload for all that is missing there; Send RoundDone
-    any        UploadReady                      OfferUpload when there is room
-    joined     UploadAcknowledged               ReportLoss, FreeSlot
-    joined     UploadAlreadyTrained             FreeSlot; AbandonUpload when a gradient is wanted and gone
-    joined     UploadDeclined                   AbandonUpload, FreeSlot, DropUpload; "later": timer "offer"
-    joined     AnswerOffered, AnswerReceived    ReceiveAnswer; DeliverAnswer, FreeSlot
-    joined     AuxiliaryOffered, ...Received    ReceiveAuxiliary; InstallAuxiliary
-    joined     AuxiliaryUnchanged               KeepAuxiliary
-    any        UploadsDurable                   DropUpload
-    training   RoundEnded                       Send RoundDone once all is settled; SettleRound
-    joined     RoundAcknowledged                SettleRound where it was waited for
-    any        StreamLost                       timer "offer", then OfferUpload
-    any        RunEnded                         Send RunOver, AbandonUpload for all that waits, SendGoodbye
-    any        SplitServerEnded                 AbandonUpload for all that waits, now and later
-    any        HelloRefused                     the same, and Finish; "leaving": timer "dial", then DialAgain
-    any        TrainingEnded                    SendGoodbye once all is settled, or after `drain_s`
-    over       UploadReady, RoundEnded          AbandonUpload and FreeSlot; SettleRound
+    state     event                        -> effects
+    any       SplitWelcomed                   OfferUpload for all missing there; Send RoundDone
+    any       UploadReady                     OfferUpload when a slot is free
+    joined    UploadAcknowledged              ReportLoss, FreeSlot
+    joined    UploadAlreadyTrained            FreeSlot; AbandonUpload if a wanted gradient is gone
+    joined    UploadDeclined                  AbandonUpload, FreeSlot, DropUpload;
+                                              "later": timer "offer"
+    joined    AnswerOffered, AnswerReceived   ReceiveAnswer; DeliverAnswer, FreeSlot
+    joined    AuxiliaryOffered, ...Received   ReceiveAuxiliary; InstallAuxiliary
+    joined    AuxiliaryUnchanged              KeepAuxiliary
+    any       UploadsDurable                  DropUpload
+    training  RoundEnded                      Send RoundDone once all is settled; SettleRound
+    joined    RoundAcknowledged               SettleRound where it was waited for
+    any       StreamLost                      timer "offer", then OfferUpload
+    any       RunEnded                        Send RunOver, AbandonUpload for all that waits,
+                                              SendGoodbye
+    any       SplitServerEnded                AbandonUpload for all that waits, now and later
+    any       HelloRefused                    the same, and Finish;
+                                              "leaving": timer "dial", then DialAgain
+    any       TrainingEnded                   SendGoodbye once all is settled, or after `drain_s`
+    over      UploadReady, RoundEnded         AbandonUpload and FreeSlot; SettleRound
 """
 
 from __future__ import annotations
@@ -75,7 +83,7 @@ from fsl_async.roles.sync.client_state import EXIT_REFUSED, SERVER
 class Sent:
     """An upload that is kept. It is settled when the training thread has nothing more to wait for.
 
-    at_server: as far as this session knows, missing | offered (and not answered) | there.
+    at_server: in this session; missing | offered (and not answered) | there.
     """
 
     key: UploadKey
@@ -222,21 +230,21 @@ class SplitClientMachine:
         return self._give_up(sent, "nothing is sent any more") if self.over else self._offer(now)
 
     def _offer(self, now: float) -> list[Effect]:
-        """Offer uploads that are missing at the server, in order, as far as there is room."""
+        """Offer uploads that are missing at the server, in order, as far as slots are free."""
         if not self.connected:
             return []
         effects: list[Effect] = []
-        room = self.in_flight - sum(sent.at_server == "offered" for sent in self.sent.values())
+        free = self.in_flight - sum(sent.at_server == "offered" for sent in self.sent.values())
         for sent in self.sent.values():
             if sent.at_server != "missing":
                 continue
-            if room < 1:
+            if free < 1:
                 break
             if sent.not_before > now:
                 self.deadlines.set("offer", sent.not_before)
                 break  # later uploads must not overtake it
             sent.at_server = "offered"
-            room -= 1
+            free -= 1
             wants = sent.offer.wants_gradient and not sent.settled
             effects.append(attrs.evolve(sent.offer, wants_gradient=wants))
         return effects

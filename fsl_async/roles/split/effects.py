@@ -1,6 +1,7 @@
-"""Effects of split learning: orders of the split server's machine, and of a client's machine towards it.
+"""Effects of the split server's machine, and of a client's machine towards it.
 
-Those of `fsl_async.roles.machine` come too: Send, Note, DeclineStream, Refuse, EndSession, SendGoodbye, Finish.
+Those of `fsl_async.roles.machine` come too: Send, Note, DeclineStream, Refuse, EndSession,
+SendGoodbye, Finish.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class DropUpload(Effect, tag="drop_upload"):
 class TrainUpload(Effect, tag="train_upload"):
     """Train on a received upload, and keep its answer when `wants_answer`. Ends in UploadTrained.
 
-    In order with other trainings, AverageReplicas, Align and Checkpoint. version: of x_c, for the ledger.
+    In order with other trainings, AverageReplicas, Align and Checkpoint. version: of x_c, for the
+    ledger.
     """
 
     key: UploadKey
@@ -55,7 +57,10 @@ class TrainUpload(Effect, tag="train_upload"):
 
 @frozen
 class RecordUpload(Effect, tag="record_upload"):
-    """Enter the outcome of an upload into the ledger: trained | declined | dropped. The last line of a key counts."""
+    """Enter the outcome of an upload into the ledger: trained | declined | dropped.
+
+    The last line of a key counts.
+    """
 
     key: UploadKey
     outcome: str
@@ -64,7 +69,10 @@ class RecordUpload(Effect, tag="record_upload"):
 
 @frozen
 class RecordAuxiliary(Effect, tag="record_auxiliary"):
-    """Enter into the ledger that this version of a client's auxiliary model is about to be made: numbers are unique."""
+    """Enter into the ledger that this version of a client's auxiliary model is about to be made.
+
+    So no number is given twice.
+    """
 
     client: str
     version: int
@@ -87,7 +95,10 @@ class DropAnswer(Effect, tag="drop_answer"):
 
 @frozen
 class Align(Effect, tag="align"):
-    """Align a client's auxiliary model, on its whole buffer and with x_s as it is now: `version`. Ends in Aligned."""
+    """Align a client's auxiliary model, on its whole buffer and with x_s as it is now: `version`.
+
+    Ends in Aligned.
+    """
 
     client: str
     version: int
@@ -105,7 +116,10 @@ class SendAuxiliary(Effect, tag="send_auxiliary"):
 
 @frozen
 class AverageReplicas(Effect, tag="average_replicas"):
-    """Average these clients' replicas, weighted by samples, into every replica. Ends in ReplicasAveraged."""
+    """Average these clients' replicas, weighted by samples, into every replica.
+
+    Ends in ReplicasAveraged.
+    """
 
     round: int
     samples: Mapping[str, int]
@@ -120,7 +134,7 @@ class ForgetSteps(Effect, tag="forget_steps"):
 
 @frozen
 class Checkpoint(Effect, tag="checkpoint"):
-    """Copy the state as it is now, in order with the training, and write it with `book` in the background.
+    """Copy the state in order with the training, and write it with `book` in the background.
 
     One at a time. Ends in CheckpointWritten or CheckpointFailed.
     """
@@ -134,7 +148,9 @@ class Checkpoint(Effect, tag="checkpoint"):
 
 @frozen
 class OfferUpload(Effect, tag="offer_upload"):
-    """Offer an upload (again); it is kept until DropUpload. Ends in StreamLost if the stream breaks.
+    """Offer an upload (again); it is kept until DropUpload.
+
+    Ends in StreamLost if the stream breaks.
 
     The shell adds shape, lengths and label bytes of UploadReady.
     """
@@ -196,7 +212,7 @@ class ReceiveAuxiliary(Effect, tag="receive_auxiliary"):
 
 @frozen
 class InstallAuxiliary(Effect, tag="install_auxiliary"):
-    """Let the training thread use the received auxiliary model from its next step on; a wait for one ends."""
+    """Use the received auxiliary model from the next step on; a wait for one ends."""
 
     version: int
     round: int
@@ -204,7 +220,7 @@ class InstallAuxiliary(Effect, tag="install_auxiliary"):
 
 @frozen
 class KeepAuxiliary(Effect, tag="keep_auxiliary"):
-    """No newer auxiliary model comes for this round: a wait for one ends, and the old one is used."""
+    """No newer auxiliary model comes for this round: a wait for one ends, the old one is used."""
 
     round: int
 

@@ -1,7 +1,7 @@
-"""Events of split learning: what can happen to the split server's machine and to a client's machine towards it.
+"""Events of the split server's machine, and of a client's machine towards it.
 
-Those of `fsl_async.roles.machine` come too: TimerFired, DrainAsked, StreamLost, ClientLeft, SessionLost,
-HelloRefused, RunEnded, TrainingEnded.
+Those of `fsl_async.roles.machine` come too: TimerFired, DrainAsked, StreamLost, ClientLeft,
+SessionLost, HelloRefused, RunEnded, TrainingEnded.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from fsl_async.roles.names import MAX_DIGITS, NAME
 class UploadKey:
     """The identity of one upload: client, incarnation, round, and local step in that round.
 
-    Keys of one incarnation grow. leg: 0, or 1 for the gradient of the features that follows in a U-shape. An upload
-    is trained once: the server answers a key that it has trained as known, with its answer if that is still kept.
+    Keys of one incarnation grow. leg: 0, or 1 for the gradient of the features that follows in a
+    U-shape. An upload is trained once: the server answers a key that it has trained as known, with
+    its answer if that is still kept.
     """
 
     client: str
@@ -31,7 +32,10 @@ class UploadKey:
 
     @property
     def text(self) -> str:
-        """The form on the wire and in the ledger: `client/incarnation/round/step`, and `/1` for the second leg."""
+        """The form on the wire and in the ledger.
+
+        `client/incarnation/round/step`, and `/1` for the second leg.
+        """
         text = f"{self.client}/{self.incarnation}/{self.round}/{self.step}"
         return f"{text}/{self.leg}" if self.leg else text
 
@@ -55,7 +59,10 @@ class UploadKey:
 
 @frozen
 class ClientProgress:
-    """What the server holds of one client besides tensors. Rounds and versions are -1 where there was none."""
+    """What the server holds of one client besides tensors.
+
+    Rounds and versions are -1 where there was none.
+    """
 
     incarnation: int = -1
     last: UploadKey | None = None  # the last one trained
@@ -69,10 +76,12 @@ class ClientProgress:
 
 @frozen
 class SplitProgress:
-    """All that the split server's machine has to keep: it is in every checkpoint, beside the tensors.
+    """All that the split server's machine has to keep.
 
-    round: newest of which an upload was trained. averaged: newest after which replicas were averaged.
-    uploads: trained so far.
+    It is in every checkpoint, beside the tensors.
+
+    round: newest of which an upload was trained. averaged: newest after which replicas were
+    averaged. uploads: trained so far.
     """
 
     run: str = ""
@@ -107,9 +116,10 @@ class SplitProgress:
 
 @frozen
 class SplitRecovered(Event, tag="split_recovered"):
-    """The disk was read at start: the book of the newest good checkpoint, and the ledger's lines after it.
+    """The disk was read at start: the newest good checkpoint's book, and the ledger after it.
 
-    lost: uploads whose last line is "trained". auxiliary_seen: client -> highest version in the ledger.
+    lost: uploads whose last line is "trained". auxiliary_seen: client -> highest version in the
+    ledger.
     """
 
     book: SplitProgress
@@ -182,7 +192,10 @@ class UploadTrained(Event, tag="upload_trained"):
 
 @frozen
 class Aligned(Event, tag="aligned"):
-    """The auxiliary model kept for `client` is now `version`; with a `problem` it is still the one before."""
+    """The auxiliary model kept for `client` is now `version`.
+
+    With a `problem` it is still the one before.
+    """
 
     client: str
     version: int
@@ -206,7 +219,10 @@ class AnswerSent(Event, tag="answer_sent"):
 
 @frozen
 class RoundDoneReceived(Event, tag="round_done_received"):
-    """A client has finished a round. errors: relative errors of coding by "category direction", for the journal."""
+    """A client has finished a round.
+
+    errors: relative errors of coding by "category direction", for the journal.
+    """
 
     peer: str
     round: int
@@ -253,11 +269,13 @@ class SplitWelcomed(Event, tag="split_welcomed"):
 
 @frozen
 class UploadReady(Event, tag="upload_ready"):
-    """The training thread has put an upload into the queue. It holds one of the `in_flight` slots until FreeSlot.
+    """The training thread has put an upload into the queue.
 
-    step: counts the local steps of this round in this incarnation. A round that is trained again, because its first
-    delta was not taken, goes on counting: keys grow, and another batch has another key. version: of x_c.
-    label_bytes, lengths: as in SmashedMeta.
+    It holds one of the `in_flight` slots until FreeSlot.
+
+    step: counts the local steps of this round in this incarnation. A round that is trained again,
+    because its first delta was not taken, goes on counting: keys grow, and another batch has
+    another key. version: of x_c. label_bytes, lengths: as in SmashedMeta.
     """
 
     round: int
@@ -347,7 +365,7 @@ class AuxiliaryUnchanged(Event, tag="auxiliary_unchanged"):
 
 @frozen
 class RoundEnded(Event, tag="round_ended"):
-    """The training thread has done a round's last step; it waits for SettleRound before its delta is sent."""
+    """The last step of a round is done; the training thread waits for SettleRound."""
 
     round: int
     samples: int

@@ -1,12 +1,13 @@
 """Messages between a client and the split server, and the metadata of their streams.
 
-Read by the same strict rules as those of `fsl_async.roles.sync.messages` (docs/WIRE.md lists the fields), in a
-table of their own: neither server accepts the other's messages. An upload's key travels as its text.
+Read by the same strict rules as those of `fsl_async.roles.sync.messages` (docs/WIRE.md lists the
+fields), in a table of their own: neither server accepts the other's messages. An upload's key
+travels as its text.
 
     stream        from     meta            chunks
     up:KEY        client   SmashedMeta     frames of the activations; the last chunk the labels
-    down:KEY      server   GradientMeta    frames of the gradient at the cut; of the features, for the first leg of
-                                           a U-shape
+    down:KEY      server   GradientMeta    frames of the gradient at the cut; of the features, for
+                                           the first leg of a U-shape
     aux:CLIENT/V  server   AuxiliaryMeta   frames of version V of the client's auxiliary model
 """
 
@@ -41,10 +42,10 @@ Role = Annotated[str, Form("a role", NAME.fullmatch)]
 class SplitHello(Message, tag="split_hello/1"):
     """Body of a client's hello: its run, its model, and what it holds.
 
-    run: the parameter server's name for the run. architecture: name -> text, in the order in which they are
-    compared (the method and the cut first, then fingerprints); the first that differs is named in the refusal.
-    auxiliary: version of the auxiliary model, -1 the common start. done_round, done_samples: its last RoundDone,
-    -1 none.
+    run: the parameter server's name for the run. architecture: name -> text, in the order in which
+    they are compared (the method and the cut first, then fingerprints); the first that differs is
+    named in the refusal. auxiliary: version of the auxiliary model, -1 the common start.
+    done_round, done_samples: its last RoundDone, -1 none.
     """
 
     run: OptionalRun
@@ -73,11 +74,13 @@ class PsHello(Message, tag="ps_hello/1"):
 
 @frozen
 class SplitWelcome(Message, tag="split_welcome/1"):
-    """Body of the server's welcome. For a parameter server only the run counts; the other fields are for clients.
+    """Body of the server's welcome.
 
-    in_flight: uploads that it takes from this client at a time. last: text of the last upload of this incarnation
-    that it has trained and not lost ("" none): later ones that the client holds are wanted again. auxiliary: version
-    that it keeps for this client.
+    For a parameter server only the run counts; the other fields are for clients.
+
+    in_flight: uploads that it takes from this client at a time. last: text of the last upload of
+    this incarnation that it has trained and not lost ("" none): later ones that the client holds
+    are wanted again. auxiliary: version that it keeps for this client.
     """
 
     run: OptionalRun
@@ -90,7 +93,8 @@ class SplitWelcome(Message, tag="split_welcome/1"):
 class RoundDone(Message, tag="round_done/1"):
     """Client: it has trained `samples` in this round, and all uploads of the round are settled.
 
-    errors: of coding all that it sent so far, "category direction" -> relative root mean square, for people.
+    errors: of coding all that it sent so far, "category direction" -> relative root mean square,
+    for people.
     """
 
     round: int
@@ -129,7 +133,10 @@ class Trained(Message, tag="trained/1"):
 
 @frozen
 class AlreadyTrained(Message, tag="already_trained/1"):
-    """Server: this upload was trained before. `answer`: its answer is streamed again; else it is gone."""
+    """Server: this upload was trained before.
+
+    `answer`: its answer is streamed again; else it is gone.
+    """
 
     key: Key
     answer: bool
@@ -137,7 +144,7 @@ class AlreadyTrained(Message, tag="already_trained/1"):
 
 @frozen
 class UploadRefused(Message, tag="upload_refused/1"):
-    """Server: this upload will never be trained; or, with the code "later", offer it again in a while."""
+    """Server: this upload is not trained; with the code "later" it may be offered again."""
 
     key: Key
     code: Code
@@ -170,10 +177,10 @@ class Ended(Message, tag="ended/1"):
 class SmashedMeta(Message, tag="smashed_meta/1"):
     """Stream of an upload.
 
-    version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations as sent,
-    without padding. lengths: of the sequences; empty where all are as long as the shape. label_bytes: size of the
-    last chunk, 0 when labels stay at home. wants_gradient: an answer is waited for. alignment_due: the client
-    expects its auxiliary model to be aligned now.
+    version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations
+    as sent, without padding. lengths: of the sequences; empty where all are as long as the shape.
+    label_bytes: size of the last chunk, 0 when labels stay at home. wants_gradient: an answer is
+    waited for. alignment_due: the client expects its auxiliary model to be aligned now.
     """
 
     key: Key

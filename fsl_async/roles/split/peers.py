@@ -1,8 +1,10 @@
-"""What the split server holds of one client: its book, its session, and its uploads between offer and training. Pure.
+"""What the split server holds of one client.
 
-A client's uploads are trained in the order of their keys, so that its last trained key stands for all before it.
-A received upload waits for those offered before it; uploads behind one that was not received are dropped with the
-session, and the client offers them again.
+Its book, its session, and its uploads between offer and training. Pure.
+
+A client's uploads are trained in the order of their keys, so that its last trained key stands for
+all before it. A received upload waits for those offered before it; uploads behind one that was not
+received are dropped with the session, and the client offers them again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ class Upload:
 
 @frozen
 class Answer:
-    """Why an upload is not taken: known | here | later | stale | gone | order | refused, and a sentence."""
+    """Why an upload is not taken, with a sentence.
+
+    code: known | here | later | stale | gone | order | refused.
+    """
 
     code: str
     text: str
@@ -128,7 +133,10 @@ class Peer:
 def refusal_of(
     event: ev.SplitClientHello, run: str, architecture: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """Why a client does not belong to this run, as a code and a sentence with the remedy; None when it does."""
+    """Why a client does not belong to this run, as a code and a sentence with the remedy.
+
+    None when it does.
+    """
     if event.peer == PS_ROLE:
         text = (
             f"{PS_ROLE} is the parameter server's name here; start the client with another --name"
@@ -155,9 +163,9 @@ def refusal_of(
 
 
 def replicas_due(peers: Iterable[Peer], averaged: int, round_: int) -> split.AverageReplicas | None:
-    """The replicas of the clients that are done with the newest round before `round_` that is not averaged.
+    """The replicas of the newest round before `round_` that is not averaged.
 
-    None: there is no such round.
+    Those of the clients that are done with it; None: there is no such round.
     """
     done = {
         peer.name: peer.book

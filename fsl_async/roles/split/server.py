@@ -1,43 +1,48 @@
 """The split server's decisions. Pure: no socket, no clock, no random number, no tensor.
 
-It holds the upper part of the model (x_s, or a replica of it per client), and per client perhaps an auxiliary
-model with its buffer. It opens no rounds: it trains uploads as they come. What a method decides is in
-`fsl_async.roles.split.methods`.
+It holds the upper part of the model (x_s, or a replica of it per client), and per client perhaps an
+auxiliary model with its buffer. It opens no rounds: it trains uploads as they come. What a method
+decides is in `fsl_async.roles.split.methods`.
 
 Rules
-- Uploads are trained one at a time, in the order in which they are complete; those of one client in the order of
-  their keys.
-- An upload is trained once. A key that was trained is answered as known, with its answer if that is still kept:
-  the answers to the last `in_flight` uploads of each client, until the client has them.
-- A client has at most `in_flight` uploads here that are not trained. Further ones are refused with "later".
-- An upload of a round too far behind the newest is declined, before it is transferred and again before it is
-  trained.
-- Uploads that were complete when their client left are trained; the others are dropped, and the client offers them
-  again.
-- Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s as it is then.
-  Versions of a client's model grow; a number is not given twice, also when a server that died had given it. A
-  client that holds another version than is kept here gets the one that is kept.
-- Replicas of the clients that reported a round as done are averaged, weighted by samples, before the first upload
-  of a later round, and when the run is over.
-- A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later round, between two
-  trainings, with the book of all decisions. One at a time; several that fall due meanwhile are one more. A failed
-  one is tried again.
-- A server that is killed goes on from its last checkpoint. Uploads after it are lost with the weights that were
-  trained on them: the ledger records them as dropped, and clients offer again those they have kept.
-- The first client's run is the server's run, for good. Every client's part must be that of the configuration.
-- The end: complete uploads are trained, then a last checkpoint is made. It comes when the run is over, as clients or
-  the parameter server report, or when the operator asks for it. Asked while the run is not known to be over, the
-  server only leaves: it sends the answers that clients wait for, ends their sessions, and admits no client. They go
-  on with the process that comes after it. It also leaves after `alone_s` without a client and without the
-  parameter server (`fsl_async.roles.split.shutdown`).
+- Uploads are trained one at a time, in the order in which they are complete; those of one client in
+  the order of their keys.
+- An upload is trained once. A key that was trained is answered as known, with its answer if that is
+  still kept: the answers to the last `in_flight` uploads of each client, until the client has them.
+- A client has at most `in_flight` uploads here that are not trained. Further ones are refused with
+  "later".
+- An upload of a round too far behind the newest is declined, before it is transferred and again
+  before it is trained.
+- Uploads that were complete when their client left are trained; the others are dropped, and the
+  client offers them again.
+- Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s
+  as it is then. Versions of a client's model grow; a number is not given twice, also when a server
+  that died had given it. A client that holds another version than is kept here gets the one that is
+  kept.
+- Replicas of the clients that reported a round as done are averaged, weighted by samples, before
+  the first upload of a later round, and when the run is over.
+- A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later
+  round, between two trainings, with the book of all decisions. One at a time; several that fall due
+  meanwhile are one more. A failed one is tried again.
+- A server that is killed goes on from its last checkpoint. Uploads after it are lost with the
+  weights that were trained on them: the ledger records them as dropped, and clients offer again
+  those they have kept.
+- The first client's run is the server's run, for good. Every client's part must be that of the
+  configuration.
+- The end: complete uploads are trained, then a last checkpoint is made. It comes when the run is
+  over, as clients or the parameter server report, or when the operator asks for it. Asked while the
+  run is not known to be over, the server only leaves: it sends the answers that clients wait for,
+  ends their sessions, and admits no client. They go on with the process that comes after it. It
+  also leaves after `alone_s` without a client and without the parameter server
+  (`fsl_async.roles.split.shutdown`).
 
     state      event                    -> effects
     any        SplitClientHello            AdmitSplit, SendAuxiliary when versions differ | Refuse
-    serving    UploadOffered               ReceiveUpload, or DeclineStream and Send AlreadyTrained (SendAnswer)
-                                           | Send UploadRefused
-    any        UploadReceived              TrainUpload when nothing is trained and nothing is before it
-    training   UploadTrained               RecordUpload, Send Trained | SendAnswer | Send UploadRefused;
-                                           RecordAuxiliary, Align; the next TrainUpload
+    serving    UploadOffered               ReceiveUpload | DeclineStream and Send AlreadyTrained
+                                           (SendAnswer) | DeclineStream and Send UploadRefused
+    any        UploadReceived              TrainUpload when no other is trained or before it
+    training   UploadTrained               RecordUpload; Send Trained | SendAnswer | Send
+                                           UploadRefused; RecordAuxiliary, Align; next TrainUpload
     aligning   Aligned                     SendAuxiliary; the next TrainUpload
     averaging  ReplicasAveraged            the next TrainUpload
     any        AnswerSent                  DropAnswer
@@ -46,11 +51,12 @@ Rules
     any        CheckpointFailed            timer "retry", then Checkpoint again
     any        StreamLost of an upload     Send UploadRefused "later"
     any        PsConnected                 AdmitSplit | Refuse
-    any        PsEnded, RunOverReceived    training goes on to its end, AverageReplicas, Checkpoint, Send Ended,
-               from all                    Finish
-    any        DrainAsked, timer "alone"   the same; while the run is not known to be over: no AverageReplicas, and
-                                           once answers are sent EndSession instead of Send Ended
-    ending     timer "drain"               uploads that are not trained yet are dropped, no answer is waited for
+    any        PsEnded, RunOverReceived    training goes on to its end, AverageReplicas,
+               from all                    Checkpoint, Send Ended, Finish
+    any        DrainAsked, timer "alone"   the same; while the run is not known to be over: no
+                                           AverageReplicas, and once answers are sent EndSession
+                                           instead of Send Ended
+    ending     timer "drain"               untrained uploads are dropped, no answer is waited for
     done       any but a hello             nothing
 """
 
@@ -90,7 +96,10 @@ from fsl_async.roles.split.shutdown import ALONE, Liveness, SplitShutdown
 
 
 class SplitServerMachine:
-    """A run at the split server. Shells use `handle` and `next_deadline`; the state is there to be read."""
+    """A run at the split server.
+
+    Shells use `handle` and `next_deadline`; the state is there to be read.
+    """
 
     def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
         self.rules = rules
@@ -272,7 +281,8 @@ class SplitServerMachine:
         if answer.code == "later" or any(known == key for known, _ in peer.declined):
             return refused
         peer.declined.append((key, answer))
-        # Recorded first: an upload that a client was told is settled is in the ledger, whenever this process dies.
+        # Recorded first: an upload that a client was told is settled is in the ledger, whenever
+        # this process dies.
         return [split.RecordUpload(key, "declined", f"{answer.code}: {answer.text}"), *refused]
 
     def _received(self, event: ev.UploadReceived, now: float) -> list[Effect]:
@@ -304,7 +314,7 @@ class SplitServerMachine:
     # --- training ---
 
     def _next(self, now: float) -> list[Effect]:
-        """Give the training thread its next job when it has none, and make the checkpoint that is due between two."""
+        """Start the next job of the training thread, and the checkpoint due between two jobs."""
         effects: list[Effect] = []
         while self.busy is None and self.ready:
             key = self.ready[0]
@@ -379,7 +389,7 @@ class SplitServerMachine:
     # --- auxiliary models, rounds ---
 
     def _stays(self, peer: Peer, offer: ev.UploadOffered) -> list[Effect]:
-        """A client that expects its model to be aligned by this upload gets the newest, or is told that none comes."""
+        """Send the newest auxiliary model, or that none comes, where this upload expects one."""
         aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
         if not offer.alignment_due or not peer.is_connected(offer.key) or aligning:
             return []
@@ -452,7 +462,7 @@ class SplitServerMachine:
         return self._drain(event.reason, now)
 
     def _end_if_over(self, now: float) -> list[Effect]:
-        """Begin to end once every connected client has reported that the run is over, and a peer has."""
+        """Begin to end once a peer, and every connected client, has reported the run's end."""
         waits = any(peer.connected and not peer.run_over for peer in self.peers.values())
         if waits or self.deadlines.when("over") is None:
             return []

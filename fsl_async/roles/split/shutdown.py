@@ -1,14 +1,15 @@
 """How a split server ends, and when it leaves because it is alone. Pure.
 
-Two ways to end. The run is over, as a client or the parameter server reports: then it is over for all. Or this
-process is asked to end while that is not known: then it leaves, and another process goes on in its folder. A
-client that waits must be able to tell one from the other, because uploads of a run that is not over must not be
-given up.
+Two ways to end. The run is over, as a client or the parameter server reports: then it is over for
+all. Or this process is asked to end while that is not known: then it leaves, and another process
+goes on in its folder. A client that waits must be able to tell one from the other, because uploads
+of a run that is not over must not be given up.
 
-The parameter server of another process keeps a session too, in which it sends one message: that the run is over.
-While that session lasts the run goes on, although clients are away. Without it and without a client, either all
-are down, or the run has ended and no peer could report it. These cannot be told apart, so the server waits
-`alone_s` and then leaves: a process that is started in its folder later goes on.
+The parameter server of another process keeps a session too, in which it sends one message: that the
+run is over. While that session lasts the run goes on, although clients are away. Without it and
+without a client, either all are down, or the run has ended and no peer could report it. These
+cannot be told apart, so the server waits `alone_s` and then leaves: a process that is started in
+its folder later goes on.
 """
 
 from __future__ import annotations
@@ -61,14 +62,20 @@ class SplitShutdown:
 
 @mutable
 class Liveness:
-    """The parameter server's session, and the deadline of a server that is alone. It shares the server's deadlines."""
+    """The parameter server's session, and the deadline of a server that is alone.
+
+    It shares the server's deadlines.
+    """
 
     deadlines: Deadlines
     alone_s: float
     ps_incarnation: int | None = None  # of the parameter server that has a session
 
     def update(self, run: str, now: float, *, clients: bool) -> None:
-        """A peer has come or gone. A server that is in no run yet waits for its first peer without limit."""
+        """A peer has come or gone.
+
+        A server that is in no run yet waits for its first peer without limit.
+        """
         if not run or self.alone_s <= 0 or clients or self.ps_incarnation is not None:
             self.deadlines.cancel(ALONE)
         elif self.deadlines.when(ALONE) is None:

@@ -20,8 +20,9 @@ SLOWEST_LEARNER = 1e-8
 class Choices:
     """One comparison. Every run has all of it in common but its method.
 
-    samples: of a client in a round; 0 = all of its shard (text: 128 windows). cut: where the model is cut; "" = the model's default.
-    alpha: of a Dirichlet partition of images; 0 = IID. number_format_up, _down: activations and gradients; models: weights.
+    samples: of a client in a round; 0 = all of its shard (text: 128 windows). cut: where the model
+    is cut; "" = the model's default. alpha: of a Dirichlet partition of images; 0 = IID.
+    number_format_up, _down: activations and gradients; models: weights.
     """
 
     methods: tuple[str, ...]
@@ -59,12 +60,14 @@ class Choices:
             raise UsageError(f"--methods: name at least one of {', '.join(METHODS)}")
         if not 0 < self.target <= 1:
             raise UsageError(
-                f"--target-accuracy {self.target:g}: a share of right answers, above 0 and at most 1"
+                f"--target-accuracy {self.target:g}:"
+                " a share of right answers, above 0 and at most 1"
             )
         if not (self.model in MODELS or self.model.startswith(GPT)):
             known = ", ".join(MODELS)
             raise UsageError(
-                f"--model {self.model[:80]!r} is unknown; known: {known}, and for text gpt-0.5m, gpt-1m, ..."
+                f"--model {self.model[:80]!r} is unknown; known: {known},"
+                " and for text gpt-0.5m, gpt-1m, ..."
             )
         if not SLOWEST_LEARNER <= self.learning_rate <= 10:
             raise UsageError(f"--learning-rate {self.learning_rate:g}: above 0, at most 10")
@@ -85,7 +88,7 @@ class Choices:
         return tuple(f"client-{number}" for number in range(1, self.clients + 1))
 
     def versions(self, method: str) -> int:
-        """How many versions the parameter server makes: where clients take turns every turn is one."""
+        """Versions that the parameter server makes; where clients take turns each turn is one."""
         return self.rounds * self.turns(method)
 
     def turns(self, method: str) -> int:
@@ -103,7 +106,10 @@ class Choices:
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
-    """Read "sl,fedavg": names in the order given, each once. Raises UsageError for a name that is none."""
+    """Read "sl,fedavg": names in the order given, each once.
+
+    Raises UsageError for a name that is none.
+    """
     found: list[str] = []
     for name in filter(None, (part.strip().lower() for part in text.split(","))):
         if name not in METHODS:

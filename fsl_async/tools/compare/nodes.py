@@ -1,11 +1,14 @@
-"""A server and a client of a comparison, each a blocking function that reports what happens by `emit`: for a thread, or a process of its own.
+"""A server and a client of a comparison, each a blocking function that reports by `emit`.
+
+For a thread, or a process of its own.
 
 As processes (where a network laboratory puts each node into a site of its own):
 
-    python -m fsl_async.tools.compare.nodes server JSON        JSON: {"choices", "method", "folder", "listen"}
-    python -m fsl_async.tools.compare.nodes client JSON        JSON: {"address", "name", "threads"}
+    python -m fsl_async.tools.compare.nodes server JSON    {"choices", "method", "folder", "listen"}
+    python -m fsl_async.tools.compare.nodes client JSON    {"address", "name", "threads"}
 
-Each report is then a line of JSON on standard output. A line "drain" on standard input asks for a good end, its end for one at once.
+Each report is then a line of JSON on standard output. A line "drain" on standard input asks for a
+good end, its end for one at once.
 """
 
 from __future__ import annotations
@@ -101,7 +104,8 @@ def serve(  # noqa: PLR0917 - what a run is, in the order of its making
 ) -> None:
     """Run the parameter server, and the split server where the method has one, in one loop. Blocks.
 
-    listen: "ps", "split" -> where to listen; "reach" -> where clients reach the split server, "" for where it listens. Raises FslError.
+    listen: "ps", "split" -> where to listen; "reach" -> where clients reach the split server, ""
+    for where it listens. Raises FslError.
     """
     torch.set_num_threads(1)
     config = config_of(choices, method)
@@ -144,7 +148,10 @@ EVERYTHING = SitePolicy(frozenset(KINDS))
 def join(
     address: str, name: str, emit: Emit, stop: Stopper, *, data: str = "", threads: int = 1
 ) -> None:
-    """Train as one client on `data` (empty: the built-in text) until the run ends. Blocks. Raises FslError."""
+    """Train as one client on `data` (empty: the built-in text) until the run ends. Blocks.
+
+    Raises FslError.
+    """
     made: list[ReportingFed] = []
 
     def make(runtime: ClientRuntime, place: ClientContext) -> Fed:
@@ -177,7 +184,7 @@ def main(arguments: list[str]) -> int:
     def watch() -> None:
         for _ in sys.stdin:
             stop.request(reason=DRAINED)
-        stop.request(hard=True, reason="told to stop")  # or whoever started this has ended
+        stop.request(hard=True, reason="told to stop")  # or the process that started this has ended
 
     threading.Thread(target=watch, daemon=True).start()
     try:

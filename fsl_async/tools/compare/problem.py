@@ -1,7 +1,7 @@
 """The configuration of one method's run, and the joined model on the held-out set. Imports torch.
 
-Every node builds its parts from the configuration alone, so all methods begin with the same weights, and a client draws the same batches
-under every method.
+Every node builds its parts from the configuration alone, so all methods begin with the same
+weights, and a client draws the same batches under every method.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ _OPTIONS = {
 
 
 def check(choices: Choices, method: str) -> None:
-    """Build everything once, so that what is wrong is said before anything is started. Raises FslError in one line."""
+    """Build everything once, so that what is wrong is said before anything is started.
+
+    Raises FslError in one line.
+    """
     config = config_of(choices, method)
     build.build_parts(config, at_client=False)
     facts = facts_of(config)
@@ -107,10 +110,13 @@ def check(choices: Choices, method: str) -> None:
 
 
 class Scorer:
-    """Scores each version: x_c of the parameter server and x_s of the split server, together, on what nobody trains on.
+    """Scores each version.
 
-    Called where the version is durable and nobody has heard of it yet, so no client trains meanwhile. Replicas (SplitFed V1) are averaged for it with the
-    shares that the version's own average had.
+    X_c of the parameter server and x_s of the split server, on held-out data.
+
+    Called where the version is durable and no client has it yet, so that no client trains
+    meanwhile. Replicas (SplitFed V1) are averaged for it with the shares of the version's own
+    average.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`demo split`: a parameter server and a split server in one process, clients that hold one block, one of them killed on the way."""
+"""`demo split`: both servers in one process, clients that hold one block, one of them killed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ DEEP: dict[str, str | float | int] = {
     "model.heads": 4,
     "model.context": 128,
 }
-"""The demo's own model: 0.4 M parameters in as many blocks as they go into, because what a client saves are blocks."""
+"""The demo's own model: 0.4 M parameters in as many blocks as they go into, because what a client
+saves are blocks."""
 
 
 @frozen(kw_only=True)
@@ -65,7 +66,7 @@ class SplitDemo:
 
     @property
     def victim(self) -> str:
-        """Who is killed."""
+        """The client that is killed."""
         return self.names[min(1, self.clients - 1)]
 
     @property
@@ -221,13 +222,13 @@ class Summary:
     killed_s: float | None
     back_s: float | None
     back_uploads: int
-    """Uploads of the killed client's later lives that were trained."""
+    """Uploads of the killed client's later incarnations that were trained."""
     seconds: float
     run_dir: str
 
 
 def summarise(demo: SplitDemo, seen: Seen) -> Summary:
-    """Sum up; evaluates the last weights, and trains the whole model for a moment to measure its memory."""
+    """Sum up. Evaluates the last weights; trains the whole model briefly to measure memory."""
     server = seen.results.get(SERVER, {})
     clients = [seen.results[name] for name in demo.names if name in seen.results]
     traffic = traffic_of(demo.run_dir)
@@ -251,15 +252,18 @@ def summarise(demo: SplitDemo, seen: Seen) -> Summary:
 
 
 def _uploads_after(demo: SplitDemo) -> int:
-    """Trained uploads of the victim's lives but the first, from the split server's ledger."""
+    """Uploads of the victim's later incarnations, from the split server's ledger."""
     from fsl_async.observe.split_audit import trained_by_life
 
-    lives = trained_by_life(demo.run_dir / "server", demo.victim)
-    return sum(lives[1:])
+    counts = trained_by_life(demo.run_dir / "server", demo.victim)
+    return sum(counts[1:])
 
 
 def traffic_of(run_dir: Path) -> dict[str, Counter[str]]:
-    """What both servers' journals count, all lives of all clients: payload and coded bytes by category and direction, sockets by direction."""
+    """What both servers' journals count, all incarnations of all clients.
+
+    Payload and coded bytes by category and direction, sockets by direction.
+    """
     sums = {kind: Counter[str]() for kind in ("payload", "coded", "sockets")}
     for part in ("ps", "server"):
         account = Account()
@@ -273,7 +277,7 @@ def traffic_of(run_dir: Path) -> dict[str, Counter[str]]:
 def whole_memory(demo: SplitDemo) -> int:
     """What training the whole model takes, in a process of its own."""
     argv = [sys.executable, "-P", "-m", "fsl_async.tools.demo.whole_memory", *demo.overrides()]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603 - ours
     try:
         return int(json.loads(done.stdout)["grown"])
     except (ValueError, KeyError):
@@ -322,7 +326,10 @@ def words(demo: SplitDemo, found: Summary) -> list[str]:
     """The summary for people."""
     lines = [
         "",
-        f"{found.rounds} rounds of {found.method}, {found.uploads} uploads trained, {found.seconds:.0f} s",
+        (
+            f"{found.rounds} rounds of {found.method}, {found.uploads} uploads trained,"
+            f" {found.seconds:.0f} s"
+        ),
         f"loss {found.eval_loss} of both parts on text that no client has seen (nats/byte)"
         + (
             "; above it is that of auxiliary models"
@@ -341,12 +348,14 @@ def words(demo: SplitDemo, found: Summary) -> list[str]:
     if found.whole_memory:
         share = found.client_memory / found.whole_memory
         lines.append(
-            f"peak memory of a client beyond what it takes without a model: {found.client_memory / 1e6:.0f} MB, {share:.0%} of the"
+            "peak memory of a client beyond what it takes without a model:"
+            f" {found.client_memory / 1e6:.0f} MB, {share:.0%} of the"
             f" {found.whole_memory / 1e6:.0f} MB that training the whole model takes"
         )
     if found.killed_s is not None and found.back_s is not None:
         lines.append(
-            f"{demo.victim}: killed at {found.killed_s:.1f} s, launched again at {found.back_s:.1f} s, "
+            f"{demo.victim}: killed at {found.killed_s:.1f} s,"
+            f" launched again at {found.back_s:.1f} s, "
             + (
                 f"{counted(found.back_uploads, 'upload')} trained after that"
                 if found.back_uploads

@@ -1,10 +1,12 @@
-"""Split learning replaced by counting: the parts at the split server, their disk, and a client's training thread.
+"""Split learning replaced by counting.
 
-x_s (or each replica) is the list of what it was trained on, as a hash over its whole history; an auxiliary model
-is a hash over its own. What travels is a vector of numbers that such a hash is written into. So whatever would
-corrupt real weights (an upload trained twice, a gradient for another batch, a model of another lineage, a
-checkpoint of two moments) gives a wrong number here. `SplitDisk` survives the death of a server; everything else
-dies with it.
+The parts at the split server, their disk, and a client's training thread.
+
+x_s (or each replica) is the list of what it was trained on, as a hash over its whole history; an
+auxiliary model is a hash over its own. What travels is a vector of numbers that such a hash is
+written into. So whatever would corrupt real weights (an upload trained twice, a gradient for
+another batch, a model of another lineage, a checkpoint of two moments) gives a wrong number here.
+`SplitDisk` survives the death of a server; everything else dies with it.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class SplitDisk:
 
 
 class CountingServerTraining:
-    """The parts of a split server and its uploads, as `fsl_async.learn.split.server_training` has them.
+    """The parts of a split server, as `fsl_async.learn.split.server_training` has them.
 
     order: gets every upload that is trained, over all processes.
     """
@@ -221,9 +223,9 @@ class CountingServerTraining:
             "book and tensors are of one moment"
         )
         for name, client in book.clients.items():
-            assert client.last == state.last.get(name), "the book knows what was trained"
+            assert client.last == state.last.get(name), "the book has what was trained"
             kept = state.auxiliary.get(name, (-1, ""))[0]
-            assert client.auxiliary == kept, "the book knows which auxiliary model is kept"
+            assert client.auxiliary == kept, "the book has the auxiliary model that is kept"
 
         def write() -> None:
             disk = self.disk
@@ -242,9 +244,12 @@ class Step:
 
 
 class RoundLearner(CountingLearner):
-    """A client's training thread: it trains rounds of `STEPS` batches when called, and uploads by the method.
+    """A client's training thread.
 
-    Towards the split server it is `fsl_async.learn.split.remote.SplitTraining`. name, incarnation: of the client.
+    It trains rounds of `STEPS` batches when called, and uploads by the method.
+
+    Towards the split server it is `fsl_async.learn.split.remote.SplitTraining`. name, incarnation:
+    of the client.
     """
 
     auxiliary_values = AUXILIARY_VALUES

@@ -1,19 +1,26 @@
-"""`fsl-node sim --split METHOD`: parameter server, split server and clients of a method, under a virtual clock.
+"""`fsl-node sim --split METHOD`.
 
-As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting in place of
-tensors (`split_counting`). Two networks, one for each server, with the same faults; the split server is killed
-like the parameter server, and as often asked to end while the run goes on. The invariants of pretraining hold for
-x_c; those of split learning are below and in `split_counting`, checked after every event.
+Parameter server, split server and clients of a method, under a virtual clock.
 
-- An upload is trained at most once in the lineage of a server: uploads in a checkpoint, and those trained since.
-- Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped with a server
-  that died.
+As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting
+in place of tensors (`split_counting`). Two networks, one for each server, with the same faults; the
+split server is killed like the parameter server, and as often asked to end while the run goes on.
+The invariants of pretraining hold for x_c; those of split learning are below and in
+`split_counting`, checked after every event.
+
+- An upload is trained at most once in the lineage of a server: uploads in a checkpoint, and those
+  trained since.
+- Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped
+  with a server that died.
 - Book and tensors of a checkpoint are of one moment.
-- An auxiliary model has one lineage: a version number means one content, and a client holds the content that the
-  server made.
-- A split server that is asked to end while the run goes on ends no client's part, and loses nothing it trained.
-- Replicas are averaged over the clients that reported the round done, before an upload of a later one is trained.
-- Per client, uploads that are not trained and answers that are kept are at most `in_flight`; the buffer is bounded.
+- An auxiliary model has one lineage: a version number means one content, and a client holds the
+  content that the server made.
+- A split server that is asked to end while the run goes on ends no client's part, and loses nothing
+  it trained.
+- Replicas are averaged over the clients that reported the round done, before an upload of a later
+  one is trained.
+- Per client, uploads that are not trained and answers that are kept are at most `in_flight`; the
+  buffer is bounded.
 - Neither side sends what the other one refuses as a violation of the protocol.
 - Bytes by category are the streams' payloads: without faults, both sides count the same.
 """
@@ -136,14 +143,15 @@ class SplitInvariants:
     ) -> None:
         bound = machine.method.in_flight
         if peer is not None:
-            lives = Counter(key.incarnation for key in peer.uploads)
-            if any(count > bound for count in lives.values()):
+            counts = Counter(key.incarnation for key in peer.uploads)
+            if any(count > bound for count in counts.values()):
                 self.violated(f"{peer.name} has more than {bound} uploads here", now)
             if len(peer.answers) > bound:
                 self.violated(f"more than {bound} answers are kept for {peer.name}", now)
             if training.state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
                 self.violated(f"the buffer of {peer.name} is not bounded", now)
-        # The effects are carried out after this; one upload may have been trained and not be told yet.
+        # The effects are carried out after this; one upload may have been trained and not be told
+        # yet.
         here = sum(len(each.uploads) for each in machine.peers.values())
         here += sum(isinstance(effect, split.DropUpload) for effect in effects)
         if len(training.uploads) > here:
@@ -460,7 +468,10 @@ class SplitSimulation(Simulation):
         super()._heal(name)
 
     def _end(self) -> None:
-        """No new faults; the parameter server ends the run, and the split server follows when its clients say so."""
+        """No new faults.
+
+        The parameter server ends the run, and the split server follows when its clients say so.
+        """
         self._calm = True
         calm_s = self.scheduler.time() + self.profile.longest_s
         give_up_s = calm_s + LONGEST_END_S

@@ -1,4 +1,4 @@
-"""Where models can be cut, that the parts make the whole, and that they weigh what was published."""
+"""Where models can be cut, that the parts make the whole, and their published sizes."""
 
 import copy
 
@@ -21,7 +21,10 @@ def picture(side=32, count=2):
 
 
 def test_resnet18_weighs_what_was_published():
-    """x_c, x_s, x_a and the activations of FSL-SAGE's CIFAR-10 experiment, in bytes: all traffic figures follow from them."""
+    """x_c, x_s, x_a and the activations of FSL-SAGE's CIFAR-10 experiment, in bytes.
+
+    All traffic figures follow from them.
+    """
     halves = split(resnet18(10), "layer2")
     net = auxiliary.build("blocks:1", halves, Batch(picture(), torch.zeros(2).long()))
     assert state_bytes(halves.client) == 2_740_048
@@ -86,7 +89,10 @@ def test_small_cnn_and_resnet_depend_on_their_seed_alone():
 
 
 def test_a_tied_head_becomes_the_servers_own_copy():
-    """Both start as the embedding; in a U-shape the client keeps the tie, and the server has neither."""
+    """Both start as the embedding.
+
+    In a U-shape the client keeps the tie, and the server has neither.
+    """
     model = GPT(SMALL, seed=2)
     halves = split(model, 1)
     assert halves.client.embedding is model.embedding
@@ -106,7 +112,10 @@ def test_a_tied_head_becomes_the_servers_own_copy():
 
 @pytest.mark.parametrize("tail", [None, 2])
 def test_a_node_builds_its_part_of_a_gpt_without_the_rest(tail):
-    """A client that cannot hold the model must not have to build it; with the same seed its part is the same."""
+    """A client that cannot hold the model must not have to build it.
+
+    With the same seed its part is the same.
+    """
     whole = split(GPT(SMALL, seed=7), 1, tail)
     mine = gpt_parts.build(SMALL, seed=7, blocks={0} if tail is None else {0, 2}, ends=True)
     client = split(mine, 1, tail)

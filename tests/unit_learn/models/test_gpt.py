@@ -27,7 +27,10 @@ def test_presets_have_about_the_parameters_of_their_name(name):
 
 
 def test_initial_weights_depend_on_the_seed_and_nothing_else():
-    """The client that publishes version 0 must be able to publish it again; users' generators are left alone."""
+    """The client that publishes version 0 must be able to publish it again.
+
+    Users' generators are left alone.
+    """
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = GPT(SMALL, seed=5).state_dict()
@@ -64,7 +67,7 @@ def test_a_logit_depends_on_earlier_bytes_only():
 
 
 def test_the_order_of_earlier_bytes_matters_already_to_one_layer():
-    """Without positions it would see a bag of bytes (deeper models recover order from the causal mask)."""
+    """Without positions it would see a bag of bytes; deep models get order from the causal mask."""
     model = GPT(GPTConfig(layers=1, width=16, heads=2, context=12))
     window = torch.arange(12)[None]
     swapped = window.clone()

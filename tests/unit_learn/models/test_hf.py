@@ -1,4 +1,7 @@
-"""Hugging Face models in parts: the same logits, nothing but hidden states across the cut. Skipped without the extra `hf`."""
+"""Hugging Face models in parts: the same logits, nothing but hidden states across the cut.
+
+Skipped without the extra `hf`.
+"""
 
 import copy
 import importlib.util
@@ -73,7 +76,7 @@ def tokens(batch=3, length=9):
 @needs_hf
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_give_the_logits_of_the_uncut_model(name):
-    """Positions, masks, windows and projections are made again at the right place, once, for every cut there is."""
+    """Positions, masks, windows and projections are made once, in the right part, at every cut."""
     model = build(name).eval()
     ids = tokens()
     lengths = torch.tensor([9, 4, 7])
@@ -95,7 +98,10 @@ def test_parts_give_the_logits_of_the_uncut_model(name):
 @needs_hf
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_that_is_not_sent_changes_nothing(name):
-    """The wire drops padded positions and the server fills in zeros: real positions must not notice."""
+    """The wire drops padded positions and the server fills in zeros.
+
+    Real positions must not notice.
+    """
     model = build(name).eval()
     halves = split(model, 1)
     ids, lengths = tokens(), torch.tensor([9, 4, 7])
@@ -156,7 +162,10 @@ def test_the_whole_state_fits_the_uncut_model(name):
 @needs_hf
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2 sliding", "qwen3", "opt"])
 def test_one_client_trains_as_the_uncut_model_does(name, difference):
-    """Gradients through the cut: a detached position or a second norm would pass a test of logits only by luck."""
+    """Gradients through the cut.
+
+    A detached position or a second norm would pass a test of logits only by luck.
+    """
     model = build(name, tie_word_embeddings=False).eval()
     for part in model.modules():
         if isinstance(part, torch.nn.Dropout):
@@ -200,7 +209,7 @@ def _still(model):
 @needs_hf
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fedavg"])
 def test_every_method_runs_on_sequences_of_many_lengths(name):
-    """Buffers of batches of different lengths are aligned to, with second derivatives, masks and padding."""
+    """Alignment takes buffers of different lengths: second derivatives, masks and padding."""
     halves = split(build("qwen3"), 1)
     example = Batch(tokens(), tokens())
     net = auxiliary.build("blocks:1", halves, example)
@@ -225,7 +234,10 @@ def test_every_method_runs_on_sequences_of_many_lengths(name):
 
 @needs_hf
 def test_the_same_seed_builds_the_same_model():
-    """Sites that share nothing but the config must start from the same weights; the user's generator is left alone."""
+    """Sites that share nothing but the config must start from the same weights.
+
+    The user's generator is left alone.
+    """
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first, second = build("llama"), build("llama")

@@ -1,4 +1,7 @@
-"""LoRA on either half: only adapters train, cross the wire and are saved. Skipped without the extra `hf`."""
+"""LoRA on either half: only adapters train, cross the wire and are saved.
+
+Skipped without the extra `hf`.
+"""
 
 import copy
 import importlib.util
@@ -41,7 +44,7 @@ def batch():
 
 @pytest.mark.parametrize("build", [gpt, gpt2])
 def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
-    """A pretrained model must be what it was before the first step, and its own weights ever after."""
+    """A pretrained model must be unchanged before the first step, and its own weights after it."""
     halves = split(build(), 1)
     with torch.no_grad():
         before = halves.run(batch().inputs)
@@ -65,7 +68,7 @@ def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
 
 
 def test_either_half_may_be_the_one_that_is_frozen():
-    """A client may be too small to train more than adapters, or the server's model not the client's business."""
+    """A client may be too small to train more than adapters, and so may the server."""
     for which in ("client", "server"):
         halves = split(gpt(), 1)
         apply_lora(getattr(halves, which), rank=2)

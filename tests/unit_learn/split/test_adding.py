@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "adding-a-method.md"
 
 
 def test_the_pages_example_is_a_method(monkeypatch):
-    """Who follows the page must end with something that trains, is planned, and survives a simulated day."""
+    """Following the page must give a method that trains, is planned, and can be simulated."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names = {}
     exec(compile(block, str(PAGE), "exec"), names)

@@ -1,4 +1,4 @@
-"""FSL-SAGE's alignment against a double backward of its own, its scale, its buffer, and all it must leave alone."""
+"""FSL-SAGE's alignment against a double backward, its scale, its buffer, its side effects."""
 
 import copy
 
@@ -32,7 +32,10 @@ def smashed(count, seed=0):
 
 
 def by_hand(auxiliary, server, batches, passes, rate=0.5):
-    """Finite differences of nothing: the objective's gradient is taken through functional derivatives, not through a graph kept."""
+    """Finite differences of nothing.
+
+    The objective's gradient is taken through functional derivatives, not through a graph kept.
+    """
     names = [name for name, _ in auxiliary.named_parameters()]
     values = [weight.detach().clone() for weight in auxiliary.parameters()]
 
@@ -59,7 +62,10 @@ def by_hand(auxiliary, server, batches, passes, rate=0.5):
 
 @pytest.mark.parametrize("size", [9, 4])
 def test_alignment_is_gradient_descent_on_the_squared_difference(size, difference):
-    """Against functional derivatives; with minibatches of 4 of 9 the last one is of another size, and still of the same scale."""
+    """Against functional derivatives.
+
+    With minibatches of 4 of 9 the last one is of another size, and still of the same scale.
+    """
     server, net = dense(1), dense(2)
     parts = [smashed(5, 1), smashed(4, 2)]
     z = torch.cat([part.values for part in parts]).split(size)
@@ -76,7 +82,10 @@ def test_alignment_is_gradient_descent_on_the_squared_difference(size, differenc
 
 
 def test_an_auxiliary_model_equal_to_the_server_is_at_the_goal_whatever_the_sizes():
-    """The scale trap: targets of a mean over 9 and estimates of a mean over 4 would differ by their sizes."""
+    """The scale trap.
+
+    Targets of a mean over 9 and estimates of a mean over 4 would differ by their sizes.
+    """
     server = dense(1)
     for size in (3, 4, 9, 50):
         net = copy.deepcopy(server)
@@ -96,7 +105,10 @@ def noisy(seed=0):
 
 
 def test_one_sample_that_is_left_over_is_not_alone_where_there_is_batch_norm():
-    """A buffer of 9 in minibatches of 4, as with 1,000 in minibatches of 27: batch norm cannot take the last one, and that ended the server."""
+    """A buffer of 9 in minibatches of 4, as with 1,000 in minibatches of 27.
+
+    Batch norm cannot take the last one, and that ended the server.
+    """
     found = []
     for size in (4, 5):
         torch.manual_seed(3)
@@ -110,7 +122,7 @@ def test_one_sample_that_is_left_over_is_not_alone_where_there_is_batch_norm():
 
 
 def test_alignment_leaves_the_server_as_it_was():
-    """In the published code it moves batch norm's statistics, so that how often one aligns changes what the server predicts."""
+    """In the published code it moves batch norm's statistics, and so the server's predictions."""
     model, net = noisy(1), noisy(2)
     half = server_of(model)
     half.step(smashed(8), wants_gradient=False)
@@ -130,7 +142,7 @@ def test_alignment_leaves_the_server_as_it_was():
 
 
 def test_targets_normalise_by_the_batch_and_have_no_dropout():
-    """They are those of the training step whose gradient the client would have got, without its noise."""
+    """They are those of the training step whose gradient is estimated, without its noise."""
     model = noisy(1)
     half = server_of(model)
     part = smashed(8)
@@ -185,7 +197,10 @@ def test_ignored_labels_count_neither_in_targets_nor_in_estimates():
 
 
 def test_sequences_of_other_lengths_are_padded_with_labels_that_ask_for_nothing(difference):
-    """Padding is not sent, so what is in the buffer is ragged; joined, it must give what the parts give."""
+    """Padding is not sent, so what is in the buffer is ragged.
+
+    Joined, it must give what the parts give.
+    """
     head, net = nn.Linear(6, 5), nn.Linear(6, 5)
     first = Smashed(torch.randn(2, 4, 6), torch.randint(0, 5, (2, 4)))
     second = Smashed(torch.randn(1, 2, 6), torch.randint(0, 5, (1, 2)), torch.tensor([2]))

@@ -40,7 +40,10 @@ def pull_to_labels(z, weight, y):
 
 
 def align(auxiliary, server, z, y):
-    """Gradient descent on || g(A) - g(S) ||^2 with g(W) = c (z W - y) W', whose derivative is 2c (z' E A + E' (z A - y))."""
+    """Gradient descent on || g(A) - g(S) ||^2 with g(W) = c (z W - y) W'.
+
+    Its derivative is 2c (z' E A + E' (z A - y)).
+    """
     target = pull_to_labels(z, server, y)[1]
     scale = 2 / y.size
     for _ in range(PASSES):

@@ -1,6 +1,7 @@
 """Every method on a small CNN with batch norm and on a small GPT, step by step against plain torch.
 
-The plain runs below share nothing with the code under test but the models' layers: their own optimisers, loops, buffers and averages.
+The plain runs below share nothing with the code under test but the models' layers: their own
+optimisers, loops, buffers and averages.
 """
 
 import copy
@@ -103,7 +104,10 @@ def floats(module):
 
 
 def average(modules, shares):
-    """In float64, rounded once: Adam makes much of a rounding, so a sum in fp32 here would differ by 1e-5."""
+    """In float64, rounded once.
+
+    Adam makes much of a rounding, so a sum in fp32 here would differ by 1e-5.
+    """
     states = [{k: v.double() for k, v in floats(module).items()} for module in modules]
     mean = {name: torch.zeros_like(value) for name, value in states[0].items()}
     for share, state in zip(shares, states, strict=True):
@@ -121,7 +125,10 @@ def adam(module):
 
 
 def plain_alignment(auxiliary, optimizer, server, buffer):
-    """Published form: the whole buffer in one batch. Statistics of batch norm are put back; there is no dropout here."""
+    """Published form: the whole buffer in one batch.
+
+    Statistics of batch norm are put back; there is no dropout here.
+    """
     z = torch.cat([each for each, _ in buffer])[-BUFFER:]
     y = torch.cat([each for _, each in buffer])[-BUFFER:]
     kept = copy.deepcopy(server.state_dict()), copy.deepcopy(auxiliary.state_dict())
@@ -245,7 +252,7 @@ def compare(name, run, wanted, difference):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_cnn_trains_as_plain_torch_trains_it(name, images, difference):
-    """Batch norm's statistics, Adam's moments over rounds, unequal shares, a missing client, batches of unequal size."""
+    """Batch norm, Adam's moments over rounds, unequal shares and batches, a missing client."""
     data, model = images(), cnn()
     wanted = plain(name, copy.deepcopy(model[:3]), copy.deepcopy(model[3:]), cnn_auxiliary(), data)
     halves = whole(model) if name == "fedavg" else split(model, 2)
@@ -255,7 +262,7 @@ def test_a_cnn_trains_as_plain_torch_trains_it(name, images, difference):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fedavg"])
 def test_a_gpt_trains_as_plain_torch_trains_it(name, texts, difference):
-    """Embedding and head untied by the cut, labels that ask for nothing, second derivatives of attention."""
+    """A cut that unties head and embedding, ignored labels, attention's second derivatives."""
     data, model = texts(), gpt()
     front, back = PlainFront(model, 1), PlainBack(model, 1, 3)
     wanted = plain(name, front, back, PlainBack(model, 1, 2), data)
@@ -268,7 +275,10 @@ def test_a_gpt_trains_as_plain_torch_trains_it(name, texts, difference):
 @pytest.mark.parametrize("tail_cut", ["2", "3"])
 @pytest.mark.parametrize("name", ["sl", "splitfed-v1", "splitfed-v2"])
 def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts, difference):
-    """Labels stay at home and the model is the tied one: with one client, every method must train the uncut model."""
+    """Labels stay at home and the model is the tied one.
+
+    With one client, every method must train the uncut model.
+    """
     data, model = texts(names="a"), gpt()
     uncut = copy.deepcopy(model)
     optimizer = adam(uncut)
@@ -288,7 +298,10 @@ def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts,
 
 @pytest.mark.parametrize("tail", [False, True])
 def test_splitfed_v1_is_fedavg(tail, images, difference):
-    """The theorem the comparison of the two rests on, with the code of both: clients, shares, moments, batch norm."""
+    """The theorem the comparison of the two rests on, with the code of both.
+
+    Clients, shares, moments, batch norm.
+    """
     data, model = images(), cnn()
     federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
     parallel = lockstep("splitfed-v1", split(model, 2, 5) if tail else split(model, 2), None, data)
@@ -298,7 +311,10 @@ def test_splitfed_v1_is_fedavg(tail, images, difference):
 
 
 def test_splitfed_v2_is_not_fedavg(images, difference):
-    """The known defect of a published simulation: FedAvg over a shared upper part gives V2's weights. Ours must not."""
+    """The known defect of a published simulation.
+
+    FedAvg over a shared upper part gives V2's weights. Ours must not.
+    """
     data, model = images(), cnn()
     federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
     shared = lockstep("splitfed-v2", split(model, 2), None, data)
@@ -318,7 +334,10 @@ def test_labels_stay_at_home_in_a_u_shape(texts):
 
 
 def test_uploads_and_alignments_come_when_they_should(images):
-    """U = ceil(K / q) uploads a round, an alignment in rounds 0, l, 2l after the first upload: the byte model counts them."""
+    """U = ceil(K / q) uploads a round, an alignment in rounds 0, l, 2l after the first upload.
+
+    The byte model counts them.
+    """
     run = start(
         method_of(SplitRules("fsl-sage", upload_every=2, align_every=3)),
         split(cnn(), 2),

@@ -1,4 +1,7 @@
-"""The halves by themselves: late gradients, chance, checkpoints, the flat vector, and what they refuse."""
+"""The halves by themselves.
+
+Late gradients, chance, checkpoints, the flat vector, and what they refuse.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -90,7 +93,10 @@ def states(run):
 
 
 def test_a_gradient_that_comes_late_is_that_of_the_weights_it_was_asked_with():
-    """With two batches in flight the weights move in between; a graph through moved weights would be wrong or an error."""
+    """With two batches in flight the weights move in between.
+
+    A graph through moved weights would be wrong or an error.
+    """
     body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     plain = copy.deepcopy(body)
     spec = OptimizerSpec("sgd", 0.1)
@@ -157,7 +163,10 @@ def test_one_step_is_the_same_with_and_without_copies(tail, in_flight):
 
 
 def test_a_u_shape_that_was_overtaken_computes_again():
-    """Another client's step moves x_s between features and their gradient; the old graph would be an error or wrong."""
+    """Another client's step moves x_s between features and their gradient.
+
+    The old graph would be an error or wrong.
+    """
     model = nn.Sequential(nn.Linear(8, 7), nn.Tanh())
     plain = copy.deepcopy(model)
     spec = OptimizerSpec("sgd", 0.1)
@@ -402,7 +411,10 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
 
 
 def test_steps_of_split_learning_are_seen_by_the_watch_that_looks_for_hangs(monkeypatch):
-    """It saw none: a client whose GPU hung in the middle of a round was reported nowhere. Waiting for the server is not hanging."""
+    """It saw none: a client whose GPU hung in the middle of a round was reported nowhere.
+
+    Waiting for the server is not hanging.
+    """
     now = [0.0]
 
     class Run(RunAlone):

@@ -1,4 +1,7 @@
-"""Whole runs in one process for the tests of this folder: real sockets on loopback, real threads; and small data sets of every kind."""
+"""Whole runs in one process for the tests of this folder: real sockets on loopback, real threads.
+
+And small data sets of every kind.
+"""
 
 import json
 import struct
@@ -31,7 +34,10 @@ def _one_thread():
 
 
 class Nodes:
-    """A run in threads of this process: a parameter server, a split server where the method has one, clients."""
+    """A run in threads of this process.
+
+    A parameter server, a split server where the method has one, clients.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Which ends of a parameter server a split server elsewhere is told of: those of the run, and no other; and how."""
+"""Which ends of a parameter server a split server elsewhere is told of.
+
+Those of the run, and no other; and how.
+"""
 
 import asyncio
 
@@ -28,7 +31,10 @@ class Recording(RunEndNotifier):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A function that serves until `end(stop)`, called once clients can come, has its effect; returns the reasons that were told."""
+    """A function that serves until `end(stop)`, called once clients can come, has its effect.
+
+    Returns the reasons that were told.
+    """
     monkeypatch.setattr(Recording, "reasons", ())
 
     def serve(end):
@@ -53,7 +59,10 @@ def test_the_end_of_the_run_is_told(served):
 
 
 def test_an_end_at_once_is_not(served):
-    """Clients hear nothing, and go on with the process that comes next: a split server that had ended would refuse them for good."""
+    """Clients hear nothing, and go on with the process that comes next.
+
+    A split server that had ended would refuse them for good.
+    """
     served(lambda stop: stop.request(hard=True, reason="Ctrl-C"))
     assert Recording.reasons == ()
 
@@ -82,7 +91,7 @@ def test_who_was_told_nothing_keeps_nobody_waiting(monkeypatch):
 
 
 class Session:
-    """An endpoint that carries nothing: what is asked of it is kept, and events are put in by hand."""
+    """An endpoint that carries nothing: it records calls, and events are put in by hand."""
 
     def __init__(self, take):
         self.take, self.dials, self.sent, self.left = take, 0, [], False
@@ -170,7 +179,10 @@ def test_one_that_is_down_at_the_end_is_told_when_it_is_back(notified):
 
 @pytest.mark.parametrize("code", ["leaving", "full", "name", "key"])
 def test_a_refusal_that_passes_is_dialed_again(notified, code):
-    """A process goes on in its folder, a session ends, or a person adds the key; people read of it once, if they can act."""
+    """A process goes on in its folder, a session ends, or a person adds the key.
+
+    People read of it once, if they can act.
+    """
     for dials in (1, 2, 3):
         assert notified.session.dials == dials
         notified.refused(code, "not now")
@@ -183,7 +195,7 @@ def test_a_refusal_that_passes_is_dialed_again(notified, code):
 
 
 def test_an_end_between_a_refusal_and_the_next_dial(notified):
-    """The next process may be up already: it is dialed at once, and its refusal is the end of it."""
+    """The next process may be up already: it is dialed at once, and its refusal ends the wait."""
     notified.refused("leaving")
     notified.notifier.run_ended("limit")
     assert notified.session.dials == 2
@@ -195,7 +207,10 @@ def test_an_end_between_a_refusal_and_the_next_dial(notified):
 
 @pytest.mark.parametrize(("code", "notes"), [("run", 1), ("finished", 0), ("hello", 1)])
 def test_a_refusal_for_good(notified, code, notes):
-    """People read of another run's split server, once; the end does not wait for it. A client may have been faster."""
+    """People read of another run's split server, once; the end does not wait for it.
+
+    A client may have been faster.
+    """
     notified.refused(code)
     notified.scheduler.run_until(60.0)
     assert (notified.session.dials, len(notified.notes)) == (1, notes)

@@ -1,4 +1,7 @@
-"""The split server's disk and what crosses the cut: what comes back is what was put in, or a refusal."""
+"""The split server's disk and what crosses the cut.
+
+What comes back is what was put in, or a refusal.
+"""
 
 import numpy as np
 import pytest
@@ -37,7 +40,7 @@ def fill(run_dir):
 
 
 def test_a_restart_goes_on_from_the_newest_checkpoint(tmp_path):
-    """Weights, book and ledger must be of one moment; what was trained after it is named as lost."""
+    """Weights, book and ledger must be of one moment; later uploads are named as lost."""
     fill(tmp_path)
     disk = ServerDisk(tmp_path)
     found = disk.recover()

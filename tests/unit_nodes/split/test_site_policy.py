@@ -1,4 +1,7 @@
-"""Servers that want more of a site than it lets out, against real clients; and what a server learns in a run that is allowed."""
+"""Servers that want more of a site than it lets out, against real clients.
+
+And what a server learns in a run that is allowed.
+"""
 
 import time
 
@@ -29,7 +32,7 @@ def secret(tmp_path):
 
 @pytest.fixture
 def hostile_welcome(monkeypatch):
-    """(table, key, value, ...) -> a parameter server whose welcome says so, whatever its configuration."""
+    """(table, key, value, ...) -> a parameter server with these in its welcome."""
 
     def make(*settings):
         def welcome(config):
@@ -77,7 +80,7 @@ class TestLocalFiles:
     def test_a_client_without_data_reads_no_file_of_a_servers_choice(
         self, nodes, configured, secret, hostile_welcome, method
     ):
-        """As attacked: a private key arrived at the server as labels, and in pretraining the deltas depended on it."""
+        """As attacked: a private key arrived at the server as labels, or shaped the deltas."""
         hostile_welcome(("data", "path", str(secret)))
         config = configured(
             f"split.method={method}", "sync.every_s=0.3", "data.source=site", clients=1
@@ -127,7 +130,7 @@ class TestWhatLeaves:
     def test_a_split_method_gets_no_label_of_a_site_that_came_to_pretrain(
         self, nodes, configured, text, tmp_path, method
     ):
-        """As attacked: README's pretraining line, answered by a server with a split method, sent the text as labels."""
+        """As attacked: a server with a split method got text as labels from a pretraining site."""
         config = configured(f"split.method={method}", f"data.path={text}", clients=1)
         run = nodes(config, names=("site-a",), policy=SitePolicy(), failing=True)
         refused = run.errors["site-a"]
@@ -176,7 +179,10 @@ class TestWhatLeaves:
         assert not any("trains on" in line for line in run.lines)
 
     def test_a_task_of_ones_own_sends_no_labels_either(self, nodes, configured, text, tmp_path):
-        """The last gate is where labels are packed: rules that say labels stay do not help a method that sends them."""
+        """The last gate is where labels are packed.
+
+        Rules that say labels stay do not help a method that sends them.
+        """
         from fsl_async.learn.split import remote
 
         training = object.__new__(remote.SplitTraining)
@@ -190,7 +196,10 @@ class TestWhatLeaves:
 
     @pytest.mark.parametrize("allowed", [False, True])
     def test_metrics_leave_where_they_are_allowed(self, nodes, configured, text, tmp_path, allowed):
-        """The loss on private text is data too: neither deltas nor heartbeats nor the rounds of split learning carry it unasked."""
+        """The loss on private text is data too.
+
+        Neither deltas nor heartbeats nor the rounds of split learning carry it unasked.
+        """
         kinds = {"deltas", *({"metrics"} if allowed else ())}
         config = configured(
             "split.method=none", f"data.path={text}", "run.rounds=3", "sync.every_s=0.7", clients=1
@@ -228,7 +237,10 @@ class TestWhatLeaves:
     def test_the_text_of_an_exception_stays_here(
         self, nodes, configured, text, tmp_path, *, monkeypatch, method
     ):
-        """An error such as could not convert string to float: 'Jane Doe' quotes data; servers hear that training failed."""
+        """An error such as could not convert string to float: 'Jane Doe' quotes data.
+
+        Servers hear that training failed.
+        """
         told = []
         monkeypatch.setattr(
             Relauncher, "left", lambda _, name, reason, words: told.append((reason, words))

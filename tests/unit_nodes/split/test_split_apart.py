@@ -28,7 +28,10 @@ UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage"
     ],
 )
 def test_two_servers_run_every_method(nodes, configured, text, case):
-    """Each on a machine of its own is how sites run them; what one knows of the other it has from the clients."""
+    """Each on a machine of its own is how sites run them.
+
+    What one knows of the other it has from the clients.
+    """
     method, mode, more, legs = case
     chosen = f"split.method={method}", f"split.mode={mode}", f"data.path={text}", "run.rounds=3"
     run = nodes(configured(*chosen, *more), apart=True)
@@ -42,7 +45,10 @@ def test_two_servers_run_every_method(nodes, configured, text, case):
 
 
 def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, monkeypatch):
-    """Those of both servers from the start, a client's as soon as it is told: what they keep and how long they hope is the run's to say."""
+    """Those of both servers from the start, a client's as soon as it is told.
+
+    What they keep and how long they hope is the run's to say.
+    """
     told, adopt = {}, Pipe.adopt
 
     def adopted(pipe, settings):
@@ -63,7 +69,10 @@ def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, mon
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, told, monkeypatch):
-    """The parameter server says so itself; where it cannot, the split server does not wait for ever."""
+    """The parameter server says so itself.
+
+    Where it cannot, the split server does not wait for ever.
+    """
     if not told:
         monkeypatch.setattr(RunEndNotifier, "run_ended", lambda *_: None)
     chosen = "split.method=fsl-sage", f"data.path={text}", "run.seconds=0.5", "split.alone_s=0.5"
@@ -95,7 +104,7 @@ def test_where_the_split_server_is_is_said_or_known():
 
 
 def test_every_interface_is_the_machine_that_was_dialled():
-    """Both servers in one process tell the address that they listen at, and that may be no address for others."""
+    """Both servers in one process send the address they listen at; others may not reach that."""
     assert seen_from("tcp://0.0.0.0:7101", "tcp://a.org:7100") == Address("a.org", 7101)
     assert seen_from("10.0.0.7:7101", "tcp://a.org:7100") == Address("10.0.0.7", 7101)
     # The key is the split server's own, whoever was dialled before.

@@ -1,4 +1,7 @@
-"""Number formats at the cut, in live runs: each direction has its own, and what it costs is on record."""
+"""Number formats at the cut, in live runs.
+
+Each direction has its own, and what it costs is on record.
+"""
 
 import json
 
@@ -15,7 +18,7 @@ ERRORS = {"fp32": (0.0, 0.0), "bf16": (5e-4, 3e-3), "e4m3": (5e-3, 5e-2), "unifo
     ("up", "down"), [("e4m3", "fp32"), ("uniform", "bf16"), ("fp32", "e4m3"), ("bf16", "uniform")]
 )
 def test_each_direction_has_its_own_format(nodes, configured, text, up, down):
-    """A run must get the format it was told, each way, and an operator must see what it does to the numbers."""
+    """A run must get its format each way, and an operator must see what that does to numbers."""
     config = configured(
         "split.method=splitfed-v2",
         f"split.up={up}",

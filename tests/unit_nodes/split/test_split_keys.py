@@ -1,4 +1,7 @@
-"""Split learning with keys: both servers encrypt, and clients hear the split server's key from the parameter server."""
+"""Split learning with keys.
+
+Both servers encrypt, and clients hear the split server's key from the parameter server.
+"""
 
 import pytest
 
@@ -17,7 +20,10 @@ def keys(tmp_path):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_activations_and_weights_go_encrypted(nodes, configured, text, keys, apart):
-    """Activations tell much about inputs, and labels are in the clear: the second connection needs its key as much as the first."""
+    """Activations tell much about inputs, and labels are in the clear.
+
+    The second connection needs its key as much as the first.
+    """
     config = configured("split.method=fsl-sage", f"data.path={text}", "run.rounds=2")
     run = nodes(config, apart=apart, keys=keys)
     root = keys.path.parent / "run"
@@ -37,7 +43,10 @@ def test_activations_and_weights_go_encrypted(nodes, configured, text, keys, apa
 
 
 def test_a_client_without_its_key_is_not_left_waiting(nodes, configured, text, keys):
-    """A parameter server on loopback that hands out an address it should not: an error, and no plain connection."""
+    """A parameter server on loopback that hands out an address it should not.
+
+    An error, and no plain connection.
+    """
     config = configured("split.method=fsl-sage", f"data.path={text}", "split.server=192.0.2.1:7101")
     run = nodes(config, keys=keys, failing=True)
     found = [error for name, error in run.errors.items() if name.startswith("site")]

@@ -1,4 +1,7 @@
-"""Models and data over real sockets: images, sentences of different lengths, Hugging Face's models, the user's own, adapters."""
+"""Models and data over real sockets.
+
+Images, sentences of different lengths, Hugging Face's models, the user's own, adapters.
+"""
 
 import importlib.util
 import json
@@ -33,7 +36,8 @@ WIDTH = 5
 
 def net(shape, classes):
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], WIDTH), nn.ReLU(), nn.Linear(WIDTH, 7), nn.ReLU(), nn.Linear(7, classes)
+        nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], WIDTH),
+        nn.ReLU(), nn.Linear(WIDTH, 7), nn.ReLU(), nn.Linear(7, classes)
     )
 
 def small(shape, outputs):
@@ -70,7 +74,10 @@ def sentences(tmp_path):
 
 
 def oracle(config, names=("site-a", "site-b")):
-    """The same computation in one process: what the split server and x_c have to be after the run's rounds."""
+    """The same computation in one process.
+
+    What the split server and x_c have to be after the run's rounds.
+    """
     parts = build.build_parts(config, at_client=False)
     server, method, *_ = build.build_server(config, torch.device("cpu"))
     found = lockstep.start(
@@ -138,7 +145,10 @@ def test_images_by_sockets_are_the_computation_in_one_process(how, nodes, config
 
 
 def test_resnet18_has_the_published_cut(nodes, configured, tmp_path):
-    """A CIFAR-10 folder and a family's name are all that one says; the halves must be those of the published figures."""
+    """A CIFAR-10 folder and a family's name are all that one says.
+
+    The halves must be those of the published figures.
+    """
     chance = np.random.default_rng(0)
     records = chance.integers(0, 256, (12, 3073), dtype=np.uint8)
     records[:, 0] = np.arange(12) % 10
@@ -156,7 +166,7 @@ def test_resnet18_has_the_published_cut(nodes, configured, tmp_path):
 
 
 def test_own_model_and_own_auxiliary(nodes, configured, images, own):
-    """Any nn.Sequential, cut behind any child, with a net of one's own in place of the server's gradients."""
+    """Any nn.Sequential, cut behind any child, with an auxiliary net of one's own."""
     config = configured(
         "split.method=cse-fsl",
         f"model.family={own}:net",
@@ -231,7 +241,10 @@ def train(fed):
 
 
 def test_a_loop_of_ones_own_trains_the_runs_halves(nodes, configured, own, tmp_path):
-    """Batches from anywhere: the loop is a task, the model the run's, and both are this site's copies."""
+    """Batches from anywhere.
+
+    The loop is a task, the model the run's, and both are this site's copies.
+    """
     path = tmp_path / "loop.py"
     path.write_text(LOOP)
     config = configured(
@@ -273,7 +286,10 @@ def test_a_client_of_another_architecture_is_refused(
 
 @needs_hf
 def test_padding_is_not_sent(nodes, configured, sentences):
-    """Sentences differ in length; what crosses is their tokens' rows and nothing else, in both directions."""
+    """Sentences differ in length.
+
+    What crosses is their tokens' rows and nothing else, in both directions.
+    """
     folder, rows = sentences
     config = configured(
         "split.method=splitfed-v2",
@@ -297,7 +313,10 @@ def test_padding_is_not_sent(nodes, configured, sentences):
 @needs_hf
 @pytest.mark.parametrize("family", LANGUAGE_FAMILIES)
 def test_every_family_is_built_and_cut_from_the_same_settings(family, configured):
-    """Sizes have other names in each family; the parts must fit each other, tied or not, and a step must train both."""
+    """Sizes have other names in each family.
+
+    The parts must fit each other, tied or not, and a step must train both.
+    """
     for more in ((), ("split.labels_at_home=true",)):
         config = configured("split.method=splitfed-v2", f"model.family={family}", *more)
         facts = facts_of(config)
@@ -319,7 +338,10 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
 @needs_hf
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "opt"])
 def test_families_over_sockets(nodes, configured, text, family):
-    """Each has a cut of its own to get hidden states, masks and positions across; the U-shape cuts it twice."""
+    """Each has a cut of its own to get hidden states, masks and positions across.
+
+    The U-shape cuts it twice.
+    """
     home = family == "qwen3"
     method = "sl" if home else "fsl-sage"
     chosen = [f"split.method={method}", f"split.labels_at_home={str(home).lower()}"]
@@ -333,7 +355,10 @@ def test_families_over_sockets(nodes, configured, text, family):
 
 @needs_hf
 def test_only_adapters_travel_and_are_kept(nodes, configured, text):
-    """LoRA at both ends: the parameter server gets adapters alone, and the split server keeps nothing else."""
+    """LoRA at both ends.
+
+    The parameter server gets adapters alone, and the split server keeps nothing else.
+    """
     config = configured(
         "split.method=fsl-sage",
         "model.family=gpt2",

@@ -1,4 +1,4 @@
-"""A real run sends what `fsl-node plan` says, to the byte, and its client holds about what the plan says."""
+"""A real run sends what `fsl-node plan` says, to the byte."""
 
 from collections import Counter
 
@@ -35,7 +35,10 @@ CASES = {
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_measured_payload_is_the_plans(case, model, *, nodes, configured, text, images):
-    """Who plans a run must be able to trust the planner to the byte: values in the wire's format, labels, weights."""
+    """Who plans a run must be able to trust the planner to the byte.
+
+    Values in the wire's format, labels, weights.
+    """
     method = case.split()[0]
     relay = method in {"sl", "sl-u"}
     config = configured(

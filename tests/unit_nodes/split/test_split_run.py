@@ -1,4 +1,7 @@
-"""Whole runs of split learning in one process: real sockets on loopback, real threads, a parameter server, a split server, clients."""
+"""Whole runs of split learning in one process.
+
+Real sockets on loopback, real threads, a parameter server, a split server, clients.
+"""
 
 import threading
 
@@ -202,7 +205,7 @@ def under(prefix, state):
 
 @pytest.mark.parametrize("method", ["sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage"])
 def test_a_run_in_lockstep_is_the_computation_in_one_process(method, text, tmp_path):
-    """What the network does to the mathematics must be nothing: the same calls in the same order."""
+    """The network must not change the mathematics: the same calls in the same order."""
     rounds = 4 if method == "sl" else 3  # a round of a relay is one client's turn
     config = settings(
         text,

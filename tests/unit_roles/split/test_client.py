@@ -131,7 +131,10 @@ def test_a_session_is_lost(make):
 
 
 def test_a_server_that_was_killed(make):
-    """It has lost what it trained since its last checkpoint: it gets again what is kept, without a gradient wanted."""
+    """It has lost what it trained since its last checkpoint.
+
+    It gets again what is kept, without a gradient wanted.
+    """
     client = make(in_flight=2, retain=2)
     for step in range(3):
         client.ready(step)
@@ -174,7 +177,10 @@ def test_declined(make, wants):
 
 
 def test_streams_that_break(make):
-    """An upload is offered again after a while; for a gradient too, and then the server streams it again."""
+    """An upload is offered again after a while.
+
+    For a gradient too, and then the server streams it again.
+    """
     client = make()
     client.ready(0)
     assert client.feed(StreamLost("", "up:a/1/0/0", "broken")) == []
@@ -190,7 +196,7 @@ def test_streams_that_break(make):
 
 
 def test_an_auxiliary_model_comes(make):
-    """It is used from the next step on, whatever its version: the server's is the one that counts."""
+    """It is used from the next step on, whatever its version: the server's is what counts."""
     client = make("fsl-sage")
     client.ready(0, wants=False, due=True)
     stream = "aux:a/3"
@@ -238,7 +244,10 @@ def test_an_alignment_is_lost_with_a_server(make):
     [("splitfed-v1", True), ("splitfed-v2", False), ("fsl-sage", False), ("sl", True)],
 )
 def test_a_round_ends(make, method, waits):
-    """Said when all of it is settled; where replicas are averaged, or x_s is handed on, the thread waits until it is noted."""
+    """Said when all of it is settled.
+
+    Where replicas are averaged, or x_s is handed on, the thread waits until it is noted.
+    """
     client = make(method)
     client.ready(0, wants=False)
     effects = client.feed(ev.RoundEnded(0, 320))
@@ -260,7 +269,10 @@ def test_a_round_ends(make, method, waits):
 
 
 def test_lockstep_waits_for_everything(make):
-    """One upload in flight, and a round that is noted: so x_s sees what a computation in one process would see."""
+    """One upload in flight, and a round that is noted.
+
+    So x_s sees what a computation in one process would see.
+    """
     client = make("cse-fsl", lockstep=True)
     client.ready(0, wants=False)
     assert client.ready(5, wants=False) == []
@@ -281,7 +293,10 @@ def test_the_handshake_raises_the_incarnation(make):
 
 @pytest.mark.parametrize("how", ["run", "server", "finished", "refused"])
 def test_it_is_over(make, how):
-    """Whatever waits is given up, now and from now on: a training thread that waits for ever would be a hang."""
+    """Whatever waits is given up, now and from now on.
+
+    A training thread that waits for ever would be a hang.
+    """
     client = make("splitfed-v1")
     client.ready(0)
     client.feed(ev.RoundEnded(0, 16))
@@ -314,7 +329,10 @@ def test_it_is_over(make, how):
 
 
 def test_a_server_that_leaves_is_waited_for(make):
-    """Another process goes on in its folder: nothing is given up, and nobody hammers at the one that ends."""
+    """Another process goes on in its folder.
+
+    Nothing is given up, and nobody hammers at the one that ends.
+    """
     client = make("splitfed-v1")
     client.ready(0)
     client.feed(SessionLost("bye"))

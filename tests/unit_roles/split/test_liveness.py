@@ -1,4 +1,7 @@
-"""A split server of its own process: who tells it that the run is over, and what it does where nobody can."""
+"""A split server of its own process.
+
+Who tells it that the run is over, and what it does where nobody can.
+"""
 
 import pytest
 from machines import of, told
@@ -32,7 +35,10 @@ def test_the_parameter_server_says_that_the_run_is_over():
 
 
 def test_clients_that_are_here_are_waited_for():
-    """They have uploads under way, and hear of the end at about the same time; one that hangs is not waited for long."""
+    """They have uploads under way, and hear of the end at about the same time.
+
+    One that hangs is not waited for long.
+    """
     for hangs in (False, True):
         server = alone()
         server.parameter_server()
@@ -55,7 +61,10 @@ def test_replicas_of_the_last_round_are_averaged():
 
 
 def test_one_that_is_alone_leaves():
-    """Nobody can tell whether the run is over; another process may go on, and nothing is averaged that a later round would average."""
+    """Nobody can tell whether the run is over.
+
+    Another process may go on, and nothing is averaged that a later round would average.
+    """
     server = alone()
     assert server.machine.next_deadline() == 60.0
     effects = server.fire()
@@ -89,7 +98,7 @@ def test_one_that_has_anybody_waits(who):
 
 
 def test_who_waits_for_ever():
-    """A split server is started before anybody can know of it; and who has set no time wants none."""
+    """A split server starts before any peer knows its address; and alone_s = 0 means no limit."""
     assert split_server(alone_s=60.0).machine.next_deadline() is None
     server = split_server()
     server.feed(ev.SplitRecovered(BOOK))
@@ -109,7 +118,10 @@ def test_alone_while_it_ends():
 
 
 def test_which_parameter_server_is_refused():
-    """Of another run, or under another name; and nobody else may say what only it may, nor have its name."""
+    """Of another run, or under another name.
+
+    And nobody else may say what only it may, nor have its name.
+    """
     server = alone()
     assert server.parameter_server("other")[0].code == "run"
     assert server.parameter_server(peer="a")[0].code == "name"

@@ -44,7 +44,10 @@ def messages(cls):
 
 @given(st.sampled_from(KINDS).flatmap(messages))
 def test_every_message_comes_back(message):
-    """What one side says is what the other side hears; neither server takes what is meant for the other."""
+    """What one side says is what the other side hears.
+
+    Neither server takes what is meant for the other.
+    """
     assert msg.from_wire(msg.to_wire(message)) == message
     with pytest.raises(MessageError):
         other.from_wire(msg.to_wire(message))

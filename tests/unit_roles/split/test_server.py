@@ -27,7 +27,10 @@ def test_an_upload_from_offer_to_answer():
 
 
 def test_one_at_a_time_in_the_order_of_arrival_and_of_the_keys():
-    """A writer queue: x_s is changed by one upload after another; what overtook the one before it waits for it."""
+    """A writer queue: x_s is changed by one upload after another.
+
+    What overtook the one before it waits for it.
+    """
     server = split_server()
     server.join("a")
     server.join("b")
@@ -60,7 +63,10 @@ def test_a_known_upload_is_answered_as_it_was():
 
 
 def test_what_is_not_taken():
-    """Each with its own reason, before a byte of it is transferred; the same answer again when it is asked again."""
+    """Each with its own reason, before a byte of it is transferred.
+
+    The same answer again when it is asked again.
+    """
     server = split_server(in_flight=2)
     server.join("a")
     server.join("b")
@@ -197,7 +203,7 @@ def test_an_upload_that_makes_no_sense():
 
 
 def test_u_shape():
-    """Two uploads a step; the second one finds the first one open, in this session, or is declined."""
+    """Two uploads a step; the second needs the first one open in this session."""
     server = split_server("sl", labels_at_home=True)
     server.join("a")
     first, second = key("a"), key("a", leg=1)

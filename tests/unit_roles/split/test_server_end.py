@@ -11,7 +11,10 @@ from fsl_async.roles.split import messages as msg
 
 
 def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
-    """No later upload comes; without it the run's x_s would lack its last round. A server that only stops must not do it."""
+    """No later upload comes; without it the run's x_s would lack its last round.
+
+    A server that only stops must not do it.
+    """
     server, stopped = split_server("splitfed-v1"), split_server("splitfed-v1")
     for each in (server, stopped):
         for name, samples in (("a", 30), ("b", 10)):
@@ -30,7 +33,7 @@ def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
 
 @pytest.mark.parametrize("over", [False, True])
 def test_asked_to_end(over):
-    """What is here is trained, then a last checkpoint, then everybody hears whether it was the run or this process that ended."""
+    """Uploads are trained, a last checkpoint is made, and clients are told which has ended."""
     server = split_server()
     server.join("a")
     server.join("b")
@@ -60,7 +63,10 @@ def test_asked_to_end(over):
 
 
 def test_who_leaves_lets_the_answers_go_first():
-    """A gradient is in no checkpoint: it would cost a batch. Nobody else keeps the process, and the time is bounded."""
+    """A gradient is in no checkpoint: it would cost a batch.
+
+    Nobody else keeps the process, and the time is bounded.
+    """
 
     def leaving(*clients):
         server = split_server("splitfed-v2")
@@ -117,7 +123,10 @@ def test_what_is_too_old_is_declined_by_one_that_leaves():
 
 
 def test_the_end_does_not_wait_for_everything():
-    """After a while what waits for training is dropped; what is being trained, and the checkpoint, are not."""
+    """After a while what waits for training is dropped.
+
+    What is being trained, and the checkpoint, are not.
+    """
     server = split_server()
     server.join("a")
     for step in range(2):
@@ -131,7 +140,10 @@ def test_the_end_does_not_wait_for_everything():
 
 
 def test_the_clients_say_that_the_run_is_over():
-    """A split server has no clock of its own: it ends when all who are here say so, or one has and the others hang."""
+    """A split server has no clock of its own.
+
+    It ends when all who are here say so, or one has and the others hang.
+    """
     server = split_server()
     server.join("a")
     server.join("b")

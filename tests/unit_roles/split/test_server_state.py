@@ -1,4 +1,7 @@
-"""What the split server's machine keeps: auxiliary models, replicas, checkpoints, who may have any of it."""
+"""What the split server's machine keeps.
+
+Auxiliary models, replicas, checkpoints, who may have any of it.
+"""
 
 import attrs
 import pytest
@@ -14,7 +17,10 @@ from fsl_async.roles.sync import events as base
 
 
 def test_alignment():
-    """After the first upload of a round that aligns, once; and the client that waits always hears something."""
+    """After the first upload of a round that aligns, once.
+
+    And the client that waits always hears something.
+    """
     server = split_server("fsl-sage", align_every=2)
     server.join("a")
     effects = server.upload(key("a"), due=True)
@@ -52,7 +58,10 @@ def test_alignment_for_a_client_that_has_left(problem):
 
 
 def test_auxiliary_models_have_one_lineage():
-    """A client that holds a version of a server that died goes back to what is kept; its number is not given again."""
+    """A client that holds a version of a server that died goes back to what is kept.
+
+    Its number is not given again.
+    """
     server = split_server("fsl-sage")
     server.feed(ev.SplitRecovered(SplitProgress(), (), {"b": 6}))
     assert of(server.join("a", auxiliary=4), split.SendAuxiliary) == [
@@ -98,7 +107,10 @@ def test_a_round_that_was_done_before_a_server_died():
 
 
 def test_checkpoints():
-    """Every so many uploads and at round ends, one at a time, between two trainings; clients hear what is durable."""
+    """Every so many uploads and at round ends, one at a time, between two trainings.
+
+    Clients hear what is durable.
+    """
     server = split_server(checkpoint_every=2, retry_s=30.0)
     server.join("a")
     assert not of(server.upload(key("a", 0)), split.Checkpoint)
@@ -139,7 +151,7 @@ def test_a_checkpoint_waits_for_the_end_of_a_training():
 
 
 def test_a_server_that_was_killed():
-    """It goes on from its checkpoint, says what is lost, and takes it again from those who still have it."""
+    """It goes on from its checkpoint, notes what is lost, and takes it again from clients."""
     server = split_server()
     book = SplitProgress("run", 3, -1, 40, {"a": ClientProgress(1, key("a", 2, 3), 3)})
     effects = server.feed(ev.SplitRecovered(book, (key("a", 3, 3),)))

@@ -46,7 +46,7 @@ def gathered(*records, turns=1):
 
 
 def test_the_clock_stands_still_while_a_version_is_scored():
-    """Scoring is ours, not the method's: neither its seconds nor clients' waiting for it may count."""
+    """Scoring is not part of the method: neither its seconds nor waiting for it may count."""
     found = gathered(
         scored(1, 104.0, 0.3, seconds=2.0),
         told("a", 1, 106.5, 10, waited=3.0, trained=6.5),
@@ -62,7 +62,10 @@ def test_the_clock_stands_still_while_a_version_is_scored():
 
 
 def test_bytes_are_all_clients_newest_counters():
-    """A client that has not told of a version yet, as in a relay, counts with what it said last; nobody counts twice."""
+    """A client that has not told of a version yet, as in a relay, counts with what it said last.
+
+    Nobody counts twice.
+    """
     found = gathered(
         told("a", 1, 101.0, 10, down=1),
         told("b", 2, 102.0, 20, down=2),

@@ -86,7 +86,10 @@ def early(monkeypatch):
 
 
 def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path, early):
-    """The joined model that is scored must be x_c and x_s of the same round; with replicas their average, before anybody goes on."""
+    """The joined model that is scored must be x_c and x_s of the same round.
+
+    With replicas their average, before anybody goes on.
+    """
     choices = choices_for(images, "splitfed-v1", "fedavg", mode="lockstep")
     said = []
     split, whole = run(choices, tmp_path, said)
@@ -213,7 +216,10 @@ def test_alpha_is_above_0(tmp_path, alpha, capsys):
 
 @pytest.mark.parametrize("words", [["--json", "out.json"], ["--json=out.json"], ["--json"]])
 def test_errors_go_where_people_read_them_when_json_goes_to_a_file(tmp_path, capsys, words):
-    """Standard output is a table for people, whatever is in the file: an error there was an object between its lines, or taken for a row."""
+    """Standard output is a table for people, whatever is in the file.
+
+    An error there was an object between its lines, or taken for a row.
+    """
     data = str(tmp_path / "none")
     assert main(["compare", "--methods", "fedavg", "--data", data, *words]) == 2
     out, err = capsys.readouterr()
@@ -223,6 +229,6 @@ def test_errors_go_where_people_read_them_when_json_goes_to_a_file(tmp_path, cap
 
 
 def test_a_title_is_text_whatever_the_data_are_called(tmp_path):
-    """A name with dollars was taken for a formula, and one that is no UTF-8 ended the command, both after the training."""
+    """A name with dollars was taken for a formula; one that is no UTF-8 ended the command."""
     draw([Outcome("sl", (), 0.5)], tmp_path / "x.png", "small-cnn on a$_{b$ and \udcff")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

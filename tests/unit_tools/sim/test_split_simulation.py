@@ -1,4 +1,7 @@
-"""Split learning in the simulator: whole runs with production machines, and proof that its invariants can fail."""
+"""Split learning in the simulator.
+
+Whole runs with production machines, and proof that its invariants can fail.
+"""
 
 import json
 
@@ -36,7 +39,8 @@ WORSE = FaultProfile(
     delay_s=0.6,
     jitter_s=0.4,
 )
-"""Worse than any week: everything is killed every few minutes, a connection is reset every minute, and a second away."""
+"""Worse than any week: everything is killed every few minutes, a connection is reset every minute,
+and a second away."""
 
 
 def run(method, *, clients=3, hours=0.3, seed=2, faults="storm", **rules):
@@ -56,7 +60,10 @@ def worse(monkeypatch):
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_storm_breaks_no_invariant(worse, method, lockstep):
-    """Any client, the split server or the parameter server killed at any point: the run goes on, and is one of the method."""
+    """Any client, the split server or the parameter server killed at any point.
+
+    The run goes on, and is one of the method.
+    """
     simulation = run(method, lockstep=lockstep)
     assert simulation.truth.violations == []
     assert len(simulation.disk.models) > 4
@@ -75,7 +82,10 @@ def test_a_storm_over_a_u_shape(worse):
 
 @pytest.mark.parametrize("method", names_of(lambda method: method.has_server))
 def test_lockstep_is_the_computation_in_one_process(method):
-    """Without faults: clients by shard, each with all its uploads, round after round; nothing is lost, and bytes are counted once."""
+    """Without faults: clients by shard, each with all its uploads, round after round.
+
+    Nothing is lost, and bytes are counted once.
+    """
     simulation = run(method, faults="none", hours=0.2, lockstep=True)
     assert simulation.truth.violations == []
     shard = simulation.disk.leases
@@ -256,7 +266,10 @@ def _leave_without_a_checkpoint(monkeypatch):
     ],
 )
 def test_a_defect_is_found(worse, method, defect, monkeypatch):
-    """An invariant that nothing can violate checks nothing: each defect here must be reported. Some need a rare moment, so a second storm."""
+    """An invariant that nothing can violate checks nothing: each defect here must be reported.
+
+    Some need a rare moment, so a second storm.
+    """
     defect(monkeypatch)
     assert any(run(method, hours=0.6, seed=seed).truth.violations for seed in (3, 6))
 

@@ -1,7 +1,7 @@
 """The methods of split learning, by the name that `split.method` gives them.
 
-To add one: a file beside these, and a line in METHODS. Settings, options and help of commands, planner,
-comparison, demo and simulator follow from it (docs/adding-a-method.md).
+To add one: a file beside these, and a line in METHODS. Settings, options and help of commands,
+planner, comparison, demo and simulator follow from it (docs/adding-a-method.md).
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ METHODS: Mapping[str, type[Method]] = {
 
 
 def method_of(rules: SplitRules) -> Method:
-    """The method `rules.method`, with these rules; raises KeyError when there is none of that name."""
+    """The method `rules.method`, with these rules; KeyError when there is none of that name."""
     return METHODS[rules.method](rules)
 
 
 def names_of(which: Callable[[type[Method]], bool] = lambda _: True) -> tuple[str, ...]:
-    """Names of the methods of a kind, such as those with an auxiliary model; for options and their help."""
+    """Names of the methods of a kind, such as those with an auxiliary model.
+
+    For options and their help.
+    """
     return tuple(name for name, method in METHODS.items() if which(method))
 
 
@@ -48,5 +51,5 @@ ALIGNED = ", ".join(names_of(lambda method: method.auxiliary == "aligned"))
 AUXILIARY = ", ".join(names_of(lambda method: method.auxiliary != "none"))
 GRADIENTS = ", ".join(names_of(lambda method: method.gradients))
 WHOLE = names_of(lambda method: not method.has_server)
-"""For help: the methods with an aligned auxiliary model, with any, those whose steps wait for gradients,
-and those without a split server."""
+"""For help: the methods with an aligned auxiliary model, with any, those whose steps wait for
+gradients, and those without a split server."""

@@ -1,17 +1,17 @@
 """What a method of split learning is: its decisions, and the order of its computations. Pure.
 
-    method        trigger        uploads          answer     aligned     averaged at the ps   at the split server
-    sl            sequential     every step       gradient               handed over          one x_s
-    splitfed-v1   rounds/turns   every step       gradient               x_c                  a replica per client,
-                                                                                              averaged after a round
-    splitfed-v2   rounds/turns   every step       gradient               x_c                  one x_s
-    cse-fsl       rounds/turns   every q-th step                         x_c, x_a             one x_s
-    fsl-sage      rounds/turns   every q-th step             per client  x_c                  one x_s, x_a per client
-    fedavg        rounds/turns   none                                    x                    nothing: there is none
+    method       trigger       uploads         answer    aligned     averaged   at the split server
+    sl           sequential    every step      gradient              passed on  one x_s
+    splitfed-v1  rounds/turns  every step      gradient              x_c        a replica per client
+    splitfed-v2  rounds/turns  every step      gradient              x_c        one x_s
+    cse-fsl      rounds/turns  every q-th step                       x_c, x_a   one x_s
+    fsl-sage     rounds/turns  every q-th step           per client  x_c        x_s, x_a per client
+    fedavg       rounds/turns  none                                  x          there is none
 
-x_c is the client's part of the model, x_s the server's, x_a an auxiliary model at the client. The trigger `turns`
-is that of lockstep, where one client trains at a time and has one upload in flight, so that a run is the same
-computation as in one process. In free mode all train at their own pace; uploads overlap computation.
+x_c is the client's part of the model, x_s the server's, x_a an auxiliary model at the client. The
+trigger `turns` is that of lockstep, where one client trains at a time and has one upload in flight,
+so that a run is the same computation as in one process. In free mode all train at their own pace;
+uploads overlap computation.
 
 A local step is a generator. It yields what has to cross the cut and is sent what came back:
 
@@ -20,19 +20,19 @@ A local step is a generator. It yields what has to cross the cut and is sent wha
     while True:
         try: crossing = steps.send(answer)
         except StopIteration as end: report = end.value; break
-        answer = ...        # carry `crossing` to method.serve(server, name, crossing), and its result back
+        answer = ...    # carry `crossing` to method.serve(server, name, crossing), the result back
 
-So one method serves a driver in one process, a client's training thread that waits for a network, and one that
-does not wait. Several generators of one client may be open. Tensors pass through here and are not looked into:
-`Client` and `Server` compute (`fsl_async.learn.split`).
+So one method serves a driver in one process, a client's training thread that waits for a network,
+and one that does not wait. Several generators of one client may be open. Tensors pass through here
+and are not looked into: `Client` and `Server` compute (`fsl_async.learn.split`).
 
-    crossing            from     answer                                      the client may go on at once
-    Activations         client   Features (U-shape), CutGradient, or None    if no answer is wanted
-    FeatureGradient     client   CutGradient                                 no
-    AuxiliaryWanted     client   vector of the auxiliary model, or None      yes; a later one is loaded before a step
+    crossing         from    answer                                   may the client go on at once?
+    Activations      client  Features (U-shape), CutGradient or None  if no answer is wanted
+    FeatureGradient  client  CutGradient                              no
+    AuxiliaryWanted  client  vector of the auxiliary model, or None   yes; it is loaded later
 
-At the end of a round the client-side parts named in `averaged` are averaged, in the order of the clients, with
-shares renormalized over those present, and `end_round` does the split server's part.
+At the end of a round the client-side parts named in `averaged` are averaged, in the order of the
+clients, with shares renormalized over those present, and `end_round` does the split server's part.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ Tensor = Any
 """A torch.Tensor. This package does not import torch."""
 
 Auxiliary = Literal["none", "trained", "aligned"]
-"""The auxiliary model at the clients: none, trained there and averaged, or aligned by the server, one per client."""
+"""The auxiliary model at the clients: none, trained there and averaged, or aligned by the server,
+one per client."""
 
 
 @frozen
@@ -65,7 +66,8 @@ class SplitRules:
     in_flight: int = 2
     """Uploads of one client that are not settled."""
     retain: int = 2
-    """Trained uploads that a client keeps until a checkpoint has them, to offer them again to a server that was killed."""
+    """Trained uploads that a client keeps until a checkpoint has them, to offer them again to a
+    server that was killed."""
     checkpoint_every: int = 100
     """Uploads; also at the end of every round."""
     max_stale_rounds: int = 1
@@ -76,13 +78,14 @@ class SplitRules:
     retry_s: float = 30.0
     """Before a checkpoint is tried again."""
     alone_s: float = 0.0
-    """A split server that has a run ends after so long without a client and without the parameter server.
+    """A split server that has a run ends after so long without a client and without the parameter
+    server.
 
     0: it waits without limit.
     """
 
 
-# --- what crosses the cut ---------------------------------------------------------------------------------
+# --- what crosses the cut ---
 
 
 @frozen
@@ -122,7 +125,7 @@ class Features:
 
 @frozen(eq=False)
 class CutGradient:
-    """Down: the gradient with respect to the activations, and the loss unless it was computed at home.
+    """Down: the gradient of the activations, and the loss unless it was computed at home.
 
     updates: of x_s before it.
     """
@@ -137,7 +140,7 @@ Steps = Generator[Crossing, Any, Any]
 """Ends in the client's report of the step (`fsl_async.learn.split.model_parts.StepReport`)."""
 
 
-# --- what computes ----------------------------------------------------------------------------------------
+# --- what computes ---
 
 # ruff: noqa: D102 - the implementations have them
 
@@ -165,7 +168,7 @@ class Server(Protocol):
     def average(self, shares: Mapping[str, float]) -> None: ...
 
 
-# --- the method -------------------------------------------------------------------------------------------
+# --- the method ---
 
 
 class Method(ABC):
@@ -207,7 +210,10 @@ class Method(ABC):
 
     @property
     def in_flight(self) -> int:
-        """How many uploads of one client may be under way. The legs of a U-shape come in pairs, one pair at a time."""
+        """How many uploads of one client may be under way.
+
+        The legs of a U-shape come in pairs, one pair at a time.
+        """
         return 1 if self.rules.lockstep or self.rules.labels_at_home else self.rules.in_flight
 
     @property
@@ -219,19 +225,22 @@ class Method(ABC):
     def waits_at_round_end(self) -> bool:
         """Whether a round ends at the client only when the server has noted it.
 
-        With replicas the others' average is made of what it has then; where clients take turns, the next one
-        trains with x_s as this one leaves it.
+        With replicas the others' average is made of what it has then; where clients take turns, the
+        next one trains with x_s as this one leaves it.
         """
         return self.has_server and (self.rules.lockstep or self.replicas or self.sequential)
 
     @property
     def max_stale_rounds(self) -> int:
-        """How many rounds an upload may be behind. A replica has been replaced at the end of its round."""
+        """How many rounds an upload may be behind.
+
+        A replica has been replaced at the end of its round.
+        """
         return 0 if self.replicas else self.rules.max_stale_rounds
 
     @property
     def upload_every(self) -> int:
-        """Steps from one upload to the next. Who waits for gradients uploads every step."""
+        """Steps from one upload to the next; 1 where steps wait for gradients."""
         return 1 if self.auxiliary == "none" else self.rules.upload_every
 
     def uploads_at(self, step: int) -> bool:
@@ -247,7 +256,7 @@ class Method(ABC):
         return at.step == 0 and self.aligns_in(at.round)
 
     def waits_for_alignment(self) -> bool:
-        """Whether the client's step waits for the aligned model; else it is used from when it is there."""
+        """Whether the step waits for the aligned model; else the model is used once it is there."""
         return self.aligned and self.rules.lockstep
 
     # --- computations ---
@@ -266,7 +275,10 @@ class Method(ABC):
         raise NotImplementedError(f"{self.name} sends no uploads")
 
     def serve(self, server: Server, client: str, crossing: Crossing) -> Any:
-        """Answer what crossed. Raises as `train_upload`, and ModelPartMisused for what the server has no part for."""
+        """Answer what crossed.
+
+        Raises as `train_upload`, and ModelPartMisused for what the server has no part for.
+        """
         if isinstance(crossing, Activations):
             return self.train_upload(server, client, crossing.smashed)
         part = server.part(client)
@@ -278,13 +290,13 @@ class Method(ABC):
         return alignment.export()
 
     def end_round(self, server: Server, shares: Mapping[str, float]) -> None:
-        """The split server's part of a round's end; `shares` are those of the clients that took part."""
+        """The split server's end of a round; shares: of the clients that took part."""
         if self.replicas:
             server.average(shares)
 
 
 class GradientMethod(Method):
-    """Every step waits for the server's own gradient: what SL, SplitFed V1 and V2 have in common."""
+    """Every step waits for the server's own gradient, as in SL, SplitFed V1 and V2."""
 
     gradients: ClassVar[bool] = True
 

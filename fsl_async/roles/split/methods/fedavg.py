@@ -1,11 +1,11 @@
-"""FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629): every client trains a whole model; these are averaged.
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629): every client trains a whole model.
 
     client i, each batch:   loss of f(x; x_i): x_i step
     end of a round:         x <- sum p_i x_i
 
-Here for comparison, and with a module of its own for each client. (A simulation whose clients share the object
-that holds the model's upper part trains it by one client after the other; that is SplitFed V2 at the price of
-FedAvg.)
+Here for comparison, and with a module of its own for each client. (A simulation whose clients share
+the object that holds the model's upper part trains it by one client after the other; that is
+SplitFed V2 at the price of FedAvg.)
 """
 
 from __future__ import annotations

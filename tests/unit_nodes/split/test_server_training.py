@@ -1,4 +1,7 @@
-"""What a client may send is settled before anything is received: the split server must not be ended, or filled, by one client."""
+"""What a client may send is settled before anything is received.
+
+The split server must not be ended, or filled, by one client.
+"""
 
 import pytest
 import torch
@@ -21,20 +24,20 @@ KEY = UploadKey("a", 1, 0, 0)
 
 
 @pytest.fixture
-def room(tmp_path):
-    """(setting ...) -> the room of a split server."""
-    rooms = []
+def training(tmp_path):
+    """(setting ...) -> the parts of a split server."""
+    made = []
 
     def make(*sets):
         config = load(None, ["split.method=splitfed-v2", "train.device=cpu", *sets])
-        if rooms:
-            rooms[-1].disk.close()
+        if made:
+            made[-1].disk.close()
         server, method, uploads, _ = build_server(config, torch.device("cpu"))
-        rooms.append(ServerTraining(method, server, uploads, ServerDisk(tmp_path)))
-        return rooms[-1]
+        made.append(ServerTraining(method, server, uploads, ServerDisk(tmp_path)))
+        return made[-1]
 
     yield make
-    for each in rooms:
+    for each in made:
         each.disk.close()
 
 
@@ -65,23 +68,23 @@ GPT = ["model.layers=2", "model.width=16", "model.heads=2", "model.context=8"]
         ((1 << 22, 16), (8, *[1] * ((1 << 22) - 8)), (1 << 22) - 7, 1 << 22, "once padded"),
     ],
 )
-def test_what_is_announced_must_fit_the_cut(shape, lengths, samples, labels, words, room):  # noqa: PLR0917
-    """Padding is put back at the server: a few bytes on the wire must not become gigabytes there."""
-    found = room(*GPT).objection(shape, lengths, samples, labels)
+def test_what_is_announced_must_fit_the_cut(shape, lengths, samples, labels, words, training):  # noqa: PLR0917
+    """Padding is put back at the server: a few bytes on the wire must not become gigabytes."""
+    found = training(*GPT).objection(shape, lengths, samples, labels)
     assert (found is None) == (words is None), found
     assert words is None or words in found
 
 
-def test_what_the_half_cannot_take_is_refused_and_the_server_goes_on(room):
-    """A last batch of one image: batch norm behind the last stage of ResNet-18 cannot train on it."""
-    one = room("model.family=resnet18", "data.sample_shape=3x32x32", "data.classes=10")
+def test_what_the_half_cannot_take_is_refused_and_the_server_goes_on(training):
+    """A last batch of one image, which batch norm behind the cut of ResNet-18 cannot train on."""
+    one = training("model.family=resnet18", "data.sample_shape=3x32x32", "data.classes=10")
     refused = train(one, torch.rand(1, 128, 4, 4), [3])
     assert "Expected more than 1 value per channel" in refused.problem
     assert train(one, torch.rand(2, 128, 4, 4), [3, 4]).answer
 
 
 def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_path):
-    """All that a client has sent is one image, which batch norm at the cut can take and behind it cannot: by one client the run ended for all."""
+    """One image, which batch norm behind the cut cannot take: one client ended the run for all."""
     torch.manual_seed(0)
     found = method_of(SplitRules("fsl-sage"))
     server = SplitServer(
@@ -101,20 +104,20 @@ def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_pa
     disk.close()
 
 
-def test_a_checkpoint_of_another_model_is_one_line(room):
+def test_a_checkpoint_of_another_model_is_one_line(training):
     """The server is started again with data of other classes: bad input, and not a bug."""
     sets = ["model.family=small-cnn", "data.sample_shape=3x8x8"]
-    one = room(*sets, "data.classes=4")
+    one = training(*sets, "data.classes=4")
     one.copy(split.Checkpoint(SplitProgress()))()
     with pytest.raises(RunDirError, match="holds a split server of another model") as caught:
-        room(*sets, "data.classes=6").recover()
+        training(*sets, "data.classes=6").recover()
     assert "\n" not in caught.value.message
-    assert room(*sets, "data.classes=4").recover().book == SplitProgress()
+    assert training(*sets, "data.classes=4").recover().book == SplitProgress()
 
 
-def test_labels_out_of_range_are_refused(room):
+def test_labels_out_of_range_are_refused(training):
     """Ten classes, label eleven: torch would read beyond its table, on a GPU for good."""
-    one = room(
+    one = training(
         "model.family=small-cnn",
         "data.sample_shape=1x8x8",
         "data.classes=10",
