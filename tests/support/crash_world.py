@@ -255,8 +255,8 @@ class World:
             effects = handle(event, now)
             for effect in effects:
                 if isinstance(effect, Send) and effect.message.tag == "accepted/1":
-                    self.truth.told[effect.message.key] = None
-                    self.witnesses.tells(SERVER, effect.message.key, now)
+                    self.truth.told[effect.message.key.text] = None
+                    self.witnesses.tells(SERVER, effect.message.key.text, now)
             return effects + self._second_thoughts(effects, now) + self._rare_effects(machine, now)
 
         machine.handle = noted

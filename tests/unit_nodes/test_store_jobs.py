@@ -78,6 +78,7 @@ def jobs_of(store, reduction=None):
         store,
         AtOnce(),
         feed,
+        shards=1,
         scheduler=tp.VirtualScheduler(),
         say=lambda _: None,
         reduction=reduction,
