@@ -18,7 +18,8 @@ from fsl_async.errors import RunDirError
 from fsl_async.observe.clients import News, client_dict
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, NodeState, RunState
+from fsl_async.observe.run import NodeState
+from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
 from fsl_async.observe.split_audit import audit_split_dir
 from fsl_async.observe.table import client_lines, header, legend, news_line
 from fsl_async.roles.phrasing import counted, megabytes

@@ -1,35 +1,19 @@
-"""The clients of a run as a server's journal shows them: what each does, trains and sends. Pure."""
+"""A client of a run as a journal shows it: what it does, trains and sends. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from attrs import asdict, field, frozen, mutable
 
-from fsl_async.roles.phrasing import counted
-from fsl_async.roles.sync.training_trouble import trouble_in
-
-if TYPE_CHECKING:
-    from fsl_async.observe.run_state import RunState
-
 Line = Mapping[str, Any]
-Handler = Callable[["RunState", Line], None]
+"""A line of the journal."""
 
 MAX_LOSSES = 120
 
 _VALUE_BYTES = 4
-
-REASONS = {
-    "expired": "nothing was heard from it",
-    "bye": "it said goodbye",
-    "superseded": "a new process took its name",
-    "reset": "the connection was reset",
-    "protocol": "it broke the protocol",
-    "revoked": "its key is no longer on the allow-list",
-}
-"""Why a session ended, for people."""
 
 
 @frozen
@@ -109,6 +93,14 @@ class ClientState:
             self.loss_first = float(loss)
         self.losses.append(float(loss))
 
+    def offered(self, sequence: int, *, steps: int, tokens: int) -> None:
+        """A delta of so many steps and tokens is offered, for the first time."""
+        self.sequence_offered = sequence
+        self.step_offered += steps
+        self.tokens_offered += tokens
+        self.step = max(self.step, self.step_offered)
+        self.tokens = max(self.tokens, self.tokens_before + self.tokens_offered)
+
     @property
     def loss(self) -> float | None:
         """The last loss that it reported."""
@@ -170,147 +162,3 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Mean of the values that are known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-# --- what the journal's lines change ---
-
-
-def _connected(run: RunState) -> str:
-    """How many clients have a session now, for lines about those that come and go."""
-    run.repeats_may_be_news()
-    here = sum(client.connected for client in run.clients.values())
-    return f"{counted(here, 'client')} connected"
-
-
-def _hello(run: RunState, line: Line) -> None:
-    client = run.client_of(line)
-    how = client.arrive(int(line["incarnation"]), in_run=bool(line.get("run")))
-    words = {
-        "joined": "joins",
-        "relaunched": f"is back as a new process (relaunch {client.relaunches})",
-        "reconnected": "is connected again",
-    }
-    if how:
-        run.tell(how, f"{client.name} {words[how]}, {_connected(run)}", client.name)
-
-
-def _admitted(run: RunState, line: Line) -> None:
-    """At a split server: there is nothing that it would have to fetch first."""
-    _hello(run, line)
-    client = run.client_of(line)
-    client.returning, client.doing = False, "training"
-
-
-def _left(run: RunState, line: Line) -> None:
-    client = run.client_of(line)
-    if int(line["incarnation"]) != client.incarnation or not client.connected:
-        return
-    reason = str(line.get("reason", ""))
-    if run.node.phase == "ended":
-        client.connected, client.doing = False, "done"
-        return
-    client.lose(run.node.last_t, REASONS.get(reason, reason))
-    level = "info" if reason == "bye" else "warning"
-    text = f"{client.name} left: {client.gone_why}, {_connected(run)}"
-    run.tell("gone", text, client.name, level)
-
-
-def _refuse(run: RunState, line: Line) -> None:
-    text = f"refused {line['peer']}: {line.get('text', '')}"
-    run.tell("refused", text, str(line["peer"]), "warning")
-
-
-def _fetch_asked(run: RunState, line: Line) -> None:
-    run.client_of(line).doing = "fetching"
-
-
-def _held(run: RunState, line: Line) -> None:
-    client = run.client_of(line)
-    client.version = int(line["version"])
-    client.doing = "training"
-    if client.version == run.ps.version and client.returning:
-        client.returning = False
-        text = f"{client.name} has caught up: it holds version {client.version}"
-        run.tell("caught up", text, client.name)
-
-
-def _stream_lost(run: RunState, line: Line) -> None:
-    client = run.client_of(line)
-    if client.doing in {"sending", "publishing"}:
-        client.doing = "training" if client.version >= 0 else "joining"
-
-
-def _beat(run: RunState, line: Line) -> None:
-    client = run.client_of(line)
-    payload = line["payload"]
-    client.step = int(payload.get("step", client.step))
-    client.tokens = client.tokens_before + int(payload.get("tokens", 0))
-    client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
-    client.left_out = client.left_out_before + int(payload.get("left_out", 0))
-    lag = payload.get("lag_p99_ms")
-    client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
-    client.tells_loss = client.tells_loss or payload.get("loss") is not None
-    client.saw_loss(payload.get("loss"))
-    # Without a loss (its site keeps that) the heartbeat alone can tell that it is over.
-    _look_for_trouble(run, client, payload, may_end="loss" not in payload)
-    hung_s = payload.get("hung_s")
-    hangs = isinstance(hung_s, int | float) and not isinstance(hung_s, bool)
-    if hangs and not client.hangs:
-        text = f"{client.name} hangs: its training has made no step for {hung_s:.0f} s"
-        run.tell("hangs", text, client.name, "warning")
-    elif client.hangs and not hangs:
-        run.tell("hangs no more", f"{client.name} makes steps again", client.name)
-    client.hangs = hangs
-
-
-def _look_for_trouble(
-    run: RunState, client: ClientState, metrics: Mapping[str, Any], *, may_end: bool
-) -> None:
-    """Tell when training begins to go wrong, and when that is over: a whole round went well."""
-    trouble = trouble_in(metrics)
-    if trouble and not client.trouble:
-        text = f"{client.name} trains badly: {trouble}"
-        run.tell("trains badly", text, client.name, "warning")
-    elif client.trouble and may_end and not trouble:
-        run.tell("trains well", f"{client.name} trains well again", client.name)
-    if trouble or may_end:
-        client.trouble = trouble
-
-
-def _offered(run: RunState, line: Line) -> None:
-    """A short process ends between two heartbeats: its deltas tell what it did.
-
-    Steps without a delta are in heartbeats only.
-    """
-    client = run.client_of(line)
-    client.doing = "sending"
-    delta = line["delta"]
-    key = str(delta["key"])
-    sequence = int(key.rpartition("/")[2])
-    if sequence <= client.sequence_offered:  # offered again after a loss
-        return
-    client.sequence_offered = sequence
-    client.step_offered += int(delta["steps"])
-    client.tokens_offered += int(delta["tokens"])
-    client.step = max(client.step, client.step_offered)
-    client.tokens = max(client.tokens, client.tokens_before + client.tokens_offered)
-    metrics = delta.get("metrics") or {}
-    _look_for_trouble(run, client, metrics, may_end="loss" in metrics)
-    loss = metrics.get("loss")
-    if isinstance(loss, int | float):
-        run.ps.offered(key, float(loss))
-    if not client.tells_loss:  # its heartbeats tell running means; this is the mean of a round
-        client.saw_loss(loss)
-
-
-HANDLERS: dict[str, Handler] = {
-    "client_hello": _hello,
-    "admit_split": _admitted,
-    "client_left": _left,
-    "refuse": _refuse,
-    "fetch_asked": _fetch_asked,
-    "version_held": _held,
-    "stream_lost": _stream_lost,
-    "heartbeat_received": _beat,
-    "delta_offered": _offered,
-}

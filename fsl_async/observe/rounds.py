@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from attrs import field, mutable
 
-from fsl_async.observe.clients import ClientState, Handler, Line, Volume, mean
+from fsl_async.observe.client_lines import look_for_trouble
+from fsl_async.observe.clients import ClientState, Line, Volume, mean
+from fsl_async.observe.run import Run
 from fsl_async.roles.phrasing import counted, megabytes
-
-if TYPE_CHECKING:
-    from fsl_async.observe.run_state import RunState
 
 MAX_OFFERED = 4096
 """Deltas whose loss is kept until they are merged: a peer's offers must not grow the state."""
@@ -167,15 +165,46 @@ class ParameterServerFigures:
         self.next_sync_at = None
         self._open.open(-1)
 
-    def offered(self, key: str, loss: float) -> None:
+    # --- the journal's lines; `run` has the clients ---
+
+    def offered(self, run: Run, line: Line) -> None:
+        """A delta is offered. A client may end between two heartbeats: deltas count its work too.
+
+        Steps without a delta are in heartbeats only.
+        """
+        client = run.client_of(line)
+        client.doing = "sending"
+        delta = line["delta"]
+        key = str(delta["key"])
+        sequence = int(key.rpartition("/")[2])
+        if sequence <= client.sequence_offered:  # offered again after a loss
+            return
+        client.offered(sequence, steps=int(delta["steps"]), tokens=int(delta["tokens"]))
+        metrics = delta.get("metrics") or {}
+        look_for_trouble(run, client, metrics, may_end="loss" in metrics)
+        loss = metrics.get("loss")
+        if isinstance(loss, int | float):
+            self._keep_loss(key, float(loss))
+        if not client.tells_loss:  # its heartbeats carry running means; this is a round's mean
+            client.saw_loss(loss)
+
+    def _keep_loss(self, key: str, loss: float) -> None:
         """Keep the loss of an offered delta until it is merged; those of declined ones fall out."""
         self._loss_of[key] = loss
         while len(self._loss_of) > MAX_OFFERED:
             del self._loss_of[next(iter(self._loss_of))]
 
-    # --- the journal's lines; `run` has the clients ---
+    def held_by(self, run: Run, line: Line) -> None:
+        """A client holds a version, and trains from it."""
+        client = run.client_of(line)
+        client.version = int(line["version"])
+        client.doing = "training"
+        if client.version == self.version and client.returning:
+            client.returning = False
+            text = f"{client.name} has caught up: it holds version {client.version}"
+            run.tell("caught up", text, client.name)
 
-    def recovered(self, run: RunState, line: Line) -> None:
+    def recovered(self, run: Run, line: Line) -> None:
         """Version, tokens and pending deltas, as they are on disk."""
         self.version = int(line["version"])
         self.digest = str(line.get("digest", ""))
@@ -202,7 +231,7 @@ class ParameterServerFigures:
         waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
         self._plan_sync(run.node.last_t - waited_s)
 
-    def found(self, run: RunState, line: Line) -> None:
+    def found(self, run: Run, line: Line) -> None:
         """A version of a process that was killed after making it and before writing so."""
         version = int(line["version"])
         if not 0 <= self.version < version:
@@ -212,7 +241,7 @@ class ParameterServerFigures:
         words = counted(len(keys), "delta")
         run.tell("version", f"version {version} was made before the restart, of {words}")
 
-    def _count_merged(self, run: RunState, merged: Mapping[str, int]) -> None:
+    def _count_merged(self, run: Run, merged: Mapping[str, int]) -> None:
         for key, tokens in merged.items():
             self._pending.pop(key, None)
             self.tokens += tokens
@@ -229,14 +258,14 @@ class ParameterServerFigures:
     def _plan_sync(self, begun_at: float) -> None:
         self.next_sync_at = begun_at + self.every_s if self.every_s else None
 
-    def attached(self, run: RunState, line: Line) -> None:
+    def attached(self, run: Run, line: Line) -> None:
         """The size of the model; the client fetches."""
         client = run.client_of(line)
         if line.get("difference") is None:
             self.values = int(line["values"])
             client.doing = "fetching" if self.version >= 0 else "joining"
 
-    def sent(self, run: RunState, line: Line) -> None:
+    def sent(self, run: Run, line: Line) -> None:
         """A message to a client: a call, the order to publish, a refused delta."""
         message = line["message"]
         kind = message.get("type")
@@ -258,16 +287,16 @@ class ParameterServerFigures:
             else:
                 client.deltas_refused += 1
 
-    def quarantined(self, run: RunState, line: Line) -> None:
+    def quarantined(self, run: Run, line: Line) -> None:
         """A delta is held back. One that is kept out for good is declined and counted there."""
         if line.get("held"):
             self.held[str(line["key"])] = str(line["reason"])
 
-    def released(self, run: RunState, line: Line) -> None:
+    def released(self, run: Run, line: Line) -> None:
         """A delta is held back no longer."""
         self.held.pop(str(line["key"]), None)
 
-    def noted(self, run: RunState, line: Line) -> bool:
+    def noted(self, run: Run, line: Line) -> bool:
         """A note about rounds or damage; whether that is all that there is to tell of it."""
         text, facts = str(line.get("text", "")), line.get("facts") or {}
         if "called" in facts:
@@ -286,11 +315,11 @@ class ParameterServerFigures:
             return True
         return False
 
-    def skipped(self, run: RunState, line: Line) -> None:
+    def skipped(self, run: Run, line: Line) -> None:
         """A called client has nothing to send."""
         self._open.empty.add(run.client_of(line).name)
 
-    def stored(self, run: RunState, line: Line) -> None:
+    def stored(self, run: Run, line: Line) -> None:
         """A delta is durable."""
         client = run.client_of(line)
         client.doing = "training"
@@ -301,25 +330,25 @@ class ParameterServerFigures:
         self._tokens_of[str(delta["key"])] = int(delta["tokens"])
         self._round_of[str(delta["key"])] = int(delta.get("round", -1))
 
-    def served(self, run: RunState, line: Line) -> None:
+    def served(self, run: Run, line: Line) -> None:
         """A version was sent."""
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def accumulated(self, run: RunState, line: Line) -> None:
+    def accumulated(self, run: Run, line: Line) -> None:
         """A delta is pending."""
         key = str(line["key"])
         self._pending[key] = self._tokens_of.pop(key, 0)
 
-    def merging(self, run: RunState, line: Line) -> None:
+    def merging(self, run: Run, line: Line) -> None:
         """A version is being made of what is pending."""
         run.node.phase = "merging"
         self._merging = dict(self._pending)
 
-    def commit_failed(self, run: RunState, line: Line) -> None:
+    def commit_failed(self, run: Run, line: Line) -> None:
         """It could not be written."""
         self._merging.clear()
 
-    def committed(self, run: RunState, line: Line) -> None:
+    def committed(self, run: Run, line: Line) -> None:
         """A version is durable."""
         self.version, self.digest = int(line["version"]), str(line["digest"])
         run.node.phase = "ready"
@@ -337,7 +366,7 @@ class ParameterServerFigures:
         run.tell("version", f"version {self.version}: {self._merge_words(run, merged)}")
         run.repeats_may_be_news()
 
-    def _merge_words(self, run: RunState, merged: Mapping[str, int]) -> str:
+    def _merge_words(self, run: Run, merged: Mapping[str, int]) -> str:
         """Which clients were merged, their loss, tokens, and the bytes since the version before."""
         rounds = {key: self._round_of.pop(key, -1) for key in merged}
         parts = [self._open.words(rounds, run.clients, self.quorum)]
@@ -374,25 +403,21 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(found[:NAMED]) + more
 
 
-def _of_ps(name: str) -> Handler:
-    return lambda run, line: getattr(run.ps, name)(run, line)
-
-
-HANDLERS: dict[str, Handler] = {
-    kind: _of_ps(name)
-    for kind, name in {
-        "recovered": "recovered",
-        "version_found": "found",
-        "model_attached": "attached",
-        "send": "sent",
-        "quarantine": "quarantined",
-        "release": "released",
-        "round_skipped": "skipped",
-        "delta_stored": "stored",
-        "version_sent": "served",
-        "accumulate": "accumulated",
-        "average": "merging",
-        "commit_failed": "commit_failed",
-        "version_committed": "committed",
-    }.items()
+LINES = {
+    "recovered": "recovered",
+    "version_found": "found",
+    "model_attached": "attached",
+    "send": "sent",
+    "quarantine": "quarantined",
+    "release": "released",
+    "round_skipped": "skipped",
+    "delta_offered": "offered",
+    "delta_stored": "stored",
+    "version_sent": "served",
+    "version_held": "held_by",
+    "accumulate": "accumulated",
+    "average": "merging",
+    "commit_failed": "commit_failed",
+    "version_committed": "committed",
 }
+"""Type of a line -> the method of ParameterServerFigures that takes it."""

@@ -11,11 +11,12 @@ Time comes from the lines (`t`, seconds since 1970) or as the argument `now`.
     effect finish, note                      the end, and lines for people
     note   unreadable_messages               bytes from the network that were no message of ours
     note   traffic                           bytes by category, see `accounts`
-  what clients do (`clients`)
+  what clients do (`client_lines`)
     event  client_hello, effect admit_split  a client joins, or comes back as a new process
     event  client_left                       it is gone
-    event  fetch_asked, version_held, stream_lost, delta_offered, heartbeat_received
+    event  fetch_asked, stream_lost, heartbeat_received
   of a parameter server (`rounds`)
+    event  delta_offered, version_held       what a client trains from, and has trained
     event  recovered, note version_found     what the disk has
     event  model_attached, delta_stored, version_sent      sizes and bytes
     effect send, event round_skipped         rounds
@@ -34,66 +35,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from attrs import asdict, field, fields, mutable
 
 from fsl_async.accounting.accounts import Account
-from fsl_async.observe import clients, rounds, segments
-from fsl_async.observe.clients import ClientState, Handler, Line, News, client_dict, mean
-from fsl_async.observe.rounds import ParameterServerFigures
-
-MAX_NEWS = 100
+from fsl_async.observe import client_lines, segments
+from fsl_async.observe.clients import Line, News, client_dict
+from fsl_async.observe.rounds import LINES, ParameterServerFigures
+from fsl_async.observe.run import NodeState, Run
 
 PS, SPLIT_SERVER, CLIENT = "ps", "server", "client"
 """Roles, as `fsl-node --role` has them."""
 
 # Notes of the parameter server's machine whose content other lines have already.
 _IN_OTHER_WORDS = re.compile(r" left \(.*goes on without it$|^version 0 is durable")
-
-
-@mutable
-class NodeState:
-    """The process that writes the journal, and those before it in the same directory."""
-
-    role: str = ""
-    run: str = ""
-    name: str = ""
-    """Of a client."""
-    address: str = ""
-    encrypted: bool | None = None
-    """None: its journal is of a release that did not record it."""
-    pid: int = 0
-    host: str = ""
-    starts: int = 0
-    started_at: float = 0.0
-    last_t: float = 0.0
-    phase: str = "unknown"  # starting | waiting | ready | collecting | merging | serving | ended
-    ending: str = ""
-    ended_at: float | None = None
-    exit_code: int = 0
-    garbage: int = 0
-    """Messages from the network that were not of this program."""
-    _garbage_before: int = 0
-
-    def start(self, line: Line) -> None:
-        """A new process."""
-        self.role = str(line.get("role", ""))
-        self.run = str(line.get("run", self.run))
-        self.name = str(line.get("name", ""))
-        self.address = str(line.get("address", ""))
-        self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
-        self.pid, self.host = int(line.get("pid", 0)), str(line.get("host", ""))
-        self.starts += 1
-        self.started_at = self.started_at or self.last_t
-        self._garbage_before = self.garbage
-        self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
-
-    def count_garbage(self, line: Line) -> None:
-        """The line counts since the process started; what earlier ones counted is kept aside."""
-        self.garbage = self._garbage_before + int(line.get("garbage", 0))
 
 
 @mutable
@@ -119,29 +76,18 @@ class SiteFigures:
     leaving_to: str = ""
 
 
-def _newest(news: Iterable[News]) -> deque[News]:
-    return deque(news, MAX_NEWS)
-
-
 @mutable
-class RunState:
-    """The figures of a run; those of the node's role in `ps`, `split_server` or `site`."""
+class RunState(Run):
+    """All figures of a run; those of the node's role in `ps`, `split_server` or `site`."""
 
-    node: NodeState = field(factory=NodeState)
-    clients: dict[str, ClientState] = field(factory=dict)
-    """Those that a server has seen, by name."""
     account: Account = field(factory=Account)
-    news: deque[News] = field(factory=deque, converter=_newest)
     ps: ParameterServerFigures = field(factory=ParameterServerFigures)
     split_server: SplitServerFigures = field(factory=SplitServerFigures)
     site: SiteFigures = field(factory=SiteFigures)
     lines_odd: int = 0
-    _told: set[str] = field(factory=set)  # notes since something changed: not said again
-    _fresh: list[News] = field(factory=list, init=False, eq=False)
 
     def apply(self, line: Line) -> list[News]:
         """Take one line of the journal; returns its news, which `news` keeps too."""
-        self._fresh = []
         self.account.apply(line)
         handler = _HANDLERS.get(str(line.get("type")))
         stamp = line.get("t")
@@ -152,50 +98,9 @@ class RunState:
                 handler(self, line)
             except (KeyError, TypeError, ValueError, AttributeError):
                 self.lines_odd += 1  # of another release, or not ours
-        self.news.extend(self._fresh)
-        return self._fresh
-
-    def tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
-        """News of the line that is being applied."""
-        self._fresh.append(News(self.node.last_t, kind, text, client, level))
-
-    def tell_once(self, text: str, level: str) -> None:
-        """A note: once, until a client comes or leaves or there is a version."""
-        if text in self._told:
-            return
-        if len(self._told) < MAX_NEWS:
-            self._told.add(text)
-        self.tell("note", text, level=level)
-
-    def client_of(self, line: Line) -> ClientState:
-        """The client a line is about, which was seen just now."""
-        name = str(line["peer"])
-        client = self.clients.get(name)
-        if client is None:
-            client = self.clients[name] = ClientState(name)
-        client.last_seen = self.node.last_t
-        return client
-
-    def repeats_may_be_news(self) -> None:
-        """Something has changed: a note that was told before is told again."""
-        self._told.clear()
+        return self.take_news()
 
     # --- what follows from the figures ---
-
-    @property
-    def relaunches(self) -> int:
-        """How often a client's name came back as a new process."""
-        return sum(client.relaunches for client in self.clients.values())
-
-    @property
-    def loss_first(self) -> float | None:
-        """Mean of the first loss that each client reported."""
-        return mean(client.loss_first for client in self.clients.values())
-
-    @property
-    def loss_last(self) -> float | None:
-        """Mean of the last loss that each client reported."""
-        return mean(client.loss for client in self.clients.values())
 
     def traffic(self) -> dict[str, dict[str, Any]]:
         """The account; of a split server with the mean square of the errors that clients report."""
@@ -238,6 +143,8 @@ def tells_something(kind: str) -> bool:
 
 
 # --- what the journal's lines change ---
+
+Handler = Callable[[RunState, Line], None]
 
 
 def _started(run: RunState, line: Line) -> None:
@@ -326,9 +233,13 @@ def _rebased(run: RunState, line: Line) -> None:
     run.site.version = int(line["version"])
 
 
+def _of_ps(name: str) -> Handler:
+    return lambda run, line: getattr(run.ps, name)(run, line)
+
+
 _HANDLERS: dict[str, Handler] = {
-    **clients.HANDLERS,
-    **rounds.HANDLERS,
+    **client_lines.HANDLERS,
+    **{kind: _of_ps(name) for kind, name in LINES.items()},
     segments.SO_FAR: _so_far,
     "node_started": _started,
     "node_ended": _ended,

@@ -17,7 +17,8 @@ from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.rounds import MAX_OFFERED
-from fsl_async.observe.run_state import NodeState, RunState
+from fsl_async.observe.run import NodeState
+from fsl_async.observe.run_state import RunState
 
 
 @pytest.fixture(scope="module")
