@@ -112,13 +112,12 @@ def command(
 
 def report_of(run_dir: Path, before: float | None = None) -> ChaosReport:
     """The report of a run's last storm. before: tokens per second without faults, if known."""
-    from fsl_async.files.checksummed_json import from_checksummed
     from fsl_async.observe.journal import JournalReader
+    from fsl_async.observe.ledger_audit import LEDGER, read_ledger
     from fsl_async.tools.chaos.fault_log import FILE, read
     from fsl_async.tools.chaos.report import report
 
-    lines = (run_dir / "ledger.jsonl").read_bytes().splitlines()
-    ledger = [fact for fact in map(from_checksummed, lines) if fact is not None]
+    ledger, _ = read_ledger(run_dir / LEDGER)
     own = {}
     for path in run_dir.glob("clients/*/journal.jsonl"):
         own[path.parent.name] = [

@@ -225,7 +225,7 @@ def audit_run(run_dir: Path) -> Audit:
         if journal.exists():
             told |= dict.fromkeys(acknowledged_keys(journal))
     manifests, damaged = _read_manifests(run_dir)
-    facts, problems = _read_ledger(run_dir / LEDGER)
+    facts, problems = read_ledger(run_dir / LEDGER)
     problems += damaged
     spool = run_dir / "spool"
     result = audit(
@@ -252,8 +252,8 @@ def _read_manifests(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return manifests, problems
 
 
-def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """All whole lines, and a sentence for each that is damaged; a torn last line is not damage."""
+def read_ledger(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Its facts, and a sentence for each line that is damaged; a torn last line is not damage."""
     facts: list[dict[str, Any]] = []
     problems = []
     lines = path.read_bytes().split(b"\n")

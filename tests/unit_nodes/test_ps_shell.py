@@ -390,7 +390,7 @@ def test_the_end_waits_for_a_delta_that_is_being_stored():
     server = Server(worker=worker)
     server.endpoint.transfers = list
     seen = []
-    server.shell.node.feed = lambda event, cause=None: seen.append(event)
+    server.shell.machine.handle = lambda event, now: seen.append(event) or []
     server.shell.node._execute(do.ReceiveDelta("a", "delta:1", delta_of(KEY, CHUNKS)), 1)
     worker.work()  # the spool is open, and the stream accepted
     for index in range(CHUNKS):

@@ -13,7 +13,6 @@ from typing import Any, Final
 from attrs import frozen
 
 from fsl_async.errors import RunDirError, UsageError, disk_words
-from fsl_async.files.private_files import make_folder
 from fsl_async.nodes.relay.relay import Relay, Route
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.process.stopper import Stopper
@@ -78,7 +77,6 @@ def serve(
     if run_dir is None:
         return run_loop(_serve(routes, None, announce, tell, stop))
     try:
-        make_folder(run_dir)
         journal = JournalWriter(run_dir / JOURNAL)
     except OSError as error:
         raise RunDirError(f"cannot write in {run_dir}: {disk_words(error)}") from None
