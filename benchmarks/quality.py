@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -110,10 +110,10 @@ class LockstepFed(Fed):
         super().__init__(client.training, place)
         self._client = client
 
-    def attach(self, model: torch.nn.Module) -> None:
+    def attach(self, model: torch.nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Keep the model for the evaluation, then attach."""
         self._client.model = model
-        super().attach(model)
+        super().attach(model, exchange=exchange)
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
         """Count a step; at the end of a round synchronise."""

@@ -61,15 +61,17 @@ class Manifest:
     """The tensors of a model in flat order. Raises ManifestError when they overlap, leave holes or break a limit."""
 
     tensors: tuple[TensorSpec, ...] = field()
+    frozen: str = ""
+    """Digest of the parameters that clients neither exchange nor train; empty if there are none."""
     values: int = field(init=False)
     """Length of the flat vector, in values."""
     fingerprint: str = field(init=False)
-    """The first 32 hex characters of SHA-256 over names, shapes and offsets."""
+    """The first 32 hex characters of SHA-256 over names, shapes, offsets and `frozen`."""
 
     def __attrs_post_init__(self) -> None:
         total = _check(self.tensors)
         object.__setattr__(self, "values", total)
-        object.__setattr__(self, "fingerprint", _fingerprint(self.tensors))
+        object.__setattr__(self, "fingerprint", _fingerprint(self.tensors, self.frozen))
 
     @classmethod
     def from_shapes(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> Self:
@@ -108,7 +110,9 @@ class Manifest:
     def difference(self, other: Manifest) -> str | None:
         """What differs first, as one sentence with both shapes; None when the two are equal. `self` is "here"."""
         if self.tensors == other.tensors:
-            return None
+            if self.frozen == other.frozen:
+                return None
+            return "the weights that are not trained differ: load the same ones at every client"
         for position, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if mine.name != theirs.name:
                 return (
@@ -129,13 +133,18 @@ class Manifest:
         return [[tensor.name, list(tensor.shape), tensor.offset] for tensor in self.tensors]
 
     @classmethod
-    def from_wire(cls, wire: object) -> Self:
-        """Read what `to_wire` gave, trusting nothing; raises ManifestError."""
+    def from_wire(cls, wire: object, frozen: str = "") -> Self:
+        """Read what `to_wire` gave, trusting nothing; raises ManifestError.
+
+        frozen: as in the manifest, checked to be a digest already.
+        """
         if not isinstance(wire, list):
             raise ManifestError("a manifest must be a list of tensors")
         if len(wire) > MAX_TENSORS:
             raise ManifestError(f"a manifest may have {MAX_TENSORS} tensors, not {len(wire)}")
-        return cls(tuple(_tensor_from_wire(position, entry) for position, entry in enumerate(wire)))
+        return cls(
+            tuple(_tensor_from_wire(position, entry) for position, entry in enumerate(wire)), frozen
+        )
 
 
 def _tensor_from_wire(position: int, entry: object) -> TensorSpec:
@@ -205,13 +214,14 @@ def _check_name(name: str, label: str) -> None:
         raise ManifestError(f"no tensor may be called {label}")
 
 
-def _fingerprint(tensors: tuple[TensorSpec, ...]) -> str:
+def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: str) -> str:
     # Lengths before contents, so that no two manifests give the same bytes.
     hashed = hashlib.sha256(b"fsl-manifest-1")
     for tensor in tensors:
         name = tensor.name.encode()
         numbers = [len(name), len(tensor.shape), *tensor.shape, tensor.offset]
         hashed.update(np.array(numbers, dtype="<i8").tobytes() + name)
+    hashed.update(frozen.encode())
     return hashed.hexdigest()[:DIGEST_CHARACTERS]
 
 

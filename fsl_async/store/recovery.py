@@ -312,6 +312,6 @@ def _read_manifest(files: Files, run_dir: Path) -> Manifest:
     if members is None:
         raise StoreError(f"{path} does not match its checksum; {advice}")
     try:
-        return Manifest.from_wire(members.get("tensors"))
+        return Manifest.from_wire(members.get("tensors"), str(members.get("frozen", "")))
     except ManifestError as error:
         raise StoreError(f"{path}: {error}; {advice}") from error

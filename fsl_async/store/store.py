@@ -290,7 +290,8 @@ class Store:
             raise StoreError(
                 f"version 0 has {self.initial_next_chunk()} chunks only; send the rest"
             )
-        members = {"format": 1, "tensors": initial.manifest.to_wire()}
+        manifest = initial.manifest
+        members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen}
         facts = self._open.facts
         if not facts.book.run:
             # A version beside an empty ledger would mean that the ledger was lost.

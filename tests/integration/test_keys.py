@@ -76,8 +76,8 @@ def test_a_site_is_let_in_and_another_one_thrown_out_while_the_run_goes_on(keyed
     keyed.revoke("a")
     server.wait_for("ended the sessions of a")
     assert a.end() == 2
-    assert "the server does not let this key in any more" in a.lines[-1]
-    server.wait_for("a left: its key is not let in any more")
+    assert "the listener no longer accepts this key" in a.lines[-1]
+    server.wait_for("a left: its key is no longer on the allow-list")
     newest = max(one["version"] for one in site.ledger("version"))
     site.wait_version(newest + 2)
     assert b.popen.poll() is None

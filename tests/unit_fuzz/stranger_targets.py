@@ -122,7 +122,7 @@ def run_message(data):
 
 def bodies():
     made = [
-        msg.Attach(MODEL.fingerprint, MODEL.to_wire()),
+        msg.Attach(MODEL.fingerprint, MODEL.to_wire(), ""),
         msg.Fetch(-1, ""),
         msg.Holding(3, "d" * 32),
         msg.Skip(4, "nothing trained"),

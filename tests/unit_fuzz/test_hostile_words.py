@@ -164,8 +164,8 @@ def offers_delta(**changed):
         (offers_delta(metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),
         (offers_delta(key=HOSTILE), f"DeltaMeta.delta.key is not a delta key: {SHOWN}"),
         (offers_delta(base_digest=HOSTILE), f"base_digest is not a digest, nor empty: {SHOWN}"),
-        (says(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]])), f"no tensor may be called '{SHOWN}'"),
-        (says(msg, msg.Attach(HOSTILE, [["w", [1], 0]])), f"fingerprint is not a digest: {SHOWN}"),
+        (says(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]], "")), f"no tensor may be called '{SHOWN}'"),
+        (says(msg, msg.Attach(HOSTILE, [["w", [1], 0]], "")), f"fingerprint is not a digest: {SHOWN}"),
         (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: 1, "step": HOSTILE}), SHOWN),
         (lambda made: made.send(frames.BYE, f"relaunch 7: {HOSTILE}"), f"{CROOK} is launched again in 12 s, unless it comes back by itself ({SHOWN})"),
         (lambda made: made.greet(wire.Hello("", -1, "", -1).to_wire() | {"run": HOSTILE}), None),
@@ -183,7 +183,7 @@ def test_a_client_writes_one_printable_line_at_a_parameter_server(play, words):
 def test_a_model_of_another_shape_is_named_in_one_printable_line():
     """The names of both models' tensors stand in the refusal."""
     other = [["größe", [3], 0]]
-    told = at(ParameterServer, says(msg, msg.Attach(DIGEST, other)))
+    told = at(ParameterServer, says(msg, msg.Attach(DIGEST, other, "")))
     assert any("and 'größe' 3 there" in one or "'größe' 3 here" in one for one in told.lines), (
         told.lines
     )

@@ -99,7 +99,7 @@ class Server:
 
     def attach(self, name, manifest=MANIFEST):
         """A client attaches a model."""
-        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire()))
+        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire(), ""))
         self.shell.on_transport(tp.MessageReceived(name, body))
 
     def leave(self, name, incarnation=1):

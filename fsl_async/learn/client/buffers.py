@@ -1,9 +1,13 @@
 """A torch module seen as one flat fp32 vector on the CPU: copy out, copy in, rebase in place.
 
-What is in the vector: every floating point parameter and every floating point persistent buffer (a
-batch norm's running mean), in the order of `state_dict()`. What is not: integer and boolean state
-(batch norm's step counter), complex numbers, and buffers with persistent=False (tables that are
-computed again).
+What is in the vector, in the order of `state_dict()`: every floating point parameter with
+`requires_grad` and every floating point persistent buffer (a batch norm's running mean); or what a
+list of patterns names, whether it trains or not. What is not: integer and boolean state (batch
+norm's step counter), complex numbers, and buffers with persistent=False (tables that are computed
+again).
+
+Parameters that are neither exchanged nor trained (the base below LoRA adapters) must be the same at
+every client. Their digest is in the manifest, so the parameter server refuses a client with others.
 
 Tied tensors (same storage, offset, shape and strides) count once, under their first name. Tensors
 that share memory in any other way are refused, because rebasing one would move the other a second
@@ -19,7 +23,10 @@ rounds up to a power of two and the memory is lost to the page cache: a poor tra
 every ten minutes.
 """
 
-from collections.abc import Iterator
+import fnmatch
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +34,7 @@ from torch import Tensor, nn
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.manifest import DIGEST_CHARACTERS, Manifest
 
 PIECE_VALUES = 1 << 24
 """64 MiB in fp32: a copy to a GPU of that size runs at full speed; large models are far larger."""
@@ -37,22 +44,28 @@ class ModelWeights:
     """The exchanged state of `module`, which stays the caller's and may go on living where it is.
 
     Tensors are looked up by name at each use: `module.to(...)` replaces buffers, and a reference
-    kept would go stale. Raises TaskError where the module has nothing to exchange or tensors that
-    overlap in memory.
+    kept would go stale.
+
+    exchange: patterns of tensor names (`*` stands for any characters); None: what trains, and
+    buffers. Raises TaskError where the module has nothing to exchange or tensors that overlap in
+    memory, and for a pattern that no tensor matches.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, exchange: Sequence[str] | None = None) -> None:
         self._module = module
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in _distinct_tensors(module)]
+        names = exchanged_names(module, exchange)
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in _distinct_tensors(module, names)]
         self._names = [name for name, _ in shapes]
         try:
-            # torch.compile wraps a module and its names; compiled and plain clients train the same
-            # model
-            self.manifest = Manifest.from_shapes(
-                (name.replace("_orig_mod.", ""), shape) for name, shape in shapes
-            )
+            self.layout = Manifest.from_shapes((_plain(name), shape) for name, shape in shapes)
+            """Names, shapes and offsets; `manifest` without the digest of what is frozen."""
         except ManifestError as error:
             raise TaskError(f"fed.attach cannot exchange this module: {error}") from error
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The layout, and the digest of what is frozen; the first use reads the frozen weights."""
+        return Manifest(self.layout.tensors, frozen_digest(self._module, set(self._names)))
 
     def copy_out(self, out: Vector) -> bool:
         """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite."""
@@ -98,7 +111,7 @@ class ModelWeights:
     def _pieces(self) -> Iterator[tuple[Tensor, int, int]]:
         """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor."""
         live = _named_tensors(self._module)
-        for name, spec in zip(self._names, self.manifest.tensors, strict=True):
+        for name, spec in zip(self._names, self.layout.tensors, strict=True):
             tensor = live[name]
             if tuple(tensor.shape) != spec.shape:
                 raise TaskError(
@@ -137,13 +150,69 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def _distinct_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
+    """The names of `module.state_dict()` that are exchanged; see the top of this file.
+
+    With tied names; integer state too where nothing excludes it. Raises TaskError for a pattern
+    that no name matches.
+    """
+    if patterns is None:
+        frozen = {
+            name
+            for name, weight in module.named_parameters(remove_duplicate=False)
+            if not weight.requires_grad
+        }
+        return [name for name in module.state_dict() if name not in frozen]
+    names = list(module.state_dict())
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = [name for name in names if fnmatch.fnmatchcase(_plain(name), pattern)]
+        if not matched:
+            raise TaskError(f"fed.attach: no tensor of the model matches {pattern!r}")
+        found.update(matched)
+    return [name for name in names if name in found]
+
+
+def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
+    """The digest of the parameters that neither train nor are exchanged; empty if there are none.
+
+    32 hex characters of SHA-256 over names, shapes and values. Floating point values count as fp32,
+    so the same weights may be loaded as bf16 at one client and as fp32 at another.
+    """
+    frozen = [
+        (name, weight.detach())
+        for name, weight in module.named_parameters()
+        if not weight.requires_grad and name not in exchanged
+    ]
+    if not frozen:
+        return ""
+    found = hashlib.sha256()
+    for name, weight in frozen:
+        found.update(f"{_plain(name)} {tuple(weight.shape)}\n".encode())
+        if weight.is_meta:
+            continue
+        flat = weight.reshape(-1)
+        for start in range(0, len(flat), PIECE_VALUES):
+            piece = flat[start : start + PIECE_VALUES]
+            values = piece.float() if piece.is_floating_point() else piece
+            found.update(values.cpu().contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _plain(name: str) -> str:
+    # torch.compile wraps a module and its names; compiled and plain clients train the same model.
+    return name.replace("_orig_mod.", "")
+
+
+def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     live = _named_tensors(module)
+    listed_state = module.state_dict()
     seen: dict[tuple[object, ...], str] = {}
     used: dict[
         int, list[tuple[int, int, str]]
     ] = {}  # storage -> (first, last + 1, name) of its parts
-    for name, listed in module.state_dict().items():
+    for name in names:
+        listed = listed_state[name]
         if not isinstance(listed, Tensor) or not listed.is_floating_point():
             continue
         if name not in live:

@@ -135,7 +135,7 @@ class FedBase:
             return 0, 1
         return self._context.shard_index, self._context.shard_count
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Hand the model over; on return its weights are the run's."""
         raise NotImplementedError
 
@@ -251,27 +251,30 @@ class Fed(FedBase):
         """The version of the run that the model was last moved onto; -1 before attach."""
         return self._training.version
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Hand the model over and wait until its weights are the run's: received, or its own.
 
-        Every floating point parameter and persistent buffer takes part; see
-        `fsl_async.learn.client.buffers`. Build the optimizer before or after, as you like: weights
-        change in place.
+        What trains (`requires_grad`) and floating point persistent buffers are exchanged, or what
+        `exchange` names: patterns such as ["encoder.*", "*.bias"], the same at every client. What
+        is neither exchanged nor trained must be the same weights at every client; what trains and
+        is not exchanged stays this client's own. Later changes of `requires_grad` change nothing of
+        that; see `fsl_async.learn.client.buffers`. Build the optimizer before or after, as you
+        like: weights change in place.
 
         Raises NotAllowedError where this site lets LoRA adapters out and the model
         has other tensors, RefusedError where the run trains another model (its text names the first
         tensor that differs), TaskError for a model that cannot be exchanged, RunFinishedError where
         the run ended meanwhile.
         """
-        self._check_weights(model)
-        self._training.attach(model)
+        self._check_weights(model, exchange)
+        self._training.attach(model, exchange)
 
-    def _check_weights(self, model: nn.Module) -> None:
+    def _check_weights(self, model: nn.Module, exchange: Sequence[str] | None = None) -> None:
         """Raise NotAllowedError where a site that lets out adapters only would send others."""
         policy = self.policy
         if policy.lets(DELTAS):
             return
-        tensors = ModelWeights(model).manifest.tensors
+        tensors = ModelWeights(model, exchange).layout.tensors
         others = [
             one.name for one in tensors if not set(one.name.split(".")) & {"lora_A", "lora_B"}
         ]
@@ -391,7 +394,7 @@ class LocalFed(FedBase):
         """Always the initial version, once a model is attached."""
         return -1 if self.model is None else 0
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Keep the model, for the caller of the task."""
         if self.model is not None:
             raise TaskError("fed.attach was called twice: attach one model, once")

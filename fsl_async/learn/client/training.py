@@ -11,6 +11,7 @@ carries the rounding of the base to bf16 into the next delta; keep fp32 weights 
 """
 
 import time
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -46,16 +47,18 @@ class Training:
         """Whether the run has ended, or this client's part in it."""
         return self.orders.stopped
 
-    def attach(self, module: nn.Module) -> None:
+    def attach(self, module: nn.Module, exchange: Sequence[str] | None = None) -> None:
         """Take the model, and wait until its weights are a version of the run.
+
+        exchange: as in `ModelWeights`.
 
         Raises TaskError (nothing to exchange, attached before, not finite), RefusedError (the
         parameter server does not accept this model), RunFinishedError (stopped while waiting).
         """
         if self._weights is not None:
             raise TaskError("fed.attach was called twice: attach one model, once")
-        weights = ModelWeights(module)
-        own = self._exchange.free_vector(weights.manifest.values)
+        weights = ModelWeights(module, exchange)
+        own = self._exchange.free_vector(weights.layout.values)
         if not weights.copy_out(own):
             raise TaskError(
                 "the model has NaN or infinite weights at fed.attach: check its initialization"

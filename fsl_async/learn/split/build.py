@@ -195,11 +195,11 @@ def _architecture(
         "model": "the user's own" if is_own(config.model.family) else config.model.family,
         "cut": f"{model.cut} of {places} places",
         "labels": "at home" if model.tail is not None else "sent",
-        "client part": weights_of(model.client).manifest.fingerprint,
-        "server part": weights_of(model.server).manifest.fingerprint,
+        "client part": weights_of(model.client).layout.fingerprint,
+        "server part": weights_of(model.server).layout.fingerprint,
     }
     if extra is not None:
-        found["auxiliary model"] = weights_of(extra).manifest.fingerprint
+        found["auxiliary model"] = weights_of(extra).layout.fingerprint
     if chosen.lora_client or chosen.lora_server:
         found["LoRA ranks"] = f"{chosen.lora_client} at clients, {chosen.lora_server} at the server"
     return found

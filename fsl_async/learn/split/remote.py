@@ -36,7 +36,7 @@ from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
 from fsl_async.learn.split.smashed import Smashed
-from fsl_async.learn.split.weights import exchanged, weights_of
+from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.machine import Event
 from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
 from fsl_async.roles.split.methods import Method
@@ -335,7 +335,7 @@ class SplitTraining:
     @property
     def auxiliary_values(self) -> int:
         """How many a model must have that is installed."""
-        return weights_of(self.part.part("auxiliary")).manifest.values
+        return weights_of(self.part.part("auxiliary")).layout.values
 
     def payload(self, key: StepKey) -> Payload | None:
         """What is kept of an upload."""
@@ -414,7 +414,7 @@ def open_training(
         fed.policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
     options = TrainingOptions(classes, features, labels_stay=not fed.policy.lets(LABELS))
     training = SplitTraining(part, method, options, fed)
-    parts = {name: exchanged(part.part(name)) for name in method.averaged}
+    parts = {name: part.part(name) for name in method.averaged}
     whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
     fed.attach_rounds(whole, training, architecture if method.has_server else None)
     return training

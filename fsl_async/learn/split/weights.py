@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.buffers import ModelWeights, exchanged_names
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split.smashed import ModelPartMisused
 from fsl_codecs import new_vector
@@ -24,55 +24,25 @@ _PIECE = 1 << 17
 """Values that are averaged at a time: what is wide must not double the memory."""
 
 
-class _View(nn.Module):
-    """Holds weights under a dotted name."""
-
-
-def exchanged(module: nn.Module) -> nn.Module:
-    """The module itself; where some weights are frozen, a view without those, names unchanged."""
-    if all(weight.requires_grad for weight in module.parameters()):
-        return module
-    view = _View()
-    listed = module.state_dict()
-    for name, weight in module.named_parameters():
-        if weight.requires_grad:
-            place, last = _place(view, name)
-            place.register_parameter(last, weight)
-    for name, buffer in module.named_buffers():
-        if name in listed:
-            place, last = _place(view, name)
-            place.register_buffer(last, buffer)
-    return view
-
-
-def _place(view: nn.Module, dotted: str) -> tuple[nn.Module, str]:
-    *names, last = dotted.split(".")
-    for name in names:
-        if not hasattr(view, name):
-            view.add_module(name, _View())
-        view = view.get_submodule(name)
-    return view, last
-
-
 def weights_of(module: nn.Module) -> ModelWeights:
     """The manifest of what is exchanged, with copy_out and copy_in."""
-    return ModelWeights(exchanged(module))
+    return ModelWeights(module)
 
 
 def export(module: nn.Module) -> Vector:
     """A new flat fp32 vector of what is exchanged."""
-    weights = weights_of(module)
-    out = new_vector(weights.manifest.values)
+    weights = ModelWeights(module)
+    out = new_vector(weights.layout.values)
     weights.copy_out(out)
     return out
 
 
 def load(module: nn.Module, vector: Vector) -> None:
     """Set what is exchanged."""
-    weights = weights_of(module)
-    if vector.shape != (weights.manifest.values,):
+    weights = ModelWeights(module)
+    if vector.shape != (weights.layout.values,):
         raise ModelPartMisused(
-            f"{vector.size} values for a part that exchanges {weights.manifest.values}"
+            f"{vector.size} values for a part that exchanges {weights.layout.values}"
         )
     weights.copy_in(vector)
 
@@ -93,10 +63,8 @@ def named_state(module: nn.Module, prefix: str, *, live: bool = False) -> dict[s
 
     Copies, or `live` where they are on the CPU already.
     """
-    return {
-        prefix + name: held(value, live=live)
-        for name, value in exchanged(module).state_dict().items()
-    }
+    state = module.state_dict()
+    return {prefix + name: held(state[name], live=live) for name in exchanged_names(module)}
 
 
 def held(value: Tensor, *, live: bool) -> Tensor:
@@ -113,12 +81,14 @@ def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> N
     found = {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
+    another = f"the saved {prefix.strip('/')} is of another model"
+    differing = found.keys() ^ set(exchanged_names(module))
+    if differing:
+        raise ModelPartMisused(f"{another}: only one of them has {min(differing)}")
     try:
-        exchanged(module).load_state_dict(found)
+        module.load_state_dict(found, strict=False)
     except RuntimeError as error:
-        raise ModelPartMisused(
-            f"the saved {prefix.strip('/')} is of another model: {error}"
-        ) from error
+        raise ModelPartMisused(f"{another}: {error}") from error
 
 
 def average(vectors: Iterable[Vector], shares: Sequence[float]) -> Vector:

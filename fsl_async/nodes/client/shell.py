@@ -271,7 +271,7 @@ class ClientShell:
 
     def _send_manifest(self, effect: do.SendManifest, number: int) -> None:
         manifest = self._known_manifest()
-        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire()))
+        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire(), manifest.frozen))
         self.endpoint.send(SERVER, body)
 
     def _offer_initial(self, effect: do.OfferInitial, number: int) -> None:

@@ -198,8 +198,8 @@ class ParameterServerShell:
     def _message(self, event: tp.MessageReceived) -> None:
         peer = event.peer
         match msg.from_wire(event.body):
-            case msg.Attach(fingerprint, tensors):
-                self._attach(peer, fingerprint, tensors)
+            case msg.Attach() as attach:
+                self._attach(peer, attach)
             case msg.Fetch(version, digest):
                 self.node.feed(ev.FetchAsked(peer, version, digest))
             case msg.Holding(version, digest):
@@ -211,11 +211,11 @@ class ParameterServerShell:
             case other:
                 raise MessageError(f"{type(other).__name__} is not for a client to say")
 
-    def _attach(self, peer: str, fingerprint: str, tensors: list[Any]) -> None:
+    def _attach(self, peer: str, attach: msg.Attach) -> None:
         manifest = self.manifest
-        if manifest is None or manifest.fingerprint != fingerprint:
+        if manifest is None or manifest.fingerprint != attach.fingerprint:
             try:
-                theirs = Manifest.from_wire(tensors)
+                theirs = Manifest.from_wire(attach.manifest, attach.frozen)
             except ManifestError as error:
                 raise MessageError(f"not a manifest: {error}") from None
         else:

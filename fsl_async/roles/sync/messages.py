@@ -25,10 +25,12 @@ VersionKind = Annotated[str, Form("a kind of version", {"update", "full"}.__cont
 
 @frozen
 class Attach(Message, tag="attach/1"):
-    """Client: my model has this manifest (`Manifest.to_wire()`)."""
+    """Client: my model has this manifest (`Manifest.to_wire()`), and `frozen` weights."""
 
     fingerprint: Digest
     manifest: list[Any]
+    frozen: OptionalDigest
+    """Of the weights that are neither exchanged nor trained; empty if there are none."""
 
 
 @frozen

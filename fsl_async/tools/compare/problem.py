@@ -23,7 +23,6 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, lockstep, samples, weights
 from fsl_async.learn.split.model_parts import ClientPartOptions
-from fsl_async.learn.split.weights import exchanged
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import GPT, Choices
 from fsl_async.tools.demo.evaluate import load_last
@@ -127,7 +126,7 @@ class Scorer:
         method = split_method(config)
         options = ClientPartOptions(build.optimizer_of(config))
         part = build.client_part(method, parts.model, options, parts.auxiliary)
-        kept = {name: exchanged(part.part(name)) for name in method.averaged}
+        kept = {name: part.part(name) for name in method.averaged}
         self._client = ModelWeights(kept["client"] if len(kept) == 1 else nn.ModuleDict(kept))
         self._batches = list(samples.held_out(config, facts_of(config)))
 

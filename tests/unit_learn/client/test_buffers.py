@@ -151,3 +151,54 @@ def test_replaced_buffers_are_found_again():
     model.head.bias = nn.Parameter(torch.zeros(8))
     with pytest.raises(TaskError, match=r"head.bias had shape \(7,\)"):
         flat(weights)
+
+
+class Tuned(nn.Module):
+    """A frozen base with a part that trains, and a batch norm."""
+
+    def __init__(self, base=1.0):
+        super().__init__()
+        self.base = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.head = nn.Linear(2, 1)
+        nn.init.constant_(self.base.weight, base)
+        nn.init.zeros_(self.base.bias)
+        self.base.requires_grad_(requires_grad=False)
+
+
+def names(weights):
+    return [tensor.name for tensor in weights.manifest.tensors]
+
+
+def test_what_trains_and_buffers_are_exchanged():
+    """Sending a base model that never changes would cost a hundred times the adapters."""
+    weights = ModelWeights(Tuned())
+    norm = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
+    assert names(weights) == [*norm, "head.weight", "head.bias"]
+
+
+def test_patterns_choose_what_is_exchanged():
+    """A site may keep its head or its batch norm to itself, or exchange weights that are frozen."""
+    assert names(ModelWeights(Tuned(), ["head.*"])) == ["head.weight", "head.bias"]
+    assert names(ModelWeights(Tuned(), ["base.bias", "*.bias"])) == [
+        "base.bias",
+        "norm.bias",
+        "head.bias",
+    ]
+    with pytest.raises(TaskError, match=r"no tensor of the model matches 'haed\.\*'"):
+        ModelWeights(Tuned(), ["haed.*"])
+
+
+def test_clients_with_other_frozen_weights_are_told_apart():
+    """Adapters that were trained on another base are worthless, and nothing else would show it."""
+    manifest = ModelWeights(Tuned()).manifest
+    other = ModelWeights(Tuned(base=2.0)).manifest
+    assert ModelWeights(Tuned()).manifest == manifest
+    assert manifest.fingerprint != other.fingerprint
+    assert "not trained differ" in manifest.difference(other)
+    assert ModelWeights(Tuned().to(torch.bfloat16)).manifest == manifest
+    # what trains and is not exchanged is each client's own
+    heads = [ModelWeights(Tuned(), ["norm.*"]).manifest for _ in range(2)]
+    assert heads[0] == heads[1]
+    everything = [ModelWeights(Tuned(base), ["*"]).manifest for base in (1.0, 2.0)]
+    assert everything[0] == everything[1]

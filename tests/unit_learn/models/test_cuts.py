@@ -38,7 +38,7 @@ def test_resnet18_weighs_what_was_published():
 def test_what_is_exchanged_is_the_state_without_counters():
     """The wire carries fp32 values; batch norm's ten int64 counters stay where they are."""
     client = split(resnet18(10), "layer2").client
-    assert 4 * weights_of(client).manifest.values == 2_740_048 - 10 * 8
+    assert 4 * weights_of(client).layout.values == 2_740_048 - 10 * 8
 
 
 @pytest.mark.parametrize(
