@@ -86,7 +86,7 @@ class NumpyStage:
     def decode(self) -> None:
         """Read the plan, the streams, then inner block by inner block."""
         reader = Reader(np.frombuffer(self.payload, np.uint8))
-        plan = read_plan(reader, self._format, ())
+        plan = read_plan(reader, self._format)
         streams = read_streams(reader, plan, self.decoded.size)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
             part = self.decoded[start : start + BLOCK_SYMBOLS]

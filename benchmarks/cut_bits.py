@@ -33,10 +33,12 @@ def cut_tensors(model: GPT, window: torch.Tensor, block: int) -> dict[str, np.nd
     model.zero_grad()
     model.loss(window).backward()
     handle.remove()
+    gradient = kept[0].grad
+    assert gradient is not None
     before = [model.embedding, *(w for b in model.blocks[:block] for w in b.parameters())]
     return {
         "activations": kept[0].detach().flatten().numpy(),
-        "gradients": kept[0].grad.flatten().numpy(),
+        "gradients": gradient.flatten().numpy(),
         "weights": torch.cat([w.detach().flatten() for w in before]).numpy(),
     }
 

@@ -173,7 +173,7 @@ class Plain:
         self.fronts = {who: copy.deepcopy(front).train() for who in NAMES}
         self.backs = {who: copy.deepcopy(back).train() for who in NAMES} if back else {}
         self.nets = {who: copy.deepcopy(net).train() for who in NAMES} if net else {}
-        self.one = copy.deepcopy(back).train() if back else None
+        self.one: Any = copy.deepcopy(back).train() if back else None
         self.steps = {
             id(m): self._optimizer(m) for m in (*self.fronts.values(), *self.backs.values())
         }

@@ -35,17 +35,20 @@ from typing import Any
 from attrs import define, field
 from torch import nn, optim
 
-import fsl_async
 import fsl_codecs
 import fsl_transport
 from fsl_async.config.load import load
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.nodes.client import joining
+from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.runtime import Node
 from fsl_async.process.stopper import Stopper
 
-ROOMS = tuple(str(Path(one.__file__).parent) for one in (fsl_async, fsl_transport, fsl_codecs))
+PACKAGES = (
+    str(Path(node_ps.__file__).parents[2]),
+    *(str(Path(str(one.__file__)).parent) for one in (fsl_transport, fsl_codecs)),
+)
 SKIPPED = 2
 VALUES = "ONE_DELTA_VALUES"
 """Tells the task, which is loaded as a file of its own, how large the model is."""
@@ -99,14 +102,14 @@ class Meter:
             counts = opened[side]
             counts.all += 1
             file = frame.f_code.co_filename
-            if not file.startswith(ROOMS):
+            if not file.startswith(PACKAGES):
                 return
             counts.files.add(file)
             counts.calls += 1
             caller = frame.f_back
             if caller is not None:
                 before = caller.f_code.co_filename
-                counts.hops += before != file and before.startswith(ROOMS)
+                counts.hops += before != file and before.startswith(PACKAGES)
 
         return profile
 
@@ -157,16 +160,14 @@ def run(rounds: int, folder: Path) -> None:
     server.start()
     listening.wait(60)
     if address:
-        joining.join_run(
+        options = ClientOptions(
             address[0],
             "a",
-            f"{Path(__file__)}:train",
-            None,
+            task=f"{Path(__file__)}:train",
             run_dir=folder / "client",
-            stop=stop,
-            log=lambda _: None,
             policy=SitePolicy(frozenset(KINDS)),
         )
+        joining.join_run(options, stop=stop, log=lambda _: None)
     server.join(60)
     if failures:
         raise failures[0]
@@ -187,7 +188,7 @@ def main() -> None:
         meter.watched(event)
 
     os.environ[VALUES] = str(arguments.values)
-    Node._step = watched  # type: ignore[method-assign]  # noqa: SLF001
+    Node._step = watched  # type: ignore[method-assign,assignment]  # noqa: SLF001
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         run(arguments.rounds, Path(folder))
     counted = meter.deltas[SKIPPED:]

@@ -86,9 +86,9 @@ class Tables:
             early = [float(row["eval_loss_at_step"][step]) for row in rows]
             parts.append(f"| {step} | {spread(early, '.3f')} | {len(early)} |")
         parts += ["\n### Outer optimiser (50 steps, fp32)\n", self.head(["clients", "outer"])]
-        for count, label, changed in OUTER:
+        for count, rule, changed in OUTER:
             specs = [outer(count, changed, seed) for seed in self.seeds]
-            parts.append(self.line([str(count), label], specs))
+            parts.append(self.line([str(count), rule], specs))
         parts += [
             f"\n### Weighting (4 clients with {'/'.join(map(str, UNEQUAL))} steps in a round, e4m3)\n",
             self.head(["weighting"]),

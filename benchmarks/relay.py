@@ -198,7 +198,8 @@ def main() -> None:
     ways = []
     for pair in (None, KeyPair.new()):
         port = start(server, pair)
-        ends, between = [os.getpid(), last()], []
+        ends = [os.getpid(), last()]
+        between: list[int] = []
         for relays in range(given.relays + 1):
             if relays:
                 port = start(relay, port, pair is not None)

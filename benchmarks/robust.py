@@ -34,7 +34,7 @@ from sync import manifest_of
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
-from fsl_async.roles.sync.delta_admission import Answers
+from fsl_async.roles.sync.delta_admission import DeltaAdmission
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
@@ -144,7 +144,7 @@ class Server:
         self.book = DeltaBook(weighting, max_staleness=4, keep_versions=2)
         self.book.advance(0, self.store.digest)
         self.screen = NormGuard(GuardRules(**GUARDS[spec.rule]))  # type: ignore[arg-type]
-        self.answers = Answers({}, self.book, lambda _: None, self.screen)
+        self.answers = DeltaAdmission({}, self.book, lambda _: None, self.screen)
         self.quarantined = 0
 
     def _parts(self, vector: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:

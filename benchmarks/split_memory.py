@@ -26,7 +26,7 @@ from fsl_async.learn.split.shapes import shapes_of
 from fsl_async.plan.memory import whole_model_memory
 from fsl_async.plan.methods import PLANNED
 from fsl_async.process.memory import MemoryMark
-from fsl_async.roles.split.methods.base import CutGradient, Position
+from fsl_async.roles.split.methods.base import Activations, CutGradient, Position
 from fsl_async.tools.demo import whole_memory
 
 STEPS = 4
@@ -54,9 +54,9 @@ def client(overrides: list[str]) -> None:
                 crossing = steps.send(answer)
             except StopIteration:
                 break
-            smashed = getattr(crossing, "smashed", None)
-            wanted = smashed is not None and crossing.wants_answer
-            answer = CutGradient(torch.zeros_like(smashed.values), 0.0, 0) if wanted else None
+            answer = None
+            if isinstance(crossing, Activations) and crossing.wants_answer:
+                answer = CutGradient(torch.zeros_like(crossing.smashed.values), 0.0, 0)
     print(json.dumps({"grown": MemoryMark.grown()}))
 
 

@@ -153,7 +153,7 @@ def gray(*, data: str, into: Path, side: int) -> None:
         images = found.read(np.arange(found.samples))
         edge = (images.shape[2] - side) // 2
         middle = images[:, :, edge : edge + side, edge : edge + side]
-        values = np.rint(np.einsum("nchw,c->nhw", middle, GRAY))
+        values = np.rint(np.tensordot(middle, GRAY, axes=(1, 0)))
         _write_idx(into / f"{stem}-images-idx3-ubyte", values)
         _write_idx(into / f"{stem}-labels-idx1-ubyte", found.labels)
 

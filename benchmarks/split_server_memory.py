@@ -144,7 +144,7 @@ def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]
 def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> int:
     """The parameter server and the clients, until the last round is nearly over; returns what `watch` gave then."""
     overrides = [
-        f"{key}={json.dumps(value)}" for key, value in (chosen | {"split.server": server}).items()
+        f"{key}={json.dumps(value)}" for key, value in {**chosen, "split.server": server}.items()
     ]
     config, stop, told = load(None, overrides), Stopper(), threading.Event()
     address: list[str] = []

@@ -78,7 +78,7 @@ def _methods(rows: Sequence[Row]) -> list[str]:
         "| method | learning rate | rounds to it, seed 0 | MB to it, seed 0 | best accuracy |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    tuned = {}
+    tuned: dict[str, Any] = {}
     for method in ("splitfed-v1", "fsl-sage"):
         for rate in sorted({r["choices"]["learning_rate"] for r in rows}):
             mine = [r for r in _with(rows, method, rate) if r["choices"]["seed"] == 0]

@@ -35,6 +35,14 @@ def test_sync_measures_a_real_server():
     assert 6 < row["bits_up"] < 7
 
 
+@pytest.mark.slow
+def test_one_delta_is_counted_on_both_loops():
+    """It starts both nodes through their production functions, whose arguments change."""
+    rows = rows_of("one_delta.py", "--rounds", "1")
+    assert [row["side"] for row in rows] == ["parameter server", "client"]
+    assert all(row["hops"] < row["calls"] < row["all"] for row in rows)
+
+
 @pytest.mark.sweep
 def test_quality_trains_alone_and_in_lockstep():
     """Both kinds of row work with the present Learner and Store, and end in a finite loss."""
