@@ -1,7 +1,9 @@
-"""What strangers do to a listener, over real sockets, with ZMTP written by hand. Each attack is a generator: one step a `next`.
+"""Attacks of unauthenticated peers on a listener, over real sockets, with ZMTP written by hand.
+Each attack is a
+generator: one step a `next`.
 
-ZMTP 3.0 (RFC 23): a greeting of 64 bytes, a READY command with socket type and identity, then frames with one byte of flags
-(1 more, 2 long, 4 command) and a length of one or eight bytes.
+ZMTP 3.0 (RFC 23): a greeting of 64 bytes, a READY command with socket type and identity, then
+frames with one byte of flags (1 more, 2 long, 4 command) and a length of one or eight bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ MADE: list[socket.socket] = []
 
 @frozen
 class Recording:
-    """What an honest client said, as somebody who can read the line has it: lane ("c" or "b") and frames of each message, in order."""
+    """What an honest client said, as somebody who can read the line has it: lane ("c" or "b") and
+    frames of each message, in order.
+    """
 
     name: str = ""
     said: list[tuple[str, list[bytes]]] = field(factory=list)
@@ -80,7 +84,9 @@ def part(data: bytes, *, more: bool = False, command: bool = False) -> bytes:
 
 
 def message(parts: Sequence[bytes]) -> bytes:
-    """The ZMTP frames of a message with this head, or this head and payload, as a dialer of ours sends it."""
+    """The ZMTP frames of a message with this head, or this head and payload, as a dialer of ours
+    sends it.
+    """
     whole = [*parts, trailer(parts[0])] if len(parts) > 1 else parts
     return b"".join(part(one, more=one is not whole[-1]) for one in whole)
 
@@ -100,7 +106,9 @@ def new_tag() -> str:
 
 
 def enter(address: str, name: str, lane: str = "c", tag: str = "") -> socket.socket:
-    """A connection whose handshake is done, at both sides: libzmq hangs up on who says more before it has said READY itself."""
+    """A connection whose handshake is done, at both sides: libzmq hangs up on who says more before
+    it has said READY itself.
+    """
     found = dial(address)
     found.sendall(GREETING + ready(f"{name}/{lane}/{tag or new_tag()}".encode()))
     _exactly(found, len(GREETING))
@@ -120,7 +128,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def hello(name: str, incarnation: int = 1) -> bytes:
-    """A HELLO as a client says it."""
+    """A HELLO as a client sends it."""
     body = Hello("", -1, "", -1).to_wire()
     version = frames.PROTOCOL_VERSION
     return msgpack.packb([frames.HELLO, version, incarnation, 1, name, "client", body])
@@ -149,7 +157,9 @@ class _Reader:
                 return list(msgpack.unpackb(content))
 
     def acknowledged(self) -> int:
-        """How far the listener has taken what was said on this connection, as far as that has come; waits for nothing."""
+        """How far the listener has taken what was said on this connection, as far as that has come;
+        waits for nothing.
+        """
         self._connection.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while data := self._connection.recv(1 << 16):
@@ -192,12 +202,12 @@ class Crook:
         self.heard = 0
 
     def look(self) -> None:
-        """Read what the listener says."""
+        """Read what the listener sends."""
         self.heard = self._reader.acknowledged()
 
 
 def slow_loris(address: str) -> Iterator[None]:
-    """200 connections that say a byte of their greeting now and then."""
+    """200 connections that send a byte of their greeting now and then."""
     held = [dial(address) for _ in range(200)]
     for index in itertools.count():
         for connection in held:
@@ -208,7 +218,7 @@ def slow_loris(address: str) -> Iterator[None]:
 
 
 def half_open(address: str) -> Iterator[None]:
-    """3,000 connections that never say anything."""
+    """3,000 connections that never send anything."""
     held: list[socket.socket] = []
     while len(held) < 3000:
         for _ in range(50):
@@ -221,7 +231,9 @@ def half_open(address: str) -> Iterator[None]:
 
 
 def half_greeting(address: str) -> Iterator[None]:
-    """Connections that stop in the middle of the ZMTP greeting, or after it; made anew when they are hung up."""
+    """Connections that stop in the middle of the ZMTP greeting, or after it; made anew when they
+    are hung up.
+    """
     held: list[socket.socket] = []
     for index in itertools.count():
         with contextlib.suppress(OSError):
@@ -245,7 +257,9 @@ def oversized(address: str) -> Iterator[None]:
 
 
 def fresh_names(address: str) -> Iterator[None]:
-    """HELLOs under names that nobody had before, each on a connection of its own, some left open."""
+    """HELLOs under names that nobody had before, each on a connection of its own, some left
+    open.
+    """
     held: list[socket.socket] = []
     for index in itertools.count():
         with contextlib.suppress(OSError):
@@ -259,7 +273,8 @@ def fresh_names(address: str) -> Iterator[None]:
 
 
 def replayed(address: str, recording: Recording) -> Iterator[None]:
-    """What an honest client said, byte for byte, its HELLO and all under its session's id, again and again, in any order; and a BYE of that session.
+    """What an honest client said, byte for byte, its HELLO and all under its session's id, again
+    and again, in any order; and a BYE of that session.
 
     From other connections under its name, while the client's own stand.
     """
@@ -285,7 +300,9 @@ WINDOW = 64
 
 
 def fast_words(session: bytes, seq: int, index: int) -> list[list[bytes]]:
-    """Control messages of somebody with a session: number seq + 1 and seq + 2, twice and in the wrong order, and a heartbeat."""
+    """Control messages of somebody with a session: number seq + 1 and seq + 2, twice and in the
+    wrong order, and a heartbeat.
+    """
     skip = {"m": "skip/1", "round": 1, "reason": "x" * 1000}
     numbers = (seq + 2, seq + 1, seq + 1, seq + 2, seq + 2)
     said: list[list[Any]] = [[frames.DATA, session, n, 0, frames.MESSAGE, skip] for n in numbers]
@@ -294,15 +311,30 @@ def fast_words(session: bytes, seq: int, index: int) -> list[list[bytes]]:
 
 
 def early_chunk(session: bytes, index: int) -> list[bytes]:
-    """A whole chunk of one of 60 streams that were never offered, as piece number index + 1 of the first stripe."""
-    head = [frames.CHUNK, session, 1 + index % 60, 0, index // 60, 0, EARLY_BYTES, 0, index + 1, True]  # fmt: skip
+    """A whole chunk of one of 60 streams that were never offered, as piece number index + 1 of the
+    first stripe.
+    """
+    head = [
+        frames.CHUNK,
+        session,
+        1 + index % 60,
+        0,
+        index // 60,
+        0,
+        EARLY_BYTES,
+        0,
+        index + 1,
+        True,
+    ]
     return [msgpack.packb(head), bytes(EARLY_BYTES)]
 
 
 def fast_speaker(address: str) -> Iterator[None]:
-    """A peer with a session says what it may say, twice, out of order and as fast as it can; and sends chunks that nobody accepted.
+    """A peer with a session says what it may say, twice, out of order and as fast as it can; and
+    sends chunks that nobody accepted.
 
-    What the listener drops is said again, as go-back-N does: without that nothing after the first drop would be looked at.
+    What the listener drops is said again, as go-back-N does: without that nothing after the first
+    drop would be looked at.
     """
     crook, seq, begun = Crook(address, "crook"), 0, 0
     for index in itertools.count():
@@ -334,10 +366,14 @@ REPLAYS = ("replayed",)
 
 
 class Attack(threading.Thread):
-    """Runs one until it is told to stop; `steps` says how far it came, `problem` why it ended before."""
+    """Runs one until it is told to stop; `steps` says how far it came, `problem` why it ended
+    before.
+    """
 
     def __init__(self, name: str, address: str, recording: Recording | None = None) -> None:
-        """recording: of the client whose words are said again, for those attacks that do (`REPLAYS`)."""
+        """recording: of the client whose words are said again, for those attacks that do
+        (`REPLAYS`).
+        """
         super().__init__(name=name, daemon=True)
         self.steps = 0
         self.problem = ""

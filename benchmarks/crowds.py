@@ -1,15 +1,21 @@
-"""More uploads at once than there is memory for, and streams on long lines, in virtual time: how long they take beside what the writer or the line allows.
+"""More uploads at once than there is memory for, and streams on long lines, in virtual time: how
+long they take beside what the writer or the line allows.
 
     python benchmarks/crowds.py [--only crowd|long|line] [--seeds 12]
 
-One JSON row for each case. Endpoints, streams, room and stripes are the production code; the network (`mem_link`) and the clock are made up, so that rows do not depend on the
-machine, and every run of one commit gives the same. Chunks are of 1 MiB, settings are the defaults but for `budget_mib`.
+One JSON row for each case. Endpoints, streams, room and stripes are the production code; the
+network (`mem_link`) and the clock are made up, so that rows do not depend on the machine, and every
+run of one commit gives the same. Chunks are of 1 MiB, settings are the defaults but for
+`budget_mib`.
 
-  * `crowd`: `clients` upload `mib` each, at the same moment, each over its own line, to one writer for all. Each client had two uploads before, so that its line is measured. `least_s` is what the writer
-    takes for all of it. `ratio` = `seconds` / `least_s`.
-  * `long`: uploads without end; `waits_s` is the longest that one of them had to wait for its next chunk, `turn_s` what the writer takes for one chunk of each.
-  * `line`: one client, one stream after the other over `stripes` connections that share the line; `first_s` the first of a session, `later_s` the mean of the three after it, over `--seeds`. `least_s`: bytes
-    at the line's rate, and one and a half round trips.
+  * `crowd`: `clients` upload `mib` each, at the same moment, each over its own line, to one writer
+    for all. Each client had two uploads before, so that its line is measured. `least_s` is what the
+    writer takes for all of it. `ratio` = `seconds` / `least_s`.
+  * `long`: uploads without end; `waits_s` is the longest that one of them had to wait for its next
+    chunk, `turn_s` what the writer takes for one chunk of each.
+  * `line`: one client, one stream after the other over `stripes` connections that share the line;
+    `first_s` the first of a session, `later_s` the mean of the three after it, over `--seeds`.
+    `least_s`: bytes at the line's rate, and one and a half round trips.
 """
 
 from __future__ import annotations
@@ -84,8 +90,14 @@ class World:
     """A server and its clients, all up."""
 
     def __init__(
-        self, conditions: Conditions, clients: int, budget_mib: int, *, seed: int = 7, stripes: int = 1
-    ) -> None:  # fmt: skip
+        self,
+        conditions: Conditions,
+        clients: int,
+        budget_mib: int,
+        *,
+        seed: int = 7,
+        stripes: int = 1,
+    ) -> None:
         self.clock = VirtualScheduler()
         network = MemNetwork(self.clock, seed, conditions, stripes)
         settings = tp.TransportSettings(receive_budget_bytes=budget_mib * MIB)
@@ -101,9 +113,14 @@ class World:
         for number in range(clients):
             name = f"c{number}"
             client = tp.DialerEndpoint(
-                network.dialer(name, "ps"), self.clock, settings, self._take, name, incarnation=2,
+                network.dialer(name, "ps"),
+                self.clock,
+                settings,
+                self._take,
+                name,
+                incarnation=2,
                 rng=random.Random(name),
-            )  # fmt: skip
+            )
             client.connect(dict)
             self.clients.append(client)
         self.until(lambda: self.up == clients)
@@ -170,7 +187,11 @@ def crowd(case: dict[str, Any]) -> dict[str, Any]:
     world.writer = Writer(world.clock, 1 / case["writer_mib_s"])
     seconds = world.upload(case["mib"])
     least_s = case["clients"] * case["mib"] / case["writer_mib_s"]
-    return {"seconds": round(seconds, 2), "least_s": round(least_s, 2), "ratio": round(seconds / least_s, 3)}  # fmt: skip
+    return {
+        "seconds": round(seconds, 2),
+        "least_s": round(least_s, 2),
+        "ratio": round(seconds / least_s, 3),
+    }
 
 
 def long(case: dict[str, Any]) -> dict[str, Any]:

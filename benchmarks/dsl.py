@@ -1,16 +1,21 @@
-"""Two clients behind a slow line, beside the same two without one: syncs, false deaths, and what the line costs in training.
+"""Two clients behind a slow link, beside the same two without one: syncs, false deaths, and
+tokens that the link costs.
 
-    python benchmarks/dsl.py                                     50 M parameters, `dsl`, ten syncs of 120 s; needs root, 25-40 minutes
+    python benchmarks/dsl.py                 (needs root, 25 to 40 minutes)
     python benchmarks/dsl.py --profile wireless --syncs 3 --layers 2 --width 128 --every 20
-    python benchmarks/dsl.py --read FOLDER                       the row of a run that was kept by --folder
+    python benchmarks/dsl.py --read FOLDER   print the row of a run kept by --folder
 
-Both runs, each a parameter server and two clients as processes of their own, go at the same time on the same cores, so that what else the machine does
-hits both alike; one has each client and the server behind a line of its own in the network laboratory, the other is on loopback. Deaths are clients that
-the server gave up, none of which had died.
+By default 50 M parameters, profile `dsl`, ten syncs of 120 s.
 
-Tokens are those that clients trained, by the snapshots in their journals, over the same seconds of the same clock in both runs: from the moment when all
-four train to the last snapshot that all four have made. That a token that was trained is merged too is told by the ledger: "merged_share" is what versions took in
-of all that was in a snapshot a sync or more before the end.
+Both runs, each a parameter server and two clients as processes of their own, go at the same time on
+the same cores, so that other load hits both alike; one has each client and the parameter server
+behind a link of its own in the network laboratory, the other is on loopback. Deaths are sessions
+that the parameter server ended although the client lived.
+
+Tokens are those that clients trained, by the snapshots in their journals, over the same seconds of
+the same clock in both runs: from the moment when all four train to the last snapshot that all four
+have made. "merged_share" comes from the ledger:
+the share that versions hold of all tokens in snapshots at least one sync before the end.
 """
 
 from __future__ import annotations
@@ -54,8 +59,10 @@ class Arm:
         self.folder.mkdir(parents=True)
         host = "127.0.0.1" if self.lab is None else self.lab.address("server")
         sets = [
-            part for key, value in self.settings.items() for part in ("--set", f"{key}={json.dumps(value)}")
-        ]  # fmt: skip
+            part
+            for key, value in self.settings.items()
+            for part in ("--set", f"{key}={json.dumps(value)}")
+        ]
         run_dir = str(self.folder / "ps")
         self._node(
             "server", ["--role", "ps", f"tcp://{host}:0", "--run-dir", run_dir, "--json", *sets]
@@ -135,7 +142,9 @@ def running(arm: Arm) -> Iterator[Arm]:
 
 
 def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
-    """What a run's ledger tells: version 0 is the initial model, the first sync is where counting begins."""
+    """What a run's ledger tells: version 0 is the initial model, the first sync is where counting
+    begins.
+    """
     merged = [fact for fact in arm.facts("version") if fact["version"] >= 1]
     sizes = [fact["update_bytes"] for fact in merged]
     taking_part = [{one["key"].partition("/")[0] for one in fact["merged"]} for fact in merged]
@@ -155,7 +164,9 @@ def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
 
 @define
 class Snapshot:
-    """What a client had trained since the snapshot before, at `at` by the clock of the machine. `key` names its delta."""
+    """What a client had trained since the snapshot before, at `at` by the clock of the machine.
+    `key` names its delta.
+    """
 
     key: str
     at: float
@@ -179,7 +190,9 @@ def snapshots(arm: Arm, name: str) -> list[Snapshot]:
 
 
 def trained(found: Sequence[Snapshot], begin_at: float, end_at: float) -> float:
-    """Tokens between two times: those of whole spans from snapshot to snapshot, and the part of a span that lies within."""
+    """Tokens between two times: those of whole spans from snapshot to snapshot, and the part of a
+    span that lies within.
+    """
     tokens = 0.0
     for before, after in itertools.pairwise(found):
         inside_s = min(end_at, after.at) - max(begin_at, before.at)
@@ -188,7 +201,9 @@ def trained(found: Sequence[Snapshot], begin_at: float, end_at: float) -> float:
 
 
 def speeds(arms: Sequence[Arm]) -> tuple[dict[str, float], float]:
-    """Tokens a second of each run over the seconds that all have in common, and how many those are."""
+    """Tokens a second of each run over the seconds that all have in common, and how many those
+    are.
+    """
     found = {(arm.name, name): snapshots(arm, name) for arm in arms for name in CLIENTS}
     begin_at = max(one[0].at for one in found.values())
     end_at = min(one[-1].at for one in found.values())
@@ -221,9 +236,17 @@ def speeds(arms: Sequence[Arm]) -> tuple[dict[str, float], float]:
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the runs here.")
 @click.option("--read", type=click.Path(exists=True, path_type=Path), help="Run nothing.")
 def main(
-    *, profile: str, syncs: int, every_s: float, layers: int, width: int, number_format: str, limit_s: float, folder: Path | None,
+    *,
+    profile: str,
+    syncs: int,
+    every_s: float,
+    layers: int,
+    width: int,
+    number_format: str,
+    limit_s: float,
+    folder: Path | None,
     read: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Print a row."""
     head = {
         "bench": "dsl",

@@ -1,9 +1,11 @@
-"""Physical limits of this machine, measured in the run that quotes them: copying memory, writing a disk, a loopback socket.
+"""Physical limits of this machine, measured in the run that quotes them: copying memory, writing a
+disk, a loopback socket.
 
     python benchmarks/limits.py [--folder DIR]
 
-Each is the median of a few short measurements in one thread (the socket: a sender and a receiver), in GB/s with GB = 10^9 bytes.
-They are what plain system calls reach from Python with large buffers, not what the hardware could do at best.
+Each is the median of a few short measurements in one thread (the socket: a sender and a receiver),
+in GB/s with GB = 10^9 bytes. They are what plain system calls reach from Python with large buffers,
+not what the hardware could do at best.
 """
 
 from __future__ import annotations

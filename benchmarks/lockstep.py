@@ -1,16 +1,20 @@
-"""How far a lockstep run over sockets is from one process: the largest relative difference of any weight after three rounds.
+"""Compares a lockstep run over sockets with one process: the largest relative difference of any
+weight after three rounds.
 
-    python benchmarks/lockstep.py > benchmarks/results/lockstep.jsonl         (two minutes on one core)
+    python benchmarks/lockstep.py > benchmarks/results/lockstep.jsonl     (two minutes, one core)
     python benchmarks/lockstep.py --table
 
-Runs every method with three clients in real threads over real sockets on loopback (fp32 at the cut), with a parameter server, a split server,
-spool, checkpoints and codec, in mode lockstep. Beside it the same run is written out in plain torch (`Plain`): its own loops,
-optimisers, buffers, alignment and averages, with nothing of the code under test but the layers, the initial weights and the batches.
+Runs every method with three clients in real threads over real sockets on loopback (fp32 at the
+cut), with a parameter server, a split server, spool, checkpoints and codec, in mode lockstep.
+Beside it the same run is written out in plain torch (`Plain`): its own loops, optimisers, buffers,
+alignment and averages, with nothing of the code under test but the layers, the initial weights and
+the batches.
 
-`difference` is max |found - wanted| / |wanted| over all weights of the client-side model, the server's, and auxiliary models, however
-close to zero they are; `at` is where. `weights` is how many were compared, `differ` how many are not equal to the bit.
-Averages are in float64 in both; `fp32_average` is the difference to a plain run that sums averages in fp32, as most simulations do: what
-that costs by itself. The limit is 1e-5, the aim 1e-6.
+`difference` is max |found - wanted| / |wanted| over all weights of the client-side model, the
+server's, and auxiliary models, however close to zero they are; `at` is where. `weights` is how many
+were compared, `differ` how many are not equal to the bit. Averages are in float64 in both;
+`fp32_average` is the difference to a plain run that sums averages in fp32, as most simulations do:
+what that costs by itself. The limit is 1e-5, the aim 1e-6.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ NAMES = ("a", "b", "c")
 ROUNDS, EVERY, PASSES, BUFFER, BATCH = 3, 2, 3, 12, 5
 
 
-# --- the run ----------------------------------------------------------------------------------------------------
+# --- the run
+# ---------------------------------------------------------------------------
 
 
 def configured(method: str, model: str, optimizer: str, folder: Path) -> Config:
@@ -152,7 +157,8 @@ def play(config: Config, folder: Path) -> None:
         raise failures[0]
 
 
-# --- the same, written out --------------------------------------------------------------------------------------
+# --- the same, written out
+# --------------------------------------------------------------------------------------
 
 
 def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -166,9 +172,19 @@ def floats(module: nn.Module) -> dict[str, Tensor]:
 
 
 class Plain:
-    """A run of one method with plain torch modules: `front` at clients, `back` at the server (None: fedavg), `net` the auxiliary model."""
+    """A run of one method with plain torch modules: `front` at clients, `back` at the server (None:
+    fedavg), `net` the auxiliary model.
+    """
 
-    def __init__(self, method: str, config: Config, front: nn.Module, back: nn.Module | None, net: nn.Module | None, kind: torch.dtype) -> None:  # noqa: PLR0917  # fmt: skip
+    def __init__(  # noqa: PLR0917 - the six parts of a run
+        self,
+        method: str,
+        config: Config,
+        front: nn.Module,
+        back: nn.Module | None,
+        net: nn.Module | None,
+        kind: torch.dtype,
+    ) -> None:
         self.method, self.config, self.kind = method, config, kind
         self.fronts = {who: copy.deepcopy(front).train() for who in NAMES}
         self.backs = {who: copy.deepcopy(back).train() for who in NAMES} if back else {}
@@ -182,7 +198,9 @@ class Plain:
         for found in self.nets.values():
             aligned = method == "fsl-sage"
             rate = config.split.align_rate
-            self.steps[id(found)] = torch.optim.Adam(found.parameters(), lr=rate) if aligned else self._optimizer(found)  # fmt: skip
+            self.steps[id(found)] = (
+                torch.optim.Adam(found.parameters(), lr=rate) if aligned else self._optimizer(found)
+            )
         self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {who: [] for who in NAMES}
         self.last: str | None = None
 
@@ -192,7 +210,12 @@ class Plain:
             return torch.optim.SGD(
                 module.parameters(), lr=train.learning_rate, weight_decay=train.weight_decay
             )
-        return torch.optim.AdamW(module.parameters(), lr=train.learning_rate, betas=(0.9, 0.95), weight_decay=train.weight_decay)  # fmt: skip
+        return torch.optim.AdamW(
+            module.parameters(),
+            lr=train.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=train.weight_decay,
+        )
 
     def _step(self, *modules: nn.Module) -> None:
         for module in modules:
@@ -213,7 +236,10 @@ class Plain:
             "cse-fsl": [self.fronts, self.nets],
         }
         for group in groups.get(self.method, [self.fronts]):
-            mean = self._average([floats(module) for module in group.values()], [sum(len(b.labels) for b in batches[who]) for who in NAMES])  # fmt: skip
+            mean = self._average(
+                [floats(module) for module in group.values()],
+                [sum(len(b.labels) for b in batches[who]) for who in NAMES],
+            )
             for module in group.values():
                 module.load_state_dict(mean, strict=False)
 
@@ -283,7 +309,8 @@ def unmoved(module: nn.Module) -> Any:
             value.copy_(kept[name])
 
 
-# --- the comparison ---------------------------------------------------------------------------------------------
+# --- the comparison
+# ---------------------------------------------------------------------------
 
 
 def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
@@ -314,7 +341,11 @@ def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
     for who in NAMES if config.split.method == "fsl-sage" else ():
         prefix = "alignment/auxiliary/"
         kept = state.clients[who]
-        found |= {f"x_a of {who} {k.removeprefix(prefix)}": v.numpy() for k, v in kept.items() if k.startswith(prefix) and v.is_floating_point()}  # fmt: skip
+        found |= {
+            f"x_a of {who} {k.removeprefix(prefix)}": v.numpy()
+            for k, v in kept.items()
+            if k.startswith(prefix) and v.is_floating_point()
+        }
     disk.close()
     return found
 
@@ -371,17 +402,28 @@ def row(method: str, model: str, optimizer: str) -> dict[str, Any]:
         found = found_by(told, folder / "run")
         exact = compared(found, wanted_by(told, torch.float64))
         rounded = compared(found, wanted_by(told, torch.float32))
-    return {"bench": "lockstep", "method": method, "model": model, "optimizer": optimizer, **exact, "fp32_average": rounded["difference"]}  # fmt: skip
+    return {
+        "bench": "lockstep",
+        "method": method,
+        "model": model,
+        "optimizer": optimizer,
+        **exact,
+        "fp32_average": rounded["difference"],
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """For docs/BENCHMARKS.md."""
     made = [
-        "| method | model | optimiser | weights | not equal to the bit | largest relative difference | at | if averages are summed in fp32 |",
+        (
+            "| method | model | optimiser | weights | not equal to the bit | largest relative "
+            "difference | at | if averages are summed in fp32 |"
+        ),
         "| --- | --- | --- | ---: | ---: | ---: | --- | ---: |",
     ]
     return made + [
-        f"| {r['method']} | {r['model']} | {r['optimizer']} | {r['weights']:,} | {r['differ']} | {r['difference']:.2g} |"
+        f"| {r['method']} | {r['model']} | {r['optimizer']} | {r['weights']:,} | {r['differ']} | "
+        f"{r['difference']:.2g} |"
         f" {r['at'] or '-'} | {r['fp32_average']:.2g} |"
         for r in rows
     ]

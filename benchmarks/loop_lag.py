@@ -1,15 +1,17 @@
-"""How late a client's event loop runs while it trains: what heartbeats have to live with.
+"""How late a client's event loop runs while it trains: the delay that heartbeats must tolerate.
 
     python benchmarks/loop_lag.py
 
-A client as in production, in this process: training (the built-in task) in one thread, the event loop with session and shell in
-another, codec and rebase work in a third, against a real `fsl-node --role ps` process that calls for a sync every few seconds. The
-loop's lag is what `fsl_async.process.lag` measures on it: how much later than asked a timer fires, ten times a second, from the
-first training step to the last, so without the import of torch. Before each case the same is measured on a loop in a thread of this
-process while nothing else runs in it. With uvloop the clock of a loop counts whole milliseconds.
+A client as in production, in this process: training (the built-in task) in one thread, the event
+loop with session and shell in another, codec and rebase work in a third, against a real `fsl-node
+--role ps` process that calls for a sync every few seconds. The loop's lag is what
+`fsl_async.process.lag` measures on it: how much later than asked a timer fires, ten times a second,
+from the first training step to the last, so without the import of torch. Before each case the same
+is measured on a loop in a thread of this process while nothing else runs in it. With uvloop the
+clock of a loop counts whole milliseconds.
 
-Sequences in a step are few (--batch), so that a case has some steps on a small machine; the lag comes from the interpreter lock and
-the processor, which a larger batch holds less often.
+Sequences in a step are few (--batch), so that a case has some steps on a small machine; the lag
+comes from the interpreter lock and the processor, which a larger batch holds less often.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""What one delta there and back runs: files, Python calls and hops between files, on both loop threads.
+"""What one delta there and back runs: files, Python calls and hops between files, on both loop
+threads.
 
     python benchmarks/one_delta.py                     (ten seconds)
     python benchmarks/one_delta.py --rounds 20
 
-A parameter server and one client, as `fsl-node` makes them, in threads of this process: production machines, shells, sockets on loopback,
-spool and checkpoints. The client trains a small model, of one chunk unless --values says otherwise.
+A parameter server and one client, as `fsl-node` makes them, in threads of this process: production
+machines, shells, sockets on loopback, spool and checkpoints. The client trains a small model, of
+one chunk unless --values says otherwise.
 
-Counted is from the copy of the client's weights (the event `snapshotted`, which offers the delta) until the parameter server has
-received that the client holds the version made of it (`version_held`), on the two threads that run the event loops and on no
-other: `sys.setprofile` is set in those two. What the store's and the client's workers do is not in it, heartbeats are.
+Counted is from the copy of the client's weights (the event `snapshotted`, which offers the delta)
+until the parameter server has received that the client holds the version made of it
+(`version_held`), on the two threads that run the event loops and on no
+other: `sys.setprofile` is set in those two. What the store's and the client's workers do is not in
+it, heartbeats are.
 
 Of each number the median over --rounds deltas after the first two:
     files   of this project's packages in which at least one function was called
@@ -70,7 +74,9 @@ class Counts:
 
 
 class Meter:
-    """Counts while a delta is under way. `deltas` holds what was counted, by side, for each that came back."""
+    """Counts while a delta is under way. `deltas` holds what was counted, by side, for each that
+    came back.
+    """
 
     def __init__(self) -> None:
         self.deltas: list[dict[str, Counts]] = []
@@ -78,7 +84,9 @@ class Meter:
         self._seen = threading.local()
 
     def watch(self, node: Node, event: Any) -> None:
-        """An event begins. Sets the profile function of the thread the first time that it is seen."""
+        """An event begins. Sets the profile function of the thread the first time that it is
+        seen.
+        """
         side = SIDES.get(type(node.machine).__name__)
         if side is None:
             return

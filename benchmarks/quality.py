@@ -1,23 +1,28 @@
-"""Quality at equal tokens: one process alone against several clients that synchronise, by format and by period.
+"""Quality at equal tokens: one process alone against several clients that synchronise, by format
+and by period.
 
-    python benchmarks/quality.py                  run what is missing in benchmarks/results/quality.jsonl, then stop
-    python benchmarks/quality.py --list           print what would be run, one JSON object a line
-    python benchmarks/quality.py --table          print the tables of docs/BENCHMARKS.md from the rows
-    python benchmarks/quality.py --docs           put them into docs/BENCHMARKS.md, in place of those there
+    python benchmarks/quality.py            run what results/quality.jsonl lacks, then stop
+    python benchmarks/quality.py --list     print what would be run, one JSON object a line
+    python benchmarks/quality.py --table    print the tables of docs/BENCHMARKS.md from the rows
+    python benchmarks/quality.py --docs     replace them in docs/BENCHMARKS.md
 
-Every row trains the built-in GPT (0.5m preset) on the source of Python's standard library, with the same number of tokens in
-all, and reports the loss on held-out text. Real: the built-in training function (`fsl_async.learn.client.pretrain.train`) under `fed`, the
-Learner (snapshot, coded delta, update, rebase), the Store (spool, accumulator, outer step, checkpoint), codec, outer optimiser and
-weighting. Not real, so that a row is fast and the same for the same seed: no network, no processes, and the sync comes every
-`every_steps` steps of a client instead of by the clock. The clients train one after the other, in lockstep, and nobody trains
-while a delta travels, so no delta is ever stale. That is the DiLoCo schedule (Douillard et al., arXiv:2311.08105).
+Every row trains the built-in GPT (0.5m preset) on the source of Python's standard library, with the
+same number of tokens in all, and reports the loss on held-out text. Real: the built-in training
+function (`fsl_async.learn.client.pretrain.train`) under `fed`, the Learner (snapshot, coded delta,
+update, rebase), the Store (spool, accumulator, outer step, checkpoint), codec, outer optimiser and
+weighting. Not real, so that a row is fast and the same for the same seed: no network, no processes,
+and the sync comes every `every_steps` steps of a client instead of by the clock. The clients train
+one after the other, in lockstep, and no client trains while a delta travels, so no delta is ever
+stale. That is the DiLoCo schedule (Douillard et al., arXiv:2311.08105).
 
-"alone" is the same function under LocalFed, without any synchronisation: all the steps in sequence. "alone, batch x k" is what k
-clients would be with gradients averaged at each step: the same tokens in 1/k of the steps.
+"alone" is the same function under LocalFed, without any synchronisation: all the steps in sequence.
+"alone, batch x k" is what k clients would be with gradients averaged at each step: the same tokens
+in 1/k of the steps.
 
-A row is kept by what it measured (`spec`); those that are in the results file are not run again. Rows are ordered by table and seed,
-so that tables can be printed (with fewer seeds) before all is done; several processes can share the work by --seed. Change
-BUDGET_STEPS or LEARNING_RATE (`quality_grid.py`) and the tables start anew: rows of other values are ignored.
+A row is kept by what it measured (`spec`); those that are in the results file are not run again.
+Rows are ordered by table and seed, so that tables can be printed (with fewer seeds) before all is
+done; several processes can share the work by --seed. Change BUDGET_STEPS or LEARNING_RATE
+(`quality_grid.py`) and the tables start anew: rows of other values are ignored.
 """
 
 from __future__ import annotations
@@ -71,7 +76,7 @@ def silent(_: str) -> None:
 
 
 def held_out_loss(model: GPT, spec: Spec) -> float:
-    """Nats per byte on EVALUATED_BYTES of text that nobody trained on."""
+    """Nats per byte on EVALUATED_BYTES of held-out text."""
     corpus = pretrain.open_corpus(tables_of(spec), model.config.context)
     limit_bytes = min(EVALUATED_BYTES, 1024 * spec.budget_steps)  # a smoke test needs less
     return pretrain.evaluate(model, corpus, limit_bytes=limit_bytes)
@@ -96,7 +101,9 @@ class AloneFed(LocalFed):
 
 
 def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
-    """Train in one process without synchronisation. `name` decides, with the seed, which windows are drawn."""
+    """Train in one process without synchronisation. `name` decides, with the seed, which windows
+    are drawn.
+    """
     fed = AloneFed(ClientContext(name, spec.seed, config=tables_of(spec), log=silent), spec)
     pretrain.train(fed)
     losses = {str(step): round(loss, 5) for step, loss in fed.losses.items()}
@@ -104,7 +111,9 @@ def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
 
 
 class LockstepFed(Fed):
-    """Fed of one client: after `every` steps it takes a snapshot and waits until the coordinator lets it go on."""
+    """Fed of one client: after `every` steps it takes a snapshot and waits until the coordinator
+    lets it go on.
+    """
 
     def __init__(self, client: Client, place: ClientContext) -> None:
         super().__init__(client.training, place)
@@ -130,7 +139,9 @@ class LockstepFed(Fed):
 
 
 class Client:
-    """One client: the built-in task in a thread of its own that runs only when the coordinator waits for it."""
+    """One client: the built-in task in a thread of its own that runs only when the coordinator
+    waits for it.
+    """
 
     def __init__(self, index: int, spec: Spec, server: Server) -> None:
         self.name = f"client-{index}"
@@ -178,7 +189,7 @@ class Client:
         self._go.acquire()
         try:
             pretrain.train(LockstepFed(self, self._place))
-        except BaseException as error:  # noqa: BLE001 - handed to the coordinator, which raises it
+        except BaseException as error:  # noqa: BLE001 - the coordinator raises it
             self._error = error
         self._paused.release()
 
@@ -262,7 +273,7 @@ class Server:
 
 
 def run_clients(spec: Spec) -> dict[str, Any]:
-    """Train with clients in lockstep, and evaluate the server's last version."""
+    """Train with clients in lockstep, and evaluate the parameter server's last version."""
     rounds, left = divmod(spec.budget_steps, sum(spec.steps_per_round))
     if left or not rounds:
         raise click.UsageError(f"{spec.budget_steps} steps are no whole number of rounds")
@@ -297,7 +308,9 @@ def measure(spec: Spec) -> dict[str, Any]:
 
 
 def check() -> dict[str, Any]:
-    """One client whose deltas are averaged, in fp32, against one process that draws the same batches: they must agree."""
+    """One client whose deltas are averaged, in fp32, against one process that draws the same
+    batches: they must agree.
+    """
     spec = Spec(0, budget_steps=60)
     lone = run_alone(spec, "client-0")["eval_loss"]
     averaged = attrs.evolve(spec, steps_per_round=(20,), format="fp32", optimizer="average")

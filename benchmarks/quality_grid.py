@@ -21,7 +21,9 @@ SEEDS = (0, 1, 2)
 
 @frozen
 class Spec:
-    """What a row measures. `steps_per_round` has one entry for each client; empty means without synchronisation."""
+    """What a row measures. `steps_per_round` has one entry for each client; empty means without
+    synchronisation.
+    """
 
     seed: int
     steps_per_round: tuple[int, ...] = ()

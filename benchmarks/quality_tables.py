@@ -90,7 +90,10 @@ class Tables:
             specs = [outer(count, changed, seed) for seed in self.seeds]
             parts.append(self.line([str(count), rule], specs))
         parts += [
-            f"\n### Weighting (4 clients with {'/'.join(map(str, UNEQUAL))} steps in a round, e4m3)\n",
+            (
+                f"\n### Weighting (4 clients with {'/'.join(map(str, UNEQUAL))} steps in a round, "
+                "e4m3)\n"
+            ),
             self.head(["weighting"]),
             self.line(["equal speed, 50 steps"], [equal(4, 50, "e4m3", s) for s in self.seeds]),
         ]

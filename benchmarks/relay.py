@@ -98,7 +98,7 @@ def relay(port: Any, upstream: int, requires_curve: bool) -> None:
 
 
 def processor_s(process: int) -> float:
-    """Processor seconds that a process has used so far; not a number where nobody says it."""
+    """Processor seconds that a process has used so far; NaN where the system does not report it."""
     try:
         words = Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()
     except OSError:

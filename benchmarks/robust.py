@@ -1,15 +1,22 @@
-"""One of five clients sends what it likes: held-out loss by rule of aggregation and attack; and what each rule costs.
+"""One of five clients is an attacker: held-out loss by rule of aggregation and attack; and
+what each rule costs.
 
-    python benchmarks/robust.py             the losses, runs what is missing in benchmarks/results/robust.jsonl (about ten minutes of one core)
-    python benchmarks/robust.py --cost      GB of deltas (as fp32) that each rule aggregates in a second, spool and outer step included
-    python benchmarks/robust.py --table     print the tables of docs/BENCHMARKS.md from the rows
+    python benchmarks/robust.py          run what results/robust.jsonl lacks (ten minutes, one core)
+    python benchmarks/robust.py --cost   GB of deltas (as fp32) a second, by rule, with spool and
+                                         outer step
+    python benchmarks/robust.py --table  print the tables of docs/BENCHMARKS.md from the rows
 
-Real: a small GPT on the source of Python's standard library, AdamW at the clients, the codec, the Store with its spool, rules and outer step, and what
-`guard` decides (`fsl_async.roles.sync.norm_guard`) with the book of deltas. Not real: no network and no processes; the clients train one after the other, each from the newest
-version on a part of the text of its own, and hand a delta in after STEPS steps.
+Real: a small GPT on the source of Python's standard library, AdamW at the clients, the codec, the
+Store with its spool, rules and outer step, and what `guard` decides
+(`fsl_async.roles.sync.norm_guard`) with the book of deltas. Not real: no network and no processes;
+the clients train one after the other, each from the newest version on a part of the text of its
+own, and hand a delta in after STEPS steps.
 
-Attacks, by client 0 in every round: "none"; "x -10": ten times its own delta, turned round; "noise": normal values of 10 times its delta's norm; "lie": its delta turned round, with a claim of 1,000 times the tokens. Rules: the mean; with clipping at 2 x the median norm; with quarantine at 3 x the
-median norm; with tokens capped at 3 x the median; and the robust rules against one such client (f = 1).
+Attacks, by client 0 in every round: "none"; "x -10": ten times its own delta, turned round;
+"noise": normal values of 10 times its delta's norm; "lie": its delta turned round, with a claim of
+1,000 times the tokens. Rules: the mean; with clipping at 2 x the median norm; with quarantine at 3
+x the median norm; with tokens capped at 3 x the median; and the robust rules against one such
+client (f = 1).
 
 "diverged" is a loss that is not finite, or above that of guessing bytes at random (5.55 nats).
 """
@@ -296,7 +303,9 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
     yield "| --- | ---: | ---: | ---: |"
     for row in found:
         if "cost" in row:
-            yield f"| {row['cost']} | {row['clients']} | {row['gb_per_s']} | {row['gb_per_cpu_s']} |"
+            yield (
+                f"| {row['cost']} | {row['clients']} | {row['gb_per_s']} | {row['gb_per_cpu_s']} |"
+            )
 
 
 @click.command()

@@ -1,4 +1,6 @@
-"""A parameter server as users start it, `fsl-node --role ps`, in a process of its own, seen from outside."""
+"""A parameter server as users start it, `fsl-node --role ps`, in a process of its own, seen from
+outside.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ IDLE: dict[str, Any] = {
 
 @frozen
 class Spec:
-    """A row. kind: methods | formats | idle. data: what the data set is called in the tables. more: choices in which it differs from the kind's."""
+    """A row. kind: methods | formats | idle. data: what the data set is called in the tables. more:
+    choices in which it differs from the kind's.
+    """
 
     kind: str
     data: str
@@ -79,7 +81,9 @@ class Spec:
 
 @frozen
 class Task:
-    """What is asked of a data set: its name, the accuracy, the rounds after which a run is given up, and the learning rates that both methods try."""
+    """What is asked of a data set: its name, the accuracy, the rounds after which a run is given
+    up, and the learning rates that both methods try.
+    """
 
     data: str
     target: float
@@ -135,7 +139,9 @@ def formats_spec(task: Task, seed: int, name: str, step_log2: int) -> Spec:
 
 
 def idle_grid(data: str) -> Iterator[Spec]:
-    """Rounds of 40 batches and of more, behind the proxy and in the network laboratory; SplitFed V1 has no use for the longer ones."""
+    """Rounds of 40 batches and of more, behind the proxy and in the network laboratory; SplitFed V1
+    has no use for the longer ones.
+    """
     for net, method, batches, rounds, formats in (
         (LINK, "fsl-sage", 40, 3, "fp32"),
         (LINK, "fsl-sage", 120, 2, "fp32"),

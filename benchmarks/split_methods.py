@@ -1,20 +1,26 @@
-"""Split learning's bytes and waits: formats at the cut, FSL-SAGE against SplitFed V1, clients behind a long line.
+"""Split learning's bytes and waits: formats at the cut, FSL-SAGE against SplitFed V1, clients
+behind a path with a long RTT.
 
     python benchmarks/split_methods.py methods --data PATH --name cifar10-small --target 0.48
     python benchmarks/split_methods.py formats --data PATH --name cifar10-small --target 0.48
     python benchmarks/split_methods.py idle --data PATH --name cifar10-small
-        run what is missing in benchmarks/results/split_methods.jsonl, then stop; --rows 1 after one row, --list says what is missing
-    python benchmarks/split_methods.py tables           print the tables of docs/BENCHMARKS.md from the rows; --docs puts them there
+        run what is missing in benchmarks/results/split_methods.jsonl, then stop; --rows 1 after one
+        row, --list says what is missing
+    python benchmarks/split_methods.py tables
+        print the tables of docs/BENCHMARKS.md from the rows; --docs replaces them there
     python benchmarks/split_methods.py gray --data PATH --into DIR
         write a set of colour images as MNIST-format files: gray, the middle 28x28
 
-Every row is a run of `fsl-node compare`'s: real nodes as threads of one process, real sockets on loopback, the codec, the stores. The joined
-model is scored after each round on the data's test part, while nobody trains. Bytes are what the streams carried, both directions, all clients, the first
-download included.
+Every row is a run of `fsl-node compare`'s: real nodes as threads of one process, real sockets on
+loopback, the codec, the stores. The joined model is scored after each round on the data's test
+part, while no client trains. Bytes are what the streams carried, both directions, all clients, the
+first download included.
 
-"methods" tunes both methods in the same way: every learning rate of RATES with seed 0; the one with the fewest bytes to the target is then
-run with the other seeds. "idle" puts the proxy of `fsl_async.tools.proxy` between clients and servers (no loss); a client's idle
-share is what its training thread waits for the network, of its time from the first batch to the end of the last round. Run that one alone on the machine.
+"methods" tunes both methods in the same way: every learning rate of RATES with seed 0; the one with
+the fewest bytes to the target is then run with the other seeds. "idle" puts the proxy of
+`fsl_async.tools.proxy` between clients and both servers (no loss); a client's idle share is what
+its training thread waits for the network, of its time from the first batch to the end of the last
+round. Run that one on a machine without other load.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""What a split server's memory grows by with each client, beside what it keeps for that client by configuration.
+"""What a split server's memory grows by with each client, beside what it keeps for that client by
+configuration.
 
-    python benchmarks/split_server_memory.py > benchmarks/results/split_server_memory.jsonl      (about ten minutes on two cores)
+    python benchmarks/split_server_memory.py > benchmarks/results/split_server_memory.jsonl
     python benchmarks/split_server_memory.py --table
 
-Starts `fsl-node --role server` as a process of its own, and the parameter server and so many clients in this one: real sockets, real
-uploads, alignments and checkpoints, some rounds of each. One JSON object a row, for 1, 2, 4 and 8 clients.
+Starts `fsl-node --role server` as a process of its own, and the parameter server and so many
+clients in this one: real sockets, real uploads, alignments and checkpoints, some rounds of each.
+One JSON object a row, for 1, 2, 4 and 8 clients; about ten minutes on two cores.
 
-    kept        what is kept for one client, counted: fsl-sage the auxiliary model, its Adam moments, and the buffer of samples with their labels;
-                splitfed-v1 the replica of the server's half, its moments, and `in_flight` answers. And `in_flight` uploads, as they came and decoded.
-    grown       the highest resident memory of the server's process beyond what it had when it listened
+    kept        bytes that are kept for one client, counted: for fsl-sage the auxiliary model, its
+                Adam moments, and the buffer of samples with their labels; for splitfed-v1 the
+                replica of the server's part, its moments, and `in_flight` answers. And `in_flight`
+                uploads, coded and decoded.
+    grown       peak resident memory of the split server beyond what it had when it listened
     per_client  grown, minus that of the row with one client, for each client more
     beyond      (per_client - kept) / kept; the limit is 0.05
 """
@@ -44,7 +48,9 @@ from fsl_async.process.stopper import Stopper
 RESULTS = Path(__file__).parent / "results" / "split_server_memory.jsonl"
 SIDE = 32
 WIDTHS = {"fsl-sage": 16, "splitfed-v1": 64}
-"""Of the small CNN, cut at "pool1". fsl-sage: 16 KiB a sample at the cut, twice that of the published ResNet-18. splitfed-v1: replicas of 8.7 MB."""
+"""Of the small CNN, cut at "pool1". fsl-sage: 16 KiB a sample at the cut, twice that of the
+published ResNet-18. splitfed-v1: replicas of 8.7 MB.
+"""
 
 
 def settings(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
@@ -124,9 +130,22 @@ def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]
     ]
     with (folder / "server.log").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fsl_async.cli", "--role", "server", "--json", "--run-dir", str(folder / "split"), *sets],
-            stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "fsl_async.cli",
+                "--role",
+                "server",
+                "--json",
+                "--run-dir",
+                str(folder / "split"),
+                *sets,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     assert process.stdout is not None
     try:
         for line in process.stdout:
@@ -142,7 +161,9 @@ def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]
 
 
 def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> int:
-    """The parameter server and the clients, until the last round is nearly over; returns what `watch` gave then."""
+    """The parameter server and the clients, until the last round is nearly over; returns what
+    `watch` gave then.
+    """
     overrides = [
         f"{key}={json.dumps(value)}" for key, value in {**chosen, "split.server": server}.items()
     ]
@@ -155,8 +176,23 @@ def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> i
         told.set()
 
     (folder / "ps").mkdir()
-    serve = lambda: node_ps.serve(config, folder / "ps", from_version=None, announce=announce, log=lines.append, stop=stop)  # noqa: E731  # fmt: skip
-    join = lambda name: joining.join_run(ClientOptions(address[0], name, data=config.data.path or None, policy=SitePolicy(frozenset(KINDS))), stop=stop, log=lines.append)  # noqa: E731  # fmt: skip
+
+    def serve() -> None:
+        node_ps.serve(
+            config,
+            folder / "ps",
+            from_version=None,
+            announce=announce,
+            log=lines.append,
+            stop=stop,
+        )
+
+    def join(name: str) -> None:
+        options = ClientOptions(
+            address[0], name, data=config.data.path or None, policy=SitePolicy(frozenset(KINDS))
+        )
+        joining.join_run(options, stop=stop, log=lines.append)
+
     threads = [threading.Thread(target=serve, daemon=True)]
     threads[0].start()
     told.wait(60)
@@ -202,7 +238,7 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if more and each["method"] in first:
             per_client = (each["grown"] - first[each["method"]]["grown"]) / more
             share = round((per_client - each["kept"]) / each["kept"], 4)
-            each = {**each, "per_client": round(per_client), "beyond": share}  # noqa: PLW2901 - a new one
+            each = {**each, "per_client": round(per_client), "beyond": share}  # noqa: PLW2901
         found.append(each)
     return found
 
@@ -218,7 +254,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{each['per_client'] / 1e6:.2f} | {each['beyond']:+.1%}" if "beyond" in each else " | "
         )
         made.append(
-            f"| {each['method']} | {each['clients']} | {each['grown'] / 1e6:.1f} | {each['kept'] / 1e6:.2f} | {more} |"
+            f"| {each['method']} | {each['clients']} | {each['grown'] / 1e6:.1f} | "
+            f"{each['kept'] / 1e6:.2f} | {more} |"
         )
     return made
 

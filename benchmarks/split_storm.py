@@ -1,12 +1,16 @@
-"""A storm of kills over a real split run: clients, the split server and the parameter server, each a process, at moments drawn by a seed.
+"""A storm of kills over a real split run: clients, the split server and the parameter server, each
+a process, at moments drawn by a seed.
 
     python benchmarks/split_storm.py --method splitfed-v1 --kills 20 --seed 1
-    python benchmarks/split_storm.py --method fsl-sage --mode lockstep --kills 8 --clients 2 --folder DIR      keep the files
+    python benchmarks/split_storm.py --method fsl-sage --mode lockstep --kills 8 --folder DIR
 
-Each kill waits for its moment (at most MOMENT_S seconds): right after a launch, before anything is uploaded; in the middle of an alignment, of an
-average of replicas, of a commit; or at any time. One kill in five of a server is a SIGTERM. The killed process is started again after up to two
-seconds, and at times another one dies before it is up. In the end the run is ended in order, and what the ledgers and the clients' journals say is compared: nothing merged or
-trained twice, nothing acknowledged that was lost, every process at its good end. Prints a JSON object; exit code 1 when anything is wrong.
+Each kill waits for its moment (at most MOMENT_S seconds): right after a launch, before anything is
+uploaded; in the middle of an alignment, of an average of replicas, of a commit; or at any time. One
+kill in five of a server is a SIGTERM. The killed process is started again after up to two seconds,
+and at times another one dies before it is up. --folder keeps the files. In the end the run is ended
+in order, and ledgers are compared with the clients' journals: nothing merged or trained twice,
+nothing acknowledged that was lost, every process at its good end. Prints a JSON object; exit code 1
+when anything is wrong.
 """
 
 from __future__ import annotations
@@ -104,7 +108,9 @@ class Storm(Parties):
                 time.sleep(0.005)
 
     def strike(self) -> None:
-        """One blow: somebody dies, perhaps somebody else before the first is up again, and both come back."""
+        """One blow: somebody dies, perhaps somebody else before the first is up again, and both
+        come back.
+        """
         victims = ["ps", "server", *self.clients]
         first = self.chance.choice(victims)
         self.kill(first, self.chance.choice([*MOMENTS, "any"]))
@@ -121,7 +127,9 @@ class Storm(Parties):
             self.launch(down[0])
 
     def go_on(self, rounds: int) -> None:
-        """Wait until so many more rounds are merged, with everybody in the last of them. Raises AssertionError."""
+        """Wait until so many more rounds are merged, with everybody in the last of them. Raises
+        AssertionError.
+        """
         start, deadline = self.version(), time.monotonic() + ROUNDS_S
         while time.monotonic() < deadline:
             if self.version() >= start + rounds and self.everybody_since(start):

@@ -46,7 +46,10 @@ def _formats(rows: Sequence[Row]) -> list[str]:
     raw = _mean(r["reached"]["payload"][up] for r in base)
     coded = _mean(r["reached"]["coded"][up] for r in base)
     lines = [
-        "| activations as | seeds | rounds to it | MB up to it | bits a value | of fp32 | of fp32, coded | accuracy there |",
+        (
+            "| activations as | seeds | rounds to it | MB up to it | bits a value | of fp32"
+            " | of fp32, coded | accuracy there |"
+        ),
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, step_log2 in names:
@@ -61,7 +64,8 @@ def _formats(rows: Sequence[Row]) -> list[str]:
         size = _mean(r["reached"]["coded"][up] for r in mine)
         bits = _mean(8 * r["reached"]["coded"][up] / _values(r) for r in mine)
         lines.append(
-            f"| {label} | {len(mine)} | {_spread([r['reached']['round'] for r in mine], '.1f')} | {size / 1e6:.2f} |"
+            f"| {label} | {len(mine)} | {_spread([r['reached']['round'] for r in mine], '.1f')} | "
+            f"{size / 1e6:.2f} |"
             f" {bits:.2f} | {size / raw:.3f} | {size / coded:.3f} |"
             f" {_spread([100 * r['reached']['accuracy'] for r in mine], '.1f')} % |"
         )
@@ -69,7 +73,9 @@ def _formats(rows: Sequence[Row]) -> list[str]:
 
 
 def _values(row: Row) -> float:
-    """Values at the cut up to the target: every one had a gradient, and those are bf16 in all rows."""
+    """Values at the cut up to the target: every one had a gradient, and those are bf16 in all
+    rows.
+    """
     return float(row["reached"]["payload"]["gradients down"]) / 2
 
 
@@ -96,7 +102,10 @@ def _methods(rows: Sequence[Row]) -> list[str]:
                     tuned[method] = (reached["bytes"], rate)
     lines += [
         "",
-        "| method | rate | seeds | rounds to it | MB to it | of SplitFed V1 | activations up | gradients down | labels up | auxiliary down | client model, both |",
+        (
+            "| method | rate | seeds | rounds to it | MB to it | of SplitFed V1 | activations up | "
+            "gradients down | labels up | auxiliary down | client model, both |"
+        ),
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     base = 0.0
@@ -118,7 +127,8 @@ def _methods(rows: Sequence[Row]) -> list[str]:
             )
         ]
         lines.append(
-            f"| {method} | {rate:g} | {len(mine)} | {_spread([r['reached']['round'] for r in mine], '.1f')} | {size / 1e6:.2f} |"
+            f"| {method} | {rate:g} | {len(mine)} | "
+            f"{_spread([r['reached']['round'] for r in mine], '.1f')} | {size / 1e6:.2f} |"
             f" **{size / base:.3f}** | " + " | ".join(f"{k / 1e6:.3f}" for k in kinds) + " |"
         )
     return lines
@@ -131,7 +141,10 @@ def _with(rows: Sequence[Row], method: str, rate: float) -> list[Row]:
 def _idle(rows: Sequence[Row]) -> list[str]:
     rows = sorted(rows, key=lambda r: (r["net"], r["method"], r["choices"]["samples"]))
     lines = [
-        "| method | batches a round | line | at the cut | models as | ms a batch computes | idle, all | idle without the first round | s a round |",
+        (
+            "| method | batches a round | line | at the cut | models as | ms a batch computes"
+            " | idle, all | idle without the first round | s a round |"
+        ),
         "| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for r in rows:
@@ -142,7 +155,8 @@ def _idle(rows: Sequence[Row]) -> list[str]:
         later = last["trained"] - first["trained"]
         rest = (last["waited"] - first["waited"]) / later if later else float("nan")
         lines.append(
-            f"| {r['method']} | {batches} | {r['net']} | {chosen['up']} | {chosen['models']} | {1e3 * work:.0f} | **{last['idle_share']:.1%}** | {rest:.1%} |"
+            f"| {r['method']} | {batches} | {r['net']} | {chosen['up']} | {chosen['models']} | "
+            f"{1e3 * work:.0f} | **{last['idle_share']:.1%}** | {rest:.1%} |"
             f" {last['trained'] / chosen['clients'] / last['round']:.1f} |"
         )
     return lines

@@ -1,14 +1,20 @@
 """A storm against eight clients: what faults cost in tokens, in syncs, and in time.
 
-    python benchmarks/storm.py [--seeds 1,2,3] [--faults-per-hour 125] [--calm 120] [--storm 300] [--every 15] [--clients 8] [--out FILE]
+    python benchmarks/storm.py [--seeds 1,2,3] [--faults-per-hour 125] [--calm 120] [--storm 300]
+    [--every 15] [--clients 8] [--out FILE]
 
-A storm is a seed, and a kind one is soon found. So the seeds stand here, 1, 2 and 3, and what counts is the median and the worst of them: that is the last line.
+A storm is a seed, and a kind one is soon found. So the seeds stand here, 1, 2 and 3, and what
+counts is the median and the worst of them: that is the last line.
 
-One run for each seed, on this machine: a server and clients as processes, each client behind a proxy that can be cut, launched again by a supervisor when it dies. First it
-runs `--calm` seconds without faults, then `fsl-node chaos` storms for `--storm` seconds with all four kinds. Prints each report as one JSON line, with the audit of the ledger.
+One run for each seed, on this machine: a server and clients as processes, each client behind a
+proxy that can be cut, launched again by a supervisor when it dies. First it runs `--calm` seconds
+without faults, then `fsl-node chaos` storms for `--storm` seconds with all four kinds. Prints each
+report as one JSON line, with the audit of the ledger.
 
-A step takes its time without computing (0.1 s of sleep, as where a GPU computes), so that tokens do not depend on who else uses the machine, and the tokens that a
-dead client would have trained are not trained by the others on the cores that it leaves. Starting Python and importing torch does compute, on the same cores.
+A step takes its time without computing (0.1 s of sleep, as where a GPU computes), so that tokens do
+not depend on who else uses the machine, and the tokens that a dead client would have trained are
+not trained by the others on the cores that it leaves. Starting Python and importing torch does
+compute, on the same cores.
 """
 
 import argparse
@@ -94,7 +100,7 @@ class Play:
         )
 
     def line(self, name: str, line: str) -> None:
-        """Wait for the server's address."""
+        """Wait for the parameter server's address."""
         if name == SERVER and not self.address and '"listening"' in line:
             self.address = json.loads(line)["address"]
 
@@ -140,11 +146,25 @@ class Play:
             seconds = calm[-1]["at"] - calm[0]["at"]
             before = (calm[-1]["tokens_total"] - calm[0]["tokens_total"]) / seconds
             chaos = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "fsl_async.cli", "chaos", str(self.run_dir),
-                "--faults-per-hour", str(given.faults_per_hour), "--for", f"{given.storm}s",
-                "--kill", "--stop", "--partition", "--slow", "--seed", str(self.seed), "--json",
+                sys.executable,
+                "-P",
+                "-m",
+                "fsl_async.cli",
+                "chaos",
+                str(self.run_dir),
+                "--faults-per-hour",
+                str(given.faults_per_hour),
+                "--for",
+                f"{given.storm}s",
+                "--kill",
+                "--stop",
+                "--partition",
+                "--slow",
+                "--seed",
+                str(self.seed),
+                "--json",
                 stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+            )
             out, _ = await chaos.communicate()
             launches = sum(supervisor.launches(name) for name in self.names) - len(self.names)
             await supervisor.stop_child(SERVER, 60.0, signal.SIGINT)
@@ -178,9 +198,11 @@ def row_of(given: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and worst over the seeds of what is asked for: tokens, participation of a storm's syncs, seconds until wholly back.
+    """Median and worst over the seeds of what is asked for: tokens, participation of a storm's
+    syncs, seconds until wholly back.
 
-    A storm that is too short has no sync, or nobody who came back: it does not count where it has nothing to say.
+    A storm that is too short has no sync, or nobody who came back: it does not count where it has
+    nothing to say.
     """
     return {
         "seeds": [row["seed"] for row in rows],

@@ -1,12 +1,15 @@
-"""A real parameter server under attack: does the honest clients' sync go on, how much slower, at what memory?
+"""A real parameter server under attack: how much slower honest clients' syncs become, and the
+memory it takes.
 
-    python benchmarks/strangers.py                      all attacks, each for --rounds syncs (about three minutes)
+    python benchmarks/strangers.py        all attacks, each for --rounds syncs (three minutes)
     python benchmarks/strangers.py --attack "fresh names" --rounds 5
 
-The server is `fsl-node --role ps` in a process of its own, two honest clients are light ones in this process (`sync_clients.py`), the attackers
-(`attacks.py`) in another. All share this machine's processors, so `slower` (median sync under attack over that without, measured just
-before in the same server) says as much about two cores as about limits. `grown_mb` is the server's peak memory over what it had before.
-`lost_sessions` counts sessions of honest clients that ended, and must be 0.
+It is `fsl-node --role ps` in a process of its own, two honest clients are light ones in this
+process (`sync_clients.py`), the attackers (`attacks.py`) in another. All share this machine's
+processors, so `slower` (median sync under attack over that without, measured just before at the
+same server) says as much about two cores as about limits. `grown_mb` is the parameter server's peak
+memory over what it had before. `lost_sessions` counts sessions of honest clients that ended, and
+must be 0.
 """
 
 from __future__ import annotations

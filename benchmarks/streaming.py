@@ -1,18 +1,22 @@
-"""A vector from one process into another's accumulator: encoding, sending and adding chunk by chunk at once, beside each alone.
+"""A vector from one process into another's accumulator: encoding, sending and adding chunk by chunk
+at once, beside each alone.
 
     python benchmarks/streaming.py                       32 M values, e4m3 and uniform, loopback
     python benchmarks/streaming.py --values 8 --format bf16
 
-The sender codes a chunk in a thread when the transport asks for it, the receiver adds it in a thread while the next ones arrive: the ways of
-a client's delta and of a split server's uploads. A row is the median over --rounds, all ways in turns:
+The sender codes a chunk in a thread when the transport asks for it, the receiver adds it in a
+thread while the next ones arrive: the ways of a client's delta and of a split server's uploads. A
+row is the median over --rounds, all ways in turns:
     encode_s, accumulate_s   all chunks, alone, in the process that does it
     wire_s                   chunks that are coded already, to a receiver that drops them
     streamed_s               all of it at once, from the offer until the last chunk is added
-    overlap                  (encode_s + wire_s + accumulate_s) / streamed_s: 1 when one waits for the other
-    over_slowest             streamed_s / the largest of the three: 1 when the others cost no time at all
-Seconds are by the clock on the wall; both processes and the transport's own threads share the machine's cores: on loopback sending is
-processor time as well, and there is nothing to wait for in which something else could be done. A line of 1 Gbit/s without another machine:
-    unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency 100ms; exec python benchmarks/streaming.py'
+    overlap                  (encode_s + wire_s + accumulate_s) / streamed_s: 1 without overlap
+    over_slowest             streamed_s / the largest of the three: 1 with full overlap
+Seconds are wall-clock time; both processes and the transport's own threads share the
+machine's cores: on loopback sending is processor time as well, and there is nothing to wait for in
+which something else could be done. A path of 1 Gbit/s without another machine:
+    unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency
+    100ms; exec python benchmarks/streaming.py'
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ WAYS = {"wire_s": (False, False), "streamed_s": (True, True)}
 
 
 class Encoder:
-    """Codes chunks of a vector, as the runtime does: into one room, then into bytes of their size."""
+    """Codes chunks of a vector, as the runtime does: into one room, then into bytes of their
+    size.
+    """
 
     def __init__(self, values: np.ndarray, number_format: str) -> None:
         self.chunks = values.size // CHUNK_VALUES
@@ -168,8 +174,13 @@ class Receiver:
         self.chunks = values // CHUNK_VALUES
         self.link = ZmqListener("127.0.0.1:0", self.settings)
         self.endpoint = tp.ListenerEndpoint(
-            self.link, asyncio.get_running_loop(), self.settings, self.take, "receiver", incarnation=1
-        )  # fmt: skip
+            self.link,
+            asyncio.get_running_loop(),
+            self.settings,
+            self.take,
+            "receiver",
+            incarnation=1,
+        )
         self._up = asyncio.Event()
 
     def take(self, event: tp.TransportEvent) -> None:

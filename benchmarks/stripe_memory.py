@@ -1,16 +1,21 @@
-"""What a stripe costs in memory: a listener and its dialers on loopback, each a process, with one bulk connection and with many.
+"""What a stripe costs in memory: a listener and its dialers on loopback, each a process, with one
+bulk connection and with many.
 
     python benchmarks/stripe_memory.py [--stripes 1,64] [--clients 1,4] [--mib 64] [--save FILE]
 
-One JSON row for each number of clients and stripes, plain and under CURVE. Resident memory (VmRSS, Linux only) of the listener and of one dialer beyond what the
-same process held before it had a connection, in bytes:
+One JSON row for each number of clients and stripes, plain and under CURVE. Resident memory (VmRSS,
+Linux only) of the listener and of one dialer beyond what the same process held before it had a
+connection, in bytes:
 
-  * `..._open`: every connection stands and was shown to the other side, a stream of 16 KiB went each way, and then --quiet seconds.
-  * `..._used`: after `--mib` more each way, in chunks of 1 MiB, from each client, one client after the other; then --quiet seconds.
+  * `..._open`: every connection stands and was shown to the other side, a stream of 16 KiB went
+    each way, and then --quiet seconds.
+  * `..._used`: after `--mib` more each way, in chunks of 1 MiB, from each client, one client after
+    the other; then --quiet seconds.
   * `..._most`: the highest that there was.
 
-`listener_per_stripe` and `dialer_per_stripe` are the differences to the row with the fewest stripes of the same kind, open and used, for each stripe more of one client.
-What the kernel holds for a connection is not in it. Nothing is stored: a sink forgets, a source has one chunk.
+`listener_per_stripe` and `dialer_per_stripe` are the differences to the row with the fewest stripes
+of the same kind, open and used, for each stripe more of one client. What the kernel holds for a
+connection is not in it. Nothing is stored: a sink forgets, a source has one chunk.
 """
 
 from __future__ import annotations
@@ -65,7 +70,9 @@ def resident() -> dict[str, int]:
 
 
 class End:
-    """An endpoint that does what comes through a pipe: `connections`, `memory`, or a stream to somebody."""
+    """An endpoint that does what comes through a pipe: `connections`, `memory`, or a stream to
+    somebody.
+    """
 
     def __init__(self, pipe: Any, stripes: int) -> None:
         self.pipe = pipe
@@ -85,7 +92,7 @@ class End:
             self.pipe.send(type(event).__name__)
 
     async def serve(self) -> None:
-        """Until the pipe says so."""
+        """Serve until the pipe ends it."""
         threading.Thread(target=self._listen, daemon=True).start()
         await self.ended.wait()
         await self.endpoint.aclose()
@@ -156,7 +163,7 @@ class Party:
         return self.hear()
 
     def hear(self) -> Any:
-        """Return what comes next."""
+        """Return the next message."""
         if not self.pipe.poll(ANSWER_S):
             raise RuntimeError(f"no answer within {ANSWER_S:g} s")
         return self.pipe.recv()

@@ -1,25 +1,30 @@
-"""A whole synchronisation through a real parameter server: seconds per GB and client, and the server's peak memory.
+"""A whole synchronisation through a real parameter server: seconds per GB and client, and the
+server's peak memory.
 
-    python benchmarks/sync.py                                              100 M parameters, 1, 6 and 24 clients, fp32 and e4m3
+    python benchmarks/sync.py     (100 M parameters; 1, 6 and 24 clients; fp32 and e4m3)
     python benchmarks/sync.py --clients 6 --format e4m3 --rounds 5
 
-The server is `fsl-node --role ps` as a process of its own, over ZeroMQ on loopback, with its spool and checkpoints on the disk that
-holds --folder. The clients are light ones in this process: `benchmarks/sync_clients.py` says what of them is real. Delta values are
-normal, so the coded sizes are those of noise; nothing is compressed away.
+The parameter server is `fsl-node --role ps` as a process of its own, over ZeroMQ on loopback, with
+its spool and checkpoints on the disk that holds --folder. The clients are light ones in this
+process: `benchmarks/sync_clients.py` lists what of them is real. Delta values are normal, so the
+coded sizes are those of noise; nothing is compressed away.
 
-A row is the median over --rounds syncs after one that warms up. Times are read from the server's journal:
+A row is the median over --rounds syncs after one that warms up. Times are read from the server's
+journal:
     sync_s       from the call until the last client reported the new version with its digest
-    upload_s     ... until the last delta was durable (the server adds earlier ones to its accumulator meanwhile)
-    commit_s     until the next version was durable (what is left to accumulate, outer step, checkpoint)
+    upload_s     ... until the last delta was durable (earlier ones are added up meanwhile)
+    commit_s     until the next version was durable (last additions, outer step, checkpoint)
     download_s   until all clients held it
     s_per_gb_per_client   sync_s / (fp32 size of the model in GB) / clients
-Memory is the server's VmHWM at the end minus its VmRSS when it said that it listens, divided by the fp32 size of the model. Whatever
-it did since then counts: version 0, a full fetch, all rounds.
+Memory is the parameter server's VmHWM at the end minus its VmRSS when it listened, divided by the
+fp32 size of the model. Whatever it did since then counts: version 0, a full fetch, all rounds.
 
-floor_s is what the bytes would cost at this machine's limits, measured just before: through a loopback socket once each way for each
-client, and to the disk with fsync (spool and checkpoint), one after the other. server_cpu_s and clients_cpu_s are processor seconds
-during a sync, which other jobs on the machine (load_1m) change less than they change sync_s. codec_cpu_s is the processor time of the
-codec's calls, made alone in this process, times how often the server makes them in a sync; codec_share is codec_cpu_s / server_cpu_s.
+floor_s is what the bytes would cost at this machine's limits, measured just before: through a
+loopback socket once each way for each client, and to the disk with fsync (spool and checkpoint),
+one after the other. server_cpu_s and clients_cpu_s are processor seconds during a sync, which other
+jobs on the machine (load_1m) change less than they change sync_s. codec_cpu_s is the processor time
+of the codec's calls, made alone in this process, times how often the parameter server makes them in
+a sync; codec_share is codec_cpu_s / server_cpu_s.
 """
 
 from __future__ import annotations
@@ -60,12 +65,13 @@ def manifest_of(parameters: int) -> Manifest:
     return Manifest.from_shapes([*shapes, ("rest", (left,))])
 
 
-# --- reading the journal --------------------------------------------------------------------------------------
+# --- reading the journal
+# --------------------------------------------------------------------------------------
 
 
 @define
 class Times:
-    """One version, on the server's clock in seconds."""
+    """One version, on the parameter server's clock in seconds."""
 
     called: float
     deltas: int = 0
@@ -113,11 +119,14 @@ def read_times(path: Path) -> dict[int, Times]:
     return found
 
 
-# --- a row ----------------------------------------------------------------------------------------------------
+# --- a row
+# ---------------------------------------------------------------------------
 
 
 def codec_seconds(model: SharedModel, clients: int) -> dict[str, float]:
-    """Processor seconds of the codec's calls that one sync needs at the server, when they are made alone here."""
+    """Processor seconds of the codec's calls that one sync needs at the server, when they are made
+    alone here.
+    """
     room = np.zeros(model.manifest.chunk_values(0), np.float32)
 
     def median_cpu_s(call: Callable[[bytes], object]) -> float:

@@ -1,18 +1,22 @@
 """Many light clients in one process, for benchmarks of the parameter server.
 
-Real, the production code: each client's session, credit and streams (`DialerEndpoint` over `ZmqDialer`, real sockets), its decisions
-(`ClientMachine`) and the shell that carries them out (`ClientShell`), with a name, incarnation and delta keys of its own.
+Real, the production code: each client's session, credit and streams (`DialerEndpoint` over
+`ZmqDialer`, real sockets), its decisions (`ClientMachine`) and the shell that carries them out
+(`ClientShell`), with a name, incarnation and delta keys of its own.
 
-Shared or left out, because 24 clients with three or four vectors of the model's size do not fit into one machine:
-  * Nobody trains. A snapshot is answered at once: with work when the benchmark says so, else "nothing trained" (the server then
-    closes its round without a version).
+Shared or left out, because 24 clients with three or four vectors of the model's size do not fit
+into one machine:
+  * Nobody trains. A snapshot is answered at once: with work when the benchmark says so, else
+    "nothing trained" (the server then closes its round without a version).
   * All send the same delta. It was coded before, each chunk once, and is only read.
-  * The first client is complete on the way down: it decodes every update, adds it to its base and hashes the result, so that the
-    server's digest is checked. The others take every byte of theirs through the same sockets and streams, and keep a CRC-32 of it;
-    those are compared with the first one's, and the first one's digest is reported as theirs.
-  * The first client publishes version 0, the second fetches it in full; the others say that they hold version 0 already, as
-    after a lost connection.
-All run on one event loop, with one worker thread for the first client and another one for all the others.
+  * The first client is complete on the way down: it decodes every update, adds it to its base and
+    hashes the result, so that the server's digest is checked. The others take every byte of theirs
+    through the same sockets and streams, and keep a CRC-32 of it; those are compared with the first
+    one's, and the first one's digest is reported as theirs.
+  * The first client publishes version 0, the second fetches it in full; the others say that they
+    hold version 0 already, as after a lost connection.
+All run on one event loop, with one worker thread for the first client and another one for all the
+others.
 """
 
 from __future__ import annotations
@@ -166,7 +170,9 @@ class LightLearner:
 
 
 class LightClient:
-    """One client. `held` is the version it holds, `work` whether its next snapshot has something to send."""
+    """One client. `held` is the version it holds, `work` whether its next snapshot has something to
+    send.
+    """
 
     def __init__(
         self,
@@ -258,7 +264,9 @@ class Crowd:
         ]
 
     async def start(self) -> float | None:
-        """Publish, fetch, join. Returns the seconds of the second client's full fetch, if there is one."""
+        """Publish, fetch, join. Returns the seconds of the second client's full fetch, if there is
+        one.
+        """
         first, *others = self.clients
         first.start()
         await self._until(lambda: first.held == 0)
@@ -276,8 +284,9 @@ class Crowd:
     async def sync(self, version: int) -> None:
         """Let everybody have work for the next call, and wait until all hold `version`.
 
-        Between rounds the server goes on calling, and everybody answers that nothing was trained. Work is given out right after all
-        have answered the same call, so that the next one finds all of them with work.
+        Between rounds the server goes on calling, and everybody answers that nothing was trained.
+        Work is given out right after all have answered the same call, so that the next one finds
+        all of them with work.
         """
         begun = time.monotonic()
 

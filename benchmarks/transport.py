@@ -46,9 +46,17 @@ def iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dict
         while "listening" not in server.line(START_S):
             continue
         words = [
-            path, "-c", places.address, "-J", "-t", str(seconds),
-            "-O", str(max(1, round(settings.warm_s))), "-l", str(min(case.chunk_bytes, 1 << 20)),
-        ]  # fmt: skip
+            path,
+            "-c",
+            places.address,
+            "-J",
+            "-t",
+            str(seconds),
+            "-O",
+            str(max(1, round(settings.warm_s))),
+            "-l",
+            str(min(case.chunk_bytes, 1 << 20)),
+        ]
         done = subprocess.run(
             places.command(False, words),
             capture_output=True,
