@@ -1,8 +1,10 @@
-"""The command line: `fsl-node --role ps|client|server|relay ...` runs a node, `fsl-node COMMAND ...` everything else.
+"""The command line: `fsl-node --role ps|client|server|relay ...` runs a node, `fsl-node COMMAND
+...` everything else.
 
-Nothing heavy is imported here: commands come from `fsl_async.commands` when they are called, and those import torch, ZeroMQ and NumPy
-later still, so that --help and errors in the command line answer at once. `main` is the only place where exceptions become
-exit codes (see `fsl_async.errors`).
+Nothing heavy is imported here: commands come from `fsl_async.commands` when they are called, and
+those import torch, ZeroMQ and NumPy later still, so that --help and errors in the command line
+answer at once. `main` is the only place where exceptions become exit codes (see
+`fsl_async.errors`).
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option(
     "--allow",
     metavar="KIND,...",
-    help="client: what may leave this machine: deltas, adapters, scalars, activations, labels, metrics"
+    help="client: what may leave this machine: deltas, adapters, scalars, activations, labels, "
+    "metrics"
     " (default: what site.toml beside the keys says, else deltas).",
 )
 @click.option(
@@ -106,7 +109,8 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     "grace_s",
     type=Finite(0, 7 * 86_400),
     metavar="S",
-    help="client: seconds from SIGTERM or SIGUSR2 to SIGKILL here (default: Slurm's, else not known).",
+    help="client: seconds from SIGTERM or SIGUSR2 to SIGKILL here (default: Slurm's, else not "
+    "known).",
 )
 @click.option(
     "--ec2-spot", is_flag=True, help="client: watch for the end of this EC2 spot instance."
@@ -163,8 +167,9 @@ def _take_off(role: str, options: dict[str, Any]) -> None:
 class Root(click.Group):
     """Chooses between a node and a command, and imports only that one.
 
-    The first argument decides: an option means a node (`fsl-node --role ps`), a word means a command. Options of a node may stand
-    behind its address, because users add them to the line that the server prints.
+    The first argument decides: an option means a node (`fsl-node --role ps`), a word means a
+    command. Options of a node may stand behind its address, because users add them to the line that
+    the server prints.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -242,15 +247,16 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 @click.group(
     cls=Root,
-    epilog="Addresses: host:port, tcp://host:port, fsl://host:port. Exit codes: 0 done, 1 a bug, 2 bad input or"
+    epilog="Addresses: host:port, tcp://host:port, fsl://host:port. Exit codes: 0 done, 1 a bug, 2 "
+    "bad input or"
     " environment, 64 preempted (launch again), 130 interrupted.",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
 def root() -> None:
     """Train one large model across sites that come and go.
 
-    A parameter server collects what clients learn and hands it out again; clients only dial out. Ctrl-C once ends in good
-    order, twice at once.
+    A parameter server collects what clients learn and hands it out again; clients only dial out.
+    Ctrl-C once ends in good order, twice at once.
     """
 
 
@@ -272,7 +278,9 @@ def _translate(error: BaseException) -> Report | None:
 
 
 def _wants_json(args: Sequence[str]) -> bool:
-    """Whether standard output is for JSON. Of `compare` it is not: there a file's name follows the option."""
+    """Whether standard output is for JSON. Of `compare` it is not: there a file's name follows the
+    option.
+    """
     return _JSON in args and args[0] != "compare"
 
 

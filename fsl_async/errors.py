@@ -1,4 +1,5 @@
-"""Errors: one tree, the exit codes, and the one place that turns an exception into a line and a code.
+"""Errors: one tree, the exit codes, and the one place that turns an exception into a line and a
+code.
 
     FslError                   something the user can act on; the message says what happened and what to do
     ├── UsageError             the command line does not make sense
@@ -20,8 +21,9 @@ Exit codes, the same for every command:
 
     0    done
     1    a bug: an exception nobody expected, of this program or (then the line says so) of the user's own task. Not 2, because
-         an exception of a task may be the GPU's or the data loader's, and a launcher should try again a few times. Of `demo`, `sim` and
-         `doctor` also that what they tried or looked at is not as it should be
+         an exception of a task may be the GPU's or the data loader's, and a launcher should try
+         again a few times. Of `demo`, `sim` and `doctor` also that what they tried or looked at is
+         not as it should be
     2    bad input, usage or environment; running the same line again fails again
     64   preempted, or asked to be launched again: a launcher should do that
     130  interrupted (Ctrl-C)
@@ -56,7 +58,9 @@ class ExitCode(IntEnum):
 
 
 class FslError(Exception):
-    """Something the user can act on. `message` is one line: what happened, to whom, and what to do."""
+    """Something the user can act on. `message` is one line: what happened, to whom, and what to
+    do.
+    """
 
     default_code = ExitCode.BAD_INPUT
 
@@ -106,7 +110,9 @@ class TaskError(FslError):
 
 
 class TaskRaisedError(TaskError):
-    """The task's own code raised. `trace` is the traceback from its first frame on, without this program's frames."""
+    """The task's own code raised. `trace` is the traceback from its first frame on, without this
+    program's frames.
+    """
 
     default_code = ExitCode.BUG
 
@@ -120,7 +126,9 @@ class RunDirError(FslError):
 
 
 class NotAllowedError(FslError):
-    """A run needs data of this site sent that the site's policy (`fsl_async.config.site_policy`) does not let out."""
+    """A run needs data of this site sent that the site's policy (`fsl_async.config.site_policy`)
+    does not let out.
+    """
 
 
 class RefusedError(FslError):
@@ -161,7 +169,9 @@ _DISK_ADVICE: dict[int | None, str] = {
 
 
 def disk_advice(error: OSError) -> str:
-    """What to do about an error of the disk, in a few words; empty where its own words are all there is to say."""
+    """What to do about an error of the disk, in a few words; empty where its own words are all
+    there is to say.
+    """
     return _DISK_ADVICE.get(error.errno, "")
 
 
@@ -189,7 +199,8 @@ class Report:
 def printable(text: str) -> str:
     """Escape what would disturb a terminal or break the line, by `fsl_transport.text`.
 
-    For what is loaded before the transport, which is imported only where there is something to escape: --help does not wait for it.
+    For what is loaded before the transport, which is imported only where there is something to
+    escape: --help does not wait for it.
     """
     if text.isprintable():
         return text
@@ -207,8 +218,8 @@ def one_line(text: str) -> str:
 def describe(error: BaseException) -> Report:
     """Map any exception to what the user is told and the exit code.
 
-    OSError is the environment's (no space, no permission, port in use), so it exits 2 with the system's own words; what
-    is not expected at all is a bug and exits 1.
+    OSError is the environment's (no space, no permission, port in use), so it exits 2 with the
+    system's own words; what is not expected at all is a bug and exits 1.
     """
     kind = type(error).__name__
     if isinstance(error, FslError):
@@ -222,7 +233,8 @@ def describe(error: BaseException) -> Report:
     if isinstance(error, RuntimeError) and _NO_HOME in str(error):
         return Report(
             kind,
-            "a path begins with ~, or is by default in the home folder, and the system knows no such folder: give the whole path, or set HOME",
+            "a path begins with ~, or is by default in the home folder, and the system knows no "
+            "such folder: give the whole path, or set HOME",
             ExitCode.BAD_INPUT,
         )
     found = one_line(str(error)) or "no message"
@@ -231,7 +243,9 @@ def describe(error: BaseException) -> Report:
 
 
 def _is_torchs(error: BaseException) -> bool:
-    """Whether torch found no memory, which it says in classes of its own: on a GPU by a name, on the CPU by a text. Imports nothing."""
+    """Whether torch found no memory, which it says in classes of its own: on a GPU by a name, on
+    the CPU by a text. Imports nothing.
+    """
     return isinstance(error, RuntimeError) and (
         type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     )
@@ -258,10 +272,11 @@ def report(
 ) -> int:
     """Tell the user about `error` and return the exit code. The last thing `main` does.
 
-    Plain: one line on `err`, `error: ...`, or `stopped: ...` for exit codes 64 and 130. With `as_json`: one object on `out`,
-    where a program that asked for JSON reads its results. The traceback appears only with `debug`, on `err`. `translate`
-    may know more exceptions (click's, which this file does not import). Of an exception in a user's task the traceback shows
-    the task's frames.
+    Plain: one line on `err`, `error: ...`, or `stopped: ...` for exit codes 64 and 130. With
+    `as_json`: one object on `out`, where a program that asked for JSON reads its results. The
+    traceback appears only with `debug`, on `err`. `translate` may know more exceptions (click's,
+    which this file does not import). Of an exception in a user's task the traceback shows the
+    task's frames.
     """
     told = translate(error) or describe(error)
     if debug:

@@ -1,1 +1,3 @@
-"""Processes and machines: the local supervisor, launchers, sources of preemption, training that hangs."""
+"""Processes and machines: the local supervisor, launchers, sources of preemption, training that
+hangs.
+"""

@@ -1,4 +1,5 @@
-"""Which launcher starts which client: a TOML file at the parameter server, `--launchers FILE`. Pure.
+"""Which launcher starts which client: a TOML file at the parameter server, `--launchers FILE`.
+Pure.
 
     first_wait_s = 5              # and longest_wait_s, healthy_after_s, budget; see `restarts`
 
@@ -17,7 +18,9 @@
     kind = "local"                # a child process of the parameter server, which dies with it
     command = ["bin/fsl-node", "--role", "client", "--name", "{name}", "{address}"]
 
-{address} is where the server listens, which is not how another machine reaches it when that is 0.0.0.0. No shell reads a command: its words go to the program as they are. A client's name has no character that a shell would read either.
+{address} is where the server listens, which is not how another machine reaches it when that is
+0.0.0.0. No shell reads a command: its words go to the program as they are. A client's name has no
+character that a shell would read either.
 """
 
 from __future__ import annotations
@@ -91,7 +94,8 @@ def _rule(table: Any, where: str) -> LaunchRule:
         )
     if kind == "slurm" and any(word.startswith(("--job-name", "-J")) for word in words):
         raise ConfigError(
-            f"{where}: leave --job-name (-J) out: the job is named after its client, and found again by that name"
+            f"{where}: leave --job-name (-J) out: the job is named after its client, and found "
+            "again by that name"
         )
     return LaunchRule(clients, kind, tuple(words))
 

@@ -1,4 +1,6 @@
-"""Launchers: start a client somewhere. One small interface, three kinds; which one is whose says the launch file."""
+"""Launchers: start a client somewhere. One small interface, three kinds; which one is whose says
+the launch file.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _TOLD_BYTES = 4096
 """Of the end of what a program complained; 300 characters of it are told."""
 _LOOK_EVERY_S = 0.1
 _STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
-"""Of jobs that may still be a client's. Said, because what squeue lists by itself has changed from release to release."""
+"""Of jobs that may still be a client's. Said, because what squeue lists by itself has changed from
+release to release.
+"""
 
 
 class LaunchError(Exception):
@@ -35,14 +39,18 @@ class LaunchError(Exception):
 
 
 class LeftAloneError(Exception):
-    """A client was not launched because somebody else brings it back; the message says who, in one line."""
+    """A client was not launched because somebody else brings it back; the message says who, in one
+    line.
+    """
 
 
 class Launcher(Protocol):
     """Starts clients. Used on the loop's thread."""
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Start a client by the words of its rule; returns what was started, for people. Raises LaunchError and LeftAloneError."""
+        """Start a client by the words of its rule; returns what was started, for people. Raises
+        LaunchError and LeftAloneError.
+        """
         ...
 
     async def close(self) -> None:
@@ -51,7 +59,9 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Child processes of this one. When to launch again is decided by who asks, so the supervisor here launches once."""
+    """Child processes of this one. When to launch again is decided by who asks, so the supervisor
+    here launches once.
+    """
 
     def __init__(
         self, log_path: Path | None = None, exited: Callable[[str, int], None] = lambda *_: None
@@ -92,10 +102,12 @@ class LocalLauncher:
 
 
 class SlurmLauncher:
-    """Jobs of Slurm, named fsl-CLIENT, also those that others submitted: bin/fsl-node.sbatch makes the client's name of the job's.
+    """Jobs of Slurm, named fsl-CLIENT, also those that others submitted: bin/fsl-node.sbatch makes
+    the client's name of the job's.
 
-    A client that has a job, waiting, running or suspended, is Slurm's to bring back, for instance by --requeue. Of one that is completing
-    nobody can say whether it goes back into the queue: it is looked at again later.
+    A client that has a job, waiting, running or suspended, is Slurm's to bring back, for instance
+    by --requeue. Of one that is completing nobody can say whether it goes back into the queue: it
+    is looked at again later.
     """
 
     def __init__(self) -> None:
@@ -140,7 +152,9 @@ class CommandLauncher:
 
 
 class _Said:
-    """What a program writes into a file: the last 64 KiB of it, however much it is. `open_file` is empty, and for this only."""
+    """What a program writes into a file: the last 64 KiB of it, however much it is. `open_file` is
+    empty, and for this only.
+    """
 
     def __init__(self, open_file: IO[bytes]) -> None:
         self._file = open_file.fileno()
@@ -150,7 +164,9 @@ class _Said:
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def bound(self) -> None:
-        """Cut the file where it has become large; what comes between reading and cutting is lost."""
+        """Cut the file where it has become large; what comes between reading and cutting is
+        lost.
+        """
         if os.fstat(self._file).st_size > _FILE_BYTES:
             self._cut = self.end()
             os.ftruncate(self._file, 0)
@@ -163,7 +179,9 @@ class _Said:
 
 
 async def _start(words: Sequence[str], out: IO[bytes], err: IO[bytes]) -> Process:
-    """Start a program in a session of its own. Cancelled while it starts, it is ended, with what it has started by then. Raises OSError."""
+    """Start a program in a session of its own. Cancelled while it starts, it is ended, with what it
+    has started by then. Raises OSError.
+    """
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *words,
@@ -184,12 +202,15 @@ async def _start(words: Sequence[str], out: IO[bytes], err: IO[bytes]) -> Proces
 
 
 async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
-    """Run a program to its end and return the end of what it printed; raises LaunchError unless it exits 0 within `limit_s`.
+    """Run a program to its end and return the end of what it printed; raises LaunchError unless it
+    exits 0 within `limit_s`.
 
-    One that does not end in time ends with all that it has started (but what has a session of its own): a client that it got so far would be a second one beside that of the next attempt.
-    It writes into files: a pipe ends when the last one who has it ends, and what it leaves running in the background may have it
-    (under uvloop always, by a descriptor of a higher number); a client that was started so would die by SIGPIPE with this process.
-    The files are cut while it runs. They are not cut any more when it has ended: who leaves something running that prints much
+    One that does not end in time ends with all that it has started (but what has a session of its
+    own): a client that it got so far would be a second one beside that of the next attempt. It
+    writes into files: a pipe ends when the last one who has it ends, and what it leaves running in
+    the background may have it (under uvloop always, by a descriptor of a higher number); a client
+    that was started so would die by SIGPIPE with this process. The files are cut while it runs.
+    They are not cut any more when it has ended: who leaves something running that prints much
     should send that elsewhere, or it takes space in the folder for temporary files until it ends.
     """
     loop = asyncio.get_running_loop()

@@ -1,9 +1,12 @@
-"""The clients that belong to the run, for a parameter server that is started again: `members.txt` in the run directory.
+"""The clients that belong to the run, for a parameter server that is started again: `members.txt`
+in the run directory.
 
-    a name a line, and a last line with the checksum of those before it (`fsl_async.files.text_checksum`)
+    a name a line, and a last line with the checksum of those before it
+    (`fsl_async.files.text_checksum`)
 
-Written whole, by a rename, whenever it changes; the rename is not synced. After a power cut it may be older, or missing: then a client
-that died while the server was away is not asked for, or one that said goodbye is. Nothing else depends on it; it may be removed between two starts.
+Written whole, by a rename, whenever it changes; the rename is not synced. After a power cut it may
+be older, or missing: then a client that died while the server was away is not asked for, or one
+that said goodbye is. Nothing else depends on it; it may be removed between two starts.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class MembersFile:
         self.path = path
 
     def read(self) -> frozenset[str]:
-        """The names; none where the file is missing or empty. Raises OSError, and RunDirError when it was altered."""
+        """The names; none where the file is missing or empty. Raises OSError, and RunDirError when
+        it was altered.
+        """
         try:
             with self.path.open("rb") as file:
                 text = without_checksum(file.read(_MOST_BYTES))
@@ -53,7 +58,9 @@ class MembersFile:
 
 
 class MembersKeeper:
-    """Keeps the file up to date, off the loop: a disk that hangs stops nothing else. trouble: told of the first write in a row that fails; it is tried again."""
+    """Keeps the file up to date, off the loop: a disk that hangs stops nothing else. trouble: told
+    of the first write in a row that fails; it is tried again.
+    """
 
     AGAIN_S = 60.0
 

@@ -1,12 +1,15 @@
 """A client's default name: the host's, and the same again after a relaunch.
 
-The parameter server knows a client by its name: it gives the name a data shard for the whole run, and a second process with the
-same name replaces the first. So the name must be stable over relaunches and different between two clients of one host. Here
-the first client of a host that joins a given server is `host`, the second `host-2`, and so on: each holds a lock file of
-its number for as long as it lives, and a relaunched one takes the lowest number that is free. A killed process's lock is
-released by the system. Within one process, where such locks do not stand in each other's way, the names that are held are known.
+The parameter server knows a client by its name: it gives the name a data shard for the whole run,
+and a second process with the same name replaces the first. So the name must be stable over
+relaunches and different between two clients of one host. Here the first client of a host that joins
+a given server is `host`, the second `host-2`, and so on: each holds a lock file of its number for
+as long as it lives, and a relaunched one takes the lowest number that is free. A killed process's
+lock is released by the system. Within one process, where such locks do not stand in each other's
+way, the names that are held are known.
 
-Machines that get a new host name at each start (containers, cloud instances) should be given --name.
+Machines that get a new host name at each start (containers, cloud instances) should be given
+--name.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from fsl_async.roles.names import NAME
 
 _MOST_SLOTS = 256
 _HELD: set[Path] = set()
-"""By this process. It must not even open such a file: closing it would release the lock (fcntl(2))."""
+"""By this process. It must not even open such a file: closing it would release the lock
+(fcntl(2)).
+"""
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -63,7 +68,9 @@ def default_directory() -> Path:
 
 
 def claim_name(server: str, *, directory: Path | None = None, host: str | None = None) -> NameSlot:
-    """Take the lowest free name of this host at `server`; raises FslError when lock files cannot be kept."""
+    """Take the lowest free name of this host at `server`; raises FslError when lock files cannot be
+    kept.
+    """
     host = re.sub(r"[^A-Za-z0-9._-]+", "-", host or socket.gethostname())[:56].strip("-") or "host"
     directory = default_directory() if directory is None else directory
     run = hashlib.sha256(server.encode()).hexdigest()[:12]
@@ -86,7 +93,8 @@ def claim_name(server: str, *, directory: Path | None = None, host: str | None =
 def _lock(path: Path) -> int | None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # A record lock: unlike flock it is not inherited by forked data loaders, which may outlive a killed client.
+        # A record lock: unlike flock it is not inherited by forked data loaders, which may outlive
+        # a killed client.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         os.close(file)

@@ -1,4 +1,6 @@
-"""Brings clients that died back, for a parameter server: sessions' ends in, launchers asked. `relaunches` decides."""
+"""Brings clients that died back, for a parameter server: sessions' ends in, launchers asked.
+`relaunches` decides.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ AT_ONCE = 8
 class Relauncher:
     """Used on the loop's thread.
 
-    tell(what, client, text): what is waited for, launched, left alone, failed, given up; for the journal and for people. wanted: whether the run
-    still has a use for clients. log_path: what local children print. keeper: hears of the run's members when they have changed.
+    tell(what, client, text): what is waited for, launched, left alone, failed, given up; for the
+    journal and for people. wanted: whether the run still has a use for clients. log_path: what
+    local children print. keeper: hears of the run's members when they have changed.
     """
 
     def __init__(
@@ -61,13 +64,18 @@ class Relauncher:
         self._kept: frozenset[str] = frozenset()
 
     def recovered(self, members: frozenset[str], away_s: float) -> None:
-        """The server is here again, and these belonged to the run. away_s: who has not come back by then is taken for dead."""
+        """The server is here again, and these belonged to the run. away_s: who has not come back by
+        then is taken for dead.
+        """
         self._kept = members
         said = self._machine.recovered(members, away_s, self._loop.time())
         waiting = [one for one in said if isinstance(one, Waiting)]
         if waiting and self._wanted():  # one line, for most of them are about to come back
             names = ", ".join(one.client for one in waiting[:8]) + (", ..." if waiting[8:] else "")
-            text = f"of those who were in the run before, who does not come back in {waiting[0].seconds:g} s is launched again: {names}"
+            text = (
+                "of those who were in the run before, who does not come back in "
+                f"{waiting[0].seconds:g} s is launched again: {names}"
+            )
             self._tell("waiting", "", text)
         self._arm()
 
@@ -77,7 +85,9 @@ class Relauncher:
         self._arm()
 
     def left(self, client: str, reason: str, text: str = "") -> None:
-        """A client's session has ended, for `reason` of the transport's. text: what the client said."""
+        """A client's session has ended, for `reason` of the transport's. text: what the client
+        said.
+        """
         goodbye = Goodbye.read(text)
         self._say(self._machine.left(client, reason, self._loop.time(), goodbye))
         self._arm()
@@ -130,14 +140,19 @@ class Relauncher:
             return
         if isinstance(decided, Waiting) and self._wanted():
             why = f" ({decided.why})" if decided.why else ""
-            text = f"{decided.client} is launched again in {decided.seconds:g} s, unless it comes back by itself{why}"
+            text = (
+                f"{decided.client} is launched again in {decided.seconds:g} s, unless it comes "
+                f"back by itself{why}"
+            )
             self._tell("waiting", decided.client, text)
         elif isinstance(decided, GaveUp):
             text = f"{decided.client} is not launched any more: {decided.why}"
             self._tell("gave up", decided.client, text)
 
     async def close(self) -> None:
-        """The run is over, or its server leaves. Who leaves from now on, local children that are ended, is not launched by this server."""
+        """The run is over, or its server leaves. Who leaves from now on, local children that are
+        ended, is not launched by this server.
+        """
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

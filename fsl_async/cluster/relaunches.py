@@ -1,6 +1,8 @@
-"""When the parameter server asks for a client to be launched again. Pure: `now` is an argument, launching is somebody else's.
+"""When the parameter server asks for a client to be launched again. Pure: `now` is an argument,
+launching is somebody else's.
 
-A client is a child whose exit nobody sees, so `restarts` decides for it as for a child process, by what the sessions tell:
+A client is a child whose exit nobody sees, so `restarts` decides for it as for a child process, by
+what the sessions tell:
 
     its session begins                     Seen
     its session expires                    Exited: Wait, then Launch, once; it is not asked for again before it was seen again
@@ -11,8 +13,10 @@ A client is a child whose exit nobody sees, so `restarts` decides for it as for 
     its server starts again                Exited: the wait begins when a session would have expired; whoever is there has said hello by then
     its launcher fails                     Exited: a longer wait, then once more, as long as the budget lasts
 
-A session that ends for another reason is about to begin anew, or has. Who says goodbye and no more (done, Ctrl-C, its task failed) is not launched. Who comes back by
-itself while it is waited for is not launched either: what its own site does about exit code 64 comes first. A client without a rule in the launch file is nobody's.
+A session that ends for another reason is about to begin anew, or has. Who says goodbye and no more
+(done, Ctrl-C, its task failed) is not launched. Who comes back by itself while it is waited for is
+not launched either: what its own site does about exit code 64 comes first. A client without a rule
+in the launch file is nobody's.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ from fsl_async.errors import ExitCode
 from fsl_async.roles.goodbye import Goodbye
 
 LONGEST_AWAY_S = 600.0
-"""A place that is taken away is gone by then, whatever a client says: Slurm and spot markets give minutes."""
+"""A place that is taken away is gone by then, whatever a client says: Slurm and spot markets give
+minutes.
+"""
 
 NOTHING_SAID = Goodbye("")
 
@@ -45,7 +51,9 @@ MOST_MEMBERS = 10_000
 
 @frozen
 class Waiting:
-    """Its launcher will be asked in `seconds`, unless it comes back by itself. why: what it said itself, if anything."""
+    """Its launcher will be asked in `seconds`, unless it comes back by itself. why: what it said
+    itself, if anything.
+    """
 
     client: str
     seconds: float
@@ -70,12 +78,16 @@ class Relaunches:
         self._exited: set[str] = set()  # whose exit was seen, and whose next life was not
         self._overtaken: set[str] = set()  # by another process of that name
         self.members: set[str] = set()
-        """Whom the run may count on, with a rule or without: who was here, and did not say that it is over for it."""
+        """Whom the run may count on, with a rule or without: who was here, and did not say that it
+        is over for it.
+        """
 
     def recovered(
         self, members: Iterable[str], away_s: float, now: float
     ) -> list[Waiting | GaveUp]:
-        """The server was away, and these were members. away_s: by then who lives has come back. Returns what is to be of each that has a rule."""
+        """The server was away, and these were members. away_s: by then who lives has come back.
+        Returns what is to be of each that has a rule.
+        """
         said = []
         for client in sorted(members):
             self.seen(client, now)
@@ -100,7 +112,9 @@ class Relaunches:
     def left(
         self, client: str, reason: str, now: float, goodbye: Goodbye = NOTHING_SAID
     ) -> Waiting | GaveUp | None:
-        """Its session has ended, for `reason` of the transport's; goodbye: what it said where that is "bye"."""
+        """Its session has ended, for `reason` of the transport's; goodbye: what it said where that
+        is "bye".
+        """
         machine = self._machines.get(client)
         self._overtaken.discard(client)
         if reason == "superseded" and machine is not None:
@@ -120,7 +134,9 @@ class Relaunches:
         return self._ended(client, machine, now) if reason == "expired" else None
 
     def exited(self, client: str, code: int, now: float) -> Waiting | GaveUp | None:
-        """Its process, launched here, is gone. One that said goodbye is launched again when its exit code asks for that."""
+        """Its process, launched here, is gone. One that said goodbye is launched again when its
+        exit code asks for that.
+        """
         if code == ExitCode.BAD_INPUT and client in self._overtaken:
             self._overtaken.discard(client)
             return None

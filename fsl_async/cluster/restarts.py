@@ -1,4 +1,5 @@
-"""When to launch a child process again. Pure: no processes and no clock in here, `now` is an argument.
+"""When to launch a child process again. Pure: no processes and no clock in here, `now` is an
+argument.
 
 One machine for each child. A state is where the child is; every exit is answered at once.
 
@@ -18,10 +19,11 @@ One machine for each child. A state is where the child is; every exit is answere
     running    Seen                     -> running   -: the launch has brought it; its health counts from here on
     ended      any                      -> ended     -
 
-The wait doubles from `first_wait_s` to `longest_wait_s`. A child that ran for `healthy_after_s` before it ended has recovered: the next
-wait is the first one again and its budget of relaunches is full again. Exit code 64 asks for a relaunch and is treated like
-a crash, so that a program that asks for it at once does not spin.
-Any other pair of state and event is a mistake in the shell and raises AssertionError.
+The wait doubles from `first_wait_s` to `longest_wait_s`. A child that ran for `healthy_after_s`
+before it ended has recovered: the next wait is the first one again and its budget of relaunches is
+full again. Exit code 64 asks for a relaunch and is treated like a crash, so that a program that
+asks for it at once does not spin. Any other pair of state and event is a mistake in the shell and
+raises AssertionError.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from fsl_async.errors import ExitCode
 
 @frozen(kw_only=True)
 class RestartRules:
-    """How patient the machine is. Times are seconds; `budget` counts relaunches in a row without a healthy time."""
+    """How patient the machine is. Times are seconds; `budget` counts relaunches in a row without a
+    healthy time.
+    """
 
     first_wait_s: float = 0.5
     factor: float = 2.0
@@ -142,7 +146,8 @@ class Restarts:
 
     def _seen(self, now: float) -> list[Effect]:
         if self.state is not State.STOPPING:
-            # A job may wait in a queue for hours before it runs, and sessions begin anew while it does.
+            # A job may wait in a queue for hours before it runs, and sessions begin anew while it
+            # does.
             if self.state is not State.RUNNING or not self._is_seen:
                 self._launched_at = now
             self._is_seen = True
@@ -161,7 +166,8 @@ class Restarts:
             self._in_a_row = 0
         if self._in_a_row >= rules.budget:
             return self._end(f"gave up after {self._in_a_row} relaunches in a row")
-        # The exponent is capped because a float power overflows long before a patient budget is spent.
+        # The exponent is capped because a float power overflows long before a patient budget is
+        # spent.
         wait = rules.first_wait_s * rules.factor ** min(self._in_a_row, 64)
         self._in_a_row += 1
         self.state = State.WAITING

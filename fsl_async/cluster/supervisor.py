@@ -1,10 +1,12 @@
-"""Runs child processes on this machine: starts them, gathers what they print, launches them again when they crash.
+"""Runs child processes on this machine: starts them, gathers what they print, launches them again
+when they crash.
 
-When to launch again is decided in `restarts`; this is the asyncio shell around it, one task for each child. Every child leads its own
-process group, so that Ctrl-C in the terminal reaches only the supervisor (which then stops the children in order) and what a
-killed child leaves behind goes with it. On Linux children die with the supervisor, also when that is killed with SIGKILL: a
-short trampoline sets PR_SET_PDEATHSIG (prctl(2)) and then becomes the child. The signal comes when the *thread* that launched
-the child ends, so the loop should run in the main thread.
+When to launch again is decided in `restarts`; this is the asyncio shell around it, one task for
+each child. Every child leads its own process group, so that Ctrl-C in the terminal reaches only the
+supervisor (which then stops the children in order) and what a killed child leaves behind goes with
+it. On Linux children die with the supervisor, also when that is killed with SIGKILL: a short
+trampoline sets PR_SET_PDEATHSIG (prctl(2)) and then becomes the child. The signal comes when the
+*thread* that launched the child ends, so the loop should run in the main thread.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ class ChildStarted:
 
 @frozen
 class ChildExited:
-    """A child process is gone. `code` is negative for a signal; `relaunch_in_s` is None when it stays away, and `why` says why."""
+    """A child process is gone. `code` is negative for a signal; `relaunch_in_s` is None when it
+    stays away, and `why` says why.
+    """
 
     name: str
     code: int
@@ -94,10 +98,12 @@ class _Running:
 
 
 class Supervisor:
-    """Use as `async with`: leaving the block stops all children. All methods are for the loop's thread.
+    """Use as `async with`: leaving the block stops all children. All methods are for the loop's
+    thread.
 
-    `on_line(name, line)` gets every line that a child prints on standard output or error, without its line break;
-    `log_path` the same lines as `name | line`. `on_change` gets ChildStarted and ChildExited.
+    `on_line(name, line)` gets every line that a child prints on standard output or error, without
+    its line break; `log_path` the same lines as `name | line`. `on_change` gets ChildStarted and
+    ChildExited.
     """
 
     def __init__(
@@ -143,7 +149,9 @@ class Supervisor:
         return self._children[name].machine.launches
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> bool:
-        """Send a signal to a child, to see what happens then; False when it does not run. It is relaunched as after a crash."""
+        """Send a signal to a child, to see what happens then; False when it does not run. It is
+        relaunched as after a crash.
+        """
         process = self._children[name].process
         if process is None or process.returncode is not None:
             return False
@@ -159,11 +167,15 @@ class Supervisor:
     async def stop_child(
         self, name: str, grace_s: float = 10.0, number: int = signal.SIGTERM
     ) -> None:
-        """End one child and do not launch it again: TERM, or another signal, and KILL after `grace_s`."""
+        """End one child and do not launch it again: TERM, or another signal, and KILL after
+        `grace_s`.
+        """
         await self._stop([self._children[name]], grace_s, number)
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """End all children, TERM first and KILL after `grace_s`, and close the log. Harmless when done already."""
+        """End all children, TERM first and KILL after `grace_s`, and close the log. Harmless when
+        done already.
+        """
         await self._stop(list(self._children.values()), grace_s)
         if self._log is not None:
             self._log.close()
@@ -299,7 +311,9 @@ async def _spawn(child: Child, write_end: int) -> asyncio.subprocess.Process:
 
 
 def _end_unheard(pump: asyncio.Task[None], running: _Running) -> None:
-    """End a child whose output nobody takes any more because `on_line` raised: it would block on a full pipe for ever."""
+    """End a child whose output nobody takes any more because `on_line` raised: it would block on a
+    full pipe for ever.
+    """
     if not pump.cancelled() and pump.exception() is not None:
         _signal_group(running.process, signal.SIGKILL)
 

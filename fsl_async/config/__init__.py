@@ -1,1 +1,3 @@
-"""The configuration of a run: addresses, settings and their rules, what a run fixes, what clients are sent."""
+"""The configuration of a run: addresses, settings and their rules, what a run fixes, what clients
+are sent.
+"""

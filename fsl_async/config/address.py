@@ -1,6 +1,8 @@
-"""Addresses: `host:port`, `tcp://host:port` and `fsl://host:port[?key=...][&split=host:port]`, read with errors that say what to write.
+"""Addresses: `host:port`, `tcp://host:port` and `fsl://host:port[?key=...][&split=host:port]`, read
+with errors that say what to write.
 
-Pure but for `reachable_host`, which asks the operating system which of its own addresses faces the network.
+Pure but for `reachable_host`, which asks the operating system which of its own addresses faces the
+network.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _MAX_TEXT = 1024
 class Address:
     """Where a parameter server is. `host` has no brackets; `key` is empty when none was given.
 
-    `split`: `host:port` by which the split server is reached from here, in place of what the parameter server says; empty when that is right.
+    `split`: `host:port` by which the split server is reached from here, in place of what the
+    parameter server says; empty when that is right.
     """
 
     host: str
@@ -82,7 +85,9 @@ def parse(text: str) -> Address:
 
 
 def parse_listen(text: str) -> Address:
-    """Read an address to listen at: no key, port 0 = any free port; raises AddressError with one line."""
+    """Read an address to listen at: no key, port 0 = any free port; raises AddressError with one
+    line.
+    """
     address = _parse(text, "tcp://127.0.0.1:7100")
     if address.key:
         raise AddressError(f"{text}: a listen address has no key; remove ?key=...")
@@ -135,7 +140,8 @@ def _parts(query: str, shown: str) -> tuple[str, str]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in found:
             raise AddressError(
-                f"{shown}: unknown part {name!r} after '?'; only key=... and split=host:port are known"
+                f"{shown}: unknown part {name!r} after '?'; only key=... and split=host:port are "
+                "known"
             )
         if not value:
             raise AddressError(
@@ -150,13 +156,16 @@ def _parts(query: str, shown: str) -> tuple[str, str]:
 
 
 def parse_told(text: str) -> Address:
-    """Read an address that one server tells of another: to dial, with or without a key, and "every interface" is for `seen_from`. Raises AddressError."""
+    """Read an address that one server tells of another: to dial, with or without a key, and "every
+    interface" is for `seen_from`. Raises AddressError.
+    """
     return _parse(text, EXAMPLE)
 
 
 def seen_from(given: str, dialled: str) -> Address:
-    """Where to dial the split server that a server at `dialled` names as `given`: "every interface" is the host that was dialled, and who dialled a
-    relay or a tunnel may have been given another place (`split=`). The key stays the one that was named. Raises AddressError.
+    """Where to dial the split server that a server at `dialled` names as `given`: "every interface"
+    is the host that was dialled, and who dialled a relay or a tunnel may have been given another
+    place (`split=`). The key stays the one that was named. Raises AddressError.
     """
     address, at = parse_told(given), parse(dialled)
     if at.split:
@@ -170,8 +179,9 @@ def seen_from(given: str, dialled: str) -> Address:
 def reachable_host(host: str) -> str:
     """Return the host name or address by which other machines reach a listener bound at `host`.
 
-    A listener on one interface is reached by that interface's address. For one on every interface this asks which local
-    address faces the default route (connecting a datagram socket sends nothing) and falls back to the host name.
+    A listener on one interface is reached by that interface's address. For one on every interface
+    this asks which local address faces the default route (connecting a datagram socket sends
+    nothing) and falls back to the host name.
     """
     if host not in _EVERYWHERE:
         return host

@@ -1,12 +1,15 @@
-"""Settings that a run keeps for its life, and the check that a server which starts again has the same.
+"""Settings that a run keeps for its life, and the check that a server which starts again has the
+same.
 
-Fixed are those marked so in `fsl_async.config.settings`: what the shared weights, their training and their evaluation mean (the model's
-sizes, the seed, the kind of outer optimiser, how data is divided and what of it is held out). Everything else may change from
-one start to the next: when clients are called and how long they are waited for, ports, formats, rates, limits, and
-also the number of clients and shards, because a run that outgrew its plan must be able to take more in.
+Fixed are those marked so in `fsl_async.config.settings`: what the shared weights, their training
+and their evaluation mean (the model's sizes, the seed, the kind of outer optimiser, how data is
+divided and what of it is held out). Everything else may change from one start to the next: when
+clients are called and how long they are waited for, ports, formats, rates, limits, and also the
+number of clients and shards, because a run that outgrew its plan must be able to take more in.
 
-They are kept in run_dir/settings.json, resolved, so that a preset and the same sizes written out are equal: one line of JSON with a
-checksum (fsl_async.files.checksummed_json). A run without a version has nothing to lose: then the newest start counts. So it does where the file is missing.
+They are kept in run_dir/settings.json, resolved, so that a preset and the same sizes written out
+are equal: one line of JSON with a checksum (fsl_async.files.checksummed_json). A run without a
+version has nothing to lose: then the newest start counts. So it does where the file is missing.
 """
 
 from __future__ import annotations
@@ -41,9 +44,11 @@ def fixed_settings(config: Config) -> dict[str, Any]:
 
 
 def keep_settings(run_dir: Path, config: Config, version: int) -> None:
-    """Check `config` against the run's at its `version`, or write it down when the run has none yet (version -1).
+    """Check `config` against the run's at its `version`, or write it down when the run has none yet
+    (version -1).
 
-    Raises RunDirError, which names the first setting that differs, and OSError when the file cannot be written.
+    Raises RunDirError, which names the first setting that differs, and OSError when the file cannot
+    be written.
     """
     path = run_dir / FILE
     now = fixed_settings(config)
@@ -63,8 +68,10 @@ def keep_settings(run_dir: Path, config: Config, version: int) -> None:
     key = differing[0]
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     raise RunDirError(
-        f"{run_dir} holds a run with {key} = {show(before[key])}, and this start has {show(now[key])}{more}: to go on with"
-        f" that run, drop what changes it or add --set {key}={_plain(before[key])}; for a new run give another --run-dir"
+        f"{run_dir} holds a run with {key} = {show(before[key])}, and this start has "
+        f"{show(now[key])}{more}: to go on with"
+        f" that run, drop what changes it or add --set {key}={_plain(before[key])}; for a new run "
+        "give another --run-dir"
     )
 
 

@@ -1,17 +1,20 @@
-"""Reading and writing the run's configuration: TOML, --set overrides, and the part that clients are handed.
+"""Reading and writing the run's configuration: TOML, --set overrides, and the part that clients are
+handed.
 
-The settings themselves are in `fsl_async.config.settings` and `fsl_async.config.settings_training`. Every error is a `ConfigError` of one line, which begins with where the
-setting came from and its dotted key:
+The settings themselves are in `fsl_async.config.settings` and `fsl_async.config.settings_training`.
+Every error is a `ConfigError` of one line, which begins with where the setting came from and its
+dotted key:
 
     fsl.toml: sync.evry_s: unknown key, did you mean sync.every_s?
     fsl.toml: sync.every_s: expected a number, got "ten"
     --set: sync.quorum: must be above 0 and at most 1, got 2.0
     --name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a/b"
 
-The configuration lives at the parameter server only. `to_wire` is what clients get in the welcome: not where the server
-listens and keeps its files. `from_wire` checks it like a file, but skips keys it does not know, so that a newer server
-may add some. Nothing that names a path, a file or code crosses the network: `to_wire` leaves it out, and `from_wire` drops it
-where a hostile server sends it all the same. A client's own paths join the tables afterwards (`from_tables`).
+The configuration lives at the parameter server only. `to_wire` is what clients get in the welcome:
+not where the server listens and keeps its files. `from_wire` checks it like a file, but skips keys
+it does not know, so that a newer server may add some. Nothing that names a path, a file or code
+crosses the network: `to_wire` leaves it out, and `from_wire` drops it where a hostile server sends
+it all the same. A client's own paths join the tables afterwards (`from_tables`).
 """
 
 from __future__ import annotations
@@ -88,11 +91,13 @@ def load(
     overrides: Iterable[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> Config:
-    """Read a TOML file (None: all defaults), then apply `table.key=value` overrides, the last one winning.
+    """Read a TOML file (None: all defaults), then apply `table.key=value` overrides, the last one
+    winning.
 
-    An override's value is read as TOML; what is not TOML is a bare string, as is everything for a setting that is a string.
-    options: dotted key -> the option of the command line that its override stands for, which errors then name.
-    Raises ConfigError.
+    An override's value is read as TOML; what is not TOML is a bare string, as is everything for a
+    setting that is a string.
+    options: dotted key -> the option of the command line that its override stands for, which errors
+    then name. Raises ConfigError.
     """
     raw = _read(path) if path is not None else {}
     where = str(path) if path is not None else "configuration"
@@ -116,7 +121,8 @@ def load(
 
 
 def resolved(config: Config) -> Config:
-    """Fill in what stands for something else: {name}, sizes from the preset, the number of shards, this machine's threads.
+    """Fill in what stands for something else: {name}, sizes from the preset, the number of shards,
+    this machine's threads.
 
     Raises ConfigError where a size that was given does not fit those of the preset.
     """
@@ -179,7 +185,9 @@ def from_wire(tables: object) -> Config:
 
 
 def from_tables(tables: Mapping[str, Any]) -> Config:
-    """Read the tables that a client was handed, with what its own site has added to them; raises ConfigError."""
+    """Read the tables that a client was handed, with what its own site has added to them; raises
+    ConfigError.
+    """
     where = "the server's welcome"
     known: dict[str, Any] = {name: tables[name] for name in _WIRE_TABLES if name in tables}
     run = tables.get("run", {})
@@ -194,9 +202,15 @@ def to_toml(config: Config, *, comments: bool = True) -> str:
     lines: list[str] = []
     if comments:
         lines += [
-            "# Configuration of an fsl-async run. It lives at the parameter server, which hands clients what they need:",
+            (
+                "# Configuration of an fsl-async run. It lives at the parameter server, which "
+                "hands clients what they need:"
+            ),
             f"#     {program()} --role ps --config fsl.toml",
-            "# Every value below is the default unless changed; --set table.key=value overrides one for one start.",
+            (
+                "# Every value below is the default unless changed; --set table.key=value "
+                "overrides one for one start."
+            ),
             "",
         ]
     for name, table in TABLES.items():
@@ -245,7 +259,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or key.count(".") != 1 or key.startswith(".") or key.endswith("."):
         raise ConfigError(
-            f"{_OVERRIDE} {text[:120]}: write it as table.key=value, for example {_OVERRIDE} sync.every_s=60"
+            f"{_OVERRIDE} {text[:120]}: write it as table.key=value, for example {_OVERRIDE} "
+            "sync.every_s=60"
         )
     value = value.strip()
     try:

@@ -1,4 +1,6 @@
-"""Sizes of the built-in models, by name: what a server, which never imports torch, can know of them. Pure."""
+"""Sizes of the built-in models, by name: what a server, which never imports torch, can know of
+them. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from attrs import frozen
 
 @frozen
 class Sizes:
-    """Of a GPT: transformer blocks, width of the residual stream, attention heads, bytes seen at once."""
+    """Of a GPT: transformer blocks, width of the residual stream, attention heads, bytes seen at
+    once.
+    """
 
     layers: int
     width: int

@@ -1,7 +1,8 @@
-"""What a setting is: a field with its help line and its check; and the checks that say what a value must be.
+"""What a setting is: a field with its help line and its check; and the checks that say what a value
+must be.
 
-A check takes a value of the right type and returns None when it is fine, else what it must be. The settings are in
-`fsl_async.config.settings` and `fsl_async.config.settings_training`. Pure.
+A check takes a value of the right type and returns None when it is fine, else what it must be. The
+settings are in `fsl_async.config.settings` and `fsl_async.config.settings_training`. Pure.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 
 class SettingError(ValueError):
-    """A setting is out of range. `key` is its dotted name and `problem` says what is wrong with the value."""
+    """A setting is out of range. `key` is its dotted name and `problem` says what is wrong with the
+    value.
+    """
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"{key}: {problem}")
@@ -95,14 +98,19 @@ def must_be_directory(value: Any) -> str | None:
 
 
 OWN = "own"
-"""Stands for code that every node brings itself. On the wire it replaces file.py:function, which names a file of the sender's."""
+"""Stands for code that every node brings itself. On the wire it replaces file.py:function, which
+names a file of the sender's.
+"""
 
 
 def must_be_task(value: Any) -> str | None:
     """Own code, or nothing."""
     if not value or is_own(value):
         return None
-    return "must be file.py:function, own (each client brings its --task), or empty for the built-in task"
+    return (
+        "must be file.py:function, own (each client brings its --task), or empty for the "
+        "built-in task"
+    )
 
 
 def is_own(value: str) -> bool:
@@ -118,22 +126,38 @@ def must_be_family(value: Any) -> str | None:
 
 
 ACTIVATION_FUNCTIONS = (
-    "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish", "tanh",
-)  # fmt: skip
+    "gelu",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_pytorch_tanh",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "swish",
+    "tanh",
+)
 """Of transformers, those that need nothing but torch."""
 
 
 def must_be_sizes(value: Any) -> str | None:
     """Names with values, as a model's configuration has them.
 
-    Numbers, true, false and none, and one of `ACTIVATION_FUNCTIONS`. Other texts of such a configuration choose code (an attention kernel, a
-    quantizer, an activation of another package), which is not for the server of a run to choose.
+    Numbers, true, false and none, and one of `ACTIVATION_FUNCTIONS`. Other texts of such a
+    configuration choose code (an attention kernel, a quantizer, an activation of another package),
+    which is not for the server of a run to choose.
     """
     number = r"([0-9.+-][0-9.eE+-]*|true|false|none)"
     one = rf"\s*([A-Za-z][A-Za-z0-9_]*\s*=\s*{number}|(hidden_act|activation_function)\s*=\s*({'|'.join(ACTIVATION_FUNCTIONS)}))\s*"
     if not value or re.fullmatch(rf"{one}(,{one})*", value, re.IGNORECASE):
         return None
-    return "must be numbers by name, like hidden_size=64, num_hidden_layers=4 (hidden_act and activation_function take a name such as silu)"
+    return (
+        "must be numbers by name, like hidden_size=64, num_hidden_layers=4 (hidden_act and "
+        "activation_function take a name such as silu)"
+    )
 
 
 def must_be_shape(value: Any) -> str | None:
@@ -184,7 +208,8 @@ def setting(
     *,
     fixed: bool = False,
 ) -> T:
-    """Declare one setting: its default, its line of help and its check (None when fine, else what it must be).
+    """Declare one setting: its default, its line of help and its check (None when fine, else what
+    it must be).
 
     fixed: a run that has a version keeps the value it began with; see `fsl_async.config.fixed`.
     """
@@ -193,5 +218,7 @@ def setting(
 
 
 def table_name(table: type) -> str:
-    """Name of the TOML table that a settings class stands for: that of the class, SyncConfig of `sync`."""
+    """Name of the TOML table that a settings class stands for: that of the class, SyncConfig of
+    `sync`.
+    """
     return table.__name__.removesuffix("Config").lower()

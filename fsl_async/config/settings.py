@@ -1,9 +1,12 @@
-"""Settings: every table and key of the run's configuration, with its default, its help line and its check.
+"""Settings: every table and key of the run's configuration, with its default, its help line and its
+check.
 
-One frozen class per TOML table; those of what is trained are in `fsl_async.config.settings_training`. `fsl_async.config.load` reads and writes
-them. To add a setting, add one field: `fsl-node init`, `--set`, `--dry-run` and the error messages know it from then on. Help lines
-and checks live in attrs metadata, so nothing is said twice. A value outside its range raises `SettingError`, also when a class is made in Python.
-Pure: no file is opened and nothing is looked up.
+One frozen class per TOML table; those of what is trained are in
+`fsl_async.config.settings_training`. `fsl_async.config.load` reads and writes them. To add a
+setting, add one field: `fsl-node init`, `--set`, `--dry-run` and the error messages know it from
+then on. Help lines and checks live in attrs metadata, so nothing is said twice. A value outside its
+range raises `SettingError`, also when a class is made in Python. Pure: no file is opened and
+nothing is looked up.
 """
 
 # ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
@@ -40,7 +43,8 @@ Optimizer = Literal["nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
 Trigger = Literal["clock", "rounds", "turns", "sequential"]
 
-# The largest chunk that the transport takes must fit into the credit window (`fsl_transport.TransportSettings.chunk_limit_bytes`).
+# The largest chunk that the transport takes must fit into the credit window
+# (`fsl_transport.TransportSettings.chunk_limit_bytes`).
 _SMALLEST_WINDOW_BYTES = 2 << 20
 _LARGEST_WINDOW_BYTES = 64 << 20
 
@@ -176,7 +180,9 @@ class GuardConfig:
 
 @frozen(kw_only=True)
 class OuterConfig:
-    """The outer optimiser: how merged deltas change the shared weights (DiLoCo, arXiv 2311.08105)."""
+    """The outer optimiser: how merged deltas change the shared weights (DiLoCo, arXiv
+    2311.08105).
+    """
 
     optimizer: Optimizer = setting(
         "nesterov",
@@ -189,11 +195,13 @@ class OuterConfig:
     momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
     aggregation: Aggregation = setting(
         "mean",
-        "how deltas become one: mean (by sync.weighting) | trimmed | median | multi-krum (these count each client once)",
+        "how deltas become one: mean (by sync.weighting) | trimmed | median | multi-krum (these "
+        "count each client once)",
     )
     byzantine: int = setting(
         1,
-        "clients that may send anything: trimmed and median need 2 x this + 1 clients, multi-krum 2 x this + 3",
+        "clients that may send anything: trimmed and median need 2 x this + 1 clients, multi-krum "
+        "2 x this + 3",
         span(least=0, most=10_000),
     )
 
@@ -213,17 +221,20 @@ class CodecConfig:
     )
     step_log2: int = setting(
         14,
-        "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; 14 errs as much as e4m3",
+        "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; 14 errs as much "
+        "as e4m3",
         span(least=0, most=40),
     )
     threads: int = setting(
         2,
-        "threads of each node that work on chunks at the same time: decode them, and at the server write versions",
+        "threads of each node that work on chunks at the same time: decode them, and at the server "
+        "write versions",
         span(least=1, most=256),
     )
     feedback_up: bool = setting(
         False,
-        "error feedback at clients: what coding loses of a delta is added to the next (4 bytes a parameter); "
+        "error feedback at clients: what coding loses of a delta is added to the next (4 bytes a "
+        "parameter); "
         "the server always does so with its updates",
     )
 
@@ -258,7 +269,8 @@ class SessionConfig:
         if self.expire_after_s < 2 * self.heartbeat_every_s:
             raise SettingError(
                 "session.expire_after_s",
-                f"must be at least twice session.heartbeat_every_s ({self.heartbeat_every_s}), got {self.expire_after_s}",
+                f"must be at least twice session.heartbeat_every_s ({self.heartbeat_every_s}), got "
+                f"{self.expire_after_s}",
             )
 
 
@@ -268,7 +280,8 @@ class TransferConfig:
 
     window_bytes: int = setting(
         4 << 20,
-        "bytes of a stream that may be sent and not yet written; or twice what its line needs under way, as measured, where that is more",
+        "bytes of a stream that may be sent and not yet written; or twice what its line needs "
+        "under way, as measured, where that is more",
         span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
     window_limit_bytes: int = setting(
@@ -299,12 +312,14 @@ class TransferConfig:
         if self.window_limit_bytes < self.window_bytes:
             raise SettingError(
                 "transfer.window_limit_bytes",
-                f"must not be below transfer.window_bytes ({self.window_bytes}), got {self.window_limit_bytes}",
+                f"must not be below transfer.window_bytes ({self.window_bytes}), got "
+                f"{self.window_limit_bytes}",
             )
         if self.stripes_first > self.stripes_limit:
             raise SettingError(
                 "transfer.stripes_first",
-                f"must not be above transfer.stripes_limit ({self.stripes_limit}), got {self.stripes_first}",
+                f"must not be above transfer.stripes_limit ({self.stripes_limit}), got "
+                f"{self.stripes_first}",
             )
 
 
@@ -345,8 +360,19 @@ class Config:
 
 
 _TABLES = (
-    RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig, TransferConfig, DataConfig, ModelConfig,
-    TrainConfig, CheckpointConfig, SplitConfig,
-)  # fmt: skip
+    RunConfig,
+    ListenConfig,
+    SyncConfig,
+    GuardConfig,
+    OuterConfig,
+    CodecConfig,
+    SessionConfig,
+    TransferConfig,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    CheckpointConfig,
+    SplitConfig,
+)
 TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
 """The class of each TOML table."""

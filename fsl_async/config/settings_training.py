@@ -1,4 +1,5 @@
-"""Settings of what is trained: the tables data, model, train and split. See `fsl_async.config.settings`, which has the others.
+"""Settings of what is trained: the tables data, model, train and split. See
+`fsl_async.config.settings`, which has the others.
 
 Pure: no file is opened and nothing is looked up.
 """
@@ -48,11 +49,13 @@ class DataConfig:
 
     source: Source = setting(
         "site",
-        "site (each client trains on its own --data) | built-in (one without --data on the source of Python's standard library)",
+        "site (each client trains on its own --data) | built-in (one without --data on the source "
+        "of Python's standard library)",
     )
     path: str = setting(
         "",
-        "a file or directory of text, or a data set, read by this server only: to describe and divide it; clients are never told",
+        "a file or directory of text, or a data set, read by this server only: to describe and "
+        "divide it; clients are never told",
     )
     shards: int = setting(
         0, "parts the data is cut into; 0 = sync.clients", span(least=0, most=100_000)
@@ -67,7 +70,8 @@ class DataConfig:
     )
     partition: PartitionKind = setting(
         "iid",
-        "with sharding = disjoint, of data sets of samples: iid | dirichlet (by class); from run.seed, the same everywhere",
+        "with sharding = disjoint, of data sets of samples: iid | dirichlet (by class); from "
+        "run.seed, the same everywhere",
         fixed=True,
     )
     alpha: float = setting(
@@ -88,7 +92,8 @@ class DataConfig:
     )
     label_counts: str = setting(
         "",
-        "samples of each class, like 500,500: a site with others stops; empty = of data.path at the server",
+        "samples of each class, like 500,500: a site with others stops; empty = of data.path at "
+        "the server",
         must_be_counts,
     )
     fingerprint: str = setting(
@@ -104,13 +109,15 @@ class ModelConfig:
 
     family: str = setting(
         "gpt",
-        "gpt (built in) | with split.method: resnet18 | small-cnn | gpt2 | llama | qwen2 | qwen3 | opt (extra hf) | file.py:function",
+        "gpt (built in) | with split.method: resnet18 | small-cnn | gpt2 | llama | qwen2 | qwen3 | "
+        "opt (extra hf) | file.py:function",
         must_be_family,
         fixed=True,
     )
     sizes: str = setting(
         "",
-        "further sizes of a family other than gpt, by their names there, like ffn_dim=256, vocab_size=500",
+        "further sizes of a family other than gpt, by their names there, like ffn_dim=256, "
+        "vocab_size=500",
         must_be_sizes,
         fixed=True,
     )
@@ -159,7 +166,8 @@ class TrainConfig:
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
     threads: int = setting(
         0,
-        "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a client overrides it)",
+        "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a "
+        "client overrides it)",
         span(least=0, most=4096),
     )
     hang_factor: float = setting(
@@ -184,7 +192,9 @@ class TrainConfig:
 
 @frozen(kw_only=True)
 class SplitConfig:
-    """Split learning: the lower part of the model at the clients, the rest at a split server (--role server)."""
+    """Split learning: the lower part of the model at the clients, the rest at a split server
+    (--role server).
+    """
 
     method: SplitMethod = setting(
         "none",
@@ -203,7 +213,8 @@ class SplitConfig:
     )
     cut: str = setting(
         "",
-        "language models: blocks in front of the cut; others: the last child in front of it; empty = 1, layer2, pool1, 0",
+        "language models: blocks in front of the cut; others: the last child in front of it; empty "
+        "= 1, layer2, pool1, 0",
         fixed=True,
     )
     labels_at_home: bool = setting(
@@ -216,7 +227,8 @@ class SplitConfig:
     )
     lora_client: int = setting(
         0,
-        "rank of LoRA adapters (extra hf) at the clients: nothing else trains there and is sent; 0 = all weights",
+        "rank of LoRA adapters (extra hf) at the clients: nothing else trains there and is sent; 0 "
+        "= all weights",
         span(least=0, most=4096),
         fixed=True,
     )
@@ -231,7 +243,8 @@ class SplitConfig:
     )
     server: str = setting(
         "",
-        "host:port, or fsl://host:port?key=..., where clients reach the split server; empty = where it listens",
+        "host:port, or fsl://host:port?key=..., where clients reach the split server; empty = "
+        "where it listens",
     )
     listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
     optimizer: SplitOptimizer = setting(
@@ -275,7 +288,8 @@ class SplitConfig:
     )
     alone_s: float = setting(
         3600.0,
-        "a split server ends after so long without clients and without the parameter server; 0 = never",
+        "a split server ends after so long without clients and without the parameter server; 0 = "
+        "never",
         span(least=0.0, most=1e8),
     )
 
@@ -291,7 +305,9 @@ class SplitConfig:
 
     @property
     def sends_whole(self) -> bool:
-        """Whether clients send their weights as they are, and not what a round changed of them (docs/adr/0045)."""
+        """Whether clients send their weights as they are, and not what a round changed of them
+        (docs/adr/0045).
+        """
         return self.is_on and self.models == "fp32"
 
     def __attrs_post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Code of a site's own that a run names: models for split learning. Pure.
 
-A server must not choose which code of a client's machine is run. Its configuration says `own` where a run needs code of the user's: a
-client runs the copies that its own command line gives, or none.
+A server must not choose which code of a client's machine is run. Its configuration says `own` where
+a run needs code of the user's: a client runs the copies that its own command line gives, or none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class SiteCode:
         for option, (key, value, given) in wanted.items():
             if is_own(value) and not given:
                 raise TaskError(
-                    f"this run has a {key} of its own: give this client its copy with {option} FILE.py:FUNCTION"
+                    f"this run has a {key} of its own: give this client its copy with {option} "
+                    "FILE.py:FUNCTION"
                 )
 
 

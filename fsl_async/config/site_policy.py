@@ -1,8 +1,10 @@
-"""What may leave a site: the kinds of data that a run may ask of a client, and the check that it asks for no more. Pure.
+"""What may leave a site: the kinds of data that a run may ask of a client, and the check that it
+asks for no more. Pure.
 
-The parameter server hands out a run's configuration, so the configuration alone must not decide whether activations or labels
-travel. A client states what may leave its machine (`--allow`, or `allow` in site.toml beside its keys), and a run that needs
-more ends there before any data is opened.
+The parameter server hands out a run's configuration, so the configuration alone must not decide
+whether activations or labels travel. A client states what may leave its machine (`--allow`, or
+`allow` in site.toml beside its keys), and a run that needs more ends there before any data is
+opened.
 
     kind          what it is
     deltas        changes of model weights, with the counts of tokens, samples and steps behind them; initial weights too
@@ -12,9 +14,9 @@ more ends there before any data is opened.
     labels        labels of the data; for text the text itself, because labels are the next tokens
     metrics       loss and other numbers that training reports, and the errors of coding
 
-Every client also sends what a session needs: its name, key and incarnation, the version that it holds with its digest, names and
-shapes of the model's tensors, data shard, steps, tokens, speed, and why it leaves (never the text of an exception).
-docs/SECURITY.md has the table of every field.
+Every client also sends what a session needs: its name, key and incarnation, the version that it
+holds with its digest, names and shapes of the model's tensors, data shard, steps, tokens, speed,
+and why it leaves (never the text of an exception). docs/SECURITY.md has the table of every field.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _IMPLIED = {DELTAS: frozenset({ADAPTERS})}
 
 
 def parse_kinds(text: str | Iterable[str], where: str) -> frozenset[str]:
-    """Read kinds from `a,b,c` or a list; raises UsageError, which begins with `where`, for an unknown or missing one."""
+    """Read kinds from `a,b,c` or a list; raises UsageError, which begins with `where`, for an
+    unknown or missing one.
+    """
     given = text.split(",") if isinstance(text, str) else list(text)
     kinds = [kind.strip() if isinstance(kind, str) else "" for kind in given]
     wrong = [kind for kind in kinds if kind not in KINDS]
@@ -53,7 +57,9 @@ def listed(kinds: Iterable[str]) -> str:
 
 @frozen
 class SitePolicy:
-    """The kinds that may leave this site. fix: what a person does to allow more, as the end of a sentence; `{kinds}` stands for the list."""
+    """The kinds that may leave this site. fix: what a person does to allow more, as the end of a
+    sentence; `{kinds}` stands for the list.
+    """
 
     allowed: frozenset[str] = frozenset({DELTAS})
     fix: str = "to allow that, start this client with --allow {kinds}"
@@ -63,7 +69,9 @@ class SitePolicy:
         return kind in self.allowed or any(kind in _IMPLIED.get(one, ()) for one in self.allowed)
 
     def require(self, needed: Mapping[str, str], run: str) -> None:
-        """Raise NotAllowedError unless all kinds of `needed` (kind -> receiver) may leave; names those, the receivers and the flag."""
+        """Raise NotAllowedError unless all kinds of `needed` (kind -> receiver) may leave; names
+        those, the receivers and the flag.
+        """
         missing = [kind for kind in needed if not self.lets(kind)]
         if missing:
             receivers = dict.fromkeys(needed[kind] for kind in missing)
@@ -77,7 +85,9 @@ class SitePolicy:
             )
 
     def leaving(self, needed: Iterable[str]) -> tuple[str, ...]:
-        """The kinds that leave in a run with these needs: those, and metrics where they are allowed."""
+        """The kinds that leave in a run with these needs: those, and metrics where they are
+        allowed.
+        """
         chosen = {*needed, METRICS} if self.lets(METRICS) else set(needed)
         return tuple(kind for kind in KINDS if kind in chosen)
 
@@ -85,7 +95,8 @@ class SitePolicy:
 def needs_of(config: Config) -> tuple[str, ...]:
     """The kinds that every client of a run with this configuration sends."""
     split = config.split
-    # Linear auxiliary models and those of the user's own have no adapters: they train, and are sent, whole.
+    # Linear auxiliary models and those of the user's own have no adapters: they train, and are
+    # sent, whole.
     has_auxiliary = split.is_on and METHODS[split.method].auxiliary != "none"
     auxiliary = has_auxiliary and not split.auxiliary.startswith("blocks")
     weights = ADAPTERS if split.is_on and split.lora_client and not auxiliary else DELTAS
@@ -95,7 +106,9 @@ def needs_of(config: Config) -> tuple[str, ...]:
 
 
 def receivers_of(config: Config, ps: str, split_server: str) -> dict[str, str]:
-    """What such a run needs, and from whom: kind -> the parameter server at `ps` or the split server."""
+    """What such a run needs, and from whom: kind -> the parameter server at `ps` or the split
+    server.
+    """
     weights = {DELTAS, ADAPTERS}
     servers = f"the parameter server at {ps}", f"the split server at {split_server}"
     return {kind: servers[kind not in weights] for kind in needs_of(config)}

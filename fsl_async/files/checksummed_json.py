@@ -2,8 +2,9 @@
 
     {"fact":"lease","name":"site-a","index":0,"crc":"1c291ca3"}
 
-The line stays JSON that any tool reads (JSONL); `crc` is the CRC-32 (zlib) of the line before `,"crc"`. It finds
-damage by accident, not by intent: whoever can write the run directory can do anything anyway.
+The line stays JSON that any tool reads (JSONL); `crc` is the CRC-32 (zlib) of the line before
+`,"crc"`. It finds damage by accident, not by intent: whoever can write the run directory can do
+anything anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _TAIL_LENGTH = len(',"crc":"00000000"}')
 
 
 def to_checksummed(members: Mapping[str, Any]) -> bytes:
-    """One line without its newline, UTF-8. `members` must not be empty; raises ValueError for NaN or infinity."""
+    """One line without its newline, UTF-8. `members` must not be empty; raises ValueError for NaN
+    or infinity.
+    """
     text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     body = text[:-1].encode()
     return body + f',"crc":"{zlib.crc32(body):08x}"}}'.encode()
@@ -41,11 +44,13 @@ def from_checksummed(line: bytes) -> dict[str, Any] | None:
 
 
 def may_be_torn(line: bytes, offset: int = 0) -> bool:
-    """Whether a line that does not match could be what an interrupted write left: a beginning, or blocks of zeros. offset: of the line in its file.
+    """Whether a line that does not match could be what an interrupted write left: a beginning, or
+    blocks of zeros. offset: of the line in its file.
 
-    Zeros of a torn write reach to the end of the file, or they are blocks of 512 bytes, the least that a disk writes.
-    A whole line, or more than one, that does not match was altered after it was written. (A quote inside a JSON string
-    is escaped, so the seal's own text cannot come before the seal.)
+    Zeros of a torn write reach to the end of the file, or they are blocks of 512 bytes, the least
+    that a disk writes. A whole line, or more than one, that does not match was altered after it was
+    written. (A quote inside a JSON string is escaped, so the seal's own text cannot come before the
+    seal.)
     """
     runs = [run.span() for run in re.finditer(rb"\0+", line)]
     if runs:

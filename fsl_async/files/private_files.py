@@ -1,4 +1,5 @@
-"""Creates the folders and files of a run for their owner alone: weights, deltas and journals tell what a site trains on.
+"""Creates the folders and files of a run for their owner alone: weights, deltas and journals tell
+what a site trains on.
 
 A folder or file that exists keeps its mode: an operator who opened one to a group meant it.
 """
@@ -28,7 +29,9 @@ def opener(path: str, flags: int) -> int:
 
 
 def write_bytes(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Create or replace the content of `path`; sync: durable on return (not its name). Raises OSError."""
+    """Create or replace the content of `path`; sync: durable on return (not its name). Raises
+    OSError.
+    """
     with open(path, "wb", opener=opener) as file:
         file.write(data)
         if sync:

@@ -1,1 +1,3 @@
-"""Who a node is and whom it trusts: its key pair, the list of keys it lets in, and which name belongs to which key."""
+"""Who a node is and whom it trusts: its key pair, the list of keys it lets in, and which name
+belongs to which key.
+"""

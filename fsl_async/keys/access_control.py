@@ -1,4 +1,6 @@
-"""A server's gate: the listener's key, the door, and the timer that looks whether the list has changed."""
+"""A server's gate: the listener's key, the door, and the timer that looks whether the list has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,13 @@ LOOK_EVERY_S = 1.0
 
 
 def check_guarded(setting: str, address: str, *, insecure: bool, keys: KeysFolder | None) -> None:
-    """Raise ConfigError where others reach a listener that does not encrypt, unless that was accepted."""
+    """Raise ConfigError where others reach a listener that does not encrypt, unless that was
+    accepted.
+    """
     if keys is None and not insecure and not addresses.parse_listen(address).is_loopback:
         raise ConfigError(
-            f"{setting}: {address} can be reached by other machines, so it needs a key: run {program()} keys new,"
+            f"{setting}: {address} can be reached by other machines, so it needs a key: run "
+            f"{program()} keys new,"
             " or accept an unencrypted listener with --insecure",
             setting,
         )
@@ -40,7 +45,8 @@ def check_guarded(setting: str, address: str, *, insecure: bool, keys: KeysFolde
 def keys_for_listening(
     listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool
 ) -> KeysFolder | None:
-    """The keys of a server with these (setting, address), or None for a plain one: a loopback one that was not told to, or by `insecure`.
+    """The keys of a server with these (setting, address), or None for a plain one: a loopback one
+    that was not told to, or by `insecure`.
 
     Raises ConfigError and KeysError in one line.
     """
@@ -60,7 +66,9 @@ class AccessControl:
     """One listener's. Without keys it lets everybody in, and tells of those that encrypt."""
 
     def __init__(self, keys: KeysFolder | None, run_dir: Path, sister: str = "") -> None:
-        """Raises KeysError. sister: a name under which another server with this same pair may come."""
+        """Raises KeysError. sister: a name under which another server with this same pair may
+        come.
+        """
         self._keys = keys
         self._pair: KeyPair | None = None
         self._door: Admission | None = None
@@ -114,13 +122,18 @@ class AccessControl:
         journal: Reporter,
         heartbeat_s: float,
     ) -> None:
-        """Begin to look at the list, several times a heartbeat, and say who is let in where nobody is."""
+        """Begin to look at the list, several times a heartbeat, and say who is let in where nobody
+        is.
+        """
         self._loop, self._endpoint, self._journal = loop, endpoint, journal
         self._every_s = min(LOOK_EVERY_S, heartbeat_s / 4)
         if self._door is None or self._keys is None:
             return
         if not self._door.list.entries:
-            text = f"nobody is let in yet: {program()} keys trust KEY --name SITE{self._elsewhere()}, with the key that keys new prints at the site"
+            text = (
+                f"nobody is let in yet: {program()} keys trust KEY --name "
+                f"SITE{self._elsewhere()}, with the key that keys new prints at the site"
+            )
             journal.say(Note(text, "warning"))
         self._timer = loop.call_later(self._every_s, self._look)
 

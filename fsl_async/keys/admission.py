@@ -1,4 +1,5 @@
-"""Who comes in at a server that encrypts, and under which name. Decides; reads and writes two small files, on the loop thread.
+"""Who comes in at a server that encrypts, and under which name. Decides; reads and writes two small
+files, on the loop thread.
 
     the key is                                                       then
     not on the list                                                  no connection (ZAP); if it had one: no message, no session
@@ -11,8 +12,9 @@
     a client's, and the name is its own in this run                  in
     a client's, and the name is another key's in this run            refused, code `name`
 
-A name stays its key's after the key was revoked: with `names=` a person hands it over. The list is read again when its file has changed; one that
-cannot be read, or that is gone, changes nothing, and is told once.
+A name stays its key's after the key was revoked: with `names=` a person hands it over. The list is
+read again when its file has changed; one that cannot be read, or that is gone, changes nothing, and
+is told once.
 """
 
 from __future__ import annotations
@@ -35,19 +37,25 @@ NAME_CODE, KEY_CODE = "name", "key"
 
 @frozen
 class Looked:
-    """The list's file has changed. `problem`: why it could not be read, and then nothing else has."""
+    """The list's file has changed. `problem`: why it could not be read, and then nothing else
+    has.
+    """
 
     keys: int
     problem: str = ""
 
 
 class Admission:
-    """The list as it is now, and the names of a run. Raises KeysError when the list cannot be read at the beginning."""
+    """The list as it is now, and the names of a run. Raises KeysError when the list cannot be read
+    at the beginning.
+    """
 
     def __init__(
         self, folder: KeysFolder, holders: NameHolders, sisters: Mapping[str, str] | None = None
     ) -> None:
-        """sisters: names of other servers that have this one's own pair, and the key: who holds it could be this server anyway."""
+        """sisters: names of other servers that have this one's own pair, and the key: who holds it
+        could be this server anyway.
+        """
         self._sisters = {name: key for name, key in (sisters or {}).items() if name}
         self._folder = folder
         self._holders = holders
@@ -59,7 +67,9 @@ class Admission:
         return key in self.list.entries or key in self._sisters.values()
 
     def admit(self, name: str, key: str) -> Refusal | None:
-        """Whether a client may say HELLO under `name`: None, or the refusal. Takes hold of a name that is free."""
+        """Whether a client may say HELLO under `name`: None, or the refusal. Takes hold of a name
+        that is free.
+        """
         if key and self._sisters.get(name) == key:
             return None
         entry = self.list.find(key)
@@ -67,7 +77,8 @@ class Admission:
             return KEY_CODE, "the server does not let this key in"
         if name in self._sisters and name not in entry.names:
             text = (
-                f"the name {name} is a server's: if this key is that server's, the operator here types keys trust KEY --name {entry.label}"
+                f"the name {name} is a server's: if this key is that server's, the operator here "
+                f"types keys trust KEY --name {entry.label}"
                 f" --names {name}; start a client with another --name"
             )
             return NAME_CODE, text
@@ -82,7 +93,8 @@ class Admission:
             return None
         if held and owner is None:
             text = (
-                f"the name {name} belongs to another key in this run: start with another --name; or, if this site has a new key, the server's"
+                f"the name {name} belongs to another key in this run: start with another --name; "
+                "or, if this site has a new key, the server's"
                 f" operator hands the name over: keys trust KEY --name {entry.label} --names {name}"
             )
             return NAME_CODE, text
@@ -110,7 +122,9 @@ class Admission:
         return Looked(len(fresh.entries))
 
     def _signature(self) -> tuple[int, ...] | None:
-        """What changes with the file: by a rename its number, by writing its times and size, by chmod its mode."""
+        """What changes with the file: by a rename its number, by writing its times and size, by
+        chmod its mode.
+        """
         try:
             found = self._folder.allowed_path.stat()
         except OSError:

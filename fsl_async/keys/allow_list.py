@@ -3,9 +3,10 @@
     # who trains with us; a line that begins with # and a space says nothing
     KEY  LABEL  [names=NAME,NAME]
 
-KEY is a public key, 40 characters. LABEL is for people and unlike any other. `names` are client names that belong to this key, and then it may use no others. A relay has no line:
-it has no key, and takes part in no handshake.
-Nothing else is understood: a line that a reader could take for more than it does must not be let pass.
+KEY is a public key, 40 characters. LABEL is for people and unlike any other. `names` are client
+names that belong to this key, and then it may use no others. A relay has no line: it has no key,
+and takes part in no handshake. Nothing else is understood: a line that a reader could take for more
+than it does must not be let pass.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Entry:
 
 @frozen
 class AllowList:
-    """A list as it was read. `lines` are those of the file, entries and comments; `entries` by key."""
+    """A list as it was read. `lines` are those of the file, entries and comments; `entries` by
+    key.
+    """
 
     entries: Mapping[str, Entry] = field(factory=dict)
     lines: tuple[str, ...] = ()
@@ -66,7 +69,9 @@ class AllowList:
         return next((entry for entry in self.entries.values() if entry.label == label), None)
 
     def with_entry(self, entry: Entry) -> AllowList:
-        """The list with this entry in place of that of the same key, or behind all others. Raises KeysError as `parse` does."""
+        """The list with this entry in place of that of the same key, or behind all others. Raises
+        KeysError as `parse` does.
+        """
         lines = [entry.line() if _key_of(line) == entry.key else line for line in self.lines]
         if entry.key not in self.entries:
             lines.append(entry.line())
@@ -100,7 +105,8 @@ def parse(text: str, source: str) -> AllowList:
             raise KeysError(f"{where}: this key is there already, as {entries[entry.key].label}")
         if entry.label in labels:
             raise KeysError(
-                f"{where}: line {labels[entry.label]} is called {entry.label} already; take another label"
+                f"{where}: line {labels[entry.label]} is called {entry.label} already; take "
+                "another label"
             )
         for name in entry.names:
             if name in names:
@@ -138,7 +144,8 @@ def _entry(line: str, where: str) -> Entry | None:
     label, *options = rest
     if not NAME.fullmatch(label):
         raise KeysError(
-            f"{where}: the label {label[:80]!r} must be 1 to 64 letters, digits, dots, dashes or underscores"
+            f"{where}: the label {label[:80]!r} must be 1 to 64 letters, digits, dots, dashes or "
+            "underscores"
         )
     return _with_options(Entry(key, label), options, where)
 

@@ -1,4 +1,6 @@
-"""A client's side of encryption: which pair it uses for which address, and what it says when a handshake fails."""
+"""A client's side of encryption: which pair it uses for which address, and what it says when a
+handshake fails.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def keys_for_dialling(server: Address, keys: Path | None, *, insecure: bool) -> KeysFolder | None:
-    """The keys of a client of `server`; None where the address has no key and that is right. Raises FslError in one line."""
+    """The keys of a client of `server`; None where the address has no key and that is right. Raises
+    FslError in one line.
+    """
     if server.key:
         folder = KeysFolder() if keys is None else KeysFolder(keys.expanduser())
         curve_for(server, folder)
@@ -29,38 +33,48 @@ def keys_for_dialling(server: Address, keys: Path | None, *, insecure: bool) -> 
         raise UsageError("--keys: the address has no ?key=..., so there is nothing to encrypt with")
     if not server.is_loopback and not insecure:
         raise AddressError(
-            f"{server.fsl} has no key: give the whole address that the server prints, fsl://...?key=...,"
+            f"{server.fsl} has no key: give the whole address that the server prints, "
+            "fsl://...?key=...,"
             " or accept an unencrypted connection with --insecure"
         )
     return None
 
 
 def curve_for(server: Address, keys: KeysFolder) -> DialerCurve:
-    """What a link to `server`, an address with a key, encrypts with. Raises AddressError and KeysError."""
+    """What a link to `server`, an address with a key, encrypts with. Raises AddressError and
+    KeysError.
+    """
     if not is_key(server.key):
         raise AddressError(
-            f"the key in the address of {server.host}:{server.port} is damaged: copy the whole line that the server prints, in its quotes"
+            f"the key in the address of {server.host}:{server.port} is damaged: copy the whole "
+            "line that the server prints, in its quotes"
         )
     if not keys.has_pair():
         raise KeysError(
-            f"the server encrypts, and there is no key of this client in {keys.path}: run {keys.command('new')},"
+            f"the server encrypts, and there is no key of this client in {keys.path}: run "
+            f"{keys.command('new')},"
             f" then at the server the line that it prints ({program()} keys trust KEY --name SITE)"
         )
     return DialerCurve(keys.pair(), server.key)
 
 
 def split_curve(place: Address, keys: KeysFolder, *, encrypted: bool) -> DialerCurve | None:
-    """The same for a split server, whose address the parameter server has told; encrypted: to which this client came so. Raises AddressError and KeysError."""
+    """The same for a split server, whose address the parameter server has told; encrypted: to which
+    this client came so. Raises AddressError and KeysError.
+    """
     if encrypted and not place.key and not place.is_loopback:
         raise AddressError(
-            f"the parameter server encrypts, and names a split server without a key ({place.tcp}): its operator gives it"
+            f"the parameter server encrypts, and names a split server without a key ({place.tcp}): "
+            "its operator gives it"
             " split.server=fsl://...?key=..."
         )
     return curve_for(place, keys) if place.key else None
 
 
 class HandshakeReports:
-    """Tells a client's people and its journal of handshakes that failed. Every method on the loop thread."""
+    """Tells a client's people and its journal of handshakes that failed. Every method on the loop
+    thread.
+    """
 
     def __init__(
         self,

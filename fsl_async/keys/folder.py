@@ -5,8 +5,9 @@
         allowed.txt          the allow-list (`allow_list.py`)
         site.toml            what may leave this site (`site_file.py`)
 
-A file that others could read (the secret) or change (the list, the folder) is refused with the command that mends it: a key that was
-readable for a while may have been read, but only a person can know.
+A file that others could read (the secret) or change (the list, the folder) is refused with the
+command that mends it: a key that was readable for a while may have been read, but only a person can
+know.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from fsl_transport.zmq.curve import KeyPair
 SECRET, ALLOWED = "node.key", "allowed.txt"
 VARIABLE = "FSL_KEYS"
 _MAX_SECRET_BYTES = 4096
-_HEAD = "# The key pair of a node of fsl-async. Whoever has this file is this node: mode 0600, never in a mail.\n"
+_HEAD = (
+    "# The key pair of a node of fsl-async. Whoever has this file is this node: mode 0600, "
+    "never in a mail.\n"
+)
 
 
 def default_directory() -> Path:
@@ -100,7 +104,8 @@ class KeysFolder:
                 self._write(self.secret_path, text, replace=False)
             except FileExistsError:
                 raise KeysError(
-                    f"{self.secret_path} exists already: {self.command('pub')} prints its public half;"
+                    f"{self.secret_path} exists already: {self.command('pub')} prints its public "
+                    "half;"
                     " move the file away for a new key, which every server must be told of"
                 ) from None
         return pair
@@ -111,11 +116,15 @@ class KeysFolder:
         return None if text is None else allow_list.parse(text, str(self.allowed_path))
 
     def read_shared(self, name: str, most: int) -> str | None:
-        """The text of a file that others may read and not change; at most `most` bytes. None where there is no file."""
+        """The text of a file that others may read and not change; at most `most` bytes. None where
+        there is no file.
+        """
         return self._read_guarded(self.path / name, stat.S_IWGRP | stat.S_IWOTH, most)
 
     def change_allowed(self, change: Callable[[AllowList], AllowList]) -> AllowList:
-        """Replace the list by what `change` makes of it, at once and entirely; one process at a time."""
+        """Replace the list by what `change` makes of it, at once and entirely; one process at a
+        time.
+        """
         with self._changing():
             before = self.allowed()
             if before is None:
@@ -131,7 +140,8 @@ class KeysFolder:
         except FileNotFoundError:
             if os.path.lexists(path):
                 raise KeysError(
-                    f"{path} is a link to a file that is not there: restore that, or remove the link"
+                    f"{path} is a link to a file that is not there: restore that, or remove the "
+                    "link"
                 ) from None
             return None
         except OSError as error:
@@ -178,7 +188,9 @@ class KeysFolder:
             os.close(descriptor)
 
     def _write(self, path: Path, text: str, *, replace: bool) -> None:
-        """Write a whole file or none of it; without `replace` FileExistsError where there is one."""
+        """Write a whole file or none of it; without `replace` FileExistsError where there is
+        one.
+        """
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         part.unlink(missing_ok=True)  # of a process of this number that was killed
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,9 @@
-"""Which key uses which client name in a run: `names.txt` in the run directory, one line `NAME KEY CRC` each, the last one of a name counts.
+"""Which key uses which client name in a run: `names.txt` in the run directory, one line `NAME KEY
+CRC` each, the last one of a name counts.
 
-CRC is the checksum of all lines up to its own (`fsl_async.files.text_checksum`), so a line that was altered, lost or moved does not fit.
-A line is on the disk before a client is let in under the name. A line that a crash has torn is cut off at the next start.
+CRC is the checksum of all lines up to its own (`fsl_async.files.text_checksum`), so a line that was
+altered, lost or moved does not fit. A line is on the disk before a client is let in under the name.
+A line that a crash has torn is cut off at the next start.
 """
 
 from __future__ import annotations
@@ -45,16 +47,18 @@ class NameHolders:
             name, _, key = body.decode("utf-8", "replace").partition(" ")
             if not NAME.fullmatch(name) or not is_key(key):
                 raise KeysError(
-                    f"{path} line {number}: damaged; restore it, or remove the file and every name is free again"
+                    f"{path} line {number}: damaged; restore it, or remove the file and every name "
+                    "is free again"
                 )
             self._keys[name] = key
         self._size = len(whole) + 1 if lines else 0
         tail = data[self._size :]
-        # A crash tears a line before its end, when no client was let in by it. A whole line without its newline, or zeros
-        # where no line stands before them, are damage.
+        # A crash tears a line before its end, when no client was let in by it. A whole line without
+        # its newline, or zeros where no line stands before them, are damage.
         if unchained(tail[:-1], self._checksum) or (not lines and b"\0" in tail):
             raise KeysError(
-                f"{path}: damaged at its end; restore it, or remove the file and every name is free again"
+                f"{path}: damaged at its end; restore it, or remove the file and every name is "
+                "free again"
             )
 
     def get(self, name: str) -> str:
@@ -67,7 +71,9 @@ class NameHolders:
         return len(self._keys) >= MOST_NAMES or self._size >= _MAX_BYTES - 128
 
     def hold(self, name: str, key: str) -> None:
-        """Give the name to the key, durably. Blocks for a sync of the disk; raises OSError and then nothing has changed."""
+        """Give the name to the key, durably. Blocks for a sync of the disk; raises OSError and then
+        nothing has changed.
+        """
         line, checksum = chained(f"{name} {key}".encode(), self._checksum)
         is_new = not self._path.exists()
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

@@ -1,7 +1,8 @@
 """What to say of handshakes that failed, and how often. Pure.
 
-Strangers cause these lines, so they are bounded: the same thing once in `AGAIN_S`, at most `BURST` new things in that time (what is more is counted,
-and told with the next line), and nothing that came over the network is printed but a key and an IP address that were checked.
+Strangers cause these lines, so they are bounded: the same thing once in `AGAIN_S`, at most `BURST`
+new things in that time (what is more is counted, and told with the next line), and nothing that
+came over the network is printed but a key and an IP address that were checked.
 """
 
 from __future__ import annotations
@@ -43,23 +44,35 @@ class MessageThrottle:
 
 
 def at_server(failed: HandshakeFailed, invite: str, keys: str) -> str:
-    """The server's line; empty where there is nothing to say. invite: this server's address, with its key where it has one. keys: "" or " --keys DIR"."""
+    """The server's line; empty where there is nothing to say. invite: this server's address, with
+    its key where it has one. keys: "" or " --keys DIR".
+    """
     if failed.why == UNKNOWN_KEY:
         trust = f"{program()} keys trust {shlex.quote(failed.key)} --name SITE{keys}"
         return f"a key that is not on the list came from {failed.address}; this lets it in: {trust}"
     if failed.why == SERVER_KEY:
-        return f"a client was turned away that wants another server key than this one's: give it {shlex.quote(invite)}"
+        return (
+            "a client was turned away that wants another server key than this one's: give it "
+            f"{shlex.quote(invite)}"
+        )
     if failed.why == MECHANISM and "?key=" in invite:
-        return f"a client was turned away that does not encrypt: give it the whole address, {shlex.quote(invite)}"
+        return (
+            "a client was turned away that does not encrypt: give it the whole address, "
+            f"{shlex.quote(invite)}"
+        )
     if failed.why == MECHANISM:
-        return f"a client was turned away that encrypts, because this server does not: give it the address without a key, {invite}"
+        return (
+            "a client was turned away that encrypts, because this server does not: give it the "
+            f"address without a key, {invite}"
+        )
     return ""
 
 
 def at_client(
     failed: HandshakeFailed, server: Address, public: str, name: str, *, is_reserved: bool = False
 ) -> str:
-    """The client's line; empty where there is nothing to say. public: its own key, "" where it does not encrypt.
+    """The client's line; empty where there is nothing to say. public: its own key, "" where it does
+    not encrypt.
 
     is_reserved: the name is one that a list has to give to a key.
     """
@@ -71,12 +84,16 @@ def at_client(
             f"{place} does not let this client's key in yet; whoever runs the server types: {trust}"
         )
     if failed.why == MECHANISM and public:
-        return f"{place} does not encrypt, and this address has a key: is it the right server? Take the line that it prints"
+        return (
+            f"{place} does not encrypt, and this address has a key: is it the right server? "
+            "Take the line that it prints"
+        )
     if failed.why == MECHANISM:
         return f"{place} encrypts: give the whole address that it prints, fsl://...?key=..."
     if failed.why == CLOSED and public:
         return (
-            f"{place} hung up during the handshake: its key is not the one in this address (take the line that the server prints now),"
+            f"{place} hung up during the handshake: its key is not the one in this address (take "
+            "the line that the server prints now),"
             " or nothing listens behind it"
         )
     return ""

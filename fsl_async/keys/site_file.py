@@ -3,8 +3,9 @@
     ~/.config/fsl-async/site.toml        beside node.key; the folder follows FSL_KEYS, XDG_CONFIG_HOME and --keys as the keys do
         allow = ["deltas", "metrics"]
 
-`--allow` at a client may narrow that list and never widen it. Without the file the command line decides, and without either only
-deltas leave. A file that others can change is refused, as the allow-list is.
+`--allow` at a client may narrow that list and never widen it. Without the file the command line
+decides, and without either only deltas leave. A file that others can change is refused, as the
+allow-list is.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ MAX_BYTES = 1 << 16
 def site_policy(
     folder: KeysFolder, asked: str | Iterable[str] | None, option: str = "--allow"
 ) -> SitePolicy:
-    """The policy of this site: site.toml in `folder` narrowed by what was `asked` for on the command line.
+    """The policy of this site: site.toml in `folder` narrowed by what was `asked` for on the
+    command line.
 
-    option: how the caller asks, for messages. Raises UsageError (an unknown kind, or more than the file allows) and KeysError (a file that
-    cannot be read, is no such TOML, or can be changed by others).
+    option: how the caller asks, for messages. Raises UsageError (an unknown kind, or more than the
+    file allows) and KeysError (a file that cannot be read, is no such TOML, or can be changed by
+    others).
     """
     wanted = None if asked is None else parse_kinds(asked, option)
     path = folder.path / FILE
@@ -49,7 +52,8 @@ def site_policy(
     beyond = [kind for kind in wanted if not SitePolicy(allowed).lets(kind)]
     if beyond:
         raise UsageError(
-            f"{option} {listed(wanted)}: {path} allows {listed(allowed)} only; {option} may narrow that and not widen it"
+            f"{option} {listed(wanted)}: {path} allows {listed(allowed)} only; {option} may narrow "
+            "that and not widen it"
         )
     return SitePolicy(wanted, f"to allow that, {path} and {option} must list {{kinds}}")
 

@@ -69,8 +69,8 @@ class Capacity:
     def text(self) -> str:
         """For people, at start."""
         return (
-            f"{self.files:,} open files are allowed: room for {self.connections:,} connections, so for {self.fits:,} clients; "
-            f"each of sync.clients = {self.clients:,} gets up to {self.each} instead of {self.most}"
+            f"{self.files:,} open files are allowed: room for {self.connections:,} connections, so for {self.fits:,} "
+            f"clients; each of sync.clients = {self.clients:,} gets up to {self.each} instead of {self.most}"
         )
 
     @property

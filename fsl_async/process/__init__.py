@@ -1,1 +1,3 @@
-"""What a process does with its operating system: signals, notices of preemption, threads, heap, terminal."""
+"""What a process does with its operating system: signals, notices of preemption, threads, heap,
+terminal.
+"""

@@ -1,11 +1,13 @@
-"""Whether a training thread hangs: no step for much longer than steps take. Pure; times in seconds of the caller's clock.
+"""Whether a training thread hangs: no step for much longer than steps take. Pure; times in seconds
+of the caller's clock.
 
     steps made    the present one's age               -> said
     < FEWEST      any                                    nothing: the first ones compile, load, and warm up
     more          > max(least_s, factor x median)        Hung, once
     after Hung    a step was made                        Recovered, once
 
-The median of the last steps, not their mean: an evaluation or a checkpoint of the task's own now and then must not count as what a step takes.
+The median of the last steps, not their mean: an evaluation or a checkpoint of the task's own now
+and then must not count as what a step takes.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class Hung:
     @property
     def words(self) -> str:
         """For people."""
-        return f"training hangs: no step for {self.seconds:.0f} s, where one takes {self.median_s:.3g} s"
+        return (
+            f"training hangs: no step for {self.seconds:.0f} s, where one takes "
+            f"{self.median_s:.3g} s"
+        )
 
 
 @frozen
@@ -65,7 +70,9 @@ class HangWatch:
     def look(
         self, begun: float | None, step_times_s: Sequence[float], now: float
     ) -> Hung | Recovered | None:
-        """begun: when the present step began; None while the training thread waits for the run, or is not in a step."""
+        """begun: when the present step began; None while the training thread waits for the run, or
+        is not in a step.
+        """
         if self._hung_since is not None and begun != self._hung_since:
             self._hung_since = None
             return Recovered()

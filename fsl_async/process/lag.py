@@ -1,6 +1,8 @@
-"""How late the event loop runs: what a training thread that holds the interpreter costs the heartbeats.
+"""How late the event loop runs: what a training thread that holds the interpreter costs the
+heartbeats.
 
-A short timer is armed again and again; how much later than asked it fires is the lag. The last few minutes are kept.
+A short timer is armed again and again; how much later than asked it fires is the lag. The last few
+minutes are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class LoopLag:
         self._timer = self._loop.call_later(EVERY_S, self._fire, now + EVERY_S)
 
     def summary(self) -> dict[str, float]:
-        """Median, 99th percentile and maximum in milliseconds; empty before the first measurement."""
+        """Median, 99th percentile and maximum in milliseconds; empty before the first
+        measurement.
+        """
         lags = sorted(self._lags_s)
         if not lags:
             return {}

@@ -17,7 +17,9 @@ def resident_bytes() -> int:
 
 
 def mapped_bytes() -> int:
-    """What of it are pages of files: libraries, and data that are mapped. They can be dropped and read again. Zero where nobody says."""
+    """What of it are pages of files: libraries, and data that are mapped. They can be dropped and
+    read again. Zero where nobody says.
+    """
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[2])
     except (OSError, ValueError, IndexError):
@@ -26,7 +28,9 @@ def mapped_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The highest so far. Linux's ru_maxrss begins with the parent's, of which this process was forked; VmHWM does not."""
+    """The highest so far. Linux's ru_maxrss begins with the parent's, of which this process was
+    forked; VmHWM does not.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return int(status.partition("VmHWM:")[2].split()[0]) << 10
@@ -37,14 +41,18 @@ def peak_bytes() -> int:
 
 
 class MemoryMark:
-    """From where growth is measured: what a process takes that has its libraries, sessions and data open, and no model."""
+    """From where growth is measured: what a process takes that has its libraries, sessions and data
+    open, and no model.
+    """
 
     _at = 0
     _mapped = 0
 
     @classmethod
     def take(cls, held: int = 0) -> None:
-        """Measure from here on. held: bytes of a model that are there already and belong to the growth."""
+        """Measure from here on. held: bytes of a model that are there already and belong to the
+        growth.
+        """
         cls._at = resident_bytes() - held
         cls._mapped = mapped_bytes()
 

@@ -1,4 +1,5 @@
-"""Who may end this process, and when: signals, Slurm and spot markets read as one kind of notice. Pure; times are arguments.
+"""Who may end this process, and when: signals, Slurm and spot markets read as one kind of notice.
+Pure; times are arguments.
 
     source                 deadline
     SIGTERM, SIGUSR2       --grace after it; in a Slurm job 30 s (its KillWait) and 120 s (the template's --signal=USR2@120), and never
@@ -6,7 +7,8 @@
     Slurm's time limit     SLURM_JOB_END_TIME; told `LEAD_S` before it, for jobs that ask for no signal
     EC2 spot               "time" of spot/instance-action, two minutes ahead at best
 
-NCCL takes SIGUSR1, so that one is nobody's here. Slurm may send its signal a minute earlier than asked; the job's end time is exact.
+NCCL takes SIGUSR1, so that one is nobody's here. Slurm may send its signal a minute earlier than
+asked; the job's end time is exact.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Notice:
 
 @frozen
 class SlurmJob:
-    """The Slurm job that this process is part of. end_s: seconds since 1970, None where Slurm is too old to say."""
+    """The Slurm job that this process is part of. end_s: seconds since 1970, None where Slurm is
+    too old to say.
+    """
 
     job: str
     end_s: float | None = None
@@ -88,10 +92,12 @@ def seconds_to_job_notice(
 
 
 def of_instance_action(body: bytes, now_s: float) -> Notice | None:
-    """Read what EC2 answers under spot/instance-action; None when that is not an announcement of an end.
+    """Read what EC2 answers under spot/instance-action; None when that is not an announcement of an
+    end.
 
-    Format: {"action": "terminate" | "stop" | "hibernate", "time": "2017-09-18T08:22:00Z"}; Amazon EC2 User Guide, "Spot Instance interruption
-    notices". A time that cannot be read is as good as none: the notice counts, without a deadline.
+    Format: {"action": "terminate" | "stop" | "hibernate", "time": "2017-09-18T08:22:00Z"}; Amazon
+    EC2 User Guide, "Spot Instance interruption notices". A time that cannot be read is as good as
+    none: the notice counts, without a deadline.
     """
     try:
         found = json.loads(body[:_MOST_BODY])

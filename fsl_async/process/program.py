@@ -17,7 +17,9 @@ def program() -> str:
 
 
 def _script() -> str:
-    """The script's path, where the bare name would not find it: an environment that is not activated."""
+    """The script's path, where the bare name would not find it: an environment that is not
+    activated.
+    """
     given = sys.argv[0] if sys.argv else ""
     if Path(given).name != NAME or shutil.which(NAME) == given:
         return ""

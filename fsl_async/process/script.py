@@ -1,4 +1,6 @@
-"""The manners of `fsl-node` for a script of one's own: errors in one line, documented exit codes, Ctrl-C once in good order."""
+"""The manners of `fsl-node` for a script of one's own: errors in one line, documented exit codes,
+Ctrl-C once in good order.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decides what each SIGINT and SIGTERM asks of a node. Pure; times are arguments.
 
-A Slurm job gets SIGTERM as a process group, and its batch script forwards its own copy: the node receives it twice, milliseconds apart.
-So a SIGTERM within `SAME_REQUEST_S` of the first one repeats it, unless a terminal is attached: there a person may be waiting.
-Ctrl-C twice always stops at once.
+A Slurm job gets SIGTERM as a process group, and its batch script forwards its own copy: the node
+receives it twice, milliseconds apart. So a SIGTERM within `SAME_REQUEST_S` of the first one repeats
+it, unless a terminal is attached: there a person may be waiting. Ctrl-C twice always stops at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import enum
 
 SAME_REQUEST_S = 2.0
-"""A forwarded copy arrives within milliseconds; a scheduler's next SIGTERM comes many seconds later."""
+"""A forwarded copy arrives within milliseconds; a scheduler's next SIGTERM comes many seconds
+later.
+"""
 
 
 class Asked(enum.Enum):
@@ -25,7 +27,9 @@ class Asked(enum.Enum):
 
 
 class StopRequests:
-    """Counts SIGINT and SIGTERM. `attended`: whether a terminal is attached, so that copies are not expected."""
+    """Counts SIGINT and SIGTERM. `attended`: whether a terminal is attached, so that copies are not
+    expected.
+    """
 
     def __init__(self, *, attended: bool) -> None:
         self._attended = attended

@@ -1,8 +1,10 @@
-"""Stopper: how an operator ends a node. Asked once it drains (finishes the round, saves), asked twice it stops at once.
+"""Stopper: how an operator ends a node. Asked once it drains (finishes the round, saves), asked
+twice it stops at once.
 
-The command makes one and hands it to the blocking function that runs the node; signals, the supervisor's TERM and tests all
-go through `request`. Python-level handlers are used, not `loop.add_signal_handler`: they also work when the loop runs in
-another thread (a user's own script keeps the main thread for training), and on asyncio and uvloop alike.
+The command makes one and hands it to the blocking function that runs the node; signals, the
+supervisor's TERM and tests all go through `request`. Python-level handlers are used, not
+`loop.add_signal_handler`: they also work when the loop runs in another thread (a user's own script
+keeps the main thread for training), and on asyncio and uvloop alike.
 
     SIGINT, first     drain        exit code 130
     SIGTERM, first    drain        exit code 64: whoever preempts us should start us again (a server leaves, and its run goes on)
@@ -10,8 +12,9 @@ another thread (a user's own script keeps the main thread for training), and on 
     either, third     KeyboardInterrupt where the program stands
     SIGUSR2           drain, exit code 64, in clients only: a warning that comes before the SIGTERM, and never a second signal
 
-With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process is gone, whatever its main thread does: code of
-others may sleep, catch everything, or be inside a call that lasts minutes and lets no Python handler run.
+With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process is gone,
+whatever its main thread does: code of others may sleep, catch everything, or be inside a call that
+lasts minutes and lets no Python handler run.
 """
 
 from __future__ import annotations
@@ -46,11 +49,13 @@ _REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopper:
-    """Thread-safe and safe in a signal handler: asking takes no lock that the interrupted code may hold.
+    """Thread-safe and safe in a signal handler: asking takes no lock that the interrupted code may
+    hold.
 
-    `callbacks` are called with `hard` in the thread that asked, once for draining and once more for stopping hard; a loop
-    hangs `lambda hard: loop.call_soon_threadsafe(...)` in here by `subscribe`. `deadline` (monotonic seconds) is when others will end
-    this process, where they said so; a nearer one is told again.
+    `callbacks` are called with `hard` in the thread that asked, once for draining and once more for
+    stopping hard; a loop hangs `lambda hard: loop.call_soon_threadsafe(...)` in here by
+    `subscribe`. `deadline` (monotonic seconds) is when others will end this process, where they
+    said so; a nearer one is told again.
     """
 
     def __init__(self) -> None:
@@ -71,7 +76,9 @@ class Stopper:
         exit_code: int = ExitCode.DONE,
         deadline: float | None = None,
     ) -> None:
-        """Ask for an end. The first reason and exit code are kept; asking the same again does nothing."""
+        """Ask for an end. The first reason and exit code are kept; asking the same again does
+        nothing.
+        """
         with self._lock:
             nearer = deadline is not None and (self.deadline is None or deadline < self.deadline)
             if self.hard or (self.requested and not hard and not nearer):
@@ -89,7 +96,9 @@ class Stopper:
 
     @property
     def comes_back(self) -> bool:
-        """Whether whoever ends this process is asked to start it again: it is the process that ends, and not what it works on."""
+        """Whether whoever ends this process is asked to start it again: it is the process that
+        ends, and not what it works on.
+        """
         return self.exit_code == ExitCode.RELAUNCH
 
     def error(self, text: str = "") -> StopError:
@@ -98,7 +107,9 @@ class Stopper:
         return (InterruptedByUserError if is_user else PreemptedError)(text or self.reason)
 
     def subscribe(self, callback: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `callback(hard)` when asked, or now when it was asked already; returns a function that takes it off."""
+        """Call `callback(hard)` when asked, or now when it was asked already; returns a function
+        that takes it off.
+        """
         with self._lock:
             self.callbacks.append(callback)
             asked, hard = self.requested, self.hard
@@ -121,9 +132,11 @@ def stop_on_signals(
     as_json: bool = False,
     notices: Callable[[str], Notice] | None = None,
 ) -> Iterator[None]:
-    """Let SIGINT and SIGTERM ask `stopper`, until the block ends. Only the main thread may enter it.
+    """Let SIGINT and SIGTERM ask `stopper`, until the block ends. Only the main thread may enter
+    it.
 
-    at_once: see above. as_json: a process that ends in this way says so as an object on standard output.
+    at_once: see above. as_json: a process that ends in this way says so as an object on standard
+    output.
     notices: what a signal of that name says of the time that is left; with it, SIGUSR2 asks too.
     """
     requests = StopRequests(attended=is_attended())
@@ -173,7 +186,9 @@ def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) ->
 
 
 class _Killer:
-    """Ends the process `AT_ONCE_S` after the second signal. It hears of signals where no Python code of the main thread runs."""
+    """Ends the process `AT_ONCE_S` after the second signal. It hears of signals where no Python
+    code of the main thread runs.
+    """
 
     def __init__(self, stopper: Stopper, *, as_json: bool, quiet: bool) -> None:
         self._stopper = stopper

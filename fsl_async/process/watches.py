@@ -1,6 +1,8 @@
-"""Watches that ask a Stopper for an end when Slurm or EC2 will end this process: the shells around `notices`.
+"""Watches that ask a Stopper for an end when Slurm or EC2 will end this process: the shells around
+`notices`.
 
-Each is a daemon thread that waits most of the time; a client process has no loop of its own before it is welcomed.
+Each is a daemon thread that waits most of the time; a client process has no loop of its own before
+it is welcomed.
 """
 
 from __future__ import annotations
@@ -49,16 +51,20 @@ def signal_notices(job: SlurmJob | None, grace_s: float | None) -> Callable[[str
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):
-    """A redirection is an answer like any other that makes no sense: the token is for nobody else."""
+    """A redirection is an answer like any other that makes no sense: the token is for nobody
+    else.
+    """
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Follow none."""
 
 
 class SpotWatch:
-    """Asks EC2's instance metadata service (IMDSv2: with a token) every `every_s` whether this instance will be taken away.
+    """Asks EC2's instance metadata service (IMDSv2: with a token) every `every_s` whether this
+    instance will be taken away.
 
-    A service that does not answer is asked again: it is no reason to end. `trouble` is what went wrong last, for people.
+    A service that does not answer is asked again: it is no reason to end. `trouble` is what went
+    wrong last, for people.
     """
 
     def __init__(self, base: str = _EC2, every_s: float = EC2_EVERY_S) -> None:
@@ -91,7 +97,9 @@ class SpotWatch:
         over: threading.Event,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Ask until there is a notice, or `over`. When the service begins not to answer, `say` so: nobody would know, and the end come without a word."""
+        """Ask until there is a notice, or `over`. When the service begins not to answer, `say` so:
+        nobody would know, and the end come without a word.
+        """
         is_told = False
         while not over.is_set():
             notice = self.look()
@@ -100,7 +108,8 @@ class SpotWatch:
                 return
             if self.trouble and not is_told:
                 say(
-                    f"warning: EC2's metadata service does not answer ({self.trouble[:200]}), and while it does not nobody is told of the end of this spot"
+                    f"warning: EC2's metadata service does not answer ({self.trouble[:200]}), and "
+                    "while it does not nobody is told of the end of this spot"
                     " instance; in a container it needs a hop limit of 2"
                 )
             is_told = bool(self.trouble)
@@ -134,7 +143,9 @@ def watching(
     ec2: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Watch for the end of the Slurm job, and with `ec2` for that of the spot instance, until the block ends. say: from the watch's thread."""
+    """Watch for the end of the Slurm job, and with `ec2` for that of the spot instance, until the
+    block ends. say: from the watch's thread.
+    """
     over = threading.Event()
 
     def job_end(wait_s: float) -> None:

@@ -1,11 +1,13 @@
-"""Accumulator: the sum of weight_i * Delta_i of the round. It holds the one vector of the model's size that the server keeps.
+"""Accumulator: the sum of weight_i * Delta_i of the round. It holds the one vector of the model's
+size that the server keeps.
 
-Deltas are added in the order in which `add` is called. An addition in fp32 cannot be undone by a subtraction, so where
-something has to come out again, the frames that it is in are made anew from the other deltas, which are still in the spool,
-before the sum is used: `chunks` is always, to the bit, the sum of the deltas in `weights` in their order.
+Deltas are added in the order in which `add` is called. An addition in fp32 cannot be undone by a
+subtraction, so where something has to come out again, the frames that it is in are made anew from
+the other deltas, which are still in the spool, before the sum is used: `chunks` is always, to the
+bit, the sum of the deltas in `weights` in their order.
 
-So one delta at a time may be added while it is still arriving, frame by frame, because it will probably be the next one
-that is complete (docs/adr/0095).
+So one delta at a time may be added while it is still arriving, frame by frame, because it will
+probably be the next one that is complete (docs/adr/0095).
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ if TYPE_CHECKING:
     from fsl_async.store.spool import Spool
 
 MOST_BEFORE: Final = 2
-"""How many deltas may be in the sum when another is added while it arrives: at most so many are added again where it has to come out."""
+"""How many deltas may be in the sum when another is added while it arrives: at most so many are
+added again where it has to come out.
+"""
 
 
 @define
 class _Extra:
-    """What is in the sum beside the complete deltas: frames of one that is arriving, first <= index < stop."""
+    """What is in the sum beside the complete deltas: frames of one that is arriving, first <= index
+    < stop.
+    """
 
     key: DeltaKey | None
     """None: whatever it is, it has to come out."""
@@ -47,7 +53,8 @@ class _Extra:
 class Accumulator:
     """The sum, and what is in it.
 
-    After any error `weights` are as before, and the sum fits them; the work that this takes is done when the sum is used next.
+    After any error `weights` are as before, and the sum fits them; the work that this takes is done
+    when the sum is used next.
     """
 
     def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, kind: DeltaKind) -> None:
@@ -60,7 +67,9 @@ class Accumulator:
         """The weight of every complete delta in the sum, in the order of addition."""
 
     def chunks(self) -> Iterator[NDArray[Any]]:
-        """The sum of the deltas in `weights`, chunk by chunk. StoreError: one of them cannot be read back."""
+        """The sum of the deltas in `weights`, chunk by chunk. StoreError: one of them cannot be
+        read back.
+        """
         self._clean()
         return self.total.chunks()
 
@@ -72,7 +81,8 @@ class Accumulator:
             self.total.clear(index)
 
     def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Add a frame of a delta that is still arriving, unless another one is being added like that.
+        """Add a frame of a delta that is still arriving, unless another one is being added like
+        that.
 
         content: as `DeltaKind.check` returned it. `add` adds what is left out here.
         """
@@ -92,7 +102,9 @@ class Accumulator:
         extra.key = key
 
     def add(self, key: DeltaKey, weight: float) -> None:
-        """Add a delta from the spool. StoreError: it cannot be read, or one that is in the sum cannot."""
+        """Add a delta from the spool. StoreError: it cannot be read, or one that is in the sum
+        cannot.
+        """
         extra = self._extra
         there = range(0)
         if extra is not None and (extra.key, extra.weight) == (key, weight):
@@ -113,7 +125,9 @@ class Accumulator:
             self._extra.key = None
 
     def _clean(self) -> None:
-        """Make the frames anew that something else is in. StoreError: the next call tries it again."""
+        """Make the frames anew that something else is in. StoreError: the next call tries it
+        again.
+        """
         extra = self._extra
         if extra is None:
             return
@@ -126,7 +140,9 @@ class Accumulator:
         self._extra = None
 
     def _add(self, key: DeltaKey, weight: float, indices: Sequence[int]) -> None:
-        """Add these frames of a delta. StoreError: they cannot be read; some of them may be in the sum."""
+        """Add these frames of a delta. StoreError: they cannot be read; some of them may be in the
+        sum.
+        """
 
         def add(numbered: tuple[int, bytes]) -> None:
             self.total.add_frame(*numbered, weight)

@@ -1,10 +1,12 @@
-"""Advance: the streaming outer step, from one version's files and the accumulator to the next version's files.
+"""Advance: the streaming outer step, from one version's files and the accumulator to the next
+version's files.
 
-Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of the average; compute
-(fsl_async.store.outer); write the next version's three vectors and the coded update. Besides the accumulator this needs a
-handful of chunks (about 7 MiB), whatever the model's size. Writing and hashing take longer than computing, and the four files do not
-depend on each other: they are written by the threads that also decode, while the next chunk is computed (docs/adr/0093). A version of
-full weights is one file, written in the caller's thread.
+Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of
+the average; compute (fsl_async.store.outer); write the next version's three vectors and the coded
+update. Besides the accumulator this needs a handful of chunks (about 7 MiB), whatever the model's
+size. Writing and hashing take longer than computing, and the four files do not depend on each
+other: they are written by the threads that also decode, while the next chunk is computed
+(docs/adr/0093). A version of full weights is one file, written in the caller's thread.
 
 Of full weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
 """
@@ -56,7 +58,9 @@ class Advanced:
 
 
 class _Room:
-    """What a chunk of the next version is computed in: float32 vectors for weights, momentum and change, and the coded change."""
+    """What a chunk of the next version is computed in: float32 vectors for weights, momentum and
+    change, and the coded change.
+    """
 
     def __init__(self, values: int, coded_bytes: int) -> None:
         self.vectors = [new_vector(values) for _ in range(3)]
@@ -64,7 +68,9 @@ class _Room:
 
 
 class _OuterStep:
-    """The files of the current version and of the next one, and the way from one to the other for a chunk."""
+    """The files of the current version and of the next one, and the way from one to the other for a
+    chunk.
+    """
 
     def __init__(
         self,
@@ -108,7 +114,9 @@ class _OuterStep:
     def compute(
         self, index: int, average: NDArray[np.float32], room: _Room
     ) -> list[Callable[[], None]]:
-        """A chunk of the next version in `room`; what is to be written of it, each to another file."""
+        """A chunk of the next version in `room`; what is to be written of it, each to another
+        file.
+        """
         start, stop = self._manifest.chunk_range(index)
         weights, momentum, change = (vector[: stop - start] for vector in room.vectors)
         residual, sent = self._residual[: stop - start], self._sent[: stop - start]
@@ -151,9 +159,11 @@ def advance(
     settings: StoreSettings,
     pool: ChunkPool,
 ) -> Advanced:
-    """Write the version after `current`; `averages`: what the round comes to, chunk by chunk (float32), each looked at once.
+    """Write the version after `current`; `averages`: what the round comes to, chunk by chunk
+    (float32), each looked at once.
 
-    Raises StoreError when the result would not be finite, Damage when a file of `current` is not what was written, OSError.
+    Raises StoreError when the result would not be finite, Damage when a file of `current` is not
+    what was written, OSError.
     """
     with ExitStack() as closing:
         step = _OuterStep(
@@ -164,7 +174,8 @@ def advance(
         try:
             for index, average in zip(range(manifest.chunks), averages, strict=True):
                 writes = step.compute(index, average, rooms[index % 2])
-                # The order within a file is kept: a chunk's writes begin when those of the one before have ended.
+                # The order within a file is kept: a chunk's writes begin when those of the one
+                # before have ended.
                 wait_for_writes()
                 wait_for_writes = pool.begin(writes)
         except BaseException:
@@ -179,7 +190,9 @@ def advance(
 
 
 def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:
-    """Sums times `scale`, chunk by chunk; one fp32 multiplication. A chunk is valid until the next."""
+    """Sums times `scale`, chunk by chunk; one fp32 multiplication. A chunk is valid until the
+    next.
+    """
     room = np.empty(CHUNK_VALUES, np.float32)
     for total in sums:
         part = room[: len(total)]
@@ -199,7 +212,8 @@ def advance_full(
     scale: float,
     pool: ChunkPool,
 ) -> Advanced:
-    """The same for a run whose deltas are full weights; `sums`: their weighted sums, chunk by chunk (float64); `member_weight`: the sum of their weights.
+    """The same for a run whose deltas are full weights; `sums`: their weighted sums, chunk by chunk
+    (float64); `member_weight`: the sum of their weights.
 
     Raises StoreError when the result would not be finite, Damage, OSError.
     """

@@ -10,9 +10,11 @@
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that wait again, `gone` those that are lost
     renewed       the ledger was lost and this one begins: the run is at version `to`, `versions` lists the records that are left up to it,
-                  `aside` the deltas that were in the spool; they are unknown again, so a client that was not answered may send one anew
+                  `aside` the deltas that were in the spool; they are unknown again, so a client
+                  that was not answered may send one anew
 
-A key is in at most one of `pending`, `merged` and `quarantined`: that is what "merged at most once" means here.
+A key is in at most one of `pending`, `merged` and `quarantined`: that is what "merged at most once"
+means here.
 """
 
 from __future__ import annotations
@@ -71,11 +73,15 @@ class Book:
 
     @property
     def usual(self) -> list[StoredDelta]:
-        """The newest deltas that are merged, oldest first: what is pending is looked at anew, what is quarantined does not count."""
+        """The newest deltas that are merged, oldest first: what is pending is looked at anew, what
+        is quarantined does not count.
+        """
         return [delta for delta in self.accepted if delta.key in self.merged]
 
     def merged_after(self, version: int) -> list[StoredDelta]:
-        """The deltas merged in versions above `version`, as far as their details are still kept, in merge order."""
+        """The deltas merged in versions above `version`, as far as their details are still kept, in
+        merge order.
+        """
         return [
             delta
             for number in sorted(self._details)
@@ -144,10 +150,12 @@ class Book:
 
     def _apply_rollback(self, fact: Mapping[str, Any]) -> None:
         target: int = fact["to"]
-        # The line holds the deltas' details itself: how many versions' details are kept may have changed since.
+        # The line holds the deltas' details itself: how many versions' details are kept may have
+        # changed since.
         again = [from_fact(member) for member in fact["pending"]]
         self.pending = {delta.key: delta for delta in again} | self.pending
-        # What is neither merged any more nor pending is unknown again: if its client still has it, it may come again.
+        # What is neither merged any more nor pending is unknown again: if its client still has it,
+        # it may come again.
         self.merged = {key: version for key, version in self.merged.items() if version <= target}
         self.digests = {v: digest for v, digest in self.digests.items() if v <= target}
         self._details = {v: details for v, details in self._details.items() if v <= target}
@@ -159,6 +167,7 @@ class Book:
     def _apply_renewed(self, fact: Mapping[str, Any]) -> None:
         for record in fact["versions"]:
             self._apply_version(VersionRecord.from_fact(record))
-        # Above every generation that is on disk, so that whatever is above `to` is void (see recovery).
+        # Above every generation that is on disk, so that whatever is above `to` is void (see
+        # recovery).
         self.generation = fact["generation"]
         self.rollback_targets = [fact["to"]] * self.generation

@@ -7,9 +7,11 @@
         update.bin              the coded change from version 11, as the clients get it (fsl_async.store.frame_file)
         manifest.json           sealed: the version's record, and length, SHA-256 and chunk checksums of every file; written last
 
-Order of a commit: files and manifest.json into tmp-v00000012, each synced; the folder synced; renamed to v00000012, which is
-the commit point; checkpoints/ synced. A file that was damaged and made again is written into tmp-repair-v00000012 and renamed over the damaged one. Whatever begins with "tmp-" is left over from a crash and is removed. A version that
-goes is renamed to "tmp-" first, for the same reason. Versions that a rollback made void are renamed to
+Order of a commit: files and manifest.json into tmp-v00000012, each synced; the folder synced;
+renamed to v00000012, which is the commit point; checkpoints/ synced. A file that was damaged and
+made again is written into tmp-repair-v00000012 and renamed over the damaged one. Whatever begins
+with "tmp-" is left over from a crash and is removed. A version that goes is renamed to "tmp-"
+first, for the same reason. Versions that a rollback made void are renamed to
 "rolled-back-<generation>-v00000012" and never removed here.
 """
 
@@ -54,7 +56,9 @@ _TEMPORARY = "tmp-"
 
 @frozen
 class StoredFile:
-    """Length of a file in bytes, and the SHA-256 of it; of its data part alone when it is a flat file."""
+    """Length of a file in bytes, and the SHA-256 of it; of its data part alone when it is a flat
+    file.
+    """
 
     bytes: int
     sha256: str
@@ -100,7 +104,9 @@ class Checkpoints:
         return left
 
     def load(self, version: int) -> Checkpoint:
-        """Read a version's manifest.json; Damage when it is missing, altered, or of another version."""
+        """Read a version's manifest.json; Damage when it is missing, altered, or of another
+        version.
+        """
         path = self.path(version)
         try:
             members = from_checksummed(
@@ -120,7 +126,8 @@ class Checkpoints:
         return Checkpoint(VersionRecord.from_fact(members), stored, path)
 
     def verify(self, version: int, manifest: Manifest, without: Collection[str] = ()) -> Checkpoint:
-        """Load a version and compare every file with its digest, reading piece by piece; Damage names the first bad one.
+        """Load a version and compare every file with its digest, reading piece by piece; Damage
+        names the first bad one.
 
         without: files that are known to be bad and are left out of what is returned.
         """
@@ -151,7 +158,9 @@ class Checkpoints:
         return CheckpointDamaged(version, damage.file, None, damage.reason)
 
     def retract(self, version: int) -> None:
-        """Take back, durably, a version whose commit did not come to its end; fine when there is none."""
+        """Take back, durably, a version whose commit did not come to its end; fine when there is
+        none.
+        """
         temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
         self._files.remove_tree(temporary)
         if self.path(version).is_dir():
@@ -166,25 +175,31 @@ class Checkpoints:
                 leaving = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
                 self._files.remove_tree(leaving)
                 self._files.rename(self.path(version), leaving)
-                # Else a power cut may undo the renaming and not the removals: a version with half of its files.
+                # Else a power cut may undo the renaming and not the removals: a version with half
+                # of its files.
                 self._files.sync_directory(self.directory)
                 self._files.remove_tree(leaving)
 
     def move_aside(self, version: int, generation: int) -> str:
-        """Rename a void version's folder; returns the new name. If a power cut undoes that, recovery does it again."""
+        """Rename a void version's folder; returns the new name. If a power cut undoes that,
+        recovery does it again.
+        """
         name = f"rolled-back-{generation}-{self.path(version).name}"
         self._files.rename(self.path(version), self.directory / name)
         return name
 
     def publish(self, version: int, temporary: Path) -> None:
-        """Give the finished folder its name, durably. OSError may come after the rename: then call `retract`."""
+        """Give the finished folder its name, durably. OSError may come after the rename: then call
+        `retract`.
+        """
         self._files.sync_directory(temporary)
         self._files.rename(temporary, self.path(version))
         self._files.sync_directory(self.directory)
 
 
 class VersionWriter:
-    """Writes one version into its temporary folder; a context manager that removes it unless `publish` succeeded.
+    """Writes one version into its temporary folder; a context manager that removes it unless
+    `publish` succeeded.
 
     repairs: the version exists, and files of it are made again, for `put_back`.
     """
@@ -243,7 +258,9 @@ class VersionWriter:
         return self._frames[name]
 
     def seal(self, pool: ChunkPool) -> dict[str, StoredFile]:
-        """Make the content of all files durable, as many at a time as `pool` has threads; their lengths and digests."""
+        """Make the content of all files durable, as many at a time as `pool` has threads; their
+        lengths and digests.
+        """
 
         def sync(writer: FlatWriter | FrameWriter) -> StoredFile:
             return StoredFile(*writer.sync(), writer.crcs)
@@ -260,7 +277,9 @@ class VersionWriter:
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 
     def put_back(self, name: str) -> None:
-        """Replace a file of the version that exists by the one that was written here and sealed, durably."""
+        """Replace a file of the version that exists by the one that was written here and sealed,
+        durably.
+        """
         target = self._checkpoints.path(self._version)
         self._files.rename(self._path / name, target / name)
         self._files.sync_directory(target)
@@ -269,7 +288,9 @@ class VersionWriter:
 def open_flat(
     files: Files, checkpoint: Checkpoint, name: str, manifest: Manifest
 ) -> FlatReader | None:
-    """A reader of one of the version's vectors, or None when the version has none, which means zeros. Raises Damage, OSError."""
+    """A reader of one of the version's vectors, or None when the version has none, which means
+    zeros. Raises Damage, OSError.
+    """
     if name not in checkpoint.files:
         return None
     return FlatReader(files, checkpoint.path / name, manifest, checkpoint.files[name].crcs)

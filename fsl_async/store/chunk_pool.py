@@ -1,4 +1,6 @@
-"""A small pool of threads for work on chunks, which are independent: the native codec, the disk and hashing let go of the interpreter."""
+"""A small pool of threads for work on chunks, which are independent: the native codec, the disk and
+hashing let go of the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class ChunkPool:
     def each(self, job: Callable[[A], B], chunks: Iterable[A]) -> Iterator[B]:
         """The results of job(chunk), in order; a few chunks at a time are taken from `chunks`.
 
-        When a job raises, or the caller stops asking, the jobs that have begun end first: after that no thread touches anything.
+        When a job raises, or the caller stops asking, the jobs that have begun end first: after
+        that no thread touches anything.
         """
         if self.threads <= 1:
             yield from map(job, chunks)
@@ -54,9 +57,11 @@ class ChunkPool:
             pass
 
     def begin(self, jobs: Sequence[Callable[[], object]]) -> Callable[[], None]:
-        """Start the jobs; the call that is returned waits for all of them, and raises what the first in their order that failed raised.
+        """Start the jobs; the call that is returned waits for all of them, and raises what the
+        first in their order that failed raised.
 
-        With one thread they are done, in their order and up to the first that fails, when this returns or raises.
+        With one thread they are done, in their order and up to the first that fails, when this
+        returns or raises.
         """
         if self.threads <= 1:
             for job in jobs:
@@ -72,27 +77,34 @@ class ChunkPool:
         return wait
 
     def _submit(self, job: Callable[..., B], *arguments: object) -> Future[B]:
-        """NoWorkerThread where none can be started. After any error nobody is at work any more, and what had not begun never will."""
+        """NoWorkerThread where none can be started. After any error nobody is at work any more, and
+        what had not begun never will.
+        """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="chunks")
         try:
             return self._pool.submit(job, *arguments)
         except BaseException as error:
-            # The job is in the queue all the same, and others may be at work on what the caller is about to close.
+            # The job is in the queue all the same, and others may be at work on what the caller is
+            # about to close.
             self.close()
             if isinstance(error, RuntimeError):
                 raise NoWorkerThread(str(error)) from error
             raise
 
     def close(self) -> None:
-        """End the threads; not from one of them. Jobs that have not begun are cancelled, and who waits for them gets CancelledError."""
+        """End the threads; not from one of them. Jobs that have not begun are cancelled, and who
+        waits for them gets CancelledError.
+        """
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _error_of(ended: Future[Any]) -> BaseException | None:
-    """What a job raised, once it has ended; CancelledError where the pool was closed before it began."""
+    """What a job raised, once it has ended; CancelledError where the pool was closed before it
+    began.
+    """
     try:
         return ended.exception()
     except futures.CancelledError as error:

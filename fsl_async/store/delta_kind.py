@@ -3,11 +3,13 @@
     dense    the base minus the client's weights: one frame a chunk of the flat vector, sums in fp32
     full     the client's weights themselves (docs/adr/0045): the same frames, sums in float64
 
-Ledger, spool, weights, staleness and quarantine are the same for all kinds. A run has one kind (`StoreSettings.kind`). To
-add one: a class below DeltaKind, and for what does not lie chunk by chunk in the flat vector a total of its own.
+Ledger, spool, weights, staleness and quarantine are the same for all kinds. A run has one kind
+(`StoreSettings.kind`). To add one: a class below DeltaKind, and for what does not lie chunk by
+chunk in the flat vector a total of its own.
 
-A frame that arrives is decoded once: `check` returns what it holds, and `Total.add` takes that. What is added later is read
-from the spool and decoded there (`Total.add_frame`); both ways give the same bits.
+A frame that arrives is decoded once: `check` returns what it holds, and `Total.add` takes that.
+What is added later is read from the spool and decoded there (`Total.add_frame`); both ways give the
+same bits.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Checked:
 
 
 class Total(ABC):
-    """A sum of deltas times their weights. Frames are independent: each index has a part of its own, zero at first."""
+    """A sum of deltas times their weights. Frames are independent: each index has a part of its
+    own, zero at first.
+    """
 
     @abstractmethod
     def clear(self, index: int) -> None:
@@ -55,11 +59,15 @@ class Total(ABC):
 
     @abstractmethod
     def add(self, index: int, content: Any, weight: float) -> bool:
-        """Add a frame that was checked; its content may be changed. False: nothing was added, `add_frame` has to."""
+        """Add a frame that was checked; its content may be changed. False: nothing was added,
+        `add_frame` has to.
+        """
 
     @abstractmethod
     def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
-        """Add a frame from the spool. Raises CodecError. Several threads may call it, each for another index."""
+        """Add a frame from the spool. Raises CodecError. Several threads may call it, each for
+        another index.
+        """
 
     @abstractmethod
     def chunks(self) -> Iterator[NDArray[Any]]:
@@ -71,9 +79,13 @@ class DeltaKind(ABC):
 
     name: ClassVar[str]
     comparable: ClassVar[bool] = False
-    """Whether frames are chunks of the flat vector, so that a rule can see those of several clients side by side."""
+    """Whether frames are chunks of the flat vector, so that a rule can see those of several clients
+    side by side.
+    """
     is_full: ClassVar[bool] = False
-    """Whether the average of deltas is the next version itself, and not a change of the version before."""
+    """Whether the average of deltas is the next version itself, and not a change of the version
+    before.
+    """
 
     @abstractmethod
     def frames(self, manifest: Manifest) -> int:
@@ -88,7 +100,9 @@ class DeltaKind(ABC):
         """A sum of nothing."""
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
-        """What a total of these deltas comes to, chunk by chunk, with as little memory as possible."""
+        """What a total of these deltas comes to, chunk by chunk, with as little memory as
+        possible.
+        """
         total = self.total(manifest)
         for index in range(self.frames(manifest)):
             for frames, weight in sources:
@@ -132,8 +146,11 @@ class Dense(DeltaKind):
             yield total
 
     def add(self, total: NDArray[Any], values: NDArray[np.float32], weight: float) -> bool:
-        """Add weight * values to `total`, in place; `values` are changed. False: see `Total.add`."""
-        # A library may have set this thread to take subnormal numbers for zero. The codec does not obey that, NumPy does.
+        """Add weight * values to `total`, in place; `values` are changed. False: see
+        `Total.add`.
+        """
+        # A library may have set this thread to take subnormal numbers for zero. The codec does not
+        # obey that, NumPy does.
         if not np.multiply(_SUBNORMAL, _ONE)[0]:
             return False
         # What is not finite, or becomes so, is taken out again before anything reads the sum.
@@ -148,9 +165,9 @@ class Dense(DeltaKind):
 
 
 class FullWeights(Dense):
-    """Weights. In float64, because weights of opposite sign may cancel down to nearly nothing, and an average that
-    is nearly nothing has to be as right as any other. A product of two fp32 numbers, and most sums of such products,
-    are exact in float64.
+    """Weights. In float64, because weights of opposite sign may cancel down to nearly nothing, and
+    an average that is nearly nothing has to be as right as any other. A product of two fp32
+    numbers, and most sums of such products, are exact in float64.
     """
 
     name = "full"
@@ -204,7 +221,9 @@ class ChunkTotal(Total):
 def decode_checked(
     frame: BytesLike, index: int, manifest: Manifest, out: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Decode a peer's frame for chunk `index` into the start of `out`; FrameRefused when it is not one."""
+    """Decode a peer's frame for chunk `index` into the start of `out`; FrameRefused when it is not
+    one.
+    """
     try:
         expected = manifest.chunk_values(index)
     except IndexError:

@@ -28,11 +28,15 @@ class ManifestError(LearnError):
 
 
 class FrameRefused(LearnError):  # noqa: N818 - named after what happened, as the contract between the rooms has it
-    """A coded frame is damaged, of the wrong length or out of order. The sender is at fault, not this node."""
+    """A coded frame is damaged, of the wrong length or out of order. The sender is at fault, not
+    this node.
+    """
 
 
 class LearnerError(LearnError):
-    """A request that cannot be met, in one line. Model and reference are untouched; a fetch may be begun again."""
+    """A request that cannot be met, in one line. Model and reference are untouched; a fetch may be
+    begun again.
+    """
 
 
 class StoreError(LearnError):
@@ -44,21 +48,27 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"no thread can be started ({reason}); raise the limit of processes, or set codec.threads to 1, and start again"
+            f"no thread can be started ({reason}); raise the limit of processes, or set "
+            "codec.threads to 1, and start again"
         )
 
 
 class Damaged(StoreError):  # noqa: N818
-    """What is on the disk is not what was written. Trying again does not help; the message says what does."""
+    """What is on the disk is not what was written. Trying again does not help; the message says
+    what does.
+    """
 
 
 class LedgerDamaged(Damaged):
-    """Line `line` (counted from 1) of the ledger does not match its checksum, and no crash could have torn it so."""
+    """Line `line` (counted from 1) of the ledger does not match its checksum, and no crash could
+    have torn it so.
+    """
 
     def __init__(self, path: str, line: int) -> None:
         super().__init__(
             f"{path} line {line} is damaged, and not by a crash; "
-            f"put the ledger back from a backup, or move it away and start again: that says how to go on without it"
+            "put the ledger back from a backup, or move it away and start again: that says how to "
+            "go on without it"
         )
         self.path = path
         self.line = line
@@ -72,14 +82,17 @@ class LedgerLost(Damaged):
             advice = "no version is intact; restore the run directory from a backup"
         else:
             advice = (
-                f"restore it from a backup, or start again with --from-version {newest_good} to go on from that version"
+                f"restore it from a backup, or start again with --from-version {newest_good} to go "
+                "on from that version"
                 " without the deltas that were acknowledged and not merged"
             )
         super().__init__(f"{path} is missing or empty, and there {there}; {advice}")
 
 
 class DeltaDamaged(Damaged):
-    """The spool file of an acknowledged delta was altered; the next start moves it to quarantine and goes on without it."""
+    """The spool file of an acknowledged delta was altered; the next start moves it to quarantine
+    and goes on without it.
+    """
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(
@@ -98,7 +111,9 @@ class Damage(Exception):  # noqa: N818 - becomes CheckpointDamaged where it cann
 
 
 class CheckpointDamaged(Damaged):
-    """`file` of version `version` is missing or altered; `previous_version` is the newest good one below, or None."""
+    """`file` of version `version` is missing or altered; `previous_version` is the newest good one
+    below, or None.
+    """
 
     def __init__(self, version: int, file: str, previous_version: int | None, reason: str) -> None:
         if previous_version is None:

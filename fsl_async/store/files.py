@@ -1,11 +1,14 @@
 """Files: every call of the learning rooms that changes or reads the disk, in one small class.
 
-Nothing else here calls `os` on the run directory. So a test can count the calls, make the n-th fail with a full disk,
-end the "process" before, in the middle of or after it, and forget what was not synced, as a power cut would.
+Nothing else here calls `os` on the run directory. So a test can count the calls, make the n-th fail
+with a full disk, end the "process" before, in the middle of or after it, and forget what was not
+synced, as a power cut would.
 
-A file's content is durable after `sync`; its name, a rename and a removal are durable after `sync_directory` of the
-folder that holds it (fsync(2), rename(2)). Order is all there is to crash safety, so the callers spell it out.
-Several threads may use it at the same time, each another file. Offsets are explicit everywhere: a write that failed half-way is overwritten by the next try at the same offset.
+A file's content is durable after `sync`; its name, a rename and a removal are durable after
+`sync_directory` of the folder that holds it (fsync(2), rename(2)). Order is all there is to crash
+safety, so the callers spell it out. Several threads may use it at the same time, each another file.
+Offsets are explicit everywhere: a write that failed half-way is overwritten by the next try at the
+same offset.
 """
 
 from __future__ import annotations
@@ -26,14 +29,19 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 class Files:
     """The disk. Every method raises OSError as the system gives it."""
 
-    # --- changing calls -----------------------------------------------------------------------------------
+    # --- changing calls
+    # -----------------------------------------------------------------------------------
 
     def make_directory(self, path: Path) -> None:
-        """Create `path` for its owner alone (0700); one that is there keeps its mode. Its parent must exist."""
+        """Create `path` for its owner alone (0700); one that is there keeps its mode. Its parent
+        must exist.
+        """
         path.mkdir(FOLDER_MODE, exist_ok=True)
 
     def create(self, path: Path) -> int:
-        """Create (0600) or empty the file at `path` and return a descriptor for reading and writing."""
+        """Create (0600) or empty the file at `path` and return a descriptor for reading and
+        writing.
+        """
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
 
     def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
@@ -72,7 +80,8 @@ class Files:
         """Remove the empty folder at `path`."""
         path.rmdir()
 
-    # --- calls that change nothing on the disk ------------------------------------------------------------
+    # --- calls that change nothing on the disk
+    # ------------------------------------------------------------
 
     def open_existing(self, path: Path, *, writable: bool = False) -> int:
         """Open the file at `path`."""
@@ -83,7 +92,9 @@ class Files:
         os.close(descriptor)
 
     def lock(self, descriptor: int) -> bool:
-        """Take the file for this process alone until it is closed; False when another one has it."""
+        """Take the file for this process alone until it is closed; False when another one has
+        it.
+        """
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -101,7 +112,9 @@ class Files:
         return os.fstat(descriptor).st_nlink > 0
 
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
-        """Fill the byte view `buffer` from `offset`; returns how much there was before the end of the file."""
+        """Fill the byte view `buffer` from `offset`; returns how much there was before the end of
+        the file.
+        """
         filled = 0
         while filled < len(buffer):
             count = os.preadv(descriptor, [buffer[filled:]], offset + filled)
@@ -123,7 +136,8 @@ class Files:
         except FileNotFoundError:
             return []
 
-    # --- built from the calls above -----------------------------------------------------------------------
+    # --- built from the calls above
+    # -----------------------------------------------------------------------
 
     def read_whole(self, path: Path, limit: int) -> bytes:
         """The content of a file of at most `limit` bytes; OSError (EFBIG) when it is longer."""

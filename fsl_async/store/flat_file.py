@@ -1,21 +1,24 @@
 """Flat files: a vector of fp32 values as a safetensors file, written and read chunk by chunk.
 
-The layout is from the safetensors README, section "Format" (https://github.com/huggingface/safetensors#format):
+The layout is from the safetensors README, section "Format"
+(https://github.com/huggingface/safetensors#format):
 
     8 bytes    N, the length of the header, unsigned little-endian
     N bytes    JSON: {"name": {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, ..., "__metadata__": {...}};
                begins with "{", may end in spaces; offsets count bytes from the end of the header
     the rest   the tensors' bytes, little-endian, row-major, without holes
 
-So a checkpoint's weights open in the safetensors library and everything built on it. The library itself is not used
-here because it wants all tensors in memory at once; a flat vector in the manifest's order is already the data part. The
-header is padded so that the data begins at a multiple of 64 bytes, which lets a reader map it aligned.
+So a checkpoint's weights open in the safetensors library and everything built on it. The library
+itself is not used here because it wants all tensors in memory at once; a flat vector in the
+manifest's order is already the data part. The header is padded so that the data begins at a
+multiple of 64 bytes, which lets a reader map it aligned.
 
-Beside its SHA-256, which is of the whole, a flat file has a CRC-32 of each chunk, so that what is read back chunk by chunk is checked
-before it is used. Both are kept in the version's manifest.json.
+Beside its SHA-256, which is of the whole, a flat file has a CRC-32 of each chunk, so that what is
+read back chunk by chunk is checked before it is used. Both are kept in the version's manifest.json.
 
-The header follows from the manifest alone, so a reader compares it byte by byte, and the SHA-256 of a flat file means
-that of its data part: for weights.safetensors it is the very digest that the nodes of a version compare.
+The header follows from the manifest alone, so a reader compares it byte by byte, and the SHA-256 of
+a flat file means that of its data part: for weights.safetensors it is the very digest that the
+nodes of a version compare.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ _CRC_CHARACTERS = 8
 
 
 def check_chunk(name: str, crcs: str, index: int, data: memoryview | bytes) -> None:
-    """Compare chunk `index` of the file `name` with its checksum in `crcs`, 8 hex characters a chunk. Raises Damage."""
+    """Compare chunk `index` of the file `name` with its checksum in `crcs`, 8 hex characters a
+    chunk. Raises Damage.
+    """
     expected = crcs[index * _CRC_CHARACTERS : (index + 1) * _CRC_CHARACTERS]
     if f"{zlib.crc32(data):08x}" != expected:
         raise Damage(name, f"does not match the checksum of chunk {index}")
@@ -67,7 +72,9 @@ def header_for(manifest: Manifest) -> bytes:
 
 
 class FlatWriter:
-    """Writes a flat file from its first value to its last, and its digest on the way. Close it in every case."""
+    """Writes a flat file from its first value to its last, and its digest on the way. Close it in
+    every case.
+    """
 
     def __init__(self, files: Files, path: Path, manifest: Manifest) -> None:
         self._files = files
@@ -113,7 +120,9 @@ class FlatWriter:
 
 
 class FlatReader:
-    """Reads chunks of a flat file whose manifest and checksums are known, and checks each. Raises Damage, OSError."""
+    """Reads chunks of a flat file whose manifest and checksums are known, and checks each. Raises
+    Damage, OSError.
+    """
 
     def __init__(self, files: Files, path: Path, manifest: Manifest, crcs: str) -> None:
         self._files = files
@@ -155,7 +164,9 @@ def check_flat_file(
 def check_content(
     files: Files, path: Path, size: int, sha256: str, head: bytes = b""
 ) -> str | None:
-    """What is wrong with a file of `size` bytes that begins with `head` and whose rest has `sha256`, or None."""
+    """What is wrong with a file of `size` bytes that begins with `head` and whose rest has
+    `sha256`, or None.
+    """
     try:
         descriptor = files.open_existing(path)
     except FileNotFoundError:

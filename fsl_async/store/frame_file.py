@@ -1,12 +1,14 @@
-"""Frame files: coded chunks one after the other, as they came. Used for spooled deltas and for a version's update.
+"""Frame files: coded chunks one after the other, as they came. Used for spooled deltas and for a
+version's update.
 
     8 bytes    b"FSLFRM01"
     then, for every chunk in order:
         4 bytes    length of the frame, unsigned little-endian
         n bytes    the frame, as fsl_codecs made it (it carries its own checksum)
 
-There is no index: the lengths lead from frame to frame, so a file can be written while its frames arrive, and one pass
-over the lengths (a few bytes per half megabyte of weights) finds every frame again.
+There is no index: the lengths lead from frame to frame, so a file can be written while its frames
+arrive, and one pass over the lengths (a few bytes per half megabyte of weights) finds every frame
+again.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ _LENGTH_BYTES = 4
 
 
 class FrameWriter:
-    """Appends frames to a file that only it writes, keeping length, SHA-256, and the CRC-32 of each frame.
+    """Appends frames to a file that only it writes, keeping length, SHA-256, and the CRC-32 of each
+    frame.
 
-    The file is opened for each call and closed again, because a thousand clients may send at once and a process has a
-    thousand descriptors. A frame whose write failed is written again at the same place.
+    The file is opened for each call and closed again, because a thousand clients may send at once
+    and a process has a thousand descriptors. A frame whose write failed is written again at the
+    same place.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
@@ -70,7 +74,9 @@ class FrameWriter:
         self.frames += 1
 
     def sync(self) -> tuple[int, str]:
-        """Cut what a failed write may have left behind the last frame, and make the content durable; the file's bytes and its SHA-256."""
+        """Cut what a failed write may have left behind the last frame, and make the content
+        durable; the file's bytes and its SHA-256.
+        """
         descriptor = self._files.open_existing(self.path, writable=True)
         try:
             if self._files.size(descriptor) > self.bytes:
@@ -133,7 +139,9 @@ def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
 def each_frame(
     files: Files, path: Path, frames: int, wanted: Sequence[int] | None = None
 ) -> Iterator[bytes]:
-    """The `wanted` ones of all `frames` frames, or all, in order, one in memory at a time. Raises StoreError as `frame_places` does."""
+    """The `wanted` ones of all `frames` frames, or all, in order, one in memory at a time. Raises
+    StoreError as `frame_places` does.
+    """
     places = frame_places(files, path, frames)
     for index in range(frames) if wanted is None else wanted:
         yield read_frame(files, path, places[index])

@@ -1,7 +1,8 @@
 """Initial weights: version 0 while it is being received from the client that publishes it.
 
-Its frames must be fp32, which loses nothing, so that the publishing client holds version 0 already, to the bit. The values go
-straight into the version's weights file; momentum and residual of version 0 are zeros, which means no file.
+Its frames must be fp32, which loses nothing, so that the publishing client holds version 0 already,
+to the bit. The values go straight into the version's weights file; momentum and residual of version
+0 are zeros, which means no file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class InitialWeights:
-    """Version 0 in the making. Close it in every case. Methods raise OSError as the system gives it."""
+    """Version 0 in the making. Close it in every case. Methods raise OSError as the system gives
+    it.
+    """
 
     def __init__(self, files: Files, checkpoints: Checkpoints, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -39,7 +42,9 @@ class InitialWeights:
             raise
 
     def write(self, index: int, frame: BytesLike) -> None:
-        """Check a frame and write its values; one that is there already is left alone. Raises FrameRefused."""
+        """Check a frame and write its values; one that is there already is left alone. Raises
+        FrameRefused.
+        """
         if index < self.next_chunk:
             return
         if index > self.next_chunk:

@@ -1,6 +1,8 @@
-"""Kept versions: what clients fetch, and what the next version is made from. Every chunk is checked before it is used.
+"""Kept versions: what clients fetch, and what the next version is made from. Every chunk is checked
+before it is used.
 
-Damage is reported in one line and repaired from what is still good (fsl_async.store.repair). Where it cannot be:
+Damage is reported in one line and repaired from what is still good (fsl_async.store.repair). Where
+it cannot be:
 
     update.bin of any version            that version is served in full
     a file of an older version           that version is not served any more
@@ -80,7 +82,9 @@ class KeptVersions:
         return version in self._kept and UPDATE in self._kept[version].files
 
     def read_update(self, version: int, index: int, manifest: Manifest) -> bytes | None:
-        """The coded chunk `index` of the change that leads to `version`; None when it is not kept; IndexError."""
+        """The coded chunk `index` of the change that leads to `version`; None when it is not kept;
+        IndexError.
+        """
         manifest.chunk_range(index)
         may_repair = True
         while self.has_update(version):
@@ -110,7 +114,9 @@ class KeptVersions:
         return frame
 
     def read_full(self, version: int, index: int, manifest: Manifest) -> bytes | None:
-        """Chunk `index` of a version's weights as a lossless fp32 frame; None when it is not kept; IndexError. Raises CheckpointDamaged."""
+        """Chunk `index` of a version's weights as a lossless fp32 frame; None when it is not kept;
+        IndexError. Raises CheckpointDamaged.
+        """
         values = np.empty(manifest.chunk_values(index), dtype=np.float32)
         may_repair = True
         while version in self._kept:
@@ -137,7 +143,9 @@ class KeptVersions:
             reader.close()
 
     def _give_up(self, version: int, damage: Damage, manifest: Manifest) -> None:
-        """An older version that cannot be repaired is dropped. Raises CheckpointDamaged for the newest."""
+        """An older version that cannot be repaired is dropped. Raises CheckpointDamaged for the
+        newest.
+        """
         if version == max(self._kept):
             raise self._repairer.checkpoints.damaged(version, damage, manifest) from damage
         self._drop(version)
@@ -150,7 +158,9 @@ class KeptVersions:
             self._give_up(newest, damage, manifest)
 
     def verify(self, version: int, manifest: Manifest) -> bool:
-        """Read every byte of a version, and repair what is damaged: whether nothing was. Raises CheckpointDamaged for the newest."""
+        """Read every byte of a version, and repair what is damaged: whether nothing was. Raises
+        CheckpointDamaged for the newest.
+        """
         if version not in self._kept:
             return False
         with disk(f"cannot read version {version}"):

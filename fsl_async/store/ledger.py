@@ -1,18 +1,23 @@
-"""Ledger: what happened in a run, one synced line per fact. The file that decides what was acknowledged.
+"""Ledger: what happened in a run, one synced line per fact. The file that decides what was
+acknowledged.
 
     ledger.jsonl    one sealed JSON object per line (fsl_async.files.checksummed_json), with "at" (seconds since 1970), "fact" and
                     "up" (seconds that the run has been served, over all its processes)
 
-"up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, and not the time since the first line: a
-server that lay still over a weekend shall not come back to a run that is over, and a wall clock may be set. What a crash
-takes from it is the time since the last line, a round at the most.
+"up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, and not the
+time since the first line: a server that lay still over a weekend shall not come back to a run that
+is over, and a wall clock may be set. What a crash takes from it is the time since the last line, a
+round at the most.
 
 Rules.
-  1. A fact holds from the moment `append` returns: the line is written and synced. Before that it never happened.
-  2. Lines are only appended. A line that could not be written whole is cut off again before the next one.
-  3. So after a crash only the last line can be torn: its beginning is there and no more, or a block of it is zeros. It is
-     cut off when the ledger is opened. Anything else that does not match its checksum is damage to what was acknowledged:
-     LedgerDamaged names the line, and nothing is guessed.
+  1. A fact holds from the moment `append` returns: the line is written and synced. Before that it
+     never happened.
+  2. Lines are only appended. A line that could not be written whole is cut off again before the
+     next one.
+  3. So after a crash only the last line can be torn: its beginning is there and no more, or a block
+     of it is zeros. It is cut off when the ledger is opened. Anything else that does not match its
+     checksum is damage to what was acknowledged: LedgerDamaged names the line, and nothing is
+     guessed.
   4. One process at a time: the file is locked while it is open.
 """
 
@@ -68,9 +73,10 @@ class Ledger:
     ) -> str | None:
         """Create or read the ledger, calling `apply` with every fact in order.
 
-        may_be_new: called when it is missing or has no whole line, before anything is created or cut off; raises where that must not be.
-        Returns one line about a torn last line that was cut off, or None. Raises StoreError when another process has the
-        ledger, LedgerDamaged, OSError, and what `may_be_new` raises; then it is closed again.
+        may_be_new: called when it is missing or has no whole line, before anything is created or
+        cut off; raises where that must not be. Returns one line about a torn last line that was cut
+        off, or None. Raises StoreError when another process has the ledger, LedgerDamaged, OSError,
+        and what `may_be_new` raises; then it is closed again.
         """
         try:
             return self._open(apply, may_be_new)
@@ -129,12 +135,15 @@ class Ledger:
             yield rest, position + len(rest)
 
     def append(self, fact: str, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Write and sync one line; returns the fact as `open` will give it. OSError: it did not happen."""
+        """Write and sync one line; returns the fact as `open` will give it. OSError: it did not
+        happen.
+        """
         if self._descriptor is None:
             raise StoreError("the ledger is closed")
         if not self._files.is_linked(self._descriptor):
             raise StoreError(
-                f"{self._path} was removed while the run went on: nothing more is acknowledged; put it back from a backup"
+                f"{self._path} was removed while the run went on: nothing more is acknowledged; "
+                "put it back from a backup"
             )
         clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
         whole = {**clocks, "fact": fact, **members}
@@ -148,7 +157,9 @@ class Ledger:
         return whole
 
     def _cut(self) -> None:
-        """Remove what a failed append left, durably: an old line must not come back behind a newer, shorter one."""
+        """Remove what a failed append left, durably: an old line must not come back behind a newer,
+        shorter one.
+        """
         if self._clean or self._descriptor is None:
             return
         self._files.truncate(self._descriptor, self._bytes)

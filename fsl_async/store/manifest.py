@@ -1,8 +1,10 @@
-"""Manifest: the names and shapes of a model's tensors, and where each lies in the flat vector. Pure.
+"""Manifest: the names and shapes of a model's tensors, and where each lies in the flat vector.
+Pure.
 
-The parameter server knows no model code. It knows one flat fp32 vector, in which the tensors of the manifest lie one
-after the other, row-major, without holes, in the manifest's order. The vector is cut into chunks of CHUNK_VALUES values (the
-last one is shorter); a chunk is what one coded frame carries and what one read or write of a checkpoint moves.
+The parameter server knows no model code. It knows one flat fp32 vector, in which the tensors of the
+manifest lie one after the other, row-major, without holes, in the manifest's order. The vector is
+cut into chunks of CHUNK_VALUES values (the last one is shorter); a chunk is what one coded frame
+carries and what one read or write of a checkpoint moves.
 
 A manifest that came from a peer is hostile until `Manifest.from_wire` has checked it.
 """
@@ -33,7 +35,9 @@ MAX_TENSORS = 100_000
 MAX_NAME_BYTES = 512
 MAX_DIMENSIONS = 16
 MAX_VALUES = 2**40
-"""4 TiB of fp32. A limit only against nonsense: it keeps every product below what a C long holds."""
+"""4 TiB of fp32. A limit only against nonsense: it keeps every product below what a C long
+holds.
+"""
 
 _SHOWN = 80
 """Characters of a tensor's name in a refusal."""
@@ -44,7 +48,9 @@ RESERVED_NAME = "__metadata__"
 
 @frozen
 class TensorSpec:
-    """One tensor: its `shape`, row-major, and the `offset` of its first value in the flat vector, in values."""
+    """One tensor: its `shape`, row-major, and the `offset` of its first value in the flat vector,
+    in values.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +64,9 @@ class TensorSpec:
 
 @frozen
 class Manifest:
-    """The tensors of a model in flat order. Raises ManifestError when they overlap, leave holes or break a limit."""
+    """The tensors of a model in flat order. Raises ManifestError when they overlap, leave holes or
+    break a limit.
+    """
 
     tensors: tuple[TensorSpec, ...] = field()
     frozen: str = ""
@@ -89,7 +97,9 @@ class Manifest:
         return -(-self.values // CHUNK_VALUES)
 
     def chunk_range(self, index: int) -> tuple[int, int]:
-        """First value and one past the last value of chunk `index`; IndexError when there is no such chunk."""
+        """First value and one past the last value of chunk `index`; IndexError when there is no
+        such chunk.
+        """
         if not 0 <= index < self.chunks:
             raise IndexError(f"chunk {index} of {self.chunks}")
         start = index * CHUNK_VALUES
@@ -108,7 +118,9 @@ class Manifest:
         raise IndexError(f"value {position} of {self.values}")
 
     def difference(self, other: Manifest) -> str | None:
-        """What differs first, as one sentence with both shapes; None when the two are equal. `self` is "here"."""
+        """What differs first, as one sentence with both shapes; None when the two are equal. `self`
+        is "here".
+        """
         if self.tensors == other.tensors:
             if self.frozen == other.frozen:
                 return None
@@ -129,7 +141,9 @@ class Manifest:
         return f"tensor {extra.name!r} {_shape(extra)} exists {place}"
 
     def to_wire(self) -> list[list[Any]]:
-        """[[name, [dimension, ...], offset], ...]: only lists, strings and ints, for msgpack or JSON."""
+        """[[name, [dimension, ...], offset], ...]: only lists, strings and ints, for msgpack or
+        JSON.
+        """
         return [[tensor.name, list(tensor.shape), tensor.offset] for tensor in self.tensors]
 
     @classmethod
@@ -190,7 +204,9 @@ def _check(tensors: tuple[TensorSpec, ...]) -> int:
 
 
 def _checked_values(tensor: TensorSpec, label: str) -> int:
-    """How many values the tensor has, one dimension at a time: the whole product could be astronomical."""
+    """How many values the tensor has, one dimension at a time: the whole product could be
+    astronomical.
+    """
     if len(tensor.shape) > MAX_DIMENSIONS:
         raise ManifestError(f"tensor {label} has more than {MAX_DIMENSIONS} dimensions")
     values = 0 if 0 in tensor.shape else 1
@@ -226,7 +242,9 @@ def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: str) -> str:
 
 
 class WeightsDigest:
-    """The digest of a flat vector, chunk by chunk: SHA-256 of its little-endian fp32 bytes, in flat order."""
+    """The digest of a flat vector, chunk by chunk: SHA-256 of its little-endian fp32 bytes, in flat
+    order.
+    """
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()

@@ -4,8 +4,8 @@
     average      fix what the round comes to, as chunks
     advance      make the next version of the average (fsl_async.store.advance)
 
-A reduction over several servers stands between the last two: it takes the chunks of an average and gives others
-(`Average.through`). What is accumulated meanwhile waits, and is of the round after.
+A reduction over several servers stands between the last two: it takes the chunks of an average and
+gives others (`Average.through`). What is accumulated meanwhile waits, and is of the round after.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def is_weight(weight: float | None) -> TypeGuard[float]:
 
 @frozen
 class Average:
-    """What a round comes to. Iterate over its chunks, float32, in flat order; each is valid until the next.
+    """What a round comes to. Iterate over its chunks, float32, in flat order; each is valid until
+    the next.
 
-    It may be iterated more than once, as long as the version is not made. Of full weights the chunks are their weighted
-    sums, float64 (fsl_async.store.outer).
+    It may be iterated more than once, as long as the version is not made. Of full weights the
+    chunks are their weighted sums, float64 (fsl_async.store.outer).
     """
 
     version: int
@@ -119,14 +120,17 @@ class Merging:
         return {**(self._sum.weights if self._sum is not None else {}), **self._later}
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta. StoreError: the same deltas are in the sum as before."""
+        """Add `weight` times a pending delta. StoreError: the same deltas are in the sum as
+        before.
+        """
         if key not in self._facts.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
         if key in self.accumulated:
             raise StoreError(f"delta {key.text} is in the accumulator already")
         if not is_weight(weight):
             raise StoreError(
-                f"delta {key.text} has the weight {weight}; it must be a number of fp32, not negative"
+                f"delta {key.text} has the weight {weight}; it must be a number of fp32, not "
+                "negative"
             )
         self._later[key] = weight
         if not self._is_fixed:
@@ -137,7 +141,9 @@ class Merging:
                 raise
 
     def arriving(self, key: DeltaKey, weight: float | None, index: int, content: Any) -> None:
-        """A frame of a delta that is not complete may be added already (`Accumulator.add_arriving`)."""
+        """A frame of a delta that is not complete may be added already
+        (`Accumulator.add_arriving`).
+        """
         if is_weight(weight) and not self._is_fixed:
             self.sum.add_arriving(key, weight, index, content)
 
@@ -198,7 +204,8 @@ class Merging:
         weights = {one.key: one.weight for one in merged}
         if not merged or len(weights) != len(merged) or weights != self.accumulated:
             raise StoreError(
-                f"version {version} is to merge {len(merged)} deltas, but other ones or other weights "
+                f"version {version} is to merge {len(merged)} deltas, but other ones or other "
+                "weights "
                 f"are in the accumulator ({len(self.accumulated)} deltas)"
             )
         if not math.isfinite(scale):
@@ -207,14 +214,16 @@ class Merging:
             tokens = book.pending[one.key].delta.tokens
             if tokens != one.delta.tokens:
                 raise StoreError(
-                    f"delta {one.key.text} was accepted with {tokens} tokens, not {one.delta.tokens}"
+                    f"delta {one.key.text} was accepted with {tokens} tokens, not "
+                    f"{one.delta.tokens}"
                 )
 
     def advance(self, average: Average) -> Checkpoint:
-        """Make the version of an average; the round is over then. StoreError: version and round are as they were.
+        """Make the version of an average; the round is over then. StoreError: version and round are
+        as they were.
 
-        A damaged file of the current version is repaired first; Damaged where that, or a delta in the spool, is beyond
-        repair.
+        A damaged file of the current version is repaired first; Damaged where that, or a delta in
+        the spool, is beyond repair.
         """
         if not self._is_fixed or average.version != self._facts.book.version + 1:
             raise StoreError(f"version {average.version} has no average; take it first")
@@ -237,7 +246,9 @@ class Merging:
                 return checkpoint
 
     def _make(self, average: Average) -> Checkpoint:
-        """Write a version. Raises Damage where a file of the current one is not what was written; nothing of it is left then."""
+        """Write a version. Raises Damage where a file of the current one is not what was written;
+        nothing of it is left then.
+        """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
         with (

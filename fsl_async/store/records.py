@@ -1,8 +1,8 @@
 """The store's records: frozen values, and their form in the ledger. Pure.
 
-A delta is known by its key from the moment it is acknowledged: it is accepted (spooled, not merged yet), merged (part of a
-version) or quarantined (kept aside, never merged). The classes of deltas are those of `fsl_async.roles.sync.delta`; in the
-ledger a delta is one flat object.
+A delta is known by its key from the moment it is acknowledged: it is accepted (spooled, not merged
+yet), merged (part of a version) or quarantined (kept aside, never merged). The classes of deltas
+are those of `fsl_async.roles.sync.delta`; in the ledger a delta is one flat object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _FILE_SUFFIX = ".frames"
 
 
 def file_name(key: DeltaKey) -> str:
-    """`client@incarnation@base@sequence.frames`; FrameRefused when the key is unfit for a file name."""
+    """`client@incarnation@base@sequence.frames`; FrameRefused when the key is unfit for a file
+    name.
+    """
     numbers = (key.incarnation, key.base, key.sequence)
     if not NAME.fullmatch(key.client) or not all(0 <= n < 2**63 for n in numbers):
         raise FrameRefused(f"delta key {key.text[:120]!a} is not one this server can store")
@@ -50,7 +52,9 @@ def key_of_file(name: str) -> DeltaKey | None:
 
 
 def _clean_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """At most MAX_METRICS numbers with short names; what is not finite becomes None, as JSON has no NaN."""
+    """At most MAX_METRICS numbers with short names; what is not finite becomes None, as JSON has no
+    NaN.
+    """
     clean: dict[str, float | None] = {}
     for name, value in list(metrics.items())[:MAX_METRICS]:
         number = float(value) if isinstance(value, int | float) else math.nan
@@ -107,7 +111,9 @@ class SpoolResult:
 
 @frozen
 class VersionRecord:
-    """One version: what it is made of, and what leads to it. The audit trail of a run is the list of these."""
+    """One version: what it is made of, and what leads to it. The audit trail of a run is the list
+    of these.
+    """
 
     version: int
     digest: str
@@ -117,7 +123,9 @@ class VersionRecord:
     """How often the run had been rolled back when the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
-    """Without base digests, rounds and metrics: those are in the lines in which the deltas were accepted."""
+    """Without base digests, rounds and metrics: those are in the lines in which the deltas were
+    accepted.
+    """
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -125,7 +133,9 @@ class VersionRecord:
     update_chunks: int
     update_norm: float
     rule: str = "mean"
-    """Of aggregation. Where it is the mean, the average was `scale` times the sum of weight x delta; else see `fsl_async.store.aggregation`."""
+    """Of aggregation. Where it is the mean, the average was `scale` times the sum of weight x
+    delta; else see `fsl_async.store.aggregation`.
+    """
 
     def to_fact(self) -> dict[str, Any]:
         """Members of the ledger line and of the version's manifest.json."""
@@ -161,7 +171,9 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
 
 @frozen
 class Committed:
-    """A version is durable. `notice` is one line about something that can wait (an old version not removed yet)."""
+    """A version is durable. `notice` is one line about something that can wait (an old version not
+    removed yet).
+    """
 
     version: int
     digest: str
@@ -183,7 +195,9 @@ class StoreSettings:
     rule: Rule = field(factory=Mean)
     """Of aggregation; of kinds that are not comparable only the mean."""
     kind: DeltaKind = field(factory=Dense)
-    """What the run's deltas are made of. Of full weights the average is the next version (docs/adr/0045)."""
+    """What the run's deltas are made of. Of full weights the average is the next version
+    (docs/adr/0045).
+    """
 
     @kind.validator
     def _check_kind(self, _: object, kind: DeltaKind) -> None:

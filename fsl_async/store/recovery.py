@@ -1,10 +1,12 @@
 """Recovery: from whatever a crash left to a run directory in which every rule of the store holds.
 
 In this order, so that recovery may itself be interrupted anywhere and started again:
-  1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty beside versions (LedgerLost), unless
-     `from_version` says where to go on: then move the spool aside and begin a new ledger with one line, `renewed`
+  1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty
+     beside versions (LedgerLost), unless `from_version` says where to go on: then move the spool
+     aside and begin a new ledger with one line, `renewed`
   2. remove temporary folders; move aside what a rollback made void but a crash left in place
-  3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair what is damaged (repair.py)
+  3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair
+     what is damaged (repair.py)
   4. a version without its ledger line (the crash fell between rename and line): write the line
   5. `from_version` below the newest: write the rollback line, then move the later versions aside
   6. verify the spool file of every pending delta; a damaged one goes to quarantine, on record
@@ -56,9 +58,11 @@ class RunDirectory:
     manifest: Manifest | None = None
 
     def prune(self, oldest_kept: int) -> None:
-        """Tidy up: finish moves into quarantine, remove the versions below `oldest_kept`, and unneeded spool files.
+        """Tidy up: finish moves into quarantine, remove the versions below `oldest_kept`, and
+        unneeded spool files.
 
-        A fallback goes to `oldest_kept` at the lowest, so only what was merged above it can come back.
+        A fallback goes to `oldest_kept` at the lowest, so only what was merged above it can come
+        back.
         """
         for key in sorted(self.spool.present() & self.book.quarantined.keys()):
             self.spool.set_aside(key)
@@ -67,7 +71,9 @@ class RunDirectory:
         self.spool.prune(wanted | self.book.pending.keys())
 
     def set_unknown_aside(self) -> None:
-        """Move whole deltas of the spool that the ledger does not know to quarantine: a line that was lost may have acknowledged them."""
+        """Move whole deltas of the spool that the ledger does not know to quarantine: a line that
+        was lost may have acknowledged them.
+        """
         if self.manifest is None:
             return
         known = self.book.pending.keys() | self.book.merged.keys() | self.book.quarantined.keys()
@@ -101,7 +107,8 @@ def open_run_directory(
 ) -> tuple[RunDirectory, list[Checkpoint]]:
     """Open and repair; returns the directory and the kept checkpoints, oldest first.
 
-    Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; then the directory is closed again.
+    Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; then the directory is
+    closed again.
     """
     make_durable_folder(files, run_dir)
     checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir, settings.kind)
@@ -130,7 +137,8 @@ def open_run_directory(
         known = run.book.version
         kept = _settle_version(files, run_dir, run, from_version)
         run.check_pending()
-        # A crash loses one version's line. Where more are missing the ledger may be a backup, and other lines are missing too.
+        # A crash loses one version's line. Where more are missing the ledger may be a backup, and
+        # other lines are missing too.
         if from_version is None and run.book.version > known + 1:
             run.set_unknown_aside()
         oldest = run.book.version - settings.keep_versions + 1
@@ -142,7 +150,8 @@ def open_run_directory(
 
 
 def make_durable_folder(files: Files, folder: Path) -> None:
-    """Create `folder` with its parents, or find it, so that a power cut takes none of its names back.
+    """Create `folder` with its parents, or find it, so that a power cut takes none of its names
+    back.
 
     Also when it is there already: who made it may not have come to sync it, or was a shell.
     """
@@ -155,7 +164,9 @@ def make_durable_folder(files: Files, folder: Path) -> None:
 
 
 def _finish_rollback(run: RunDirectory) -> None:
-    """Move aside the versions that a rollback on record made void, when a crash came before that was done."""
+    """Move aside the versions that a rollback on record made void, when a crash came before that
+    was done.
+    """
     book = run.book
     for version in run.checkpoints.versions():
         try:
@@ -171,7 +182,9 @@ def _finish_rollback(run: RunDirectory) -> None:
 def _settle_version(
     files: Files, run_dir: Path, run: RunDirectory, from_version: int | None
 ) -> list[Checkpoint]:
-    """Steps 3 to 5; returns the checkpoints up to the chosen version that can be read, oldest first."""
+    """Steps 3 to 5; returns the checkpoints up to the chosen version that can be read, oldest
+    first.
+    """
     book, checkpoints = run.book, run.checkpoints
     versions = checkpoints.versions()
     newest = max([*versions, book.version])
@@ -186,8 +199,10 @@ def _settle_version(
         version not in versions for version in range(book.version + 1, target)
     ):
         raise StoreError(
-            f"{run_dir / LEDGER_FILE} ends at version {book.version}, and the versions on disk are {', '.join(map(str, versions))}: it is older"
-            f" than they are; put the newest one back, or move it away and start with --from-version {target}"
+            f"{run_dir / LEDGER_FILE} ends at version {book.version}, and the versions on disk are "
+            f"{', '.join(map(str, versions))}: it is older"
+            " than they are; put the newest one back, or move it away and start with "
+            f"--from-version {target}"
         )
     # More than one can be missing when the disk was too full for the ledger but not for a version.
     for version in range(book.version + 1, target + 1):
@@ -212,7 +227,9 @@ def _settle_version(
 
 
 def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
-    """A version that is good in every byte, perhaps after a repair, and of the ledger's lineage, or CheckpointDamaged."""
+    """A version that is good in every byte, perhaps after a repair, and of the ledger's lineage, or
+    CheckpointDamaged.
+    """
     expected = run.book.digests.get(version)
     checkpoint = run.repairer.verified(version, manifest)
     if expected not in {None, checkpoint.record.digest}:
@@ -231,7 +248,10 @@ def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
     """What to say of a ledger that is missing or empty beside versions."""
     versions, spooled = run.checkpoints.versions(), len(run.spool.present())
     named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
-    there = f"{'are' if len(versions) + spooled > 1 else 'is'} {named} and {_counted(spooled, 'delta')} in the spool"
+    there = (
+        f"{'are' if len(versions) + spooled > 1 else 'is'} {named} and "
+        f"{_counted(spooled, 'delta')} in the spool"
+    )
     with suppress(StoreError):
         manifest = _read_manifest(files, run_dir)
         for version in reversed(versions):
@@ -242,7 +262,9 @@ def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
 
 
 def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
-    """Begin a new ledger at version `target`. Which deltas were acknowledged is not known any more: all of the spool is moved aside."""
+    """Begin a new ledger at version `target`. Which deltas were acknowledged is not known any more:
+    all of the spool is moved aside.
+    """
     checkpoints, versions = run.checkpoints, run.checkpoints.versions()
     _check_there(versions, target)
     run.repairer.verified(target, _read_manifest(files, run_dir))
@@ -264,7 +286,8 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
     }
     run.book.apply(run.ledger.append("renewed", fact))
     run.notices.append(
-        f"the ledger was lost: the run goes on from version {target} with a new one; {_counted(len(spooled), 'delta')} of the spool,"
+        f"the ledger was lost: the run goes on from version {target} with a new one; "
+        f"{_counted(len(spooled), 'delta')} of the spool,"
         " acknowledged or not, moved to quarantine"
     )
 

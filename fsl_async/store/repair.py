@@ -1,11 +1,13 @@
-"""Repair: makes a damaged file of a version again from what is still good, to the bit, or not at all.
+"""Repair: makes a damaged file of a version again from what is still good, to the bit, or not at
+all.
 
     damaged          made again from
     any file         the version before and the deltas it merged, by the outer step, where both are on disk and the settings are the same
     weights          the version before and update.bin, by the addition that every client makes
 
-What is made counts only when its length, SHA-256 and chunk checksums are those that manifest.json has of the damaged file. So
-nothing has to be known here about what else may have changed: other settings or another damaged file give other bytes, and no repair.
+What is made counts only when its length, SHA-256 and chunk checksums are those that manifest.json
+has of the damaged file. So nothing has to be known here about what else may have changed: other
+settings or another damaged file give other bytes, and no repair.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Repairer:
         return False
 
     def verified(self, version: int, manifest: Manifest) -> Checkpoint:
-        """A version that is good in every byte, after repairs; without update.bin where that is damaged beyond repair.
+        """A version that is good in every byte, after repairs; without update.bin where that is
+        damaged beyond repair.
 
         Raises CheckpointDamaged.
         """
@@ -146,7 +149,9 @@ class Repairer:
         return dict(done.stored)
 
     def _sums(self, damaged: Checkpoint, manifest: Manifest) -> Iterator[NDArray[Any]]:
-        """What the accumulator held, chunk by chunk: additions in the same order give the same bits."""
+        """What the accumulator held, chunk by chunk: additions in the same order give the same
+        bits.
+        """
         kind = self.settings.kind
         count = kind.frames(manifest)
         sources = [

@@ -1,9 +1,12 @@
-"""Gathering: what a rule of aggregation makes of the deltas of a round, from the spool, chunk by chunk.
+"""Gathering: what a rule of aggregation makes of the deltas of a round, from the spool, chunk by
+chunk.
 
-The counterpart of the accumulator for rules that have to see all deltas at once. Nothing is held between rounds but keys and weights; a merge reads
-the deltas from the spool, once (twice where the rule looks at distances first), and holds the same chunk of each client's: O(clients x chunk)
-memory. The sum of a client's own deltas is made in the order of their keys. So a merge that a crash cut short gives the same bits when it is
-made again, in whatever order its deltas were booked meanwhile.
+The counterpart of the accumulator for rules that have to see all deltas at once. Nothing is held
+between rounds but keys and weights; a merge reads the deltas from the spool, once (twice where the
+rule looks at distances first), and holds the same chunk of each client's: O(clients x chunk)
+memory. The sum of a client's own deltas is made in the order of their keys. So a merge that a crash
+cut short gives the same bits when it is made again, in whatever order its deltas were booked
+meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class RobustAggregator:
         """The weight of every delta that is in, in the order in which they came."""
 
     def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Do nothing: a rule sees deltas side by side, so one that is still arriving is of no use."""
+        """Do nothing: a rule sees deltas side by side, so one that is still arriving is of no
+        use.
+        """
 
     def add(self, key: DeltaKey, weight: float) -> None:
         """Take a delta in. StoreError: it cannot be read."""
@@ -86,7 +91,8 @@ class RobustAggregator:
         clients = self.clients
         if len(clients) < self._rule.least:
             raise StoreError(
-                f"{self._rule.name} against {self._rule.byzantine} liars needs deltas of {self._rule.least}"
+                f"{self._rule.name} against {self._rule.byzantine} liars needs deltas of "
+                f"{self._rule.least}"
                 f" clients, there are {len(clients)}"
             )
         if not self._rule.needs_distances:

@@ -1,14 +1,16 @@
-"""Spool: deltas on disk as they came, coded, from their first chunk until no kept version could need them again.
+"""Spool: deltas on disk as they came, coded, from their first chunk until no kept version could
+need them again.
 
     spool/client@incarnation@base@sequence.frames         being received, pending, or merged in a version above the oldest kept
     quarantine/client@incarnation@base@sequence.frames    not finite, or taken out again; kept for a person to look at
 
-A file in spool/ means nothing by itself: the ledger says whether its delta was acknowledged. So a crash before the ledger
-line leaves a file that recovery removes, and the client, which keeps a delta until it is acknowledged, offers it again.
+A file in spool/ means nothing by itself: the ledger says whether its delta was acknowledged. So a
+crash before the ledger line leaves a file that recovery removes, and the client, which keeps a
+delta until it is acknowledged, offers it again.
 
 Frames arrive in order. Each is checked when it arrives, as the kind of the run's deltas has it
-(fsl_async.store.delta_kind), and only one is ever decoded at a time. A delta that was interrupted goes on at `next_chunk`,
-within the life of the process.
+(fsl_async.store.delta_kind), and only one is ever decoded at a time. A delta that was interrupted
+goes on at `next_chunk`, within the life of the process.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class Spool:
         self._files.make_directory(self._directory)
         self._files.make_directory(self._aside)
 
-    # --- receiving ----------------------------------------------------------------------------------------
+    # --- receiving
+    # ----------------------------------------------------------------------------------------
 
     def begin(self, delta: Delta) -> bool:
         """Start receiving, or go on when the same delta was begun before; whether it starts."""
@@ -93,7 +96,9 @@ class Spool:
     def write(
         self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest
     ) -> Checked | None:
-        """Check and append a frame; returns what it holds. One that is there already is left alone: None."""
+        """Check and append a frame; returns what it holds. One that is there already is left alone:
+        None.
+        """
         part = self.part(key)
         if index < part.writer.frames:
             return None
@@ -110,10 +115,11 @@ class Spool:
         return checked
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
-        """Make a complete delta durable. When that fails the delta is given up: it must be sent again.
+        """Make a complete delta durable. When that fails the delta is given up: it must be sent
+        again.
 
-        After a failed fsync(2) the system may have dropped what it could not write, and a second call would report
-        success for data that is gone.
+        After a failed fsync(2) the system may have dropped what it could not write, and a second
+        call would report success for data that is gone.
         """
         part = self.part(key)
         wanted = self._kind.frames(manifest)
@@ -143,11 +149,14 @@ class Spool:
             self._files.remove(part.writer.path)
 
     def abort_others(self, key: DeltaKey) -> None:
-        """Forget what the client of `key` began before and will not go on with: it sends one delta at a time."""
+        """Forget what the client of `key` began before and will not go on with: it sends one delta
+        at a time.
+        """
         for other in [one for one in self._parts if one.client == key.client and one != key]:
             self.abort(other)
 
-    # --- acknowledged deltas ------------------------------------------------------------------------------
+    # --- acknowledged deltas
+    # ------------------------------------------------------------------------------
 
     def frames(
         self, key: DeltaKey, count: int, indices: Sequence[int] | None = None

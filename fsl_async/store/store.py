@@ -7,16 +7,19 @@
     run_dir/checkpoints/     the last few versions (fsl_async.store.checkpoint)
 
 Rules, which hold whenever the process dies, at whichever call to the disk:
-  1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the lineage, or pending, or quarantined.
-  2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so nothing is merged twice; the
-     ledger's version line comes after it, and recovery writes the line if the crash fell between the two.
+  1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the
+     lineage, or pending, or quarantined.
+  2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
+     nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
+     if the crash fell between the two.
   3. A version that `advance` returned stays, with the digest that it returned.
-  4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried again. One exception: a
-     delta whose sync failed is given up, and its client sends it again.
+  4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried
+     again. One exception: a delta whose sync failed is given up, and its client sends it again.
 
-Everything here is synchronous and belongs to one worker thread; `threads` others help it with chunks, and have nothing left to
-do when a call returns. Besides one fp32 vector of the model's size, the accumulator, it holds a few chunks. Methods raise
-StoreError (or a class below it) when the disk or the order of calls is at fault, and FrameRefused when a peer's bytes are.
+Everything here is synchronous and belongs to one worker thread; `threads` others help it with
+chunks, and have nothing left to do when a call returns. Besides one fp32 vector of the model's
+size, the accumulator, it holds a few chunks. Methods raise StoreError (or a class below it) when
+the disk or the order of calls is at fault, and FrameRefused when a peer's bytes are.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ if TYPE_CHECKING:
     from fsl_async.store.robust_aggregator import RobustAggregator
 
 LARGEST_NORM = 1e20
-"""Of a delta. Times the most tokens a delta may claim, and summed over thousands of them, it is still far inside fp32."""
+"""Of a delta. Times the most tokens a delta may claim, and summed over thousands of them, it is
+still far inside fp32.
+"""
 
 
 @define
@@ -79,7 +84,8 @@ class _Open:
 class Store:
     """The durable state of one run. `recover` first, `close` last.
 
-    `from_version` falls back to that version: later ones are moved aside, and what only they had merged is pending again.
+    `from_version` falls back to that version: later ones are moved aside, and what only they had
+    merged is pending again.
     """
 
     def __init__(
@@ -103,14 +109,18 @@ class Store:
         self._pool = ChunkPool(self._settings.threads)
         self._serving_from: int | None = None
         self.report: Callable[[str], None] = lambda _: None
-        """Takes one line about each damage that was found and repaired, or that costs nothing but bytes. Called in the store's thread."""
+        """Takes one line about each damage that was found and repaired, or that costs nothing but
+        bytes. Called in the store's thread.
+        """
 
-    # --- start and end ------------------------------------------------------------------------------------
+    # --- start and end
+    # ------------------------------------------------------------------------------------
 
     def recover(self) -> Recovered:
         """Read the run directory (created when it is new), verify, repair.
 
-        Raises CheckpointDamaged, LedgerDamaged, StoreError (also when another process uses the directory).
+        Raises CheckpointDamaged, LedgerDamaged, StoreError (also when another process uses the
+        directory).
         """
         self.close()
         with disk(f"cannot open the run directory {self._run_dir}"):
@@ -154,7 +164,9 @@ class Store:
         self.report(line)  # which may be set later than the store is opened
 
     def close(self) -> None:
-        """Give the directory back; what is not acknowledged is forgotten. Fine when it is closed already."""
+        """Give the directory back; what is not acknowledged is forgotten. Fine when it is closed
+        already.
+        """
         self.abort_initial()
         if self._parts is not None:
             self._parts.facts.close()
@@ -211,7 +223,8 @@ class Store:
         """What became of a delta, or None when it was never acknowledged."""
         return self._open.facts.book.known(key)
 
-    # --- small facts --------------------------------------------------------------------------------------
+    # --- small facts
+    # --------------------------------------------------------------------------------------
 
     def start_run(self, run: str) -> str:
         """Name the run, once; returns the name it has, which is the first one it got."""
@@ -224,7 +237,8 @@ class Store:
     def lease(
         self, name: str, limit: int, index: int | None = None, *, loan: bool = False
     ) -> int | None:
-        """The shard index of `name`: its old one, else `index` or the lowest free one below `limit`, or None; durable on return.
+        """The shard index of `name`: its old one, else `index` or the lowest free one below
+        `limit`, or None; durable on return.
 
         loan: another name may be given it with that `index`, until it is leased for good.
         """
@@ -248,13 +262,16 @@ class Store:
             self._open.facts.record("lease", fact | {"loan": True} if loan else fact)
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
-        """Remember the newest incarnation of a client, so that an older one is known after a restart."""
+        """Remember the newest incarnation of a client, so that an older one is known after a
+        restart.
+        """
         facts = self._open.facts
         if facts.book.incarnations.get(name, -1) < incarnation:
             with disk(f"cannot write the incarnation of {name} to the ledger"):
                 facts.record("incarnation", {"name": name, "incarnation": incarnation})
 
-    # --- version 0 ----------------------------------------------------------------------------------------
+    # --- version 0
+    # ----------------------------------------------------------------------------------------
 
     def begin_initial(self, manifest: Manifest) -> None:
         """Start to receive version 0; what was received before is dropped."""
@@ -271,7 +288,9 @@ class Store:
         return self._initial.next_chunk if self._initial else 0
 
     def write_initial(self, index: int, frame: BytesLike) -> None:
-        """Take chunk `index` of version 0: an fp32 frame, finite, in order. One that is there already is left alone."""
+        """Take chunk `index` of version 0: an fp32 frame, finite, in order. One that is there
+        already is left alone.
+        """
         if self._initial is None:
             raise StoreError("version 0 was not begun; call begin_initial first")
         with disk("cannot write version 0"):
@@ -310,12 +329,15 @@ class Store:
         self._open.run.manifest = initial.manifest
         return self._adopt(checkpoint)
 
-    # --- deltas -------------------------------------------------------------------------------------------
+    # --- deltas
+    # -------------------------------------------------------------------------------------------
 
     def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
-        """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is known already.
+        """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is
+        known already.
 
-        weight: the one it would be accumulated with if it were complete now, so that its chunks can be added as they arrive.
+        weight: the one it would be accumulated with if it were complete now, so that its chunks can
+        be added as they arrive.
         """
         key = delta.key
         if self.version < 0:
@@ -341,7 +363,9 @@ class Store:
         return self._open.run.spool.next_chunk(key)
 
     def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
-        """Check and store a coded chunk, in order, and perhaps add it already; one that is there already is left alone."""
+        """Check and store a coded chunk, in order, and perhaps add it already; one that is there
+        already is left alone.
+        """
         spool = self._open.run.spool
         with disk(f"cannot spool delta {key.text}"):
             checked = spool.write(key, index, frame, self.manifest)
@@ -350,7 +374,9 @@ class Store:
             self._open.merging.arriving(key, part.weight, index, checked.content)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
-        """Acknowledge a complete delta: once this returns it is durable, in the spool or in quarantine."""
+        """Acknowledge a complete delta: once this returns it is durable, in the spool or in
+        quarantine.
+        """
         spool, facts = self._open.run.spool, self._open.facts
         with disk(f"cannot spool delta {key.text}"):
             part = spool.seal(key, self.manifest)
@@ -367,7 +393,10 @@ class Store:
                 return SpoolResult(stored)
             problem = "it holds NaN or infinity"
             if math.isfinite(part.norm):
-                problem = f"its norm of {part.norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
+                problem = (
+                    f"its norm of {part.norm:.3g} is above {LARGEST_NORM:g}: its client has "
+                    "diverged"
+                )
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
@@ -375,9 +404,11 @@ class Store:
         return SpoolResult(stored, problem)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
-        """Take a pending delta out of the run: it is not merged, and kept aside for a person to look at; `held`: until it is released.
+        """Take a pending delta out of the run: it is not merged, and kept aside for a person to
+        look at; `held`: until it is released.
 
-        When it is in the accumulator already, that is made anew without it, from the spool, before it is used.
+        When it is in the accumulator already, that is made anew without it, from the spool, before
+        it is used.
         """
         facts = self._open.facts
         if key not in facts.book.pending:
@@ -398,10 +429,13 @@ class Store:
             self._open.run.spool.bring_back(key)  # recovery undoes this where the line is missing
             facts.record("released", to_fact(facts.book.held[key]))
 
-    # --- the outer step -----------------------------------------------------------------------------------
+    # --- the outer step
+    # -----------------------------------------------------------------------------------
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta to the accumulator. StoreError: the same deltas are in the accumulator as before."""
+        """Add `weight` times a pending delta to the accumulator. StoreError: the same deltas are in
+        the accumulator as before.
+        """
         self._open.merging.accumulate(key, weight)
 
     @property
@@ -414,11 +448,15 @@ class Store:
         return self._open.merging.accumulated
 
     def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
-        """What the next version is made of, out of the accumulator, which must hold exactly `merged`; see `Merging.average`."""
+        """What the next version is made of, out of the accumulator, which must hold exactly
+        `merged`; see `Merging.average`.
+        """
         return self._open.merging.average(version, merged, scale)
 
     def advance(self, average: Average) -> Committed:
-        """Make the next version; see `Merging.advance`. StoreError: the current version and the accumulator are as they were."""
+        """Make the next version; see `Merging.advance`. StoreError: the current version and the
+        accumulator are as they were.
+        """
         return self._adopt(self._open.merging.advance(average))
 
     def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
@@ -437,7 +475,8 @@ class Store:
         # The version exists whatever happens now, so nothing from here on may make the commit fail.
         notice = None
         try:
-            # In this order: until the ledger has its line, a version's folder is the only record of what it merged.
+            # In this order: until the ledger has its line, a version's folder is the only record of
+            # what it merged.
             opened.facts.settle()
             opened.run.prune(oldest)
         except OSError as error:
@@ -451,10 +490,13 @@ class Store:
             notice,
         )
 
-    # --- what clients fetch -------------------------------------------------------------------------------
+    # --- what clients fetch
+    # -------------------------------------------------------------------------------
 
     def keep_from(self, version: int | None) -> None:
-        """Keep `version` and all after it while a client is fetching them, beyond keep_versions; None: none is."""
+        """Keep `version` and all after it while a client is fetching them, beyond keep_versions;
+        None: none is.
+        """
         self._serving_from = version
 
     def has_update(self, version: int) -> bool:
@@ -462,13 +504,19 @@ class Store:
         return self._open.kept.has_update(version)
 
     def read_update(self, version: int, index: int) -> bytes | None:
-        """The coded chunk `index` of the change that leads to `version`; None when it is not kept; IndexError."""
+        """The coded chunk `index` of the change that leads to `version`; None when it is not kept;
+        IndexError.
+        """
         return self._open.kept.read_update(version, index, self.manifest)
 
     def read_full(self, version: int, index: int) -> bytes | None:
-        """Chunk `index` of a kept version's weights as a lossless fp32 frame; None when it is not kept. Raises CheckpointDamaged."""
+        """Chunk `index` of a kept version's weights as a lossless fp32 frame; None when it is not
+        kept. Raises CheckpointDamaged.
+        """
         return self._open.kept.read_full(version, index, self.manifest)
 
     def verify(self, version: int) -> bool:
-        """Whether every byte of a kept version is as it was written; what is not is repaired where that is possible. Raises CheckpointDamaged."""
+        """Whether every byte of a kept version is as it was written; what is not is repaired where
+        that is possible. Raises CheckpointDamaged.
+        """
         return self._open.kept.verify(version, self.manifest)

@@ -29,7 +29,8 @@ from fsl_async.cluster.relauncher import AT_ONCE, Relauncher
 from fsl_async.cluster.restarts import RestartRules
 
 STAND_INS = {
-    "sbatch": 'echo "sbatch $*" >> "$DIR/asked"; [ -e "$DIR/full" ] && { echo "QOSMaxJobs" >&2; exit 1; }; cat "$DIR/answer"',
+    "sbatch": 'echo "sbatch $*" >> "$DIR/asked"; [ -e "$DIR/full" ] && { echo "QOSMaxJobs" >&2; '
+    'exit 1; }; cat "$DIR/answer"',
     "squeue": """echo "squeue $*" >> "$DIR/asked"
 for word; do case $word in
     --name=*) name=,${word#--name=}, ;;
@@ -38,7 +39,9 @@ for word; do case $word in
 esac; done
 [ -e "$DIR/queue" ] || exit 0
 while read -r number job state; do
-    case ${name-,$job,} in *,$job,*) case ${states-,$state,} in *,$state,*) echo "$number $state" ;; esac ;; esac
+    case ${name-,$job,} in *,$job,*)
+        case ${states-,$state,} in *,$state,*) echo "$number $state" ;; esac
+    ;; esac
 done < "$DIR/queue"
 """,
     "scancel": 'echo "scancel $*" >> "$DIR/asked"',
@@ -47,7 +50,9 @@ done < "$DIR/queue"
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """A folder with stand-ins for Slurm's programs, first in PATH; `asked` in it says how they were called, `queue` (number, name, state) what squeue knows."""
+    """A folder with stand-ins for Slurm's programs, first in PATH; `asked` in it says how they were
+    called, `queue` (number, name, state) what squeue knows.
+    """
     for name, body in STAND_INS.items():
         path = tmp_path / name
         path.write_text(f"#!/bin/sh\nDIR={tmp_path}\n{body}\n")
@@ -62,7 +67,9 @@ def asked(folder):
 
 
 def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(slurm):
-    """Found again by its name; at the run's end a job that still waits would dial a server that is gone."""
+    """Found again by its name; at the run's end a job that still waits would dial a server that is
+    gone.
+    """
 
     async def play():
         launcher = SlurmLauncher()
@@ -72,7 +79,10 @@ def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(sl
 
     asyncio.run(play())
     assert asked(slurm) == [
-        "squeue --noheader --me --name=fsl-a --states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING --format=%i %T",
+        (
+            "squeue --noheader --me --name=fsl-a "
+            "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING --format=%i %T"
+        ),
         "sbatch --parsable --job-name=fsl-a job.sbatch a",
         "scancel --state=PENDING 17",
     ]
@@ -80,7 +90,9 @@ def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(sl
 
 @pytest.mark.parametrize("state", ["PENDING", "CONFIGURING", "RUNNING", "SUSPENDED"])
 def test_slurm_does_not_submit_a_second_job(slurm, state):
-    """A job that Slurm requeued, or that waits for its turn, is the client; two would fight for its name."""
+    """A job that Slurm requeued, or that waits for its turn, is the client; two would fight for its
+    name.
+    """
     (slurm / "queue").write_text(f"15 fsl-b RUNNING\n16 fsl-a {state}\n17 fsl-a COMPLETING\n")
     with pytest.raises(LeftAloneError, match=f"^Slurm has job 16 {state} for it$"):
         asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
@@ -88,20 +100,26 @@ def test_slurm_does_not_submit_a_second_job(slurm, state):
 
 
 def test_slurm_submits_where_other_clients_jobs_are_or_its_own_is_over(slurm):
-    """By its whole name, and by its state: another client's job, or one that has failed, brings nobody back."""
+    """By its whole name, and by its state: another client's job, or one that has failed, brings
+    nobody back.
+    """
     (slurm / "queue").write_text("15 fsl-ab RUNNING\n16 fsl-a FAILED\n18 other RUNNING\n")
     assert asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"])) == "Slurm job 17"
 
 
 def test_a_job_that_is_completing_is_looked_at_again(slurm):
-    """It is on its way out of the cluster or back into the queue: a job submitted now may be a second one, and none would be if nobody looked again."""
+    """It is on its way out of the cluster or back into the queue: a job submitted now may be a
+    second one, and none would be if nobody looked again.
+    """
     (slurm / "queue").write_text("16 fsl-a COMPLETING\n")
     with pytest.raises(LaunchError, match="job 16 COMPLETING for it, which may be requeued"):
         asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
 
 
 def test_the_first_job_of_a_client_is_found_as_the_template_says_to_submit_it(slurm):
-    """Found by the name of another it would be submitted a second time, and the two would put each other out."""
+    """Found by the name of another it would be submitted a second time, and the two would put each
+    other out.
+    """
     template = (Path(__file__).parents[2] / "bin" / "fsl-node.sbatch").read_text()
     (usage,) = [line for line in template.splitlines() if line.startswith("#     sbatch ")]
     given = [line.split()[1] for line in template.splitlines() if line.startswith("#SBATCH ")]
@@ -153,7 +171,9 @@ def test_who_may_not_be_ended_is_left_to_itself(monkeypatch, loop):
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
 def test_what_a_program_leaves_running_is_not_waited_for(tmp_path, loop):
-    """Under uvloop the client that a script had started held the pipe: after a minute it was "did not end", and was launched again."""
+    """Under uvloop the client that a script had started held the pipe: after a minute it was "did
+    not end", and was launched again.
+    """
     script = tmp_path / "start"
     script.write_text("#!/bin/sh\nsleep 60 >/dev/null 2>&1 </dev/null &\necho $!\n")
     script.chmod(0o755)
@@ -164,7 +184,9 @@ def test_what_a_program_leaves_running_is_not_waited_for(tmp_path, loop):
 @pytest.mark.parametrize("ends", ["timeout", "cancelled"])
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
 def test_a_program_that_does_not_end_takes_what_it_started_with_it(tmp_path, loop, ends):
-    """A script that waits for its ssh: the ssh lived on, and its client beside the next attempt's."""
+    """A script that waits for its ssh: the ssh lived on, and its client beside the next
+    attempt's.
+    """
     script, said = tmp_path / "launch", tmp_path / "pid"
     script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{said}.new\nmv {said}.new {said}\nwait\n")
     script.chmod(0o700)
@@ -226,7 +248,9 @@ def lives(pid):
 
 
 def test_no_room_for_what_a_program_says_is_a_launch_that_failed(monkeypatch):
-    """A full folder for temporary files, or no descriptor left: the task died, and nobody was told."""
+    """A full folder for temporary files, or no descriptor left: the task died, and nobody was
+    told.
+    """
     names = iter([tempfile.TemporaryFile])
 
     def none_left():
@@ -331,7 +355,9 @@ class Flaky:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_relauncher_asks_again_and_says_so(wanted):
-    """From an expired session to the launcher, on a real loop; a run that ends has no use for clients."""
+    """From an expired session to the launcher, on a real loop; a run that ends has no use for
+    clients.
+    """
     told, flaky = [], Flaky()
     rules = RestartRules(first_wait_s=0.02, budget=3)
     launching = Launching((LaunchRule("*", "command", ("go", "{name}", "{address}")),), rules)
@@ -362,7 +388,9 @@ def test_the_relauncher_asks_again_and_says_so(wanted):
 
 
 def test_of_many_that_died_together_few_are_asked_for_at_once():
-    """A cluster that went away takes a hundred clients with it, and one machine shall not start a hundred processes. All get their turn."""
+    """A cluster that went away takes a hundred clients with it, and one machine shall not start a
+    hundred processes. All get their turn.
+    """
     under_way, most, launched = 0, 0, []
 
     class Slow:
@@ -437,7 +465,9 @@ def test_who_is_left_alone_is_not_said_to_be_launched():
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
-    """Most of them are about to come back: a line for each would be noise. A run that is over has no use for them."""
+    """Most of them are about to come back: a line for each would be noise. A run that is over has
+    no use for them.
+    """
     told, kept, flaky = [], [], Flaky()
     rules = RestartRules(first_wait_s=0.02, budget=3)
 
@@ -469,7 +499,9 @@ def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
 
 
 def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered():
-    """They say goodbye, to be launched again, while the server leaves: it would start them anew; the next one should."""
+    """They say goodbye, to be launched again, while the server leaves: it would start them anew;
+    the next one should.
+    """
     told, kept = [], []
 
     class Ends:
@@ -506,7 +538,9 @@ def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered
 
 
 def test_a_local_childs_exit_is_told_unless_we_ended_it():
-    """Its launcher sees it at once, seconds before its session expires; what the launcher ends itself is no death."""
+    """Its launcher sees it at once, seconds before its session expires; what the launcher ends
+    itself is no death.
+    """
     told = []
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
 

@@ -53,7 +53,9 @@ def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
 
 
 def test_a_file_of_any_size_is_read_within_bounds(tmp_path):
-    """Somebody may have put anything in its place: a server that starts does not fill its memory with it."""
+    """Somebody may have put anything in its place: a server that starts does not fill its memory
+    with it.
+    """
     path = tmp_path / FILE
     names = "".join(f"c{number}\n" for number in range(MOST_MEMBERS + 7))
     path.write_bytes(with_checksum(names.encode()))
@@ -89,7 +91,9 @@ async def until(condition):
 
 
 def test_a_disk_that_hangs_holds_nobody_and_gets_the_newest_then():
-    """A change a second and a disk that is away for a minute: what was between need not be written."""
+    """A change a second and a disk that is away for a minute: what was between need not be
+    written.
+    """
     disk = Disk()
     disk.held.clear()
 

@@ -50,7 +50,9 @@ def test_a_killed_client_comes_back_under_its_name(hold):
 
 
 def test_two_clients_of_one_process_have_two_names(tmp_path, hold):
-    """Two joins in a notebook: a record lock does not keep its own process out, and the second client threw the first one out."""
+    """Two joins in a notebook: a record lock does not keep its own process out, and the second
+    client threw the first one out.
+    """
     one, two = (claim_name("tcp://a:1", directory=tmp_path, host="gpu box") for _ in range(2))
     assert (one.name, two.name) == ("gpu-box", "gpu-box-2")
     two.close()

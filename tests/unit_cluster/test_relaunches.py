@@ -1,4 +1,6 @@
-"""When a client that died is launched again: the launch file and the decision, without sessions or processes."""
+"""When a client that died is launched again: the launch file and the decision, without sessions or
+processes.
+"""
 
 import pytest
 
@@ -46,8 +48,14 @@ def test_the_first_pattern_that_fits_is_the_launcher():
         ("budget = " + "9" * 5000, "not TOML"),
         ("", r"at least one \[\[launcher\]\]"),
         ("launcher = 3", r"at least one \[\[launcher\]\]"),
-        ('[[launcher]]\nclients="*"\nkind="k8s"\ncommand=["x"]', "launcher 1: kind must be one of local"),
-        ('[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["--job-name=x", "j"]', "leave --job-name"),
+        (
+            '[[launcher]]\nclients="*"\nkind="k8s"\ncommand=["x"]',
+            "launcher 1: kind must be one of local",
+        ),
+        (
+            '[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["--job-name=x", "j"]',
+            "leave --job-name",
+        ),
         ('[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["-J", "x", "j"]', "leave --job-name"),
         ('[[launcher]]\nclients="*"\nkind="local"\ncommand="x y"', "array of words"),
         ('[[launcher]]\nclients="*"\nkind="local"\ncommand=[]', "array of words"),
@@ -57,7 +65,7 @@ def test_the_first_pattern_that_fits_is_the_launcher():
         ('budget=1.5\n[[launcher]]\nclients="*"\nkind="local"\ncommand=["x"]', "budget: must be"),
         ('factor=0.5\n[[launcher]]\nclients="*"\nkind="local"\ncommand=["x"]', "factor: must be"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_launch_file_is_one_line(text, words):
     """It is read before the run begins: a wrong one must not show at the first death."""
     with pytest.raises(ConfigError, match=words) as caught:
@@ -80,7 +88,9 @@ def test_a_client_that_expires_is_asked_for_once():
 
 @pytest.mark.parametrize("reason", ["bye", "superseded", "reset", "protocol"])
 def test_other_ends_of_a_session_are_no_death(reason):
-    """Who says goodbye and no more is done, the others come back at once: two of a name would fight."""
+    """Who says goodbye and no more is done, the others come back at once: two of a name would
+    fight.
+    """
     one = made()
     one.seen("alice", 0.0)
     assert one.left("alice", reason, 10.0) is None
@@ -89,7 +99,9 @@ def test_other_ends_of_a_session_are_no_death(reason):
 
 
 def test_a_goodbye_that_asks_for_a_launch_is_a_death():
-    """A client that ended itself because training hung says goodbye first: nobody would start it again."""
+    """A client that ended itself because training hung says goodbye first: nobody would start it
+    again.
+    """
     one = made()
     one.seen("alice", 0.0)
     hung = Goodbye("training hangs", 0.0)
@@ -113,7 +125,9 @@ def test_goodbyes_in_a_row_wait_longer_and_use_the_budget_up():
 
 
 def test_a_place_that_is_taken_away_is_not_launched_on_before_that():
-    """Two minutes ahead of its end a spot instance would start the client again, which would be told again; but no client sets the server's timer for hours."""
+    """Two minutes ahead of its end a spot instance would start the client again, which would be
+    told again; but no client sets the server's timer for hours.
+    """
     one = made()
     one.seen("alice", 0.0)
     said = one.left("alice", "bye", 10.0, Goodbye("EC2 spot (terminate)", 100.0))
@@ -153,7 +167,9 @@ def test_a_person_who_interrupts_a_child_means_it():
 
 
 def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
-    """An hour in a queue is no hour of work: it would be submitted again for ever, without a longer wait."""
+    """An hour in a queue is no hour of work: it would be submitted again for ever, without a longer
+    wait.
+    """
     one = made()
     one.seen("alice", 0.0)
     one.left("alice", "expired", 10.0)
@@ -167,7 +183,9 @@ def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
 
 
 def test_a_server_that_starts_again_asks_for_who_does_not_come_back():
-    """It died while nobody watched; those who live say hello within the time of a session, and who has no rule is nobody's."""
+    """It died while nobody watched; those who live say hello within the time of a session, and who
+    has no rule is nobody's.
+    """
     one = made()
     said = one.recovered(["amy", "bob", "carol"], 20.0, 100.0)
     assert said == [Waiting("amy", 22.0), Waiting("bob", 22.0)]
@@ -179,7 +197,9 @@ def test_a_server_that_starts_again_asks_for_who_does_not_come_back():
 
 
 def test_members_are_who_did_not_say_that_it_is_over():
-    """What the next server is told: one that died, was put out, or wants to come back; not one that is done or not let in any more."""
+    """What the next server is told: one that died, was put out, or wants to come back; not one that
+    is done or not let in any more.
+    """
     one = made()
     for name in ("amy", "bea", "bob", "bud", "ada", "abe", "carol", "cleo"):
         one.seen(name, 0.0)
@@ -242,7 +262,9 @@ def test_deaths_in_a_row_wait_longer_and_a_healthy_minute_forgives():
 
 
 def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
-    """The session of the dead process expires while the next one is starting: that must not end the next one."""
+    """The session of the dead process expires while the next one is starting: that must not end the
+    next one.
+    """
     machine = made()
     machine.seen("alice", 0.0)
     assert machine.exited("alice", -9, 100.0) == Waiting("alice", 2.0)
@@ -254,7 +276,9 @@ def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
 
 
 def test_a_child_that_another_process_put_out_is_not_the_end_of_that_one():
-    """Somebody starts alice elsewhere: the server's own child is refused from then on, and ends. The other one lives on, and is cared for."""
+    """Somebody starts alice elsewhere: the server's own child is refused from then on, and ends.
+    The other one lives on, and is cared for.
+    """
     machine = made()
     machine.seen("alice", 0.0)
     assert machine.left("alice", "superseded", 100.0) is None
@@ -279,7 +303,9 @@ def test_who_was_put_out_and_left_for_another_reason_since_ends_as_ever():
 
 
 def test_exit_codes_say_what_an_expired_session_cannot():
-    """Who was preempted said goodbye and wants to come back; who is done, or was called wrongly, does not."""
+    """Who was preempted said goodbye and wants to come back; who is done, or was called wrongly,
+    does not.
+    """
     machine = made()
     machine.seen("alice", 0.0)
     assert machine.left("alice", "bye", 50.0) is None

@@ -1,4 +1,6 @@
-"""The decision when to launch a child again: every row of the table, without processes or clocks."""
+"""The decision when to launch a child again: every row of the table, without processes or
+clocks.
+"""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -87,7 +89,9 @@ def test_stop_in_every_state():
 
 
 def test_a_child_that_others_launched_counts_from_when_it_was_seen():
-    """A short life is a short life, whoever began it; and what is back while it is waited for is not launched."""
+    """A short life is a short life, whoever began it; and what is back while it is waited for is
+    not launched.
+    """
     machine = Restarts(RULES)
     assert machine.handle(Seen(), 100.0) == []
     assert machine.handle(Exited(1), 110.0) == [Wait(1.0)]
@@ -110,7 +114,9 @@ def test_events_out_of_place_are_a_mistake_of_the_shell(event):
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 64, -9]), st.floats(0, 200)), max_size=60))
 def test_waits_stay_within_bounds_and_launches_within_budget(lives):
-    """Whatever sequence of lives: waits are bounded, and never more than `budget` short lives in a row are forgiven."""
+    """Whatever sequence of lives: waits are bounded, and never more than `budget` short lives in a
+    row are forgiven.
+    """
     machine, now, short = running(), 0.0, 0
     for code, seconds in lives:
         now += seconds

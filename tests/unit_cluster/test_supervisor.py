@@ -24,7 +24,9 @@ def python(name, script, **more):
 
 
 def children():
-    """Of this process, by number, ended or not. Other tests may leave some: multiprocessing's tracker of resources lives as long as we do."""
+    """Of this process, by number, ended or not. Other tests may leave some: multiprocessing's
+    tracker of resources lives as long as we do.
+    """
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # gone meanwhile
@@ -34,7 +36,9 @@ def children():
 
 
 def run(main, loop_factory=None):
-    """Run a coroutine and check that it left no tasks and no child processes, also none that ended and that nobody waited for."""
+    """Run a coroutine and check that it left no tasks and no child processes, also none that ended
+    and that nobody waited for.
+    """
     before = children()
 
     async def checked():
@@ -81,7 +85,9 @@ async def lives(children, rules=FAST, log_path=None):
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_output_of_both_streams_is_gathered_with_names(tmp_path, loop_factory):
-    """One log for all nodes: standard output and error, line by line, also long, broken and unfinished lines."""
+    """One log for all nodes: standard output and error, line by line, also long, broken and
+    unfinished lines.
+    """
     script = """
         import sys, os
         print("one")
@@ -327,7 +333,8 @@ def test_children_die_with_a_killed_supervisor():
         from fsl_async.cluster.supervisor import Child, Supervisor
         async def main():
             supervisor = Supervisor(on_line=lambda name, line: print(line, flush=True))
-            supervisor.start(Child("a", (sys.executable, "-c", "import os, time; print(os.getpid()); time.sleep(60)")))
+            sleep = "import os, time; print(os.getpid()); time.sleep(60)"
+            supervisor.start(Child("a", (sys.executable, "-c", sleep)))
             await supervisor.wait()
         asyncio.run(main())
     """

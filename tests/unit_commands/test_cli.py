@@ -25,7 +25,10 @@ def run(capsys, *args):
 GOLDEN = [
     (
         "--role relay",
-        "which server? Give the address in the line that it prints, like: fsl-node --role relay --listen *:7100 fsl://ps.example.org:7100?key=...",
+        (
+            "which server? Give the address in the line that it prints, like: fsl-node --role "
+            "relay --listen *:7100 fsl://ps.example.org:7100?key=..."
+        ),
     ),
     ("--role ps --listen *:1", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
     (
@@ -42,17 +45,27 @@ GOLDEN = [
     ),
     (
         "--role relay 127.0.0.1:1?split=127.0.0.1:2",
-        "the address names a split server too, 127.0.0.1:2: say at which port clients reach it here, --split 7101",
+        (
+            "the address names a split server too, 127.0.0.1:2: say at which port clients reach it "
+            "here, --split 7101"
+        ),
     ),
     (
         "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
-        "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on the way; give the address with ?key=... as the server prints it, or accept it with --insecure",
+        (
+            "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on "
+            "the way; give the address with ?key=... as the server prints it, or accept it with "
+            "--insecure"
+        ),
     ),
     ("--role foo", "--role 'foo' is unknown; use --role ps, client, server or relay"),
     ("--rolle ps", "no such option '--rolle'. Did you mean '--role'? (see fsl-node --help)"),
     (
         "--config fsl.toml",
-        f"say what this node is, --role ps, client, server or relay, or give a command ({', '.join(COMMANDS)})",
+        (
+            "say what this node is, --role ps, client, server or relay, or give a command "
+            f"({', '.join(COMMANDS)})"
+        ),
     ),
     ("fsl://a:1", "to join the run at fsl://a:1: fsl-node --role client fsl://a:1"),
     ("initt", "no command 'initt'; did you mean init?"),
@@ -62,7 +75,10 @@ GOLDEN = [
     ("--role ps a:1 b", "got unexpected extra argument (b) (see fsl-node --help)"),
     (
         "--role client",
-        "which server? The server prints the line, like: fsl-node --role client fsl://ps.example.org:7100?key=...",
+        (
+            "which server? The server prints the line, like: fsl-node --role client "
+            "fsl://ps.example.org:7100?key=..."
+        ),
     ),
     ("--role client foo", "foo: no port; write one like fsl://ps.example.org:7100?key=..."),
     (
@@ -79,7 +95,10 @@ GOLDEN = [
     ),
     (
         "--role client fsl://a:1?key=k",
-        "the key in the address of a:1 is damaged: copy the whole line that the server prints, in its quotes",
+        (
+            "the key in the address of a:1 is damaged: copy the whole line that the server prints, "
+            "in its quotes"
+        ),
     ),
     (
         "--role client localhost:1 --name a/b",
@@ -112,11 +131,17 @@ GOLDEN = [
     ),
     (
         "demo --preset 5m",
-        '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you mean 50m?',
+        (
+            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you mean '
+            "50m?"
+        ),
     ),
     (
         "--role ps --set model.width=100",
-        "configuration: model.width: must be a multiple of model.heads (6), got 100 with model.preset 3m",
+        (
+            "configuration: model.width: must be a multiple of model.heads (6), got 100 with "
+            "model.preset 3m"
+        ),
     ),
     ("--role ps --data nothere", "--data nothere: no such file or directory"),
     ("--role ps --config no.toml", "no.toml: no such file; `fsl-node init no.toml` writes one"),
@@ -127,14 +152,16 @@ GOLDEN = [
     (
         "--role ps 0.0.0.0:7100",
         (
-            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, so it needs a key: run fsl-node keys new,"
+            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, so it needs a "
+            "key: run fsl-node keys new,"
             " or accept an unencrypted listener with --insecure"
         ),
     ),
     (
         "--role server --with-ps --set split.method=fsl-sage --set split.listen=0.0.0.0:7101",
         (
-            "split.listen: 0.0.0.0:7101 can be reached by other machines, so it needs a key: run fsl-node keys new,"
+            "split.listen: 0.0.0.0:7101 can be reached by other machines, so it needs a key: run "
+            "fsl-node keys new,"
             " or accept an unencrypted listener with --insecure"
         ),
     ),
@@ -146,13 +173,17 @@ GOLDEN = [
     (
         "--role client ps.example.org:7100 --name a",
         (
-            "fsl://ps.example.org:7100 has no key: give the whole address that the server prints, fsl://...?key=...,"
+            "fsl://ps.example.org:7100 has no key: give the whole address that the server prints, "
+            "fsl://...?key=...,"
             " or accept an unencrypted connection with --insecure"
         ),
     ),
     (
         "--role ps --dry-run --set transfer.window_bytes=1048576",
-        "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got 1048576",
+        (
+            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got "
+            "1048576"
+        ),
     ),
     (
         "--role client 127.0.0.1:7100 --name a --keys k",
@@ -161,7 +192,8 @@ GOLDEN = [
     (
         "--role client --keys k --name a fsl://a:1?key=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
         (
-            "the server encrypts, and there is no key of this client in k: run fsl-node keys new --keys k,"
+            "the server encrypts, and there is no key of this client in k: run fsl-node keys new "
+            "--keys k,"
             " then at the server the line that it prints (fsl-node keys trust KEY --name SITE)"
         ),
     ),
@@ -250,7 +282,9 @@ def test_dry_run_prints_the_resolved_configuration(capsys, tmp_path):
 
 
 def test_dry_run_fills_in_what_stands_for_something_else(capsys, monkeypatch):
-    """0 and {name} are what one asks --dry-run about: the numbers are those that a run would use."""
+    """0 and {name} are what one asks --dry-run about: the numbers are those that a run would
+    use.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     args = ["--role", "ps", "--name", "abc", "--set", "model.preset=1m", "--set", "model.layers=3"]
     code, out, _ = run(capsys, *args, "--dry-run", "--json")
@@ -297,7 +331,9 @@ def task_file(folder):
     ],
 )
 def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monkeypatch, case, dry):
-    """Nobody should wait for a server to learn of a typing error; nothing listens at the address of this test."""
+    """Nobody should wait for a server to learn of a typing error; nothing listens at the address of
+    this test.
+    """
     given, words = case
     monkeypatch.chdir(tmp_path)
     task_file(tmp_path)
@@ -315,7 +351,9 @@ def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monke
 
 @pytest.mark.parametrize("role", [("client", "127.0.0.1:1"), ("ps",)])
 def test_data_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch, role):
-    """Permissions are as common a mistake as a wrong path. Root may read all, so the system's answer is made up."""
+    """Permissions are as common a mistake as a wrong path. Root may read all, so the system's
+    answer is made up.
+    """
 
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -328,7 +366,9 @@ def test_data_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch, rol
 
 
 def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp_path):
-    """In a checkout there is no fsl-node on the PATH: help, errors and comments say bin/fsl-node."""
+    """In a checkout there is no fsl-node on the PATH: help, errors and comments say
+    bin/fsl-node.
+    """
     monkeypatch.setenv("FSL_NODE_CALLED_AS", "bin/fsl-node")
     monkeypatch.chdir(tmp_path)
     for line in ("--role ps --config no.toml", "ps", "fsl://a:1", "init --foo", "--rolle ps"):
@@ -342,7 +382,9 @@ def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp
 
 
 def test_a_script_that_the_path_does_not_lead_to_is_named_by_its_place(monkeypatch, tmp_path):
-    """.venv/bin/fsl-node without an activated environment: the bare name would be "command not found"."""
+    """.venv/bin/fsl-node without an activated environment: the bare name would be "command not
+    found".
+    """
     monkeypatch.delenv("FSL_NODE_CALLED_AS", raising=False)
     monkeypatch.setattr("sys.argv", [".venv/bin/fsl-node"])
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -386,7 +428,8 @@ def test_help_imports_nothing_heavy():
     """--help answers in 0.3 s only while torch, ZeroMQ, NumPy and cattrs stay unimported."""
     script = (
         "import sys; from fsl_async import cli; code = cli.main(['--help']); "
-        "heavy = {'torch', 'zmq', 'numpy', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich'} & set(sys.modules); "
+        "heavy = {'torch', 'zmq', 'numpy', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich'} & "
+        "set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(

@@ -24,7 +24,9 @@ from fsl_async.process.threads import cores
     ],
 )
 def test_progress_in_words(progress, words):
-    """A task need not report a loss, and no speed is known in the first seconds; neither may cost the line."""
+    """A task need not report a loss, and no speed is known in the first seconds; neither may cost
+    the line.
+    """
     assert progress_words(progress) == words
 
 
@@ -38,7 +40,9 @@ def test_progress_in_words(progress, words):
     ],
 )
 def test_the_start_line_tells_the_threads_and_sets_them(case, monkeypatch):
-    """Two clients that take all cores each wait for each other: the line must say what is so, and where to change it."""
+    """Two clients that take all cores each wait for each other: the line must say what is so, and
+    where to change it.
+    """
     setting, option, variable, count, why = case
     if variable is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -56,7 +60,9 @@ def test_the_start_line_tells_the_threads_and_sets_them(case, monkeypatch):
 
 
 def test_a_task_sees_what_was_checked_of_a_welcome():
-    """Tables and keys that this release does not have are not checked: a task would print them as they came."""
+    """Tables and keys that this release does not have are not checked: a task would print them as
+    they came.
+    """
     told = to_wire(Config())
     told |= {"\x1b[2J": {"a": 1}, "train": {**told["train"], "batch": 7, "\x1b": "\n"}}
     member = Membership(Welcome("r", 0, 1, told), from_wire(told))

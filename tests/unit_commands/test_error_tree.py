@@ -42,7 +42,10 @@ def told(error, *, as_json=False, debug=False):
         (
             ValueError("boom\nbang"),
             1,
-            "error: unexpected ValueError: boom; bang (this is a bug in fsl-async; run again with --debug for the traceback)\n",
+            (
+                "error: unexpected ValueError: boom; bang (this is a bug in fsl-async; run again "
+                "with --debug for the traceback)\n"
+            ),
         ),
     ],
 )
@@ -52,7 +55,9 @@ def test_every_exception_is_one_line_and_a_code(error, code, line):
 
 
 def test_a_home_that_nobody_knows_is_no_bug(capsys, monkeypatch):
-    """~somebody on a machine that has no such user; ~ in a container whose user has no name and no HOME."""
+    """~somebody on a machine that has no such user; ~ in a container whose user has no name and no
+    HOME.
+    """
     assert main(["keys", "list", "--keys", "~nobody-by-this-name/keys"]) == 2
     assert "the system knows no such folder" in capsys.readouterr().err
     monkeypatch.setattr(Path, "home", lambda: Path("~").expanduser())
@@ -64,7 +69,9 @@ def test_a_home_that_nobody_knows_is_no_bug(capsys, monkeypatch):
 
 
 def test_torch_without_memory_is_no_bug():
-    """The planner of a model that fits nowhere, a client on a small GPU: torch has errors of its own for it."""
+    """The planner of a model that fits nowhere, a client on a small GPU: torch has errors of its
+    own for it.
+    """
     import torch
 
     with pytest.raises(RuntimeError) as caught:

@@ -53,7 +53,10 @@ def test_all_forms_are_read_and_written_back(text, expected):
         ),
         (
             "fsl://ps:1?kee=4",
-            "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and split=host:port are known",
+            (
+                "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and split=host:port "
+                "are known"
+            ),
         ),
         (
             "fsl://ps:1?key=",
@@ -63,7 +66,8 @@ def test_all_forms_are_read_and_written_back(text, expected):
             "0.0.0.0:7100",
             (
                 "0.0.0.0:7100: 0.0.0.0 means every interface of the listening machine; "
-                "give the host that runs the parameter server, for example fsl://ps.example.org:7100?key=..."
+                "give the host that runs the parameter server, for example "
+                "fsl://ps.example.org:7100?key=..."
             ),
         ),
         ("ps:1\n", "'ps:1\\n': not an address; write one like fsl://ps.example.org:7100?key=..."),
@@ -108,7 +112,9 @@ def test_reachable_host_names_one_interface(monkeypatch):
 
 @given(st.text(max_size=60))
 def test_any_text_is_an_address_or_an_address_error(text):
-    """Addresses come from command lines and files: no other exception, and always one printable line."""
+    """Addresses come from command lines and files: no other exception, and always one printable
+    line.
+    """
     for read in (parse, parse_listen):
         told = ""
         try:
@@ -119,7 +125,9 @@ def test_any_text_is_an_address_or_an_address_error(text):
 
 
 def test_the_place_of_a_split_server_travels_with_the_address():
-    """Behind a relay or a tunnel a client cannot use what the parameter server says; who made the address knows better."""
+    """Behind a relay or a tunnel a client cannot use what the parameter server says; who made the
+    address knows better.
+    """
     text = "fsl://relay.org:7100?key=a%3Ab&split=relay.org:7101"
     address = parse(text)
     assert (address.key, address.split) == ("a:b", "relay.org:7101")

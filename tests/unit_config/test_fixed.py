@@ -8,7 +8,9 @@ from fsl_async.errors import RunDirError
 
 
 def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
-    """Marking one more, or one less, changes what users may do between two starts: that is decided here."""
+    """Marking one more, or one less, changes what users may do between two starts: that is decided
+    here.
+    """
     assert set(fixed_settings(load(None))) == {
         "run.seed",
         "outer.optimizer",
@@ -46,7 +48,9 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
     ],
 )
 def test_another_value_is_refused_with_both(tmp_path, changed, words):
-    """Weights of one model must not be continued as another's, and the way on stands in the line."""
+    """Weights of one model must not be continued as another's, and the way on stands in the
+    line.
+    """
     keep_settings(tmp_path, load(None), -1)
     with pytest.raises(RunDirError) as refused:
         keep_settings(tmp_path, load(None, [changed]), 3)
@@ -101,7 +105,9 @@ def test_a_run_without_the_file_takes_what_it_is_started_with(tmp_path):
 
 
 def test_an_altered_digit_is_not_a_setting(tmp_path):
-    """A seed of 1 instead of 0 is good JSON: without a checksum the run would go on with other data."""
+    """A seed of 1 instead of 0 is good JSON: without a checksum the run would go on with other
+    data.
+    """
     keep_settings(tmp_path, load(None), -1)
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes().replace(b'"run.seed":0', b'"run.seed":1'))

@@ -1,4 +1,6 @@
-"""Configuration: TOML in, frozen values out, and errors that name the file, the key and the way out."""
+"""Configuration: TOML in, frozen values out, and errors that name the file, the key and the way
+out.
+"""
 
 import tomllib
 from pathlib import Path
@@ -27,7 +29,10 @@ from fsl_async.config.settings import TABLES, TransferConfig
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 
-TABLE_LIST = "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, checkpoint, split"
+TABLE_LIST = (
+    "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, "
+    "checkpoint, split"
+)
 
 
 @pytest.fixture
@@ -103,11 +108,17 @@ GOLDEN = [
     ),
     (
         "[transfer]\nwindow_limit_bytes = 1048576",
-        "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, got 1048576",
+        (
+            "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, got "
+            "1048576"
+        ),
     ),
     (
         "[transfer]\nwindow_bytes = 16777216\nwindow_limit_bytes = 8388608",
-        "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), got 8388608",
+        (
+            "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), got "
+            "8388608"
+        ),
     ),
     (
         "[transfer]\nstripes_limit = 65",
@@ -134,7 +145,10 @@ GOLDEN = [
     ),
     (
         '[train]\ntask = "train.py"',
-        'train.task: must be file.py:function, own (each client brings its --task), or empty for the built-in task, got "train.py"',
+        (
+            "train.task: must be file.py:function, own (each client brings its --task), or empty for "
+            'the built-in task, got "train.py"'
+        ),
     ),
     ("[snyc]\nevery_s = 4", "snyc: unknown table, did you mean sync?"),
     ("[zzz]\na = 4", f"zzz: unknown table, the tables are {TABLE_LIST}"),
@@ -144,7 +158,10 @@ GOLDEN = [
     ('[checkpoint]\nup = "e4m3"', "checkpoint.up: unknown key, did you mean codec.up?"),
     (
         "[outer]\nzzzzzzz = 4",
-        "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, learning_rate, momentum, optimizer",
+        (
+            "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, learning_rate, "
+            "momentum, optimizer"
+        ),
     ),
     ('[sync]\n"a\\u001b[1m" = 1', None),
     ("sync = 5", "sync: expected a table, got 5"),
@@ -159,7 +176,9 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("text", "line"), GOLDEN)
 def test_bad_files_get_one_precise_line(in_folder, text, line):
-    """These lines are what users meet; each names the file, the dotted key, and what to write instead."""
+    """These lines are what users meet; each names the file, the dotted key, and what to write
+    instead.
+    """
     error = failure(text)
     if line is None:
         assert error.message.startswith("fsl.toml: ")
@@ -185,7 +204,9 @@ def test_a_missing_file_says_how_to_make_one(in_folder):
     [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = " + b"[" * 5000, b"a = " + b"9" * 5000],
 )
 def test_files_that_are_no_toml_at_all(in_folder, data):
-    """A wrong file given by mistake (binary, huge, nested without end) is refused by a line, not a traceback."""
+    """A wrong file given by mistake (binary, huge, nested without end) is refused by a line, not a
+    traceback.
+    """
     (in_folder / "x.toml").write_bytes(data)
     with pytest.raises(ConfigError, match=r"x\.toml: "):
         load("x.toml")
@@ -193,14 +214,18 @@ def test_files_that_are_no_toml_at_all(in_folder, data):
 
 @pytest.mark.parametrize("digits", [20, 400, 5000])
 def test_numbers_that_no_message_can_carry(digits):
-    """A limit of 10^22 versions was taken, and ended the server when the first client came; one of 5,000 digits was a bug at once."""
+    """A limit of 10^22 versions was taken, and ended the server when the first client came; one of
+    5,000 digits was a bug at once.
+    """
     with pytest.raises(ConfigError, match=r"--set: sync\.max_staleness: "):
         load(None, [f"sync.max_staleness={'9' * digits}"])
     assert load(None, [f"sync.max_staleness={(1 << 63) - 1}"]).sync.max_staleness == (1 << 63) - 1
 
 
 def test_text_is_utf8_with_or_without_a_mark(in_folder):
-    """Windows editors write a byte order mark; other encodings would garble paths, so they are refused."""
+    """Windows editors write a byte order mark; other encodings would garble paths, so they are
+    refused.
+    """
     (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("utf-8-sig"))
     assert load("x.toml").data.path == "é"
     (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("latin-1"))
@@ -232,7 +257,9 @@ def test_overrides_need_their_form(text):
 
 
 def test_override_values_are_toml_and_bare_words_are_strings():
-    """`--set codec.up=bf16` must work without shell-quoted quotes, and numbers for text settings stay text."""
+    """`--set codec.up=bf16` must work without shell-quoted quotes, and numbers for text settings
+    stay text.
+    """
     made = load(
         None,
         [
@@ -396,7 +423,9 @@ def test_clients_get_what_they_need_and_not_where_the_server_lives():
 
 
 def test_a_newer_servers_keys_are_skipped_and_values_still_checked():
-    """A client must run with a server that has one setting more, but never with a value out of range."""
+    """A client must run with a server that has one setting more, but never with a value out of
+    range.
+    """
     wire = to_wire(Config())
     wire["sync"]["later"] = 1
     wire["extra"] = {}
@@ -420,7 +449,9 @@ json_values = st.recursive(
 
 @given(json_values | st.fixed_dictionaries({}, optional=dict.fromkeys(TABLES, json_values)))
 def test_from_wire_takes_anything_or_says_why_not(value):
-    """The welcome comes from the network: any value gives a Config or a ConfigError, never another exception."""
+    """The welcome comes from the network: any value gives a Config or a ConfigError, never another
+    exception.
+    """
     told = ""
     try:
         assert isinstance(from_wire(value), Config)
@@ -498,7 +529,9 @@ def test_the_smallest_windows_are_large_enough_for_the_transport():
     ["hidden_act=xielu", "attn_implementation=flash_attention_2", "quantization_config=x", "_x=1"],
 )
 def test_sizes_choose_no_code(sizes):
-    """A server names them, and a client builds the model: these would import what is installed there."""
+    """A server names them, and a client builds the model: these would import what is installed
+    there.
+    """
     with pytest.raises(ConfigError, match="must be numbers by name"):
         load(None, [f"model.sizes={sizes}"])
     assert load(None, ["model.sizes=hidden_act=gelu_new, eps=1e-5"]).model.sizes

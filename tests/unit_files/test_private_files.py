@@ -1,4 +1,6 @@
-"""What a run keeps is its owner's: the modes of folders and files, and what is said where none can be made."""
+"""What a run keeps is its owner's: the modes of folders and files, and what is said where none can
+be made.
+"""
 
 import errno
 import os

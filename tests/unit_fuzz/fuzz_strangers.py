@@ -2,11 +2,14 @@
 
     python tests/unit_fuzz/fuzz_strangers.py [SECONDS for each target, 50] [TARGET ...]
 
-Seconds are processor time, so that a busy machine tries as much as a free one: 50 for each of the twelve are ten minutes of a core.
+Seconds are processor time, so that a busy machine tries as much as a free one: 50 for each of the
+twelve are ten minutes of a core.
 
-With atheris installed (the extra `fuzz`) coverage leads the mutations: libFuzzer on instrumented Python, with the mutator below, which
-works on fields where the input is msgpack. Without it the same mutator works on the seeds at random. Exits with 1 at the first input
-that gives an error which strangers must not be able to cause, or takes more than SLOW_S; the input is left in stranger-TARGET.bin.
+With atheris installed (the extra `fuzz`) coverage leads the mutations: libFuzzer on instrumented
+Python, with the mutator below, which works on fields where the input is msgpack. Without it the
+same mutator works on the seeds at random. Exits with 1 at the first input that gives an error which
+strangers must not be able to cause, or takes more than SLOW_S; the input is left in
+stranger-TARGET.bin.
 """
 
 import importlib.util
@@ -24,13 +27,48 @@ SLOW_S = 5.0
 HANGS_S = 300
 WALL_FACTOR = 20
 """On a machine that is busier than this the clock ends a target before its processor time does."""
-"""LibFuzzer's own limit is for what never ends: it counts on while the process is stopped for something else, which SLOW_S, processor time, does not."""
+"""LibFuzzer's own limit is for what never ends: it counts on while the process is stopped for
+something else, which SLOW_S, processor time, does not.
+"""
 MAX_BYTES = 1 << 16
 JUNK = (
-    None, True, False, 0, 1, -1, 2, 127, 128, 255, 1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63), 0.0, -0.0, 1e308,
-    float("nan"), float("inf"), "", "m", "key", "x" * 300, "\ud800".encode("utf-8", "surrogatepass"), "a/1/0/0", "../x", b"", b"\x00" * 8,
-    b"sessions", [], {}, [[]], {"m": "fetch/1"}, [0] * 40, {"": {}},
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    127,
+    128,
+    255,
+    1 << 31,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    -(1 << 63),
+    0.0,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "m",
+    "key",
+    "x" * 300,
+    "\ud800".encode("utf-8", "surrogatepass"),
+    "a/1/0/0",
+    "../x",
+    b"",
+    b"\x00" * 8,
+    b"sessions",
+    [],
+    {},
+    [[]],
+    {"m": "fetch/1"},
+    [0] * 40,
+    {"": {}},
+)
 BYTES = (0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC1, 0xC4, 0xC7, 0xD4, 0xDC, 0xDD, 0xDF, 0xFF)
 
 
@@ -128,7 +166,9 @@ def probe(target, data):
 
 
 def plain(name, target, seconds, seed=0):
-    """Random mutations of the seeds, two or three deep; the number of inputs. Raises what should not be."""
+    """Random mutations of the seeds, two or three deep; the number of inputs. Raises what should
+    not be.
+    """
     chance = random.Random(seed)
     pool = target.seeds()
     until = time.process_time() + seconds

@@ -1,7 +1,8 @@
-"""A whole split server with an honest client beside the hostile one, and a whole split client whose server is hostile.
+"""A whole split server with an honest client beside the hostile one, and a whole split client whose
+server is hostile.
 
-Both have the real shells, machines, torch rooms and, at the server, the real disk; sockets, threads and clocks are doubles. A model of a
-few weights, so that an input takes milliseconds.
+Both have the real shells, machines, torch rooms and, at the server, the real disk; sockets, threads
+and clocks are doubles. A model of a few weights, so that an input takes milliseconds.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -53,7 +54,9 @@ from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_transport.session import frames
 
 METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")
-"""Which one an input is for says its first step: aligned, with replicas and gradients, with gradients alone. No number: the first."""
+"""Which one an input is for says its first step: aligned, with replicas and gradients, with
+gradients alone. No number: the first.
+"""
 INPUTS, WIDTH, CLASSES, SAMPLES = 5, 4, 3, 2
 FORMATS = Formats(up="fp32", down="fp32")
 
@@ -81,7 +84,8 @@ def linear(inputs, outputs):
     return nn.Linear(inputs, outputs)
 
 
-# --- the server ---------------------------------------------------------------------------------------------------
+# --- the server
+# ---------------------------------------------------------------------------
 
 
 class SplitWorld:
@@ -140,7 +144,8 @@ class SplitWorld:
         return next(one.session for one in reversed(sent) if isinstance(one, frames.Welcome))
 
     def deliver(self, peer, lane, parts):
-        # Whom the server believes that the run is over (docs/SECURITY.md, "Names"): that is no defect.
+        # Whom the server believes that the run is over (docs/SECURITY.md, "Names"): that is no
+        # defect.
         self.is_over = self.is_over or any(b"RunOver" in part for part in parts)
         self.link.receive(peer, tp.Lane(lane), parts, b"")
         self.wait(0.01)
@@ -157,7 +162,8 @@ class SplitWorld:
         """The honest client's upload is taken, trained, and answered."""
         if self.is_over:
             return
-        # In the newest round that the server counts: whose number a client raises, docs/LIMITS.md says under "What is not limited".
+        # In the newest round that the server counts: whose number a client raises, docs/LIMITS.md
+        # says under "What is not limited".
         key = UploadKey(HONEST, 1, max(0, self.shell.machine.round), self.seq)
         before = len(self.link.sent[HONEST])
         meta = msg.to_wire(meta_of(key))
@@ -263,15 +269,49 @@ def server_seeds():
         [1, again, *whole, [frames.DATA, 0, 2, 0, 5, 1]],
         [2, offer(1, 1, 0), [frames.DATA, 0, 2, 0, 6, 1, "stopped"], 1.0],
         [2, *(say(n + 1, one) for n, one in enumerate(said)), 15.0],
-        [0, {"n": "b", "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "b", "client", hello(METHODS[0])]}],
-        [0, {"n": msg.PS_ROLE, "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, msg.PS_ROLE, "ps",
-             msg.to_wire(msg.PsHello("r", msg.PS_ROLE))]}, 6.0],
-        [0, offer(1, 1, 0, lengths=[1, 1]), offer(2, 2, 1, shape=[1, 1 << 30]), offer(3, 3, 2, label_bytes=0)],
-    ]  # fmt: skip
+        [
+            0,
+            {
+                "n": "b",
+                "h": [
+                    frames.HELLO,
+                    frames.PROTOCOL_VERSION,
+                    7,
+                    1,
+                    "b",
+                    "client",
+                    hello(METHODS[0]),
+                ],
+            },
+        ],
+        [
+            0,
+            {
+                "n": msg.PS_ROLE,
+                "h": [
+                    frames.HELLO,
+                    frames.PROTOCOL_VERSION,
+                    7,
+                    1,
+                    msg.PS_ROLE,
+                    "ps",
+                    msg.to_wire(msg.PsHello("r", msg.PS_ROLE)),
+                ],
+            },
+            6.0,
+        ],
+        [
+            0,
+            offer(1, 1, 0, lengths=[1, 1]),
+            offer(2, 2, 1, shape=[1, 1 << 30]),
+            offer(3, 3, 2, label_bytes=0),
+        ],
+    ]
     return [msgpack.packb(one) for one in made]
 
 
-# --- the client, whose server is the stranger ---------------------------------------------------------------------
+# --- the client, whose server is the stranger
+# ---------------------------------------------------------------------
 
 
 def training_of(name):
@@ -385,19 +425,28 @@ def client_seeds():
         ]
 
     told = [
-        msg.Trained(names[0], 1.0), msg.AlreadyTrained(names[1], True), msg.UploadRefused(names[1], "later", ""), msg.Durable(names[0]),
-        msg.RoundAcknowledged(0), msg.AuxiliaryStays(0, -1), msg.UploadRefused(names[0], "refused", "no"), msg.Ended("over"),
-    ]  # fmt: skip
+        msg.Trained(names[0], 1.0),
+        msg.AlreadyTrained(names[1], True),
+        msg.UploadRefused(names[1], "later", ""),
+        msg.Durable(names[0]),
+        msg.RoundAcknowledged(0),
+        msg.AuxiliaryStays(0, -1),
+        msg.UploadRefused(names[0], "refused", "no"),
+        msg.Ended("over"),
+    ]
     refused = [frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "leaving", "text", 7]
     made = [
         [1, welcome, *answer(1, 1, names[0]), *answer(2, 2, names[1])],
         [2, welcome, *answer(1, 1, names[0], model)],
         [0, welcome, *auxiliary(model)],
         [0, welcome, *auxiliary(gradient)],
-        *([number, welcome, *(say(n + 1, one) for n, one in enumerate(told)), 6.0] for number in range(2)),
+        *(
+            [number, welcome, *(say(n + 1, one) for n, one in enumerate(told)), 6.0]
+            for number in range(2)
+        ),
         [1, welcome, say(1, told[2]), 6.0, *answer(2, 1, names[0]), [frames.UNKNOWN, SESSION], 3.0],
         [0, welcome, [frames.BYE, 0, "done"], refused, 9.0, welcome],
-    ]  # fmt: skip
+    ]
     return [msgpack.packb(one) for one in made]
 
 

@@ -1,7 +1,9 @@
-"""What strangers' bytes reach, as functions of bytes that raise nothing but what hostile bytes may raise.
+"""What strangers' bytes reach, as functions of bytes that raise nothing but what hostile bytes may
+raise.
 
-A target's input is what travels, or msgpack that stands for what travels (a list of steps, so that a mutator can work on fields). Each
-says which errors are the right answer; whatever else comes out is a defect. `seeds` are inputs that mean something, to start from.
+A target's input is what travels, or msgpack that stands for what travels (a list of steps, so that
+a mutator can work on fields). Each says which errors are the right answer; whatever else comes out
+is a defect. `seeds` are inputs that mean something, to start from.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -73,7 +75,8 @@ UPLOAD = UploadKey("a", 1, 0, 0)
 MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
 
 
-# --- one message, with everything that reads its content ----------------------------------------------------------
+# --- one message, with everything that reads its content
+# ----------------------------------------------------------
 
 
 def read_body(body):
@@ -179,7 +182,8 @@ def message_seeds():
     return heads
 
 
-# --- texts --------------------------------------------------------------------------------------------------------
+# --- texts
+# ---------------------------------------------------------------------------
 
 
 def run_texts(data):
@@ -213,7 +217,8 @@ TEXTS = (
 )
 
 
-# --- coded frames where they enter --------------------------------------------------------------------------------
+# --- coded frames where they enter
+# ---------------------------------------------------------------------------
 
 
 def run_spool(data):
@@ -246,11 +251,14 @@ def run_payload(data):
     payload.decode_chunks([frame], 40)
 
 
-# --- a whole parameter server -------------------------------------------------------------------------------------
+# --- a whole parameter server
+# ---------------------------------------------------------------------------
 
 
 class World:
-    """A parameter server with all its rooms, an honest client, and a crook who has a session too."""
+    """A parameter server with all its rooms, an honest client, and a crook who has a session
+    too.
+    """
 
     def __init__(self, folder, told=Quiet()):  # noqa: B008 - it has no state
         self.ended = []
@@ -320,7 +328,9 @@ class World:
 
 
 def run_server(data):
-    """Steps of the crook: heads (0 in place of a session is its own), payloads on the bulk lane, waits."""
+    """Steps of the crook: heads (0 in place of a session is its own), payloads on the bulk lane,
+    waits.
+    """
     with room() as folder:
         world = World(folder)
         try:
@@ -344,16 +354,30 @@ def server_seeds():
         [attach, offer, *(piece(frame) for frame in coded(MODEL.values)[:1])],
         *([attach, offer, piece(one)] for one in coded(MODEL.values)[1:]),
         [[frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[:4])],
-        [[frames.DATA, 0, 1, 0, frames.MESSAGE, said[1]], {"h": [frames.DATA, 0, 2, 1, 2, 1, 0, 0, 0, 1 << 40]}],
-        [{"n": "new", "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "new", "client", said[-2]]}],
-        [{"n": CROOK, "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, CROOK, "client", said[-2]]}],
+        [
+            [frames.DATA, 0, 1, 0, frames.MESSAGE, said[1]],
+            {"h": [frames.DATA, 0, 2, 1, 2, 1, 0, 0, 0, 1 << 40]},
+        ],
+        [
+            {
+                "n": "new",
+                "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "new", "client", said[-2]],
+            }
+        ],
+        [
+            {
+                "n": CROOK,
+                "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, CROOK, "client", said[-2]],
+            }
+        ],
         [[frames.BEAT, 0, 0, True, {"step": 4, "loss": 1.0}], 6.0, [frames.BYE, 0, "done"]],
         [attach, 6.0, [frames.DATA, 0, 2, 0, frames.MESSAGE, said[3]], 12.0],
-    ]  # fmt: skip
+    ]
     return [msgpack.packb(one) for one in made]
 
 
-# --- a whole client, whose server is the stranger -----------------------------------------------------------------
+# --- a whole client, whose server is the stranger
+# -----------------------------------------------------------------
 
 
 def attached_learner():
@@ -367,7 +391,9 @@ def attached_learner():
 
 
 def run_learner(data):
-    """A version of one chunk, in full: the frame decodes or is refused, and never changes the base half."""
+    """A version of one chunk, in full: the frame decodes or is refused, and never changes the base
+    half.
+    """
     learner = attached_learner()
     learner.begin_fetch("full", 0)
     learner.put_fetch(0, 0, data)
@@ -436,11 +462,18 @@ def client_seeds():
     chunk = piece(zeros)
     made = [
         [welcome, announce, offer, chunk, 5.0],
-        [welcome, *([frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[4:8]))],
-        [welcome, announce, *([frames.DATA, 0, n + 2, 0, frames.MESSAGE, one] for n, one in enumerate(said[8:12]))],
+        [
+            welcome,
+            *([frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[4:8])),
+        ],
+        [
+            welcome,
+            announce,
+            *([frames.DATA, 0, n + 2, 0, frames.MESSAGE, one] for n, one in enumerate(said[8:12])),
+        ],
         [[frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "superseded", "text", 7]],
         [welcome, [frames.UNKNOWN, SESSION], 3.0],
-    ]  # fmt: skip
+    ]
     return [msgpack.packb(one) for one in made]
 
 

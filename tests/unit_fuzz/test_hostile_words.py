@@ -1,6 +1,8 @@
-"""What a hostile server writes on a client's terminal, and a hostile client on a server's: one printable line, of which nothing is lost.
+"""What a hostile server writes on a client's terminal, and a hostile client on a server's: one
+printable line, of which nothing is lost.
 
-The shells are those of real nodes (`text_nodes`); each test names the words that it waits for, so that it fails where they do not come at all.
+The shells are those of real nodes (`text_nodes`); each test names the words that it waits for, so
+that it fails where they do not come at all.
 """
 
 import numpy as np
@@ -57,7 +59,8 @@ def all_of(*plays):
     return play
 
 
-# --- a hostile server, and the client's terminal ------------------------------------------------------------------
+# --- a hostile server, and the client's terminal
+# ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,16 +70,37 @@ def all_of(*plays):
         (says(msg, msg.Reject("model", HOSTILE)), SHOWN),
         (lambda made: made.refuse("run", HOSTILE), SHOWN),
         (says(msg, msg.Reject(HOSTILE, "text")), f"Reject.code is not a code: {SHOWN}"),
-        (says(msg, msg.Declined(KEY, "stale", ""), key=HOSTILE), f"key is not a delta key: {SHOWN}"),
-        (says(msg, msg.Accepted(KEY), key=f"{HOSTILE}/1/0/0"), f"key is not a delta key: {SHOWN}/1/0/0"),
+        (
+            says(msg, msg.Declined(KEY, "stale", ""), key=HOSTILE),
+            f"key is not a delta key: {SHOWN}",
+        ),
+        (
+            says(msg, msg.Accepted(KEY), key=f"{HOSTILE}/1/0/0"),
+            f"key is not a delta key: {SHOWN}/1/0/0",
+        ),
         (says(msg, msg.Announce(3, HOSTILE)), f"digest is not a digest: {SHOWN}"),
-        (offers("full:0", msg.VersionMeta("full", 0), kind=HOSTILE), f"kind is not a kind of version: {SHOWN}"),
-        (lambda made: made.send(frames.DATA, frames.MESSAGE, {"m": HOSTILE}), "unknown message \\u001b]0;owned"),
-        (lambda made: made.greet(made.body() | {"run": HOSTILE}), f"run is not the name of a run: {SHOWN}"),
-        (lambda made: made.greet(made.body() | {"config": {"run": {"name": HOSTILE}}}), SHOWN.replace(r"\u202e", "")),
-        (lambda made: made.greet(made.body() | {"config": {"sync": {"trigger": HOSTILE}}}), r"\u001b]0;owned"),
+        (
+            offers("full:0", msg.VersionMeta("full", 0), kind=HOSTILE),
+            (f"kind is not a kind of version: {SHOWN}"),
+        ),
+        (
+            lambda made: made.send(frames.DATA, frames.MESSAGE, {"m": HOSTILE}),
+            "unknown message \\u001b]0;owned",
+        ),
+        (
+            lambda made: made.greet(made.body() | {"run": HOSTILE}),
+            f"run is not the name of a run: {SHOWN}",
+        ),
+        (
+            lambda made: made.greet(made.body() | {"config": {"run": {"name": HOSTILE}}}),
+            SHOWN.replace(r"\u202e", ""),
+        ),
+        (
+            lambda made: made.greet(made.body() | {"config": {"sync": {"trigger": HOSTILE}}}),
+            r"\u001b]0;owned",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_server_writes_one_printable_line_at_a_client(play, words):
     """In what it prints, in what it journals, and in the error with which it ends."""
     told = at(Client, play)
@@ -144,7 +168,8 @@ def test_a_split_server_writes_one_printable_line(kind, play):
     )
 
 
-# --- a hostile client, and the servers' terminals -----------------------------------------------------------------
+# --- a hostile client, and the servers' terminals
+# -----------------------------------------------------------------
 
 
 def offers_delta(**changed):
@@ -159,23 +184,42 @@ def offers_delta(**changed):
     ("play", "words"),
     [
         (says(msg, msg.Skip(0, HOSTILE)), SHOWN),
-        (says(msg, msg.Holding(0, HOSTILE)), f"{CROOK} sent what no client sends: Holding.digest is not a digest: {SHOWN}"),
+        (
+            says(msg, msg.Holding(0, HOSTILE)),
+            (f"{CROOK} sent what no client sends: Holding.digest is not a digest: {SHOWN}"),
+        ),
         (says(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
         (offers_delta(metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),
         (offers_delta(key=HOSTILE), f"DeltaMeta.delta.key is not a delta key: {SHOWN}"),
         (offers_delta(base_digest=HOSTILE), f"base_digest is not a digest, nor empty: {SHOWN}"),
-        (says(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]], "")), f"no tensor may be called '{SHOWN}'"),
-        (says(msg, msg.Attach(HOSTILE, [["w", [1], 0]], "")), f"fingerprint is not a digest: {SHOWN}"),
+        (
+            says(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]], "")),
+            f"no tensor may be called '{SHOWN}'",
+        ),
+        (
+            says(msg, msg.Attach(HOSTILE, [["w", [1], 0]], "")),
+            f"fingerprint is not a digest: {SHOWN}",
+        ),
         (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: 1, "step": HOSTILE}), SHOWN),
-        (lambda made: made.send(frames.BYE, f"relaunch 7: {HOSTILE}"), f"{CROOK} is launched again in 12 s, unless it comes back by itself ({SHOWN})"),
+        (
+            lambda made: made.send(frames.BYE, f"relaunch 7: {HOSTILE}"),
+            (f"{CROOK} is launched again in 12 s, unless it comes back by itself ({SHOWN})"),
+        ),
         (lambda made: made.greet(wire.Hello("", -1, "", -1).to_wire() | {"run": HOSTILE}), None),
         (lambda made: made.greet({}, name=HOSTILE), None),
         (lambda made: made.greet({}, role=HOSTILE), None),
-        (lambda made: made.send(frames.DATA, frames.OFFER, 1, HOSTILE, 1, 0, msg.to_wire(msg.InitialMeta(DIGEST))), "protocol"),
+        (
+            lambda made: made.send(
+                frames.DATA, frames.OFFER, 1, HOSTILE, 1, 0, msg.to_wire(msg.InitialMeta(DIGEST))
+            ),
+            "protocol",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_client_writes_one_printable_line_at_a_parameter_server(play, words):
-    """In its log, in its journal, and in what it says of a relaunch. None: refused before anything is told."""
+    """In its log, in its journal, and in what it says of a relaunch. None: refused before anything
+    is told.
+    """
     told = at(ParameterServer, play)
     assert words is None or any(words in one for one in [*told.lines, *told.texts]), told.lines
 
@@ -195,12 +239,31 @@ def test_a_model_of_another_shape_is_named_in_one_printable_line():
         (says(split, split.RunOver(HOSTILE)), SHOWN),
         (says(split, split.RoundDone(0, 2, {}), errors={HOSTILE: 0.5}), SHOWN),
         (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: HOSTILE}), SHOWN),
-        (lambda made: made.greet(split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": HOSTILE}, -1, -1, 0))), f"method of {CROOK} is {SHOWN}"),
-        (lambda made: made.greet(split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": "splitfed-v2", HOSTILE: "1"}, -1, -1, 0))), f"{SHOWN} of {CROOK} is"),
-        (lambda made: made.greet(split.to_wire(split.SplitHello(HOSTILE, split.ROLE, 0, {}, -1, -1, 0))), None),
+        (
+            lambda made: made.greet(
+                split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": HOSTILE}, -1, -1, 0))
+            ),
+            f"method of {CROOK} is {SHOWN}",
+        ),
+        (
+            lambda made: made.greet(
+                split.to_wire(
+                    split.SplitHello(
+                        "r", split.ROLE, 0, {"method": "splitfed-v2", HOSTILE: "1"}, -1, -1, 0
+                    )
+                )
+            ),
+            f"{SHOWN} of {CROOK} is",
+        ),
+        (
+            lambda made: made.greet(
+                split.to_wire(split.SplitHello(HOSTILE, split.ROLE, 0, {}, -1, -1, 0))
+            ),
+            None,
+        ),
         (lambda made: made.greet(split.to_wire(split.PsHello("r", HOSTILE))), None),
     ],
-)  # fmt: skip
+)
 def test_a_client_writes_one_printable_line_at_a_split_server(play, words):
     """The end of the run, what coding changed, and what its model is: texts that are shown here."""
     told = at(SplitServer, play)

@@ -1,4 +1,6 @@
-"""What strangers' bytes may cause: an error that costs them their session; never another one, never much time or memory."""
+"""What strangers' bytes may cause: an error that costs them their session; never another one, never
+much time or memory.
+"""
 
 import contextlib
 import random
@@ -25,7 +27,9 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch):
-    """Half a second of what `fuzz_strangers.py` does for minutes: so its targets stay right, and so do the parsers."""
+    """Half a second of what `fuzz_strangers.py` does for minutes: so its targets stay right, and so
+    do the parsers.
+    """
     monkeypatch.chdir(tmp_path)
     assert fuzz.plain(name, targets.TARGETS[name], 0.5, seed=4) >= 20
 
@@ -34,7 +38,9 @@ def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch)
 @QUICK
 @given(st.data())
 def test_valid_input_with_one_thing_changed(name, data):
-    """A message that is nearly right goes deepest: every place of every seed, by field and by byte, and shrunk when it fails."""
+    """A message that is nearly right goes deepest: every place of every seed, by field and by byte,
+    and shrunk when it fails.
+    """
     seeds = targets.TARGETS[name].seeds()
     chosen = data.draw(st.sampled_from(seeds))
     how = data.draw(st.sampled_from(["field", "byte"]))
@@ -44,7 +50,8 @@ def test_valid_input_with_one_thing_changed(name, data):
     assert error is None, f"{changed!r}: {error!r}"
 
 
-# --- memory and time ----------------------------------------------------------------------------------------------
+# --- memory and time
+# ---------------------------------------------------------------------------
 
 
 def nested(depth, inside):
@@ -68,8 +75,14 @@ def bombs(size):
         "long text": ("message", in_message({"m": "stop/1", "reason": "x" * size})),
         "long key": ("message", in_message({"m": "accepted/1", "key": "1/" * (size // 2)})),
         "many keys": ("message", in_message({str(number): 1 for number in range(size // 8)})),
-        "a great manifest": ("message", in_message({"m": "attach/1", "fingerprint": "", "manifest": names})),
-        "one name": ("message", in_message({"m": "attach/1", "fingerprint": "", "manifest": [tensor] * (size // 210)})),
+        "a great manifest": (
+            "message",
+            in_message({"m": "attach/1", "fingerprint": "", "manifest": names}),
+        ),
+        "one name": (
+            "message",
+            in_message({"m": "attach/1", "fingerprint": "", "manifest": [tensor] * (size // 210)}),
+        ),
         "deep": ("message", in_message({"m": nested(min(size, 400), 1)})),
         "long address": ("texts", b"a." * (size // 2)),
         "dashes": ("texts", b"tcp://" + b"-" * size),
@@ -79,12 +92,14 @@ def bombs(size):
         "long frame": ("spool", targets.coded(targets.MODEL.values)[0] * (size // 300)),
         "labels": ("payload", bytes(size)),
         "garbage": ("server", bytes(size)),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", bombs(1000))
 def test_memory_is_bounded_by_what_was_sent(name):
-    """A small message must not ask for a large room: at most `amplification` bytes at a time for each byte of it."""
+    """A small message must not ask for a large room: at most `amplification` bytes at a time for
+    each byte of it.
+    """
     kind, data = bombs(60_000)[name]
     target = targets.TARGETS[kind]
     fuzz.probe(target, data)  # what is made once, like scratch and caches
@@ -109,7 +124,9 @@ def peak_of(data):
 
 
 def test_arrays_that_claim_more_than_they_hold():
-    """Room for an array is made before it is read: no more entries than the message has bytes, 10,000 in each of 1,024 levels at most."""
+    """Room for an array is made before it is read: no more entries than the message has bytes,
+    10,000 in each of 1,024 levels at most.
+    """
     claim = b"\xdd\x00\x01\xff\xff"
     assert peak_of(claim * 20) < 20_000
     assert peak_of(claim + bytes(60)) < 20_000
@@ -119,7 +136,9 @@ def test_arrays_that_claim_more_than_they_hold():
 
 @pytest.mark.parametrize("name", bombs(1000))
 def test_time_grows_with_what_was_sent(name):
-    """Sixteen times the bytes, and not much more than sixteen times the work: squares would give 256."""
+    """Sixteen times the bytes, and not much more than sixteen times the work: squares would give
+    256.
+    """
 
     def cost_s(size):
         kind, data = bombs(size)[name]
@@ -149,8 +168,15 @@ def test_a_manifest_is_whole_or_refused(tensors):
     assert found.values == sum(tensor.values for tensor in found.tensors) <= 1 << 40
 
 
-@given(st.sampled_from([msg.TABLE, split.TABLE]), st.recursive(st.none() | st.integers() | st.text(max_size=5) | st.floats(),
-       lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)))  # fmt: skip
+@given(
+    st.sampled_from([msg.TABLE, split.TABLE]),
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5) | st.floats(),
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+        ),
+    ),
+)
 def test_fields_of_other_types(table, junk):
     """Each field of each message, replaced by anything that msgpack carries."""
     for name, kind in table.types.items():

@@ -140,7 +140,9 @@ def test_a_list_that_is_broken_at_the_start_is_an_error(folder, tmp_path):
 
 
 def test_a_torn_line_of_names_is_cut_off_and_a_damaged_one_is_named(tmp_path):
-    """A crash tears the last line only; anything else is damage, and guessing would give names away."""
+    """A crash tears the last line only; anything else is damage, and guessing would give names
+    away.
+    """
     path = tmp_path / "names.txt"
     path.write_bytes(listed(f"a {A}") + f"{'b' * 60} {B[:-1]}".encode())
     names = NameHolders(path)
@@ -189,7 +191,9 @@ def test_names_are_bounded(folder, tmp_path, monkeypatch):
 
 
 def test_another_server_with_the_same_pair_comes_under_its_name(folder, tmp_path):
-    """One folder of keys for both servers of a machine; whoever holds the pair could be this server, but trains nothing with it."""
+    """One folder of keys for both servers of a machine; whoever holds the pair could be this
+    server, but trains nothing with it.
+    """
     holders = NameHolders(tmp_path / "names.txt")
     own = KeyPair.new().public
     door = Admission(folder, holders, {"parameter-server": own})
@@ -204,7 +208,9 @@ def test_another_server_with_the_same_pair_comes_under_its_name(folder, tmp_path
 
 
 def test_a_clients_key_does_not_get_another_servers_name(folder, tmp_path):
-    """It could end the run there, and keep the parameter server out by having the name first; a person may give the name to a key."""
+    """It could end the run there, and keep the parameter server out by having the name first; a
+    person may give the name to a key.
+    """
     holders = NameHolders(tmp_path / "names.txt")
     own = KeyPair.new().public
     door = Admission(folder, holders, {"parameter-server": own})
@@ -223,7 +229,9 @@ def test_a_clients_key_does_not_get_another_servers_name(folder, tmp_path):
 
 
 def test_a_name_that_the_disk_took_in_part_is_not_held(tmp_path, monkeypatch):
-    """A disk that becomes full takes half a line without an error: that client was let in, and at the next start the file was damaged."""
+    """A disk that becomes full takes half a line without an error: that client was let in, and at
+    the next start the file was damaged.
+    """
     holders, write = NameHolders(tmp_path / "names.txt"), os.pwrite
     holders.hold("a", A)
     room = [10]

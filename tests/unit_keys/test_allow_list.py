@@ -7,7 +7,8 @@ from fsl_async.errors import KeysError
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList, Entry
 
-# Fixed, because they stand in names of tests, which all of the workers that share tests out must agree about.
+# Fixed, because they stand in names of tests, which all of the workers that share tests out must
+# agree about.
 A, B, C = (z85.encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
 
 

@@ -24,7 +24,9 @@ def mode(path):
 
 
 def test_modes_whatever_the_umask(folder):
-    """The commonest way to lose a key: a file that everybody can read (as `zmq.auth.create_certificates` leaves it)."""
+    """The commonest way to lose a key: a file that everybody can read (as
+    `zmq.auth.create_certificates` leaves it).
+    """
     before = os.umask(0)
     try:
         pair = folder.make_pair()
@@ -40,7 +42,9 @@ def test_modes_whatever_the_umask(folder):
 
 
 def test_the_secret_is_never_open_to_others_even_for_a_moment(folder, monkeypatch):
-    """Between its creation and a later chmod another process could open it: the mode comes with the creation."""
+    """Between its creation and a later chmod another process could open it: the mode comes with the
+    creation.
+    """
     created = []
     real = os.open
 
@@ -153,7 +157,9 @@ def test_a_change_that_fails_leaves_the_list_as_it_was(folder, monkeypatch):
 
 
 def test_where_keys_are(monkeypatch, tmp_path):
-    """FSL_KEYS, then XDG's, then the home folder's; a relative XDG path is to be ignored, says the specification."""
+    """FSL_KEYS, then XDG's, then the home folder's; a relative XDG path is to be ignored, says the
+    specification.
+    """
     monkeypatch.setenv("HOME", "/home/x")
     monkeypatch.delenv("FSL_KEYS", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")

@@ -1,4 +1,6 @@
-"""Lines about handshakes: right for what happened, bounded whatever strangers do, and to be typed as they stand."""
+"""Lines about handshakes: right for what happened, bounded whatever strangers do, and to be typed
+as they stand.
+"""
 
 import shlex
 
@@ -24,7 +26,9 @@ def test_the_same_thing_is_said_seldom():
 
 
 def test_a_flood_of_new_things_is_counted_and_not_printed():
-    """A stranger can make a new key for each connection: neither log nor memory may grow with that."""
+    """A stranger can make a new key for each connection: neither log nor memory may grow with
+    that.
+    """
     seldom = MessageThrottle()
     assert sum(seldom.lets(str(number), number / 1000) for number in range(10_000)) == BURST
     assert len(seldom._told) == BURST
@@ -76,7 +80,9 @@ def test_the_client_says_what_it_can_know(why, public, words):
 
 
 def test_a_split_server_is_not_reached_less_safely_than_the_parameter_server(tmp_path):
-    """Whoever came encrypted would otherwise send activations and labels in the clear, by a word of the server."""
+    """Whoever came encrypted would otherwise send activations and labels in the clear, by a word of
+    the server.
+    """
     folder = KeysFolder(tmp_path)
     assert split_curve(Address("h", 1), folder, encrypted=False) is None
     assert split_curve(Address("127.0.0.1", 1), folder, encrypted=True) is None

@@ -1,4 +1,6 @@
-"""What may leave a site: kinds, what a configuration needs of them, and the site file. Hostile servers are in unit_nodes/split."""
+"""What may leave a site: kinds, what a configuration needs of them, and the site file. Hostile
+servers are in unit_nodes/split.
+"""
 
 import pytest
 
@@ -42,7 +44,8 @@ def test_by_default_only_deltas_leave():
         policy.require(receivers_of(load(None, SPLIT), "ps:1", "split:2"), "run r")
     assert refused.value.exit_code == 2
     assert refused.value.message == (
-        "run r wants activations and labels sent to the split server at split:2, and this site allows deltas only;"
+        "run r wants activations and labels sent to the split server at split:2, and this site "
+        "allows deltas only;"
         " to allow that, start this client with --allow deltas,activations,labels"
     )
 

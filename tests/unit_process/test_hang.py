@@ -17,7 +17,9 @@ RULES = HangRules(factor=20.0, least_s=10.0)
     ],
 )
 def test_what_a_step_may_take(times, limit_s):
-    """Not before steps are known, never less than the least, and not more for an evaluation now and then."""
+    """Not before steps are known, never less than the least, and not more for an evaluation now and
+    then.
+    """
     assert RULES.limit_s(times) == limit_s
     assert HangRules(factor=0.0).limit_s(times) is None
 

@@ -50,7 +50,9 @@ needs_books = pytest.mark.skipif(
 
 @needs_books
 def test_large_blocks_are_mappings_of_their_own_also_after_a_larger_one_was_freed():
-    """That raises the limit otherwise, and a split server grows by what its clients keep in place."""
+    """That raises the limit otherwise, and a split server grows by what its clients keep in
+    place.
+    """
     assert said(APART) == "8\n"
 
 

@@ -22,7 +22,9 @@ print(MemoryMark.grown())
 
 @pytest.mark.skipif(not mapped_bytes(), reason="this system does not say what is mapped")
 def test_pages_of_files_are_no_growth_and_a_model_that_is_held_is(tmp_path):
-    """Data are mapped, so every page that was read would count as the model's; weights are there before the mark is taken."""
+    """Data are mapped, so every page that was read would count as the model's; weights are there
+    before the mark is taken.
+    """
     path = tmp_path / "data"
     path.write_bytes(b"x" * (32 << 20))
     done = subprocess.run(

@@ -45,7 +45,9 @@ def test_a_slurm_job_is_read_from_its_variables():
 
 
 def test_the_end_of_a_job_is_told_two_minutes_before():
-    """Also in a job that asked for no signal; at once where that is past, never where nobody knows the end."""
+    """Also in a job that asked for no signal; at once where that is past, never where nobody knows
+    the end.
+    """
     job = SlurmJob("7", NOW + 600.0)
     assert seconds_to_job_notice(job, None, NOW) == 480.0
     assert seconds_to_job_notice(job, 30.0, NOW) == 570.0

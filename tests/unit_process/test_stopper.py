@@ -58,7 +58,9 @@ def test_requests_from_many_threads_tell_each_callback_once():
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("in_main_thread", [True, False])
 def test_signals_reach_a_loop_that_sleeps(new_loop, in_main_thread, capfd):
-    """The handler must wake asyncio and uvloop, in the main thread and while the main thread waits for another."""
+    """The handler must wake asyncio and uvloop, in the main thread and while the main thread waits
+    for another.
+    """
     stopper, order = Stopper(), []
 
     async def serve():
@@ -116,7 +118,8 @@ while True:
         time.sleep(60)
     except BaseException:
         pass""",
-    "is in a call that runs no Python": "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
+    "is in a call that runs no Python": "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', "
+    "2**31 - 1)",
 }
 
 
@@ -141,7 +144,8 @@ def test_twice_ends_code_of_others_at_once(how, as_json):
         out, err = process.communicate(timeout=20)
         assert time.monotonic() - begun < 5.0
     if how == "sleeps" and process.returncode != 130:
-        # Nothing stood in the way of KeyboardInterrupt, which `main` translates; on a slow machine the process is ended before it is out.
+        # Nothing stood in the way of KeyboardInterrupt, which `main` translates; on a slow machine
+        # the process is ended before it is out.
         assert err.rstrip().endswith("KeyboardInterrupt")
         return
     assert process.returncode == 130
@@ -165,7 +169,9 @@ def test_twice_ends_code_of_others_at_once(how, as_json):
     ],
 )
 def test_a_copy_of_sigterm_is_the_same_request(attended, signals, last):
-    """Slurm signals the whole job, and its batch script forwards its own; a person at a terminal sends no copies."""
+    """Slurm signals the whole job, and its batch script forwards its own; a person at a terminal
+    sends no copies.
+    """
     requests = StopRequests(attended=attended)
     answers = [requests.ask(name, 100.0 + at) for name, at in signals]
     assert answers[0] is Asked.END
@@ -173,7 +179,9 @@ def test_a_copy_of_sigterm_is_the_same_request(attended, signals, last):
 
 
 def test_sigterm_twice_at_once_does_not_end_a_process_in_the_middle():
-    """It has two seconds of work left and finishes it; a SIGTERM after that time still stops it at once."""
+    """It has two seconds of work left and finishes it; a SIGTERM after that time still stops it at
+    once.
+    """
     code = (
         "import time; from fsl_async.process.stopper import Stopper, stop_on_signals\n"
         "stopper = Stopper()\n"
@@ -200,7 +208,9 @@ def test_sigterm_twice_at_once_does_not_end_a_process_in_the_middle():
 
 
 def test_usr2_warns_and_the_term_that_follows_is_the_first_signal(monkeypatch):
-    """Slurm sends USR2, then TERM at the end: the second one must not cut off the goodbye, and USR2 itself never does."""
+    """Slurm sends USR2, then TERM at the end: the second one must not cut off the goodbye, and USR2
+    itself never does.
+    """
     monkeypatch.setattr("fsl_async.process.stopper.is_attended", lambda: True)
     stopper, seen = Stopper(), []
     stopper.subscribe(seen.append)

@@ -1,4 +1,6 @@
-"""The watches for EC2 and for a Slurm job's end, against a stand-in metadata service on this machine."""
+"""The watches for EC2 and for a Slurm job's end, against a stand-in metadata service on this
+machine.
+"""
 
 import socket
 import threading
@@ -38,7 +40,9 @@ def test_a_token_is_asked_for_once_and_again_when_it_expires(metadata):
 
 
 def test_a_service_that_is_ill_or_not_there_is_no_notice(metadata):
-    """A client must not end because its metadata service hiccups, or because it is not on EC2 at all."""
+    """A client must not end because its metadata service hiccups, or because it is not on EC2 at
+    all.
+    """
     watch = SpotWatch(metadata.base)
     metadata.status = 500
     assert watch.look() is None
@@ -50,7 +54,9 @@ def test_a_service_that_is_ill_or_not_there_is_no_notice(metadata):
 
 @pytest.fixture
 def garbler():
-    """A server that answers every connection with these bytes: a proxy, a captive portal, a port of something else."""
+    """A server that answers every connection with these bytes: a proxy, a captive portal, a port of
+    something else.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     answers = []
 
@@ -75,19 +81,31 @@ def garbler():
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: "
 
 
-@pytest.mark.parametrize("answer", [
-    b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\n" + b"a" * 70_000, OK + b"99\r\n\r\nshort", OK + b"1\r\n\r\n\xff", OK + b"3\r\n\r\na\nb", b"",
-    OK + b"20\r\n\r\n" + b'{"action": ["stop"]}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a" * 70_000,
+        OK + b"99\r\n\r\nshort",
+        OK + b"1\r\n\r\n\xff",
+        OK + b"3\r\n\r\na\nb",
+        b"",
+        OK + b"20\r\n\r\n" + b'{"action": ["stop"]}',
+    ],
+)
 def test_what_is_no_answer_does_not_end_the_watch(garbler, answer):
-    """An exception ended the thread that asks, and the announcement that came later was not heard."""
+    """An exception ended the thread that asks, and the announcement that came later was not
+    heard.
+    """
     base, answers = garbler
     answers.append(answer)
     assert SpotWatch(base).look() is None
 
 
 def test_a_service_that_does_not_answer_is_said_once(metadata):
-    """In a container with a hop limit of 1 it never does; who asked to be warned must know that nobody will be."""
+    """In a container with a hop limit of 1 it never does; who asked to be warned must know that
+    nobody will be.
+    """
     watch, over, said = SpotWatch(metadata.base, every_s=0.0), threading.Event(), []
     looks = iter([500, 500, None, None, 503, 503])
 
@@ -103,7 +121,9 @@ def test_a_service_that_does_not_answer_is_said_once(metadata):
 
 
 def test_an_announcement_asks_the_stopper(metadata, monkeypatch):
-    """End to end but for the client: the address comes from the variable that Amazon's tools use too."""
+    """End to end but for the client: the address comes from the variable that Amazon's tools use
+    too.
+    """
     monkeypatch.setenv(EC2_VARIABLE, metadata.base)
     metadata.announced = ACTION
     stopper, asked = Stopper(), threading.Event()
@@ -125,7 +145,9 @@ def test_the_end_of_a_job_asks_the_stopper():
 
 
 def test_a_job_that_ends_in_thousands_of_years():
-    """What no clock can wait for is waited for as long as one can; the thread must not end at once by an error."""
+    """What no clock can wait for is waited for as long as one can; the thread must not end at once
+    by an error.
+    """
     with watching(Stopper(), SlurmJob("7", 999_999_999_999.0), None, ec2=False):
         time.sleep(0.05)
         assert "slurm" in [one.name for one in threading.enumerate()]

@@ -23,7 +23,9 @@ FP32 = CodecSpec(format="fp32")
 
 @pytest.fixture
 def run_root(tmp_path):
-    """A folder in memory where there is one: thousands of small files on a shared disk would take minutes."""
+    """A folder in memory where there is one: thousands of small files on a shared disk would take
+    minutes.
+    """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path

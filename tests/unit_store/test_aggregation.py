@@ -1,4 +1,6 @@
-"""Rules of aggregation: the formulas of the papers, written again with NumPy; the same bits after a crash; who counts, on record."""
+"""Rules of aggregation: the formulas of the papers, written again with NumPy; the same bits after a
+crash; who counts, on record.
+"""
 
 import itertools
 import json
@@ -33,7 +35,8 @@ def deltas(count=6, seed=3):
     return np.random.default_rng(seed).standard_normal((count, MODEL.values)).astype(np.float32)
 
 
-# --- the formulas, one coordinate or one pair at a time, in double precision ------------------------------------
+# --- the formulas, one coordinate or one pair at a time, in double precision
+# ------------------------------------
 
 
 def trimmed(rows, f):
@@ -71,10 +74,20 @@ def merge(run, keys, weights=None):
     return run.store.commit(run.store.version + 1, merged, 1 / len(keys))
 
 
-@pytest.mark.parametrize(("name", "f", "count"), [
-    ("trimmed", 1, 6), ("trimmed", 2, 5), ("trimmed", 0, 3), ("median", 1, 5), ("median", 1, 6), ("median", 0, 1),
-    ("multi-krum", 1, 6), ("multi-krum", 1, 5), ("multi-krum", 0, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "f", "count"),
+    [
+        ("trimmed", 1, 6),
+        ("trimmed", 2, 5),
+        ("trimmed", 0, 3),
+        ("median", 1, 5),
+        ("median", 1, 6),
+        ("median", 0, 1),
+        ("multi-krum", 1, 6),
+        ("multi-krum", 1, 5),
+        ("multi-krum", 0, 4),
+    ],
+)
 def test_a_rule_is_its_formula(make_run, name, f, count):
     """Through spool, chunks and outer step, against the definition."""
     run = started(make_run, name, f)
@@ -105,7 +118,9 @@ def test_the_order_of_arrival_changes_no_bit(make_run, name):
 
 
 def test_two_deltas_of_one_client_are_one_row(make_run):
-    """Who sends twice must not have two votes: the median of (1, 2), 3 and 9 is that of 3, 3 and 9."""
+    """Who sends twice must not have two votes: the median of (1, 2), 3 and 9 is that of 3, 3 and
+    9.
+    """
     run = started(make_run, "median")
     parts = {
         DeltaKey("a", 1, 0, 1): 1,
@@ -132,7 +147,9 @@ def test_weights_are_discounts(make_run):
 
 
 def test_the_ledger_says_who_counts(make_run):
-    """Of a version made by multi-Krum: the chosen with their weights, the others with none, all as merged."""
+    """Of a version made by multi-Krum: the chosen with their weights, the others with none, all as
+    merged.
+    """
     run = started(make_run, "multi-krum")
     rows = deltas(5)
     rows[3] += 100
@@ -154,7 +171,9 @@ def test_the_ledger_says_who_counts(make_run):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_too_few_clients_make_no_version(make_run, name):
-    """The rule's promise needs its numbers; the deltas stay, and one more client makes the version."""
+    """The rule's promise needs its numbers; the deltas stay, and one more client makes the
+    version.
+    """
     run = started(make_run, name)
     least = rule_named(name, 1).least
     keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:least]]
@@ -172,7 +191,9 @@ def test_too_few_clients_make_no_version(make_run, name):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_disk, name):
-    """A crash in the middle of a merge: what was acknowledged is merged once, and the version has the same digest."""
+    """A crash in the middle of a merge: what was acknowledged is merged once, and the version has
+    the same digest.
+    """
     rows = deltas(5)
     keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:5]]
 
@@ -225,11 +246,14 @@ def test_unknown_rules_are_named():
         rule_named("krumm")
 
 
-# --- what is kept out ---------------------------------------------------------------------------------------------
+# --- what is kept out
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_held_delta_can_be_released(make_run):
-    """Out of the merge, on record with its reason, over restarts; then merged once, like any other."""
+    """Out of the merge, on record with its reason, over restarts; then merged once, like any
+    other.
+    """
     run = started(make_run, "mean")
     a, b = DeltaKey("a", 1, 0, 1), DeltaKey("b", 1, 0, 1)
     run.send(a, deltas()[0])

@@ -1,4 +1,6 @@
-"""Chunks in several threads: results in order, bounded memory, and nobody at work after an error."""
+"""Chunks in several threads: results in order, bounded memory, and nobody at work after an
+error.
+"""
 
 import threading
 import time
@@ -62,7 +64,9 @@ def test_several_threads_work_at_the_same_time():
 
 
 def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
-    """One that fails is told only when the others are done, for they write to files that are closed then."""
+    """One that fails is told only when the others are done, for they write to files that are closed
+    then.
+    """
     done = []
 
     def slowly():
@@ -105,7 +109,9 @@ def run_for_each(pool, job):
 
 @pytest.mark.parametrize("do", [begin_and_wait, run_for_each])
 def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monkeypatch, do):
-    """The executor keeps the job that it could not start a thread for; another thread would do it after all, on files that are closed by then."""
+    """The executor keeps the job that it could not start a thread for; another thread would do it
+    after all, on files that are closed by then.
+    """
     pool, at_work, done = ChunkPool(3), [], []
 
     def job():

@@ -1,5 +1,7 @@
 # ruff: noqa: D102 - the methods mirror those of Files, and the helpers say what they are by name
-"""Deltas that are added while they come: whatever comes of them, the sum is that of the whole ones in their order, to the bit."""
+"""Deltas that are added while they come: whatever comes of them, the sum is that of the whole ones
+in their order, to the bit.
+"""
 
 import itertools
 import math
@@ -136,7 +138,9 @@ def added(*members):
 
 
 def test_a_chunk_is_in_the_sum_before_the_next_one_comes(store):
-    """That is the point: what is left to do when the last chunk is there does not grow with the model."""
+    """That is the point: what is left to do when the last chunk is there does not grow with the
+    model.
+    """
     begin(store, key("a"))
     for index in range(CHUNKS):
         write(store, key("a"), 1, [index])
@@ -168,7 +172,9 @@ def test_nobody_sees_a_delta_that_is_not_whole(store):
 
 
 def test_who_is_whole_first_is_added_first(store):
-    """The order is the ledger's, however they came: fp32 sums depend on it, and a restart goes by the ledger."""
+    """The order is the ledger's, however they came: fp32 sums depend on it, and a restart goes by
+    the ledger.
+    """
     sent(store, key("a"), 1, 0.3)
     begin(store, key("b"), 0.7)
     write(store, key("b"), 2, [0, 1, 2])
@@ -191,7 +197,9 @@ def test_another_weight_than_was_said_counts(store):
 
 
 def test_the_weight_is_the_last_one_that_was_said(store):
-    """A client that comes back offers its delta again; what was added with another weight is not in the sum."""
+    """A client that comes back offers its delta again; what was added with another weight is not in
+    the sum.
+    """
     begin(store, key("a"), 3.0)
     write(store, key("a"), 1, [0])
     begin(store, key("a"), 2.0)
@@ -248,7 +256,9 @@ def test_taking_another_one_out_leaves_nothing_behind(store):
 @pytest.mark.parametrize("weight", [0.0, 1e12])
 @pytest.mark.parametrize("bad", [0x7FC00000, 0x7F800001, 0x7F800000, 0x7F61B1E6])
 def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, weight, options):
-    """NaN, a signalling one, infinity and what becomes infinite by its weight are in the sum for a while, and in no version."""
+    """NaN, a signalling one, infinity and what becomes infinite by its weight are in the sum for a
+    while, and in no version.
+    """
     store = opened(run_root / "run", **options)
     begin(store, key("a"), weight)
     sick = vector(1)
@@ -262,7 +272,9 @@ def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, we
 
 
 def test_what_comes_a_second_time_is_added_once(store):
-    """A delta whose sync failed is given up, and sent again under its name, perhaps with other values."""
+    """A delta whose sync failed is given up, and sent again under its name, perhaps with other
+    values.
+    """
     begin(store, key("a"))
     write(store, key("a"), 1, range(CHUNKS))
     store._files.sync_fails = True
@@ -277,7 +289,9 @@ def test_what_comes_a_second_time_is_added_once(store):
 
 
 def test_a_chunk_that_is_there_already_is_not_added_again(store):
-    """Whoever sends it twice, with other values, has the first ones in the spool; a restart would add those."""
+    """Whoever sends it twice, with other values, has the first ones in the spool; a restart would
+    add those.
+    """
     begin(store, key("a"), None)
     write(store, key("a"), 1, [0])
     begin(store, key("a"), 3.0)
@@ -308,7 +322,9 @@ def test_half_a_chunk_is_none(store, monkeypatch):
 
 
 def test_a_delta_that_is_taken_out_of_the_run_before_it_counts(store):
-    """An outlier is known by its norm, when all of it has come; released, it is added like any other."""
+    """An outlier is known by its norm, when all of it has come; released, it is added like any
+    other.
+    """
     begin(store, key("a"))
     write(store, key("a"), 1, range(CHUNKS))
     store.spool_finish(key("a"))
@@ -345,7 +361,9 @@ def test_a_sum_that_could_not_be_made_again_is_made_before_it_is_used(store):
 
 
 def test_a_stranger_who_breaks_off_makes_little_work(store):
-    """For each chunk of whoever is added while he comes, and breaks off, a chunk of few others is added again, however many there are."""
+    """For each chunk of whoever is added while he comes, and breaks off, a chunk of few others is
+    added again, however many there are.
+    """
     names = [f"c{number}" for number in range(accumulator.MOST_BEFORE + 1)]
     lengths = len(b"FSLFRM01") + 4 * CHUNKS
     for seed, name in enumerate(names):
@@ -363,7 +381,9 @@ def test_a_stranger_who_breaks_off_makes_little_work(store):
 
 
 def test_who_breaks_off_alone_stands_in_nobodys_way(store):
-    """Where nothing else is in the sum there is nothing to read for it, so the next one is added while it comes."""
+    """Where nothing else is in the sum there is nothing to read for it, so the next one is added
+    while it comes.
+    """
     begin(store, key("x"))
     write(store, key("x"), 9, [0, 1])
     assert store.spool_begin(delta_of(key("x"), 11), 3.0) is None, "from its start"
@@ -389,7 +409,9 @@ def test_a_weight_that_is_none_adds_nothing(run_root, weight, whole):
 
 
 def test_the_bits_do_not_depend_on_what_a_library_does_to_small_numbers(run_root):
-    """Some set their thread, or all of them, to flush subnormals to zero; a version may not show who came when."""
+    """Some set their thread, or all of them, to flush subnormals to zero; a version may not show
+    who came when.
+    """
     torch = pytest.importorskip("torch")
     stores = [opened(run_root / name) for name in ("early", "late")]
     torch.set_flush_denormal(True)
@@ -412,7 +434,9 @@ def test_the_bits_do_not_depend_on_what_a_library_does_to_small_numbers(run_root
 @pytest.mark.parametrize("options", [{}, {"threads": 3}, WHOLE], ids=["", "threads", "whole"])
 @pytest.mark.parametrize("error", [NoWorkerThread("a test"), MemoryError("a test")])
 def test_half_an_addition_is_none(run_root, monkeypatch, options, error):
-    """Whatever stops it, the sum is that of the deltas that are said to be in it, and it can be tried again."""
+    """Whatever stops it, the sum is that of the deltas that are said to be in it, and it can be
+    tried again.
+    """
     store = opened(run_root / "run", **options)
     sent(store, key("a"), 1)
     begin(store, key("b"), None)
@@ -454,7 +478,8 @@ def test_rules_that_see_deltas_side_by_side_wait_until_they_are_whole(run_root):
     store.close()
 
 
-# --- all of it at once: one store adds while deltas come, its twin when they are whole ----------------------
+# --- all of it at once: one store adds while deltas come, its twin when they are whole
+# ----------------------
 
 CLIENTS = 4
 STEPS = st.one_of(
@@ -509,7 +534,9 @@ class Server:
         self.coming[client] = transfer
 
     def patiently(self, act):
-        """Do it with a disk that cannot be read, if that was asked for, and then again with one that can."""
+        """Do it with a disk that cannot be read, if that was asked for, and then again with one
+        that can.
+        """
         if self.is_faulty:
             self.is_faulty = False
             before = self.store.accumulated
@@ -576,7 +603,9 @@ class Server:
 @given(steps=st.lists(STEPS, min_size=20, max_size=60))
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_happens_the_versions_are_those_of_whole_deltas(options, steps):
-    """Breaking off, coming again, overtaking, quarantine, crashes: no trace of when a delta was added."""
+    """Breaking off, coming again, overtaking, quarantine, crashes: no trace of when a delta was
+    added.
+    """
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as root:
         servers = [

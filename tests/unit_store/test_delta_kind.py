@@ -1,5 +1,7 @@
 # ruff: noqa: D102 - the methods of the stand-in are those of DeltaKind
-"""Kinds of deltas: decoded once as they arrive, added to the same bits either way; and a kind that is not made of chunks."""
+"""Kinds of deltas: decoded once as they arrive, added to the same bits either way; and a kind that
+is not made of chunks.
+"""
 
 import json
 import math
@@ -28,14 +30,17 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
 
 
-# --- dense and full -----------------------------------------------------------------------------------------------
+# --- dense and full
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Dense(), FullWeights()])
 @pytest.mark.parametrize("spec", [CodecSpec("fp32"), CodecSpec("e4m3"), CodecSpec("uniform")])
 @pytest.mark.parametrize("weight", [0.0, 1.0, 0.3, 1e-42, 1e30])
 def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
-    """A restart reads from the spool what was added on arrival before: the version may not depend on it."""
+    """A restart reads from the spool what was added on arrival before: the version may not depend
+    on it.
+    """
     chance = np.random.default_rng(1)
     values = chance.standard_normal(20).astype(np.float32)
     values[:5] *= np.float32(1e-40)
@@ -50,7 +55,9 @@ def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
 
 
 def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
-    """The check and the addition share it: entropy decoding is most of what a server does with a chunk."""
+    """The check and the addition share it: entropy decoding is most of what a server does with a
+    chunk.
+    """
     decoded = []
     for name in ("decode_into", "decode_accumulate"):
         real = getattr(delta_kind, name)
@@ -71,7 +78,8 @@ def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
     assert len(decoded) == MANIFEST.chunks
 
 
-# --- a kind of another make ---------------------------------------------------------------------------------------
+# --- a kind of another make
+# ---------------------------------------------------------------------------------------
 
 
 def direction(seed, values):
@@ -143,7 +151,9 @@ def send(store, key, pairs, weight=None):
 @pytest.mark.parametrize("early", [1.0, None])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
-    """Spool, ledger, weights and restart are common: a kind brings its check, its size and its accumulation only."""
+    """Spool, ledger, weights and restart are common: a kind brings its check, its size and its
+    accumulation only.
+    """
     run = seeds_run
     for key, pairs in zip(KEYS, ([[1, 0.5], [2, -1.0]], [[3, 2.0]]), strict=True):
         assert send(run.store, key, pairs, early).problem is None

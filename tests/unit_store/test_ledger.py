@@ -42,7 +42,9 @@ def test_facts_come_back_in_order(path):
 
 
 def test_the_time_that_a_run_was_served_survives_its_processes(path):
-    """It adds up over restarts; the time between two processes, and what the wall clock says, do not count."""
+    """It adds up over restarts; the time between two processes, and what the wall clock says, do
+    not count.
+    """
     for begun, worked in ((1000.0, 40.0), (7.0, 2.5)):
         now = [begun]
         ledger, _, _ = opened(path, clock=lambda now=now: now[0])
@@ -63,7 +65,9 @@ def test_every_line_is_json(path):
 
 
 def test_a_torn_last_line_is_cut_at_every_length(path):
-    """A crash may leave any part of the last line; the lines before it must survive and new ones follow cleanly."""
+    """A crash may leave any part of the last line; the lines before it must survive and new ones
+    follow cleanly.
+    """
     whole = path.read_bytes()
     last = whole[: whole.rindex(b"\n", 0, -1) + 1]
     for size in range(len(last) + 1, len(whole)):
@@ -81,7 +85,9 @@ def test_a_torn_last_line_is_cut_at_every_length(path):
 
 @pytest.mark.parametrize("line", [1, 2, 3])
 def test_a_flipped_bit_is_named(path, line):
-    """Damage to what was acknowledged must stop the server; guessing would lose or double somebody's work."""
+    """Damage to what was acknowledged must stop the server; guessing would lose or double
+    somebody's work.
+    """
     whole = path.read_bytes()
     begin = sum(map(len, whole.splitlines(keepends=True)[: line - 1]))
     end = whole.index(b"\n", begin)
@@ -133,7 +139,8 @@ def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
     for failures in (1, 2, 3):
         root = run_root / str(failures)
         root.mkdir()
-        # create, sync_directory, then write and sync of the first line; the second line's calls fail
+        # create, sync_directory, then write and sync of the first line; the second line's calls
+        # fail
         disk = crash_disk(root, 5, "error", failures)
         ledger, _, _ = opened(root / "ledger.jsonl", disk)
         ledger.append("lease", {"name": "a", "index": 0})
@@ -173,7 +180,9 @@ def test_a_fact_from_the_future_stops_an_old_release():
 
 
 def test_what_a_delta_takes_in_the_ledger(path):
-    """docs/ARCHITECTURE.md says how large a ledger gets in a year: about 550 bytes for each delta."""
+    """docs/ARCHITECTURE.md says how large a ledger gets in a year: about 550 bytes for each
+    delta.
+    """
     key = DeltaKey("site-001.example", 1763722149000000001, 51234, 51235)
     digest, norm = "0123456789abcdef" * 2, 12.345678901234567
     metrics = {"loss": 2.3456789012345, "snapshot_s": 0.123456789}
@@ -193,7 +202,9 @@ def test_what_a_delta_takes_in_the_ledger(path):
 
 
 def test_a_zero_inside_a_whole_line_is_damage(path):
-    """A torn write leaves zeros up to its end or to the end of a disk's block, not one among the bytes of a line that was synced."""
+    """A torn write leaves zeros up to its end or to the end of a disk's block, not one among the
+    bytes of a line that was synced.
+    """
     whole = path.read_bytes()
     begin = whole.rindex(b"\n", 0, -1) + 1
     for position in range(begin, len(whole) - 1):

@@ -15,7 +15,9 @@ SHAPES = [("layer.weight", (4, 3)), ("layer.scale", ()), ("empty", (0, 5)), ("la
 
 
 def test_tensors_lie_one_after_the_other():
-    """Every node must agree where a tensor lies; a scalar has one value and an empty tensor none."""
+    """Every node must agree where a tensor lies; a scalar has one value and an empty tensor
+    none.
+    """
     manifest = Manifest.from_shapes(SHAPES)
     assert [tensor.offset for tensor in manifest.tensors] == [0, 12, 13, 13]
     assert manifest.values == 17

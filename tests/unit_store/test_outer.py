@@ -20,14 +20,17 @@ def vectors(count, length=257, seed=3):
 
 
 def test_nesterov_is_that_of_torch():
-    """DiLoCo's numbers were found with torch.optim.SGD; ours must be that optimiser, to one rounding per operation."""
+    """DiLoCo's numbers were found with torch.optim.SGD; ours must be that optimiser, to one
+    rounding per operation.
+    """
     settings = OuterSettings(learning_rate=0.7, momentum=0.9)
     (start,) = vectors(1, seed=1)
     parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
     optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
     weights, momentum, residual = start.copy(), np.zeros_like(start), np.zeros_like(start)
     for gradient in vectors(6):
-        # From the same state each time, so that what is compared is one step and not a history of roundings.
+        # From the same state each time, so that what is compared is one step and not a history of
+        # roundings.
         parameter.data = torch.from_numpy(weights.copy())
         if "momentum_buffer" in optimizer.state[parameter]:
             optimizer.state[parameter]["momentum_buffer"].copy_(torch.from_numpy(momentum))
@@ -35,7 +38,8 @@ def test_nesterov_is_that_of_torch():
         optimizer.step()
         change = gradient.copy()
         desired_change(change, momentum, residual, settings)
-        # torch may fuse a multiplication and an addition; then the two differ by the rounding of a term.
+        # torch may fuse a multiplication and an addition; then the two differ by the rounding of a
+        # term.
         terms = np.abs(weights) + np.abs(gradient) + np.abs(momentum)
         apply_change(weights, change)
         buffer = optimizer.state[parameter]["momentum_buffer"].numpy()
@@ -56,7 +60,9 @@ def test_without_momentum_it_is_plain_descent():
 
 
 def test_averaging_lands_on_the_average_of_the_clients():
-    """Plain averaging is FedAvg whatever the learning rate says: new weights = mean of the clients' weights."""
+    """Plain averaging is FedAvg whatever the learning rate says: new weights = mean of the clients'
+    weights.
+    """
     base, first, second = vectors(3)
     average = ((base - first) + (base - second)) * np.float32(0.5)
     settings = OuterSettings(optimizer="average")

@@ -33,7 +33,8 @@ def key(name="a", base=0, sequence=1):
     return DeltaKey(name, 1, base, sequence)
 
 
-# --- versions -------------------------------------------------------------------------------------------------
+# --- versions
+# -------------------------------------------------------------------------------------------------
 
 
 def test_version_0_is_what_was_published(run):
@@ -71,7 +72,9 @@ def test_the_weights_open_as_safetensors(run):
 @pytest.mark.parametrize("optimizer", ["nesterov", "average"])
 @pytest.mark.parametrize("down", ["fp32", "bf16", "e4m3"])
 def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimizer, down):
-    """The heart of a run: decode, one fp32 add, and every node has the digest that the server announced."""
+    """The heart of a run: decode, one fp32 add, and every node has the digest that the server
+    announced.
+    """
     run = make_run(codec_down=CodecSpec(format=down), outer=OuterSettings(optimizer=optimizer))
     run.start()
     theta = noise(SMALL, 0)
@@ -105,7 +108,9 @@ def test_several_real_chunks_go_through(make_run):
 
 
 def test_the_record_of_a_version_is_the_audit_trail(run):
-    """Who made version v, with how much work, how stale, and what it weighed: without this no result can be checked."""
+    """Who made version v, with how much work, how stale, and what it weighed: without this no
+    result can be checked.
+    """
     run.start()
     first = run.round(1, "a", "b")
     (_, record) = run.store.records
@@ -134,7 +139,9 @@ def test_old_versions_and_their_deltas_are_removed(run):
 
 
 def test_memory_is_one_vector(make_run):
-    """The server may have to hold a model that barely fits: nothing but the accumulator has the model's size."""
+    """The server may have to hold a model that barely fits: nothing but the accumulator has the
+    model's size.
+    """
     manifest = Manifest.from_shapes([("w", (20 * CHUNK_VALUES,))])
     bf16 = CodecSpec(format="bf16", entropy=False)
     run = make_run(manifest=manifest, codec_down=bf16)
@@ -152,7 +159,8 @@ def test_memory_is_one_vector(make_run):
     assert committing < 2.0 * vector_bytes
 
 
-# --- what the store refuses -----------------------------------------------------------------------------------
+# --- what the store refuses
+# -----------------------------------------------------------------------------------
 
 
 def test_nothing_works_before_recover(run_root):
@@ -190,7 +198,9 @@ def test_bad_initial_frames_are_refused(run, index, frame, words):
 
 
 def test_publishing_can_start_over(run):
-    """The first client may be preempted while it publishes; another one begins again with its own weights."""
+    """The first client may be preempted while it publishes; another one begins again with its own
+    weights.
+    """
     run.open()
     run.store.begin_initial(SMALL)
     run.store.write_initial(0, frames_of(SMALL, noise(SMALL, 5))[0])
@@ -258,7 +268,9 @@ def test_a_step_that_overflows_makes_no_version(run):
 
 
 def test_an_absurd_norm_is_quarantined(run):
-    """Finite, but summed with a large weight it would overflow, at this commit and at each one after a restart."""
+    """Finite, but summed with a large weight it would overflow, at this commit and at each one
+    after a restart.
+    """
     run.start()
     huge = np.full(SMALL.values, 3e38, dtype=np.float32)
     result = run.send(key("a"), huge)
@@ -277,7 +289,9 @@ def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
 
 
 def test_what_is_being_fetched_is_kept(run):
-    """A whole version may take longer to send than keep_versions last; and the updates after it are wanted next."""
+    """A whole version may take longer to send than keep_versions last; and the updates after it are
+    wanted next.
+    """
     run.start()
     run.store.keep_from(1)
     for version in range(1, 8):
@@ -297,7 +311,9 @@ def test_a_wanted_shard_is_given_when_it_is_free(run):
 
 
 def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
-    """What a client that never trained was told must not be lost to the run, and must survive a restart until then."""
+    """What a client that never trained was told must not be lost to the run, and must survive a
+    restart until then.
+    """
     run.start()
     assert run.store.lease("a", 2, 0, loan=True) == 0
     assert run.store.lease("b", 2) == 1
@@ -311,11 +327,14 @@ def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
     assert (recovered.leases, recovered.loans) == ({"c": 0, "b": 1}, frozenset())
 
 
-# --- other facts ----------------------------------------------------------------------------------------------
+# --- other facts
+# ----------------------------------------------------------------------------------------------
 
 
 def test_a_shard_stays_with_its_client(run):
-    """Two clients on one shard would count the same data twice, also after a restart of the server."""
+    """Two clients on one shard would count the same data twice, also after a restart of the
+    server.
+    """
     run.open()
     assert [run.store.lease(name, 2) for name in ("a", "b", "c", "a")] == [0, 1, None, 0]
     assert run.open().leases == {"a": 0, "b": 1}
@@ -324,7 +343,9 @@ def test_a_shard_stays_with_its_client(run):
 
 
 def test_names_and_lives_are_remembered(run):
-    """A restarted server must still know the run and tell a ghost from the newest life of a client."""
+    """A restarted server must still know the run and tell a ghost from the newest life of a
+    client.
+    """
     run.open()
     assert run.store.start_run("first") == "first"
     assert run.store.start_run("second") == "first"

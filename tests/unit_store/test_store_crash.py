@@ -1,8 +1,9 @@
 """The store survives a crash, a power cut or a full disk at every single call to the disk.
 
-A scenario (version 0, six deltas of which one is not finite, three commits, pruning) runs on a disk that counts its calls.
-Then it runs again for every call and every way in which that call can go wrong; after each, the run directory is
-opened again, every promise is checked, and the scenario goes on to its end, which must be the same to the bit.
+A scenario (version 0, six deltas of which one is not finite, three commits, pruning) runs on a disk
+that counts its calls. Then it runs again for every call and every way in which that call can go
+wrong; after each, the run directory is opened again, every promise is checked, and the scenario
+goes on to its end, which must be the same to the bit.
 """
 
 import copy
@@ -27,7 +28,9 @@ from fsl_codecs import CodecSpec, decode, encode
 
 
 class HealthyDisk(Files):
-    """A disk that never fails, and does not wait for the hardware: what it syncs is not put to the test."""
+    """A disk that never fails, and does not wait for the hardware: what it syncs is not put to the
+    test.
+    """
 
     def sync(self, descriptor):
         """Do nothing."""
@@ -36,7 +39,8 @@ class HealthyDisk(Files):
         """Do nothing."""
 
 
-# --- the scenario and, computed without the store, what must come out of it ------------------------------------
+# --- the scenario and, computed without the store, what must come out of it
+# ------------------------------------
 
 DOWN = CodecSpec(format="e4m3", entropy=False)
 UP = CodecSpec(format="bf16", entropy=False)
@@ -161,7 +165,9 @@ def send(store, heard, name, version):
 
 
 def play(store, heard):
-    """Open the store and bring the scenario to its end from wherever it is. Returns what recovery said."""
+    """Open the store and bring the scenario to its end from wherever it is. Returns what recovery
+    said.
+    """
     recovered = patiently(store.recover, heard)
     for position, name in enumerate(LEASED):
         index = patiently(lambda name=name: store.lease(name, len(LEASED)), heard)
@@ -208,7 +214,9 @@ def facts_of(root):
 
 
 def check_promises(root, heard):
-    """Open the directory on a healthy disk and check everything that was promised; returns what recovery said."""
+    """Open the directory on a healthy disk and check everything that was promised; returns what
+    recovery said.
+    """
     store = Store(root, SETTINGS, files=HealthyDisk())
     recovered = store.recover()
     assert heard.version <= recovered.version <= heard.version + 1
@@ -236,7 +244,9 @@ def check_promises(root, heard):
 
 
 def check_end(root):
-    """The end of the scenario, however it was reached: one merge per delta, and nothing left lying about."""
+    """The end of the scenario, however it was reached: one merge per delta, and nothing left lying
+    about.
+    """
     store = Store(root, SETTINGS, files=HealthyDisk())
     recovered = store.recover()
     assert (recovered.version, recovered.digest) == (LAST, EXPECTED[LAST])
@@ -270,7 +280,9 @@ def calls_of_a_whole_life(run_root, crash_disk):
     [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
 )
 def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power):
-    """The promise of the whole room: kill it anywhere, and nothing acknowledged is lost or counted twice."""
+    """The promise of the whole room: kill it anywhere, and nothing acknowledged is lost or counted
+    twice.
+    """
     calls = calls_of_a_whole_life(run_root, crash_disk)
     assert len(calls) > 150
     for at, name in enumerate(calls, start=1):
@@ -296,7 +308,9 @@ TWO_THREADS = attrs.evolve(SETTINGS, threads=2)
     ("mode", "power", "stride"), [("torn", None, 2), ("after", "all", 1), ("after", 1, 3)]
 )
 def test_a_crash_among_several_threads_loses_nothing(run_root, crash_disk, mode, power, stride):
-    """Two threads write a version where nobody sets anything: whichever call the kill falls on, and whoever was in the middle of another one."""
+    """Two threads write a version where nobody sets anything: whichever call the kill falls on, and
+    whoever was in the middle of another one.
+    """
     count_of_calls = len(calls_of_a_whole_life(run_root, crash_disk))
     others = cut_short = 0
     for at in range(1, count_of_calls + 1, stride):
@@ -318,7 +332,9 @@ def test_a_crash_among_several_threads_loses_nothing(run_root, crash_disk, mode,
 
 @pytest.mark.parametrize("power", [None, "all"])
 def test_a_crash_during_recovery_loses_nothing(run_root, crash_disk, power):
-    """A machine that fails often also fails while it recovers; recovery must be able to start over."""
+    """A machine that fails often also fails while it recovers; recovery must be able to start
+    over.
+    """
     calls = calls_of_a_whole_life(run_root, crash_disk)
     crashes = 0
     for at in range(3, len(calls) + 1, 11):
@@ -351,7 +367,9 @@ def test_a_crash_during_recovery_loses_nothing(run_root, crash_disk, power):
 
 @pytest.mark.parametrize("failures", [1, 6])
 def test_a_failing_call_can_be_tried_again(run_root, crash_disk, failures):
-    """A full disk costs time, never data: each call fails once or several times in a row, and the run goes on."""
+    """A full disk costs time, never data: each call fails once or several times in a row, and the
+    run goes on.
+    """
     calls = calls_of_a_whole_life(run_root, crash_disk)
     noticed = 0
     for at in range(1, len(calls) + 1):
@@ -368,7 +386,9 @@ def test_a_failing_call_can_be_tried_again(run_root, crash_disk, failures):
 
 @pytest.mark.parametrize("power", [None, "all"])
 def test_a_crash_after_a_failing_call_loses_nothing(run_root, crash_disk, power):
-    """A full disk is often followed by a crash: what a failed call left behind must not confuse recovery."""
+    """A full disk is often followed by a crash: what a failed call left behind must not confuse
+    recovery.
+    """
     calls = calls_of_a_whole_life(run_root, crash_disk)
     for at in range(2, len(calls) + 1, 3):
         root = run_root / str(at)
@@ -387,7 +407,9 @@ def test_a_crash_after_a_failing_call_loses_nothing(run_root, crash_disk, power)
 
 @pytest.mark.parametrize("power", [None, "all"])
 def test_a_crash_during_a_rollback_is_finished_by_the_next_start(run_root, crash_disk, power):
-    """Falling back is what one does when things are bad already; half a rollback must never mix two lineages."""
+    """Falling back is what one does when things are bad already; half a rollback must never mix two
+    lineages.
+    """
     whole = run_root / "whole"
     whole.mkdir()
     assert live(whole, HealthyDisk(), Heard())

@@ -1,4 +1,6 @@
-"""Damage to the files of a running server: found before it is used, repaired to the bit, or the end of the run with a line that helps."""
+"""Damage to the files of a running server: found before it is used, repaired to the bit, or the end
+of the run with a line that helps.
+"""
 
 import numpy as np
 import pytest
@@ -38,7 +40,9 @@ def contents(run, version):
 
 @pytest.fixture
 def make_twins(make_run):
-    """Two runs of the same deltas up to a version, one of which will be damaged; `told` takes its lines."""
+    """Two runs of the same deltas up to a version, one of which will be damaged; `told` takes its
+    lines.
+    """
 
     def make(versions=2, clients=("a", "b"), **options):
         made = []
@@ -120,7 +124,9 @@ def test_weights_follow_from_the_update_where_the_deltas_are_gone(make_twins):
 
 @pytest.mark.parametrize("file", FLAT)
 def test_beyond_repair_no_version_is_made(make_twins, file):
-    """Neither the deltas nor the version before are as they were: one line says where to go back to, as often as it is tried."""
+    """Neither the deltas nor the version before are as they were: one line says where to go back
+    to, as often as it is tried.
+    """
     _, hurt = make_twins()
     flip(folder(hurt, 2) / file)
     flip(folder(hurt, 1) / FLAT[0])
@@ -216,7 +222,8 @@ def test_a_damaged_delta_ends_the_run_and_not_the_next_start(make_run, rule):
     assert recovered.settled == {key("b"): "quarantined"}
 
 
-# --- a ledger that is gone -------------------------------------------------------------------------------------
+# --- a ledger that is gone
+# -------------------------------------------------------------------------------------
 
 
 def lose(path, how):
@@ -236,7 +243,10 @@ def test_a_run_whose_ledger_is_gone_does_not_start(make_twins, how):
     lose(ledger, how)
     before = ledger.read_bytes() if ledger.exists() else None
     for _ in range(2):
-        words = r"missing or empty, and there are versions 0, 1, 2 and 5 deltas in the spool; .*--from-version 2 "
+        words = (
+            r"missing or empty, and there are versions 0, 1, 2 and 5 deltas in the spool; "
+            r".*--from-version 2 "
+        )
         with pytest.raises(LedgerLost, match=words):
             run.open()
         assert (ledger.read_bytes() if ledger.exists() else None) == before
@@ -245,7 +255,9 @@ def test_a_run_whose_ledger_is_gone_does_not_start(make_twins, how):
 
 @pytest.mark.parametrize("target", [2, 1])
 def test_without_its_ledger_a_run_goes_on_from_a_version_that_is_named(make_twins, target):
-    """What was acknowledged is set aside, not dropped, and what is in a version is not merged again."""
+    """What was acknowledged is set aside, not dropped, and what is in a version is not merged
+    again.
+    """
     sound, run = make_twins()
     spooled = {path.name for path in (run.root / "spool").iterdir()}
     run.close()
@@ -289,7 +301,9 @@ def test_a_crash_while_the_ledger_is_renewed_is_finished_by_the_next_start(make_
 
 
 def test_an_older_ledger_from_a_backup_drops_nothing_without_a_word(make_twins):
-    """Its missing versions are written from their manifests; a delta that only the lost lines knew was deleted."""
+    """Its missing versions are written from their manifests; a delta that only the lost lines knew
+    was deleted.
+    """
     _, run = make_twins()
     pending = key("a", 2, 3)
     run.send(pending, np.ones(run.manifest.values, np.float32))

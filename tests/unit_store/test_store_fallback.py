@@ -42,11 +42,14 @@ def key(name="a", base=0, sequence=1):
     return DeltaKey(name, 1, base, sequence)
 
 
-# --- versions that are there, or not quite ---------------------------------------------------------------------
+# --- versions that are there, or not quite
+# ---------------------------------------------------------------------
 
 
 def test_a_version_that_may_not_last_is_taken_back(run):
-    """Its folder would count after a crash; nothing may be recorded that contradicts it before it is gone."""
+    """Its folder would count after a crash; nothing may be recorded that contradicts it before it
+    is gone.
+    """
     run.start()
     disk = NoNewNames()
     run.open(files=disk)
@@ -66,7 +69,9 @@ def test_a_version_that_may_not_last_is_taken_back(run):
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_versions_that_the_ledger_does_not_know_yet_are_kept(make_run, crash):
-    """A version exists by its folder; until the ledger has its line, that folder is the only record of what it merged."""
+    """A version exists by its folder; until the ledger has its line, that folder is the only record
+    of what it merged.
+    """
     run = make_run(keep_versions=1)
     run.start()
     disk = FullForTheLedger()
@@ -92,7 +97,9 @@ def test_versions_that_the_ledger_does_not_know_yet_are_kept(make_run, crash):
 
 
 def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
-    """The second version 2 differs from the first; recovery must not hold it against what the ledger says of the first."""
+    """The second version 2 differs from the first; recovery must not hold it against what the
+    ledger says of the first.
+    """
     run.start()
     run.round(1, "a")
     first = run.round(2, "a", "b").digest
@@ -108,7 +115,8 @@ def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
     assert [delta.key for delta in recovered.pending] == [key("a", 1, 2)]
 
 
-# --- damage and fallback --------------------------------------------------------------------------------------
+# --- damage and fallback
+# --------------------------------------------------------------------------------------
 
 
 def do_harm(path, harm):
@@ -139,7 +147,9 @@ def do_harm(path, harm):
 )
 @pytest.mark.parametrize("harm", ["first byte", "middle", "last byte", "shorter", "longer", "gone"])
 def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
-    """A server that trains on from a damaged file poisons every client; the message must say where to go back to."""
+    """A server that trains on from a damaged file poisons every client; the message must say where
+    to go back to.
+    """
     run.start()
     digests = [run.round(version, "a").digest for version in (1, 2)]
     run.close()
@@ -197,7 +207,9 @@ def test_a_damaged_previous_version_is_not_recommended(run):
 
 
 def test_a_version_that_vanished_is_noticed(run):
-    """The ledger knows version 2; a server that silently went on from version 1 would fork the run."""
+    """The ledger knows version 2; a server that silently went on from version 1 would fork the
+    run.
+    """
     run.start()
     for version in (1, 2):
         run.round(version, "a")
@@ -209,7 +221,9 @@ def test_a_version_that_vanished_is_noticed(run):
 
 
 def test_a_version_of_another_run_is_noticed(run, make_run):
-    """Two runs of one model have the same file names; a mixed-up copy must not pass for this run's version."""
+    """Two runs of one model have the same file names; a mixed-up copy must not pass for this run's
+    version.
+    """
     run.start()
     run.round(1, "a")
     run.close()
@@ -245,7 +259,9 @@ def test_a_fallback_merges_again_what_it_took_back(run):
 
 
 def test_a_fallback_twice_in_a_row_works(run):
-    """Names of what was moved aside must not collide, nor the second lineage be taken for the first."""
+    """Names of what was moved aside must not collide, nor the second lineage be taken for the
+    first.
+    """
     run.start()
     for version in (1, 2):
         run.round(version, "a")
@@ -268,7 +284,9 @@ def test_a_fallback_to_the_newest_is_nothing(run):
 
 
 def test_a_lost_spool_file_after_a_fallback_is_forgotten(run):
-    """A delta whose file is gone may come again from its client, so its key must not stay merged."""
+    """A delta whose file is gone may come again from its client, so its key must not stay
+    merged.
+    """
     run.start()
     run.round(1, "a")
     run.round(2, "a")

@@ -1,4 +1,6 @@
-"""Deltas on their way in: order, resumption, refusal, quarantine, and what comes back after a restart."""
+"""Deltas on their way in: order, resumption, refusal, quarantine, and what comes back after a
+restart.
+"""
 
 import math
 
@@ -74,7 +76,9 @@ def test_a_delta_is_acknowledged_with_its_norm(store):
 
 
 def test_a_known_key_gets_the_same_answer(store):
-    """A client that missed the acknowledgement asks again; the delta must not be stored, nor merged, twice."""
+    """A client that missed the acknowledgement asks again; the delta must not be stored, nor
+    merged, twice.
+    """
     assert store.known(KEY) is None
     send(store)
     assert store.spool_begin(DELTA) == "accepted"
@@ -108,7 +112,9 @@ def test_other_metadata_under_the_same_key_starts_over(store):
 
 
 def test_starting_over_on_a_full_disk_forgets_the_first_try(run_root, crash_disk):
-    """The file was emptied before the disk failed; counting its old chunks would acknowledge a delta that is not there."""
+    """The file was emptied before the disk failed; counting its old chunks would acknowledge a
+    delta that is not there.
+    """
     (run_root / "spool").mkdir()
     disk = crash_disk(run_root, 5, "error")
     spool = Spool(disk, run_root, Dense())
@@ -173,7 +179,9 @@ def test_a_delta_that_is_not_finite_is_set_aside(store, bad):
 
 
 def test_a_pending_delta_can_be_taken_out_again(store):
-    """A policy may find an outlier only when the others are there; the sum must be as if it had never come."""
+    """A policy may find an outlier only when the others are there; the sum must be as if it had
+    never come.
+    """
     other = DeltaKey("b", 1, 0, 1)
     send(store)
     send(store, other, delta(1))
@@ -209,7 +217,9 @@ def test_a_delta_that_cannot_be_read_back_leaves_the_sum_alone(store):
 
 
 def test_a_sum_that_cannot_be_made_again_is_not_used(store):
-    """With a dying disk it is better to have no sum, and to say so, than something unknown; what is in it is not forgotten."""
+    """With a dying disk it is better to have no sum, and to say so, than something unknown; what is
+    in it is not forgotten.
+    """
     other = DeltaKey("b", 1, 0, 1)
     send(store)
     send(store, other, delta(1))
@@ -232,7 +242,9 @@ def test_a_sum_that_cannot_be_made_again_is_not_used(store):
 
 
 def test_pending_deltas_survive_a_restart_in_order(store):
-    """fp32 sums depend on the order, so a restarted server must merge in the order of acknowledgement."""
+    """fp32 sums depend on the order, so a restarted server must merge in the order of
+    acknowledgement.
+    """
     keys = [DeltaKey(name, 1, 0, 1) for name in ("z", "a", "m")]
     for seed, key in enumerate(keys):
         send(store, key, delta(seed))
@@ -247,7 +259,9 @@ def test_pending_deltas_survive_a_restart_in_order(store):
 
 @pytest.mark.parametrize("harm", ["flip", "gone"])
 def test_a_damaged_pending_delta_is_put_on_record(store, harm):
-    """An acknowledged delta that the disk lost cannot be helped, but it must be said, and the run must go on."""
+    """An acknowledged delta that the disk lost cannot be helped, but it must be said, and the run
+    must go on.
+    """
     send(store)
     path = store._run_dir / "spool" / file_name(KEY)
     if harm == "gone":
@@ -263,7 +277,9 @@ def test_a_damaged_pending_delta_is_put_on_record(store, harm):
 
 
 def test_what_a_failed_write_left_is_cut_off(run_root, crash_disk):
-    """A chunk whose write failed may be sent again in a shorter coding; the rest of the first try must not stay."""
+    """A chunk whose write failed may be sent again in a shorter coding; the rest of the first try
+    must not stay.
+    """
     disk = crash_disk(run_root, 3, "error")
     writer = FrameWriter(disk, run_root / "part")
     with pytest.raises(OSError, match="No space"):

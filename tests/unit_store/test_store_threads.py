@@ -1,4 +1,6 @@
-"""A version that several threads write: the same bytes, whoever is slow, and nothing changed where the disk fails."""
+"""A version that several threads write: the same bytes, whoever is slow, and nothing changed where
+the disk fails.
+"""
 
 import errno
 import os
@@ -29,7 +31,9 @@ def small_chunks(monkeypatch):
 
 
 class Disk(Files):
-    """Does not wait for the hardware. `hurdle(name, descriptor)` comes before each call that writes, `at_work` are the threads inside one."""
+    """Does not wait for the hardware. `hurdle(name, descriptor)` comes before each call that
+    writes, `at_work` are the threads inside one.
+    """
 
     def __init__(self, hurdle):
         self.hurdle = hurdle
@@ -102,7 +106,9 @@ def test_several_threads_write_what_one_writes(make_run, down):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_disk_that_is_slow_now_and_then_changes_nothing(make_run, seed):
-    """The next chunk is computed meanwhile, in other memory, and no file gets its chunks in another order."""
+    """The next chunk is computed meanwhile, in other memory, and no file gets its chunks in another
+    order.
+    """
     chance = random.Random(seed)
 
     def hurdle(_name, _descriptor):
@@ -156,7 +162,8 @@ def pending(run, disk):
     ],
 )
 def test_a_call_that_fails_fails_the_commit(make_run, way, at):
-    """And nothing else: the version of before stays, nobody is left at work, and the next try makes the same version.
+    """And nothing else: the version of before stays, nobody is left at work, and the next try makes
+    the same version.
 
     The first calls are the caller's, the others, two in a row, mostly other threads'.
     """
@@ -190,7 +197,9 @@ def test_a_call_that_fails_fails_the_commit(make_run, way, at):
 @pytest.mark.parametrize("disk_fails", [False, True])
 @pytest.mark.parametrize("fault", ["not finite", "read"])
 def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_fails):
-    """The chunk before is being written then, to files that are closed next. What is told is the first fault."""
+    """The chunk before is being written then, to files that are closed next. What is told is the
+    first fault.
+    """
     chunks_read, failing = [], [False]
 
     def hurdle(name, _what):
@@ -216,7 +225,9 @@ def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_
 
 @pytest.mark.parametrize("way", ["as usual", "median"])
 def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way):
-    """Not that a delta is damaged, which somebody might then throw away. What was acknowledged is merged once there are threads again."""
+    """Not that a delta is damaged, which somebody might then throw away. What was acknowledged is
+    merged once there are threads again.
+    """
     good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
     good.start()
     good.round(1, "a", "b")

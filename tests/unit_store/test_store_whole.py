@@ -1,4 +1,6 @@
-"""A store whose deltas are whole weights: the average is as right as fp32 can say it, also of what cancels."""
+"""A store whose deltas are whole weights: the average is as right as fp32 can say it, also of what
+cancels.
+"""
 
 from fractions import Fraction
 
@@ -42,7 +44,9 @@ def merge(run, *members):
 
 @pytest.mark.parametrize("tokens", [1, 10, 49, 12_345_677])
 def test_one_members_weights_are_the_next_version_to_the_bit(make_run, tokens):
-    """A relay hands weights on; base - (base - u) is u for no weight that is much smaller than the base."""
+    """A relay hands weights on; base - (base - u) is u for no weight that is much smaller than the
+    base.
+    """
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     mine = noise(1) * np.float32(1e-6)
@@ -53,7 +57,9 @@ def test_one_members_weights_are_the_next_version_to_the_bit(make_run, tokens):
 
 
 def test_an_average_of_opposites_is_right_to_fp32(make_run):
-    """Of weights that cancel, a sum in fp32 keeps noise; whoever compares near-zero weights would see it."""
+    """Of weights that cancel, a sum in fp32 keeps noise; whoever compares near-zero weights would
+    see it.
+    """
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     one = noise(1)
@@ -68,7 +74,9 @@ def test_an_average_of_opposites_is_right_to_fp32(make_run):
 
 
 def test_what_is_stale_leaves_its_part_to_the_weights_of_before(make_run):
-    """A late model must pull less, and must not shrink the weights: the discount goes to what was there."""
+    """A late model must pull less, and must not shrink the weights: the discount goes to what was
+    there.
+    """
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     merge(run, ("a", noise(1), 10, 0), ("b", noise(2), 10, 3))
@@ -77,7 +85,9 @@ def test_what_is_stale_leaves_its_part_to_the_weights_of_before(make_run):
 
 
 def test_there_is_no_update_to_such_a_version_and_it_survives_a_restart(make_run):
-    """Added to their weights, an update would round once more at each client: they fetch the version in full."""
+    """Added to their weights, an update would round once more at each client: they fetch the
+    version in full.
+    """
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     committed = merge(run, ("a", noise(1), 10, 0), ("b", noise(2), 30, 0))

@@ -1,4 +1,6 @@
-"""Rules of aggregation: how the deltas of a round become one change. `rule_named` gives them; `base` says what a rule is."""
+"""Rules of aggregation: how the deltas of a round become one change. `rule_named` gives them;
+`base` says what a rule is.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ RULES: dict[str, type[Rule]] = {
 
 
 def rule_named(name: str, byzantine: int = 1) -> Rule:
-    """The rule of that name against so many clients that may send anything; ValueError names the ones there are."""
+    """The rule of that name against so many clients that may send anything; ValueError names the
+    ones there are.
+    """
     if name not in RULES:
         raise ValueError(f"no aggregation is called {name!r}; there are {', '.join(RULES)}")
     return RULES[name](byzantine)

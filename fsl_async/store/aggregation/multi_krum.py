@@ -1,4 +1,6 @@
-"""Multi-Krum (Blanchard et al. 2017, "Machine learning with adversaries", section 4 and its Multi-Krum variant)."""
+"""Multi-Krum (Blanchard et al. 2017, "Machine learning with adversaries", section 4 and its
+Multi-Krum variant).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 class MultiKrum(Rule):
     """The mean of the m = n - f - 2 deltas whose n - f - 2 nearest others are nearest; 2 f + 2 < n.
 
-    The score of a delta is the sum of its squared distances to its n - f - 2 nearest others; the lowest m scores win, of equal ones the
-    first. The paper leaves m open: with as many as a score looks at, every chosen one is close to mostly honest ones.
+    The score of a delta is the sum of its squared distances to its n - f - 2 nearest others; the
+    lowest m scores win, of equal ones the first. The paper leaves m open: with as many as a score
+    looks at, every chosen one is close to mostly honest ones.
     """
 
     name = "multi-krum"

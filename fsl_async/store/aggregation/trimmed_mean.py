@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class TrimmedMean(Rule):
-    """Of each coordinate the f largest and the f smallest are left out, and the mean of the others is taken."""
+    """Of each coordinate the f largest and the f smallest are left out, and the mean of the others
+    is taken.
+    """
 
     name = "trimmed"
 
