@@ -1,7 +1,7 @@
 """The ratios that the codec core is held to, beside what a run reached. Pure.
 
 Every number is about one core and e4m3. The tensor that counts is `pseudo_gradients`, because that
-is what clients send; `worst` is the least favourable of all tensors of the run, so that one lucky
+is what clients send; `worst` is the least favorable of all tensors of the run, so that one lucky
 tensor cannot hide the others.
 """
 

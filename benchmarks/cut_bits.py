@@ -57,13 +57,13 @@ def main() -> None:
     model = GPT(config)
     corpus = Corpus.open(sysconfig.get_path("stdlib"), context=config.context)
     drawn = windows(corpus, corpus.train, batch=options.batch, seed=0, name="cut_bits")
-    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     loss = torch.tensor(0.0)
     for _ in range(options.steps):
         loss = model.loss(torch.from_numpy(next(drawn)).long())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     window = torch.from_numpy(next(drawn)).long()
     for block in sorted({1, config.layers // 2, config.layers - 1}):
         for what, found in cut_tensors(model, window, block).items():

@@ -6,7 +6,7 @@ weight after three rounds.
 
 Runs every method with three clients in real threads over real sockets on loopback (fp32 at the
 cut), with a parameter server, a split server, spool, checkpoints and codec, in mode lockstep.
-Beside it the same run is written out in plain torch (`Plain`): its own loops, optimisers, buffers,
+Beside it the same run is written out in plain torch (`Plain`): its own loops, optimizers, buffers,
 alignment and averages, with nothing of the code under test but the layers, the initial weights and
 the batches.
 
@@ -416,7 +416,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """For docs/BENCHMARKS.md."""
     made = [
         (
-            "| method | model | optimiser | weights | not equal to the bit | largest relative "
+            "| method | model | optimizer | weights | not equal to the bit | largest relative "
             "difference | at | if averages are summed in fp32 |"
         ),
         "| --- | --- | --- | ---: | ---: | ---: | --- | ---: |",

@@ -1,4 +1,4 @@
-"""Quality at equal tokens: one process alone against several clients that synchronise, by format
+"""Quality at equal tokens: one process alone against several clients that synchronize, by format
 and by period.
 
     python benchmarks/quality.py            run what results/quality.jsonl lacks, then stop
@@ -9,13 +9,13 @@ and by period.
 Every row trains the built-in GPT (0.5m preset) on the source of Python's standard library, with the
 same number of tokens in all, and reports the loss on held-out text. Real: the built-in training
 function (`fsl_async.learn.client.pretrain.train`) under `fed`, the Learner (snapshot, coded delta,
-update, rebase), the Store (spool, accumulator, outer step, checkpoint), codec, outer optimiser and
+update, rebase), the Store (spool, accumulator, outer step, checkpoint), codec, outer optimizer and
 weighting. Not real, so that a row is fast and the same for the same seed: no network, no processes,
 and the sync comes every `every_steps` steps of a client instead of by the clock. The clients train
 one after the other, in lockstep, and no client trains while a delta travels, so no delta is ever
 stale. That is the DiLoCo schedule (Douillard et al., arXiv:2311.08105).
 
-"alone" is the same function under LocalFed, without any synchronisation: all the steps in sequence.
+"alone" is the same function under LocalFed, without any synchronization: all the steps in sequence.
 "alone, batch x k" is what k clients would be with gradients averaged at each step: the same tokens
 in 1/k of the steps.
 
@@ -101,7 +101,7 @@ class AloneFed(LocalFed):
 
 
 def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
-    """Train in one process without synchronisation. `name` decides, with the seed, which windows
+    """Train in one process without synchronization. `name` decides, with the seed, which windows
     are drawn.
     """
     fed = AloneFed(ClientContext(name, spec.seed, config=tables_of(spec), log=silent), spec)
@@ -125,7 +125,7 @@ class LockstepFed(Fed):
         super().attach(model, exchange=exchange)
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
-        """Count a step; at the end of a round synchronise."""
+        """Count a step; at the end of a round synchronize."""
         training = self._client.training
         due = (training.meter.steps + 1) % self._client.every == 0
         if due:

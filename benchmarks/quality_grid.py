@@ -22,7 +22,7 @@ SEEDS = (0, 1, 2)
 @frozen
 class Spec:
     """What a row measures. `steps_per_round` has one entry for each client; empty means without
-    synchronisation.
+    synchronization.
     """
 
     seed: int
@@ -63,12 +63,12 @@ class Spec:
 
 
 def equal(clients: int, every: int, coding: str, seed: int) -> Spec:
-    """`clients` equally fast ones, with the outer optimiser's defaults."""
+    """`clients` equally fast ones, with the outer optimizer's defaults."""
     return Spec(seed, (every,) * clients, coding)
 
 
 def alone(seed: int, *, times_batch: int = 1, rate: float = LEARNING_RATE) -> Spec:
-    """No synchronisation; `times_batch` takes that many batches into one step."""
+    """No synchronization; `times_batch` takes that many batches into one step."""
     return Spec(
         seed,
         batch=BATCH * times_batch,

@@ -85,7 +85,7 @@ class Tables:
             step = str(BUDGET_STEPS // share)
             early = [float(row["eval_loss_at_step"][step]) for row in rows]
             parts.append(f"| {step} | {spread(early, '.3f')} | {len(early)} |")
-        parts += ["\n### Outer optimiser (50 steps, fp32)\n", self.head(["clients", "outer"])]
+        parts += ["\n### Outer optimizer (50 steps, fp32)\n", self.head(["clients", "outer"])]
         for count, rule, changed in OUTER:
             specs = [outer(count, changed, seed) for seed in self.seeds]
             parts.append(self.line([str(count), rule], specs))

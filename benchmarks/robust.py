@@ -91,7 +91,7 @@ def text() -> torch.Tensor:
 
 
 class Site:
-    """One client: a model, its optimiser, its part of the text."""
+    """One client: a model, its optimizer, its part of the text."""
 
     def __init__(self, data: torch.Tensor, seed: int) -> None:
         self.data = data

@@ -9,7 +9,7 @@ behind a path with a long RTT.
     python benchmarks/split_methods.py tables
         print the tables of docs/BENCHMARKS.md from the rows; --docs replaces them there
     python benchmarks/split_methods.py gray --data PATH --into DIR
-        write a set of colour images as MNIST-format files: gray, the middle 28x28
+        write a set of color images as MNIST-format files: gray, the middle 28x28
 
 Every row is a run of `fsl-node compare`'s: real nodes as threads of one process, real sockets on
 loopback, the codec, the stores. The joined model is scored after each round on the data's test

@@ -1,4 +1,4 @@
-"""A whole synchronisation through a real parameter server: seconds per GB and client, and the
+"""A whole synchronization through a real parameter server: seconds per GB and client, and the
 server's peak memory.
 
     python benchmarks/sync.py     (100 M parameters; 1, 6 and 24 clients; fp32 and e4m3)
@@ -264,7 +264,7 @@ def main(
     *,
     smoke: bool,
 ) -> None:
-    """Measure synchronisations; print one JSON object a line."""
+    """Measure synchronizations; print one JSON object a line."""
     if smoke:
         clients, formats, parameters, rounds = (3,), ("e4m3",), 300_000, 1
     for coding in formats:

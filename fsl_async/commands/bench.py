@@ -38,7 +38,7 @@ def command() -> None:
 @click.option(
     "--patience", "patience_s", default=0.0, show_default=True, type=Finite(0, 3600),
     metavar="SECONDS",
-    help="For each row, wait so long for rounds in which no neighbour disturbs the core.",
+    help="For each row, wait so long for rounds in which no neighbor disturbs the core.",
 )  # fmt: skip
 @click.option("--quick", is_flag=True, help="A first look: 32 MB and three repeats.")
 @click.option(

@@ -241,7 +241,7 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
 
     from fsl_async.config.load import load, resolved
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.demo.split import Play, summarise, words
+    from fsl_async.tools.demo.split import Play, summarize, words
 
     check_corpus(resolved(load(None, demo.overrides(), _OPTIONS)), _OPTIONS)
     network = _network(net, demo.names)
@@ -259,7 +259,7 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
             seen = asyncio.run(Play(placed, output.say, stopper).play())
         if stopper.requested:
             raise stopper.error(f"the demo was ended by {stopper.reason}")
-    found = summarise(demo, seen)
+    found = summarize(demo, seen)
     for line in words(demo, found):
         output.say(line)
     if found.rounds < demo.rounds:

@@ -119,7 +119,7 @@ def revoke(*, key: str, keys: Path | None, as_json: bool) -> None:
     removed: list[Entry] = []
 
     def without(before: AllowList) -> AllowList:
-        entry = before.find(key) or before.labelled(key)
+        entry = before.find(key) or before.labeled(key)
         if entry is None:
             raise UsageError(
                 f"{key[:80]} is neither a key nor a label on the list; see {folder.command('list')}"

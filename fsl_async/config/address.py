@@ -19,7 +19,7 @@ from fsl_async.errors import AddressError
 EXAMPLE = "fsl://ps.example.org:7100?key=..."
 _SCHEMES = ("tcp", "fsl")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?\Z")
-_EVERYWHERE = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - named in order to recognise them
+_EVERYWHERE = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - named in order to recognize them
 _MAX_TEXT = 1024
 
 

@@ -2,7 +2,7 @@
 same.
 
 Fixed are those marked so in `fsl_async.config.settings`: what the shared weights, their training
-and their evaluation mean (the model's sizes, the seed, the kind of outer optimiser, how data is
+and their evaluation mean (the model's sizes, the seed, the kind of outer optimizer, how data is
 divided and what of it is held out). Everything else may change from one start to the next: when
 clients are called and how long they are waited for, ports, formats, rates, limits, and also the
 number of clients and shards, because a run that outgrew its plan must be able to take more in.

@@ -180,7 +180,7 @@ class GuardConfig:
 
 @frozen(kw_only=True)
 class OuterConfig:
-    """The outer optimiser: how merged deltas change the shared weights (DiLoCo, arXiv
+    """The outer optimizer: how merged deltas change the shared weights (DiLoCo, arXiv
     2311.08105).
     """
 

@@ -64,7 +64,7 @@ class AllowList:
         """Whose a client name is by the list."""
         return next((entry for entry in self.entries.values() if name in entry.names), None)
 
-    def labelled(self, label: str) -> Entry | None:
+    def labeled(self, label: str) -> Entry | None:
         """The entry of that label."""
         return next((entry for entry in self.entries.values() if entry.label == label), None)
 

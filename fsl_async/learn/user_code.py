@@ -35,7 +35,7 @@ def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..
     """The user's function that `text` names; it must take `arguments`. what: for error texts.
 
     A file's folder goes to the front of sys.path, as with `python file.py`, so that it can import
-    its neighbours. Raises TaskError in one line: no such file or module, no such function, or what
+    its neighbors. Raises TaskError in one line: no such file or module, no such function, or what
     importing it raised.
     """
     label = f"{what} {text!r}"

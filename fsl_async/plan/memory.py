@@ -29,19 +29,19 @@ class Memory:
 
     weights: int = 0
     gradients: int = 0
-    optimiser: int = 0
+    optimizer: int = 0
     activations: int = 0
 
     @property
     def total(self) -> int:
         """The sum of all four."""
-        return self.weights + self.gradients + self.optimiser + self.activations
+        return self.weights + self.gradients + self.optimizer + self.activations
 
     def __add__(self, other: Memory) -> Memory:
         return Memory(
             self.weights + other.weights,
             self.gradients + other.gradients,
-            self.optimiser + other.optimiser,
+            self.optimizer + other.optimizer,
             self.activations + other.activations,
         )
 
@@ -51,7 +51,7 @@ def trained(part: Part, batch: int) -> Memory:
     return Memory(
         weights=_VALUE_BYTES * (part.values + part.frozen),
         gradients=_VALUE_BYTES * part.parameters,
-        optimiser=_ADAM_BYTES * part.parameters,
+        optimizer=_ADAM_BYTES * part.parameters,
         activations=_VALUE_BYTES * batch * part.activations,
     )
 

@@ -95,7 +95,7 @@ class _OuterStep:
         )
         self._new_weights = writer.flat(WEIGHTS)
         self._new_momentum = writer.flat(MOMENTUM) if self._outer.has_momentum else None
-        # fp32 frames lose nothing, so nothing is ever owed.
+        # fp32 frames lose nothing, so the residual stays zero.
         self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
         self._update = writer.frames(UPDATE)
         self._residual, self._sent = new_vector(self.longest), new_vector(self.longest)
@@ -179,7 +179,7 @@ def advance(
                 wait_for_writes()
                 wait_for_writes = pool.begin(writes)
         except BaseException:
-            # The first error counts, but nobody may write to files that are closed next.
+            # The first error counts, but no thread may write to files that are closed next.
             with suppress(Exception):
                 wait_for_writes()
             raise

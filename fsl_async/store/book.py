@@ -2,16 +2,18 @@
 
     fact          effect
     run           names the run; the first one counts
-    lease         `name` has shard `index`; with `loan` until somebody else needs it, unless it is booked for good before
-    incarnation   the newest life of `name`
+    lease         `name` holds shard `index`; with `loan` a provisional lease, until another client
+                  needs the shard
+    incarnation   the newest incarnation of `name`
     accepted      a delta is acknowledged and waits to be merged
-    quarantined   a delta is kept aside: on arrival, or taken out again later; with `held` it may be released
-    released      a delta that was held waits to be merged again
+    quarantined   a delta is kept out: on arrival, or removed later; with `held` it may be released
+    released      a delta that was held is pending again
     version       a version exists; the deltas it lists are merged
-    rollback      the run is at version `to` again; `pending` lists the deltas that wait again, `gone` those that are lost
-    renewed       the ledger was lost and this one begins: the run is at version `to`, `versions` lists the records that are left up to it,
-                  `aside` the deltas that were in the spool; they are unknown again, so a client
-                  that was not answered may send one anew
+    rollback      the run is at version `to` again; `pending` lists the deltas that are pending
+                  again, `gone` those that are lost
+    renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
+                  lists the records up to it that are left, `aside` the deltas that were in the
+                  spool; they are unknown again, so a client without an answer may send one anew
 
 A key is in at most one of `pending`, `merged` and `quarantined`: that is what "merged at most once"
 means here.
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 
 REMEMBERED = 64
-"""Deltas whose norms say what is usual."""
+"""Deltas that the median norm is taken of."""
 
 
 class Book:
@@ -90,7 +92,7 @@ class Book:
         ]
 
     def apply(self, fact: Mapping[str, Any]) -> None:
-        """Add one fact; StoreError when it is of a kind that this release does not know."""
+        """Add one fact; Raises StoreError for a kind unknown to this release."""
         match fact["fact"]:
             case "run":
                 self.run = self.run or fact["run"]

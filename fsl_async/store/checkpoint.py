@@ -2,10 +2,12 @@
 
     checkpoints/v00000012/
         weights.safetensors     Theta, opens in the safetensors library
-        momentum.safetensors    momentum of the outer optimiser; absent when it has none, or in version 0 (zeros)
-        residual.safetensors    what the coding of the updates still owes; absent when nothing (zeros)
-        update.bin              the coded change from version 11, as the clients get it (fsl_async.store.frame_file)
-        manifest.json           sealed: the version's record, and length, SHA-256 and chunk checksums of every file; written last
+        momentum.safetensors    momentum of the outer optimizer; absent where all are zero
+        residual.safetensors    error feedback of the coded updates; absent where all are zero
+        update.bin              the coded change from version 11, as clients receive it
+                                (fsl_async.store.frame_file)
+        manifest.json           with a checksum: the version's record, and length, SHA-256 and chunk
+                                checksums of every file; written last
 
 Order of a commit: files and manifest.json into tmp-v00000012, each synced; the folder synced;
 renamed to v00000012, which is the commit point; checkpoints/ synced. A file that was damaged and
@@ -129,7 +131,7 @@ class Checkpoints:
         """Load a version and compare every file with its digest, reading piece by piece; Damage
         names the first bad one.
 
-        without: files that are known to be bad and are left out of what is returned.
+        without: damaged files, left out of the result.
         """
         checkpoint = self.load(version).without(without)
         record = checkpoint.record

@@ -1,33 +1,34 @@
-"""Errors of the learning rooms.
+"""Errors of the store and of weights.
 
     LearnError
     ├── ManifestError          a list of tensors makes no sense (a peer's, or our own)
-    ├── FrameRefused           a coded frame is not what its place in the stream needs: the peer's fault
+    ├── FrameRefused           a coded frame does not fit its place in the stream: the peer's fault
     ├── LearnerError           a client's weights cannot do what is asked of them
-    └── StoreError             the run directory cannot be read or written, or was used in the wrong order
+    └── StoreError             the run directory cannot be read or written, or calls were in the
+        │                      wrong order
         ├── NoWorkerThread           the system gives no further thread
         └── Damaged            what is on the disk was altered: trying again does not help
             ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
             ├── LedgerLost         there are versions, and no ledger, or an empty one
             ├── DeltaDamaged       a spooled delta cannot be decoded any more
             └── CheckpointDamaged  a file of a version does not match its digest
-    Damage                     the same of one file, until a repair was tried; never leaves the store
+    Damage                     one damaged file, until a repair was tried; never leaves the store
 
-Every message is one line: what happened, to whom, and what to do.
+Every message is one line: what happened, to which file or peer, and what to do.
 """
 
 from __future__ import annotations
 
 
 class LearnError(Exception):
-    """Base of all errors of the learning rooms."""
+    """Base of all errors of the store and of weights."""
 
 
 class ManifestError(LearnError):
     """A list of tensors makes no sense; the message names the first tensor at fault."""
 
 
-class FrameRefused(LearnError):  # noqa: N818 - named after what happened, as the contract between the rooms has it
+class FrameRefused(LearnError):  # noqa: N818 - named after what happened
     """A coded frame is damaged, of the wrong length or out of order. The sender is at fault, not
     this node.
     """
@@ -54,7 +55,7 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
 
 class Damaged(StoreError):  # noqa: N818
-    """What is on the disk is not what was written. Trying again does not help; the message says
+    """The disk does not hold what was written. Trying again does not help; the message says
     what does.
     """
 

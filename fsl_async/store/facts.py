@@ -1,9 +1,9 @@
 """Facts: a run's ledger and the book that its lines add up to, kept in step while the run goes on.
 
-Two things may be owed to the ledger when a write failed, and come before anything else is written:
+After a failed write two things may be missing in the ledger. They are written before anything else:
 
-    a doubtful version    its folder may be there although its commit failed: it is taken back, because after a crash it
-                          would count as a version
+    a doubtful version    its folder may exist although its commit failed: it is taken back, because
+                          after a crash it would count as a version
     lines of versions     the version exists, and its line could not be written
 """
 
@@ -47,7 +47,7 @@ class Facts:
         self._owed.append(record)
 
     def settle(self) -> None:
-        """Write what is owed."""
+        """Write what is missing."""
         if self._doubtful is not None:
             self._checkpoints.retract(self._doubtful)
             self._doubtful = None
@@ -56,7 +56,7 @@ class Facts:
             self._owed.pop(0)
 
     def close(self) -> None:
-        """Write lines that are owed where that is possible, and give the ledger back."""
+        """Write missing lines where that is possible, and return the ledger."""
         if self._owed:
             with suppress(OSError):
                 self.settle()

@@ -1,4 +1,4 @@
-"""Files: every call of the learning rooms that changes or reads the disk, in one small class.
+"""Files: every call of the store that changes or reads the disk, in one small class.
 
 Nothing else here calls `os` on the run directory. So a test can count the calls, make the n-th fail
 with a full disk, end the "process" before, in the middle of or after it, and forget what was not

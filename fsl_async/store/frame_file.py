@@ -1,4 +1,4 @@
-"""Frame files: coded chunks one after the other, as they came. Used for spooled deltas and for a
+"""Frame files: coded chunks one after the other, as they arrived. Used for spooled deltas and for a
 version's update.
 
     8 bytes    b"FSLFRM01"
@@ -93,7 +93,7 @@ class FrameWriter:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the whole file so far, 64 hex characters."""
+        """SHA-256 of the file so far, 64 hex characters."""
         return self._hash.hexdigest()
 
 
@@ -119,7 +119,7 @@ def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
     finally:
         files.close(descriptor)
     if not good or position != size:
-        raise StoreError(f"{path} does not hold {frames} whole frames; it was altered")
+        raise StoreError(f"{path} does not hold {frames} complete frames; it was altered")
     return places
 
 

@@ -39,7 +39,7 @@ _LOSSLESS = CodecSpec(format="fp32")
 
 @contextmanager
 def disk(doing: str) -> Iterator[None]:
-    """Turn the system's errors into one line that says what to do."""
+    """Turn the system's errors into one line with what to do."""
     try:
         yield
     except OSError as error:
@@ -109,7 +109,7 @@ class KeptVersions:
         except FileNotFoundError:
             raise Damage(UPDATE, "is missing") from None
         except StoreError:
-            raise Damage(UPDATE, "does not hold whole frames") from None
+            raise Damage(UPDATE, "holds an incomplete frame") from None
         check_chunk(UPDATE, kept.files[UPDATE].crcs, index, frame)
         return frame
 

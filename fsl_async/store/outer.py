@@ -1,5 +1,5 @@
-"""Outer step: from the average pseudo-gradient to the change that everybody applies. Pure, chunk by
-chunk, fp32.
+"""Outer step: from the average pseudo-gradient to the change that every node applies. Pure, chunk
+by chunk, fp32.
 
 Signs. A client that got from Theta_v to u sends the pseudo-gradient Delta = Theta_v - u, so that
 "descend along Delta" moves towards u, as for any gradient (Douillard et al., DiLoCo,
@@ -8,12 +8,12 @@ arXiv:2311.08105).
     average    = scale * sum_i weight_i * Delta_i                 (fsl_async.roles.sync.weighting)
     step       = nesterov(average, momentum)
     desired    = -learning_rate * step + residual
-    sent       = decode(encode(desired))                          lossy; this is what travels to the clients
-    Theta_next = Theta + sent                                     one fp32 add, the same on every node, to the bit
-    residual   = desired - sent                                   what the coding lost, tried again next time
+    sent       = decode(encode(desired))                          lossy; the clients receive this
+    Theta_next = Theta + sent                                     one fp32 add, equal on all nodes
+    residual   = desired - sent                                   added to the next desired change
 
-The server applies to itself what it sent, not what it wished, so nobody ever differs; the residual
-is error feedback (Seide et al. 2014, 1-bit SGD; Karimireddy et al., arXiv:1901.09847).
+The parameter server applies what it sent, not what it desired, so all nodes stay equal to the bit;
+the residual is error feedback (Seide et al. 2014, 1-bit SGD; Karimireddy et al., arXiv:1901.09847).
 
 Nesterov momentum is that of torch.optim.SGD(nesterov=True, dampening=0): momentum = m * momentum +
 g; step = g + m * momentum, with a momentum of zeros at the start. Plain averaging makes the new
@@ -23,11 +23,11 @@ average with a learning rate of exactly one.
 Full weights (docs/adr/0045). Where clients send what they have got to, u itself, instead of a
 difference, plain averaging is
 
-    Theta_next = (sum_i weight_i * u_i + (1 / scale - sum_i weight_i) * Theta) * scale        float64, rounded to fp32 once
+    Theta_next = (sum_i weight_i * u_i + (1 / scale - sum_i weight_i) * Theta) * scale
 
-which is the formula above with one rounding in place of four: of one member it is u to the bit. The
-second summand is what discounts for staleness leave to the weights of before; without stale members
-it is nothing.
+in float64, rounded to fp32 once: the formula above with one rounding instead of four, so the
+average of one client's weights is these weights, to the bit. The second summand is the share that
+discounts for staleness leave to the previous weights; it is zero without stale deltas.
 
 All functions work in place on C-contiguous float32 vectors of one length, so that the caller
 decides about memory. Every operation rounds to fp32 once; there is no fused multiply-add anywhere.
@@ -51,7 +51,7 @@ ROUNDING = 1e-9
 
 @frozen
 class OuterSettings:
-    """The outer optimiser. "average" takes no notice of `learning_rate` and `momentum`.
+    """The outer optimizer. "average" ignores `learning_rate` and `momentum`.
 
     Plain SGD with a learning rate is "nesterov" with a momentum of 0.
     """
@@ -64,7 +64,7 @@ class OuterSettings:
 
     @property
     def has_momentum(self) -> bool:
-        """Whether the optimiser keeps a momentum vector from version to version."""
+        """Whether the optimizer keeps a momentum vector from version to version."""
         return self.optimizer == "nesterov" and self.momentum > 0.0
 
 
@@ -77,7 +77,7 @@ def desired_change(
     """Turn `average` into the desired change of the weights, in place, and advance `momentum` in
     place.
 
-    `residual` is read only. `momentum` stays as it is when the optimiser has none.
+    `residual` is read only. `momentum` stays as it is when the optimizer has none.
     """
     desired = average
     if settings.has_momentum:

@@ -1,7 +1,7 @@
 """The store's records: frozen values, and their form in the ledger. Pure.
 
 A delta is known by its key from the moment it is acknowledged: it is accepted (spooled, not merged
-yet), merged (part of a version) or quarantined (kept aside, never merged). The classes of deltas
+yet), merged (part of a version) or quarantined (kept out, never merged). The classes of deltas
 are those of `fsl_async.roles.sync.delta`; in the ledger a delta is one flat object.
 """
 
@@ -37,7 +37,7 @@ def file_name(key: DeltaKey) -> str:
     """
     numbers = (key.incarnation, key.base, key.sequence)
     if not NAME.fullmatch(key.client) or not all(0 <= n < 2**63 for n in numbers):
-        raise FrameRefused(f"delta key {key.text[:120]!a} is not one this server can store")
+        raise FrameRefused(f"delta key {key.text[:120]!a} cannot be a file name here")
     return key.text.replace("/", "@") + _FILE_SUFFIX
 
 

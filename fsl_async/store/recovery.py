@@ -153,7 +153,7 @@ def make_durable_folder(files: Files, folder: Path) -> None:
     """Create `folder` with its parents, or find it, so that a power cut takes none of its names
     back.
 
-    Also when it is there already: who made it may not have come to sync it, or was a shell.
+    Also where the folder exists: whatever made it may not have synced it.
     """
     missing = [one for one in folder.parents if not one.exists()]
     for one in (*reversed(missing), folder):
@@ -245,7 +245,7 @@ def _check_there(versions: list[int], wanted: int) -> None:
 
 
 def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
-    """What to say of a ledger that is missing or empty beside versions."""
+    """The message about a ledger that is missing or empty beside versions."""
     versions, spooled = run.checkpoints.versions(), len(run.spool.present())
     named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
     there = (

@@ -2,12 +2,12 @@
 all.
 
     damaged          made again from
-    any file         the version before and the deltas it merged, by the outer step, where both are on disk and the settings are the same
-    weights          the version before and update.bin, by the addition that every client makes
+    any file         the previous version and the deltas merged into this one, by the outer step,
+                     where both are on disk and the settings are the same
+    weights          the previous version and update.bin, by the addition that every client makes
 
-What is made counts only when its length, SHA-256 and chunk checksums are those that manifest.json
-has of the damaged file. So nothing has to be known here about what else may have changed: other
-settings or another damaged file give other bytes, and no repair.
+The result is used only if its length, SHA-256 and chunk checksums are those of the damaged file in
+manifest.json. Other settings or another damaged file give other bytes, and no repair.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Spool: deltas on disk as they came, coded, from their first chunk until no kept version could
-need them again.
+"""Spool: coded deltas on disk, from their first chunk until no kept version needs them.
 
-    spool/client@incarnation@base@sequence.frames         being received, pending, or merged in a version above the oldest kept
-    quarantine/client@incarnation@base@sequence.frames    not finite, or taken out again; kept for a person to look at
+    spool/client@incarnation@base@sequence.frames         being received, pending, or merged in a
+                                                          version above the oldest kept
+    quarantine/client@incarnation@base@sequence.frames    not finite, or removed from the run; kept
+                                                          for a person to look at
 
-A file in spool/ means nothing by itself: the ledger says whether its delta was acknowledged. So a
-crash before the ledger line leaves a file that recovery removes, and the client, which keeps a
+The ledger records whether the delta of a file in spool/ was acknowledged. So a crash before the
+ledger line leaves a file that recovery removes, and the client, which keeps a
 delta until it is acknowledged, offers it again.
 
 Frames arrive in order. Each is checked when it arrives, as the kind of the run's deltas has it
 (fsl_async.store.delta_kind), and only one is ever decoded at a time. A delta that was interrupted
-goes on at `next_chunk`, within the life of the process.
+resumes at `next_chunk`, as long as the process lives.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     run_dir/ledger.jsonl     what was acknowledged (fsl_async.store.ledger)
     run_dir/manifest.json    the model's tensors
-    run_dir/spool/           deltas as they came (fsl_async.store.spool)
+    run_dir/spool/           coded deltas (fsl_async.store.spool)
     run_dir/quarantine/      deltas that must not be merged
     run_dir/checkpoints/     the last few versions (fsl_async.store.checkpoint)
 
@@ -11,7 +11,7 @@ Rules, which hold whenever the process dies, at whichever call to the disk:
      lineage, or pending, or quarantined.
   2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
      nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
-     if the crash fell between the two.
+     if the crash came between the two.
   3. A version that `advance` returned stays, with the digest that it returned.
   4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried
      again. One exception: a delta whose sync failed is given up, and its client sends it again.
@@ -240,7 +240,7 @@ class Store:
         """The shard index of `name`: its old one, else `index` or the lowest free one below
         `limit`, or None; durable on return.
 
-        loan: another name may be given it with that `index`, until it is leased for good.
+        loan: a provisional lease; another name may take that `index` until it is leased for good.
         """
         book = self._open.facts.book
         held = book.leases.get(name)

@@ -49,7 +49,7 @@ class Keyed:
 
     def revoke(self, label):
         """By the list's file, as fsl-node keys revoke does."""
-        self.server_keys.change_allowed(lambda before: before.without(before.labelled(label).key))
+        self.server_keys.change_allowed(lambda before: before.without(before.labeled(label).key))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ class CrashDisk(Files):
     several threads in the middle of theirs. `order`: a seed by which threads other than the one
     that made this disk wait a moment before each call, so that one overtakes another.
 
-    What is durable is modelled as the least that fsync(2) promises: content as of the last sync of
+    What is durable is modeled as the least that fsync(2) promises: content as of the last sync of
     the file, names as of the last sync of the folder.
     """
 

@@ -153,7 +153,7 @@ def run():
     from fsl_async import cli
     from fsl_async.config import settings  # noqa: F401 - to have them imported
 
-    # A first optimiser imports a second of modules; it starts no thread, and neither may anything
+    # A first optimizer imports a second of modules; it starts no thread, and neither may anything
     # else here.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).zero_grad()
     # What is here is nobody's garbage: a collection in a forked process, as at its end, would write

@@ -129,10 +129,10 @@ def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch
     """A row is a real comparison, on gray copies in MNIST's files; tables come from rows without a
     run.
     """
-    tiny_images(tmp_path / "colour")
+    tiny_images(tmp_path / "color")
     gray, rows = tmp_path / "gray", tmp_path / "rows.jsonl"
     script = "split_methods.py"
-    assert not rows_of(script, "gray", "--data", str(tmp_path / "colour"), "--into", str(gray))
+    assert not rows_of(script, "gray", "--data", str(tmp_path / "color"), "--into", str(gray))
     asked = ["--data", str(gray), "--name", "tiny", "--target", "0.01", "--results", str(rows)]
     (row,) = rows_of(script, "methods", *asked, "--rows", "1")
     assert row["method"] == "splitfed-v1"

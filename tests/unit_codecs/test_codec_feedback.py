@@ -132,7 +132,7 @@ def test_constants_leave_what_rounding_took(name, value):
 
 
 def test_raw_chunks_leave_nothing():
-    """A chunk with one huge value goes as it is; its neighbours keep their errors."""
+    """A chunk with one huge value goes as it is; its neighbors keep their errors."""
     for name in ("bf16", "e4m3", "e5m2", "uniform"):
         values = gaussian(3000)
         values[1500] = 3.4e38

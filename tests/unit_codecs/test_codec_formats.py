@@ -98,7 +98,7 @@ def test_every_bfloat16_code_decodes_as_in_torch():
 
 @pytest.mark.parametrize("name", FP8)
 def test_rounding_at_and_around_every_boundary(name):
-    """Codes, midpoints between them, and the fp32 neighbours of both are where rounding goes
+    """Codes, midpoints between them, and the fp32 neighbors of both are where rounding goes
     wrong.
     """
     kind = FORMATS[name].float8
@@ -125,7 +125,7 @@ def test_rounding_of_random_bit_patterns(name):
 
 
 def test_bfloat16_rounding_of_random_bit_patterns_and_ties():
-    """bf16 is the upper half of fp32, so the tie patterns 0x8000 and their neighbours matter."""
+    """bf16 is the upper half of fp32, so the tie patterns 0x8000 and their neighbors matter."""
     generator = np.random.default_rng(2)
     bits = generator.integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
     low = generator.choice(np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32), 1 << 20)
@@ -179,7 +179,7 @@ def test_decoded_values_are_scale_times_code(name, values):
 @pytest.mark.parametrize("exponent", [-90, 0, 120])
 def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
     """A block whose largest value is exactly 1.75 * 2**x still fits the smaller scale; its fp32
-    neighbour does not.
+    neighbor does not.
     """
     kind = FORMATS[name].float8
     exact = np.ldexp(np.float32(1.75), exponent).astype(np.float32)

@@ -125,7 +125,7 @@ def test_arbitrary_values_and_grids(values, spec):
     spec=SPECS,
 )
 def test_chunks_with_nonfinite_values_keep_every_bit(bits, spec):
-    """NaN payloads, signalling ones included, infinities and their neighbours survive every
+    """NaN payloads, signalling ones included, infinities and their neighbors survive every
     format.
     """
     bits[0] = 0x7F800001

@@ -203,7 +203,7 @@ COMMON = [A] * 20
         ([*COMMON, B, A - 1], A, UPWARD + 2),
         ([*COMMON, C, A - 2], A, UPWARD + 4),
         ([*COMMON, *COMMON, B, A - 1, A - 1], A, DOWNWARD + 2),
-        # Of two that are as frequent, the smaller one, though the larger one has more neighbours.
+        # Of two that are as frequent, the smaller one, though the larger one has more neighbors.
         ([*COMMON, *[B] * 20, C, C], A, UPWARD + 3),
         ([*[B] * 20, C, C, *COMMON], A, UPWARD + 3),
         # They may differ by 7, and no more.

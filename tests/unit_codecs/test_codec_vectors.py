@@ -36,7 +36,7 @@ def hashes(count, salt):
 
 
 def bell(count):
-    """Roughly Gaussian: sums of four 16-bit integers, centred, times 2**-26."""
+    """Roughly Gaussian: sums of four 16-bit integers, centered, times 2**-26."""
     total = np.zeros(count, dtype=np.int64)
     for salt in (1, 2):
         mixed = hashes(count, salt)

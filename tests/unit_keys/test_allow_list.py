@@ -23,7 +23,7 @@ def test_a_list_as_people_write_it():
     ]
     assert found.find(A) == Entry(A, "site-a")
     assert found.find("x") is None
-    assert found.owner("c-2") == found.labelled("site-c")
+    assert found.owner("c-2") == found.labeled("site-c")
     assert found.owner("site-a") is None
 
 

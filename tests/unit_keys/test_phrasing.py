@@ -38,7 +38,7 @@ def test_a_flood_of_new_things_is_counted_and_not_printed():
 
 
 def test_the_line_that_trusts_a_key_survives_a_shell():
-    """Z85 has dollars, brackets, quotes' neighbours: the line is pasted as it stands."""
+    """Z85 has dollars, brackets, quotes' neighbors: the line is pasted as it stands."""
     key = KeyPair.new().public[:20] + "$&*()<>?[]{}!^%=/+:-"
     failed = HandshakeFailed("unknown-key", key, "192.0.2.1")
     for line in (

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_file_and_a_module_can_be_named(folder):
-    """Both are how people keep their training code; a file may import its neighbours."""
+    """Both are how people keep their training code; a file may import its neighbors."""
     assert load_task(f"{folder}/train.py:train")(None) == 0.5
     assert load_task("fsl_async.learn.client.pretrain:train") is load_task("")
 

@@ -207,18 +207,18 @@ def test_memory_follows_the_stated_rule():
     batch = 7
     own = ALL_METHODS["splitfed-v1"].memory(found, batch)
     assert own.weights == own.gradients == 4 * found.client.parameters
-    assert own.optimiser == 8 * found.client.parameters
+    assert own.optimizer == 8 * found.client.parameters
     assert own.activations == 4 * 7 * (found.client.activations + 2 * found.cut_values)
     sage, cse = (ALL_METHODS[method].memory(found, batch) for method in ("fsl-sage", "cse-fsl"))
     assert sage.weights == cse.weights == own.weights + 4 * found.auxiliary.values
     assert sage.activations == cse.activations == own.activations + 28 * found.auxiliary.activations
-    assert (sage.gradients, sage.optimiser) == (own.gradients, own.optimiser)
-    assert cse.optimiser == own.optimiser + 8 * found.auxiliary.parameters
+    assert (sage.gradients, sage.optimizer) == (own.gradients, own.optimizer)
+    assert cse.optimizer == own.optimizer + 8 * found.auxiliary.parameters
     tailed = ALL_METHODS["sl-u"].memory(found, batch)
     assert tailed.gradients == 4 * (found.client.parameters + found.tail.parameters)
     assert ALL_METHODS["pretrain"].memory(found, batch) == whole_model_memory(found, batch)
     assert own.total < whole_model_memory(found, batch).total
-    assert sum((own.weights, own.gradients, own.optimiser, own.activations)) == own.total
+    assert sum((own.weights, own.gradients, own.optimizer, own.activations)) == own.total
 
 
 @pytest.mark.parametrize("method", ALL_METHODS)

@@ -64,7 +64,7 @@ def test_frozen_weights_are_held_and_not_sent():
     assert lora.server == whole.server
     a, b = (PLANNED["splitfed-v2"].memory(each, 4) for each in (whole, lora))
     assert b.weights > a.weights
-    assert b.gradients + b.optimiser < (a.gradients + a.optimiser) / 4
+    assert b.gradients + b.optimizer < (a.gradients + a.optimizer) / 4
 
 
 def test_any_model_is_planned_by_command(capsys, tmp_path):

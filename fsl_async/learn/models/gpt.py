@@ -83,7 +83,7 @@ def gpt_config(tables: Tables) -> GPTConfig:
 
 
 class Linear(nn.Linear):
-    """No bias, and no initialisation of its own.
+    """No bias, and no initialization of its own.
 
     Torch's draws from the global generator, then we overwrite it.
     """
@@ -103,7 +103,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Return x_BTC, normalised over its channels."""
+        """Return x_BTC, normalized over its channels."""
         return F.rms_norm(x_BTC, self.weight.shape, self.weight.to(x_BTC.dtype), eps=1e-6)
 
 
@@ -165,7 +165,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Logits over the next byte. The same config and seed give the same weights on every machine.
 
-    Initialised from a generator of its own, on the CPU, so that neither the device nor what the
+    Initialized from a generator of its own, on the CPU, so that neither the device nor what the
     program drew before matters. Projections into the residual stream are scaled down by the number
     of them (GPT-2), so that the stream's variance does not grow with depth.
     """
@@ -180,9 +180,9 @@ class GPT(nn.Module):
         self.register_buffer("cos_TD", cos_TD, persistent=False)
         self.register_buffer("sin_TD", sin_TD, persistent=False)
         if not self.embedding.is_meta:
-            self._initialise(torch.Generator().manual_seed(seed))
+            self._initialize(torch.Generator().manual_seed(seed))
 
-    def _initialise(self, rng: torch.Generator) -> None:
+    def _initialize(self, rng: torch.Generator) -> None:
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 std = initial_deviation(name, weight.shape[1], self.config.layers)
@@ -212,7 +212,7 @@ def initial_deviation(name: str, inputs: int, layers: int) -> float:
     The draws are in the order of names.
     """
     if name == "embedding":
-        # Tied head: logits of a normalised stream have a deviation of 0.02 sqrt(width), so the
+        # Tied head: logits of a normalized stream have a deviation of 0.02 sqrt(width), so the
         # first loss is close to ln(256) = 5.55 whatever the width up to some thousands.
         return 0.02
     deep = name.endswith("_out.weight")

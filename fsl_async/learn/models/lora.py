@@ -27,7 +27,7 @@ def apply_lora(
     targets: Sequence[str] = (),
     seed: int = 0,
 ) -> list[str]:
-    """Freeze `module` and add adapters in place, before any optimiser is made.
+    """Freeze `module` and add adapters in place, before any optimizer is made.
 
     Returns the names of what trains now.
 

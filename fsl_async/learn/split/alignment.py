@@ -2,7 +2,7 @@
 
 It teaches a client's auxiliary model the server's gradients.
 
-Over the client's newest smashed batches Z with labels Y, minimise over x_a
+Over the client's newest smashed batches Z with labels Y, minimize over x_a
 
     sum || d loss(f_a(Z; x_a), Y) / dZ  -  d loss(f_s(Z; x_s), Y) / dZ ||^2
 
@@ -149,7 +149,7 @@ class Alignment:
         """The buffer in pieces.
 
         Where there is batch norm a single sample that is left over joins the piece before it:
-        nothing can be normalised by one.
+        nothing can be normalized by one.
         """
         size = self.settings.minibatch_samples
         groups: list[list[Smashed]] = [[]]
@@ -163,7 +163,7 @@ class Alignment:
                 taken = kept.part(start, start + space)
                 groups[-1].append(taken)
                 start, space = start + taken.samples, space - taken.samples
-        if len(groups) > 1 and space == size - 1 and _normalises(self.auxiliary, server.model):
+        if len(groups) > 1 and space == size - 1 and _normalizes(self.auxiliary, server.model):
             rest = groups.pop()
             groups[-1] += rest
         return [joined(group).to(server.device) for group in groups if group]
@@ -183,5 +183,5 @@ class Alignment:
         return error.item()
 
 
-def _normalises(*modules: nn.Module) -> bool:
+def _normalizes(*modules: nn.Module) -> bool:
     return any(isinstance(part, _BatchNorm) for module in modules for part in module.modules())

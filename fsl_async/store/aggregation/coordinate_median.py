@@ -19,7 +19,7 @@ class CoordinateMedian(Rule):
 
     @property
     def least(self) -> int:
-        """So many that those who lie are less than half."""
+        """So many that attackers are less than half."""
         return 2 * self.byzantine + 1
 
     def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:

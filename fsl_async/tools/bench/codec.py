@@ -35,7 +35,7 @@ class CodecBenchSettings:
     """What to measure.
 
     `repeats` rounds of everything that stands in one row, fewer when they would take longer than
-    `limit_s`; for `patience_s` more it looks for rounds that no neighbour on the core disturbs.
+    `limit_s`; for `patience_s` more it looks for rounds that no neighbor on the core disturbs.
     """
 
     megabytes: float = 128.0

@@ -1,7 +1,7 @@
 """Timing of several actions in turns, so that what disturbs the machine disturbs all of them alike.
 
 A ratio is the median of the ratios within the rounds, not the ratio of the medians: clock,
-neighbours and page tables change slowly, so that within a round they are nearly the same for both.
+neighbors and page tables change slowly, so that within a round they are nearly the same for both.
 
 Seconds are processor seconds of this process, all its threads together, because other processes
 that take the core for a while are no property of what is measured; nothing here waits for anything
@@ -9,7 +9,7 @@ but memory. Several threads against one are compared by the clock on the wall. T
 that others took is reported too (`waited_share`); where it is large, caches and memory were shared
 as well.
 
-A neighbour on the other hardware thread of a core takes nothing of the processor seconds and up to
+A neighbor on the other hardware thread of a core takes nothing of the processor seconds and up to
 half of the arithmetic. A probe, a loop of one-cycle instructions, detects that: around each round
 it measures how fast the core is, and `in_turns` can go on for a given number of seconds until
 there are enough rounds in which the core was this process's own. Rounds are chosen by the probe,
@@ -30,7 +30,7 @@ GB = 1e9
 Action = Callable[[], object]
 
 UNDISTURBED_SHARE = 0.9
-"""Of the fastest rate that a probe has measured: a round with less is disturbed. A busy neighbour
+"""Of the fastest rate that a probe has measured: a round with less is disturbed. A busy neighbor
 halves the rate."""
 
 

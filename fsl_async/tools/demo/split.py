@@ -227,7 +227,7 @@ class Summary:
     run_dir: str
 
 
-def summarise(demo: SplitDemo, seen: Seen) -> Summary:
+def summarize(demo: SplitDemo, seen: Seen) -> Summary:
     """Sum up. Evaluates the last weights; trains the whole model briefly to measure memory."""
     server = seen.results.get(SERVER, {})
     clients = [seen.results[name] for name in demo.names if name in seen.results]

@@ -2,7 +2,7 @@
 
 Every site has one address, on its loopback interface, whatever the number of its links. A link is a
 pair of devices, one in the namespace of each of its two sites, without addresses of their own: each
-end has a route to the other site's address and a permanent neighbour entry, so that no ARP is lost
+end has a route to the other site's address and a permanent neighbor entry, so that no ARP is lost
 on a lossy link, and a cut link is silent as a cut cable far away is (an unanswered ARP request
 would tell the sender within seconds that the host is unreachable).
 
@@ -186,7 +186,7 @@ def site_lines(plan: Plan, site: Site) -> list[str]:
         lines += [
             f"link set dev {end.device} address {end.mac} mtu 1500 txqueuelen 1000 up",
             (
-                f"neighbour replace {end.peer.address} lladdr {end.peer_mac} dev {end.device}"
+                f"neighbor replace {end.peer.address} lladdr {end.peer_mac} dev {end.device}"
                 " nud permanent"
             ),
             f"route replace {end.peer.address}/32 dev {end.device} src {site.address}",

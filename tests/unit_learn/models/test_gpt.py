@@ -44,7 +44,7 @@ def test_initial_weights_depend_on_the_seed_and_nothing_else():
 
 @pytest.mark.parametrize("name", ["0.5m", "10m"])
 def test_first_loss_is_that_of_a_uniform_guess(name):
-    """A larger one means an initialisation that has to be unlearned first."""
+    """A larger one means an initialization that has to be unlearned first."""
     torch.manual_seed(0)
     window = torch.randint(0, 256, (2, 65))
     with torch.no_grad():

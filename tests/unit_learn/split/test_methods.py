@@ -1,7 +1,7 @@
 """Every method on a small CNN with batch norm and on a small GPT, step by step against plain torch.
 
 The plain runs below share nothing with the code under test but the models' layers: their own
-optimisers, loops, buffers and averages.
+optimizers, loops, buffers and averages.
 """
 
 import copy

@@ -116,7 +116,7 @@ def test_impossible_bursts_are_refused():
 
 
 def test_a_star():
-    """The first site is in the middle; each site has one address and a route to its neighbours
+    """The first site is in the middle; each site has one address and a route to its neighbors
     only.
     """
     lab = plan.make("lab", ["ps", "a", "b"])
@@ -127,8 +127,8 @@ def test_a_star():
     assert not any("10.77.0.2" in line for line in lines)
     (link,) = lab.chosen("b")
     assert link is lab.chosen("b:ps")[0] is lab.between("b", "ps")
-    neighbour = next(line for line in lines if line.startswith("neighbour"))
-    assert neighbour.endswith(f"lladdr {link.ends[0].mac} dev link1 nud permanent")  # the other end
+    neighbor = next(line for line in lines if line.startswith("neighbor"))
+    assert neighbor.endswith(f"lladdr {link.ends[0].mac} dev link1 nud permanent")  # the other end
     assert len(lab.chosen("all")) == 2
 
 

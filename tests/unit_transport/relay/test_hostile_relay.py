@@ -217,7 +217,7 @@ def test_no_run_of_lost_frames_mixes_messages(talk, way, count):
 @pytest.mark.parametrize("way", [UP, DOWN])
 def test_a_chunk_cannot_get_the_text_of_the_next_one(talk, way):
     """The text of one and the head of the next are left out: two frames that belong to two messages
-    are neighbours, each of them genuine.
+    are neighbors, each of them genuine.
     """
     lost = []
 

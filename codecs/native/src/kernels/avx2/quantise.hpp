@@ -132,12 +132,12 @@ FSL_INLINE UniformRun look_at_uniform_run(const float* from, int step_log2,
                                           Seen& seen) {
   const std::uint32_t largest = largest_of_run(from, block_values, first_bits, seen);
   if (largest == 0) return {0, kZeroRun};
-  const __m256 normaliser = _mm256_set1_ps(plain::normaliser_of(largest));
+  const __m256 normalizer = _mm256_set1_ps(plain::normalizer_of(largest));
   __m256 low = _mm256_setzero_ps();
   __m256 high = _mm256_setzero_ps();
   for (std::size_t i = 0; i < block_values; i += 2 * kLane) {
-    const __m256 a = _mm256_mul_ps(_mm256_loadu_ps(from + i), normaliser);
-    const __m256 b = _mm256_mul_ps(_mm256_loadu_ps(from + i + kLane), normaliser);
+    const __m256 a = _mm256_mul_ps(_mm256_loadu_ps(from + i), normalizer);
+    const __m256 b = _mm256_mul_ps(_mm256_loadu_ps(from + i + kLane), normalizer);
     low = _mm256_add_ps(low, _mm256_mul_ps(a, a));
     high = _mm256_add_ps(high, _mm256_mul_ps(b, b));
   }

@@ -185,11 +185,11 @@ void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps,
         const __m128i code = load_half(codes + i);
         if (_mm_movemask_epi8(_mm_cmpeq_epi8(code, _mm_setzero_si128())) != 0) break;
         const __m256 step = _mm256_set1_ps(plain::quarter_power(steps[i >> block_shift]));
-        const __m128i centred = _mm_xor_si128(code, _mm_set1_epi8(static_cast<char>(0x80)));
-        writer.put(i, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(centred)), step));
+        const __m128i centered = _mm_xor_si128(code, _mm_set1_epi8(static_cast<char>(0x80)));
+        writer.put(i, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(centered)), step));
         writer.put(i + kLane,
                    _mm256_mul_ps(
-                       _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(centred, 8))), step));
+                       _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(centered, 8))), step));
       }
     });
     if (i < whole) {

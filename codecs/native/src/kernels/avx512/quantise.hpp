@@ -204,7 +204,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
                              std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
-  alignas(64) float normaliser[kPieceRuns + kLane];
+  alignas(64) float normalizer[kPieceRuns + kLane];
   alignas(64) float sums[kPieceRuns + kLane];
   alignas(64) float inverse[kPieceRuns + kLane];
   const int block_shift = log2_of(block_values);
@@ -220,11 +220,11 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
     largest_of_runs(from, length, block_values, first_bits, largest, seen);
     for (std::size_t run = 0; run < runs; run += kLane) {
       const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(load(largest + run), 23), all(1));
-      store(normaliser + run, _mm512_slli_epi32(_mm512_sub_epi32(all(254), exponent), 23));
+      store(normalizer + run, _mm512_slli_epi32(_mm512_sub_epi32(all(254), exponent), 23));
     }
     for (std::size_t run = 0; run < runs; ++run) {
       __m512 lanes = _mm512_setzero_ps();
-      const __m512 factor = _mm512_set1_ps(normaliser[run]);
+      const __m512 factor = _mm512_set1_ps(normalizer[run]);
       for (std::size_t i = run << block_shift; i < (run + 1) << block_shift; i += kLane) {
         const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(from + i), factor);
         lanes = _mm512_add_ps(lanes, _mm512_mul_ps(y, y));
@@ -265,7 +265,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
     }
     const std::uint32_t magnitude = _mm512_reduce_max_epu32(overall);
     if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
-    const __m512i centre = all_bytes(0x80);
+    const __m512i center = all_bytes(0x80);
 #pragma GCC unroll 2
     for (std::size_t i = 0; i < length; i += kStep) {
       __m512i part[4];
@@ -284,7 +284,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
         }
       }
       __m512i code =
-          _mm512_xor_si512(lowest_bytes(part[0], part[1], part[2], part[3], order), centre);
+          _mm512_xor_si512(lowest_bytes(part[0], part[1], part[2], part[3], order), center);
       if (escaping) {
         code = _mm512_maskz_mov_epi8(fits, code);
         escapes += ones(~fits);

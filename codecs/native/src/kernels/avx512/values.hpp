@@ -331,13 +331,13 @@ struct UniformDequantiser {
   template <typename Put>
   FSL_INLINE void put(std::size_t i, __m512i code, Put& writer) {
     const std::uint64_t escaped = _mm512_testn_epi8_mask(code, code);
-    const __m512i centred = _mm512_xor_si512(code, all_bytes(0x80));
+    const __m512i centered = _mm512_xor_si512(code, all_bytes(0x80));
     for (std::size_t j = 0; j < 4; ++j) {
       const std::size_t place = i + j * kLane;
-      __m128i part = _mm512_castsi512_si128(centred);
-      if (j == 1) part = _mm512_extracti64x2_epi64(centred, 1);
-      if (j == 2) part = _mm512_extracti64x2_epi64(centred, 2);
-      if (j == 3) part = _mm512_extracti64x2_epi64(centred, 3);
+      __m128i part = _mm512_castsi512_si128(centered);
+      if (j == 1) part = _mm512_extracti64x2_epi64(centered, 1);
+      if (j == 2) part = _mm512_extracti64x2_epi64(centered, 2);
+      if (j == 3) part = _mm512_extracti64x2_epi64(centered, 3);
       __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)),
                                    _mm512_set1_ps(factors[place >> block_shift]));
       if (escaped != 0) value = with_escapes(value, static_cast<__mmask16>(escaped >> (j * kLane)));

@@ -126,7 +126,7 @@ int exponent_of(std::uint32_t largest) {
 }
 
 // The factor that brings the run's largest value below 2.
-float normaliser_of(std::uint32_t largest) {
+float normalizer_of(std::uint32_t largest) {
   return float_of(static_cast<std::uint32_t>(254 - exponent_of(largest)) << 23);
 }
 
@@ -143,10 +143,10 @@ int step_from_sum(float sum_of_squares, std::uint32_t largest, int step_log2,
 
 int step_of(const float* x, std::size_t count, std::uint32_t largest, int step_log2,
             std::size_t block_values) {
-  const float normaliser = normaliser_of(largest);
+  const float normalizer = normalizer_of(largest);
   float lanes[16] = {};
   for (std::size_t i = 0; i < count; ++i) {
-    const float y = x[i] * normaliser;
+    const float y = x[i] * normalizer;
     const float square = y * y;
     lanes[i & 15] += square;
   }
