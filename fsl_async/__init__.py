@@ -1,7 +1,7 @@
 """fsl-async: train large models across institutions.
 
 The program is `fsl-node`. From Python there is `join`, for a training script of your own, and
-`clean_exit`, which lets such a script end as the program does. What a user can act on is an
+`clean_exit`, which lets such a script end as the program does. Errors that a user can act on are
 `FslError`.
 """
 
@@ -51,11 +51,11 @@ def join(
 ) -> Joined:
     """Join a run from a script that you start yourself; three lines more than training alone.
 
-        with fsl_async.join("fsl://ps.example.org:7100?key=...") as fed:   # waits for the server's welcome
-            fed.attach(model)                                    # from here on the weights are the run's
+        with fsl_async.join("fsl://ps.example.org:7100?key=...") as fed:   # waits for the welcome
+            fed.attach(model)                                    # the weights are the run's now
             for batch in loader:
                 ...
-                if not fed.step(tokens=batch.numel()): break     # the only point where weights are exchanged
+                if not fed.step(tokens=batch.numel()): break     # weights are exchanged only here
 
     server: host:port or an fsl:// address. name: this client's name in the run; by default the
     host's, numbered where a host has several. device: where `fed.device` points; by default what

@@ -1,18 +1,17 @@
-"""Errors: one tree, the exit codes, and the one place that turns an exception into a line and a
-code.
+"""Errors: one tree, the exit codes, and the one function that turns an exception into both.
 
-    FslError                   something the user can act on; the message says what happened and what to do
-    ├── UsageError             the command line does not make sense
+    FslError                   an error the user can act on; the message says what to do
+    ├── UsageError             the command line makes no sense
     ├── ConfigError            a TOML file or a --set has a wrong key, type or value
-    ├── AddressError           an address cannot be read or cannot be used
-    ├── KeysError              a key or the list of keys is missing, damaged or open to others
+    ├── AddressError           an address cannot be parsed or cannot be used
+    ├── KeysError              a key or the allow-list is missing, damaged or open to others
     ├── DataError              a data path is missing, unreadable or too short
     │   └── TooShortError          it is readable, and too short for the run's context
     ├── TaskError              a --task file has no such function, or misuses `fed`
-    │   └── TaskRaisedError        the task's own code raised; exits 1, like any program whose code raised
+    │   └── TaskRaisedError        the task's own code raised; exits 1, like any program
     ├── RunDirError            a run directory is missing, damaged or of another run
-    ├── NotAllowedError        a run needs data of this site that its policy does not let out
-    ├── RefusedError           the parameter server will not have this client
+    ├── NotAllowedError        a run needs data that this site's policy keeps here
+    ├── RefusedError           the parameter server refuses this client
     └── StopError              not a fault: the node was asked to end before its work was done
         ├── PreemptedError         by SIGTERM; asks to be launched again
         └── InterruptedByUserError by Ctrl-C
@@ -20,10 +19,10 @@ code.
 Exit codes, the same for every command:
 
     0    done
-    1    a bug: an exception nobody expected, of this program or (then the line says so) of the user's own task. Not 2, because
-         an exception of a task may be the GPU's or the data loader's, and a launcher should try
-         again a few times. Of `demo`, `sim` and `doctor` also that what they tried or looked at is
-         not as it should be
+    1    a bug: an unexpected exception of this program or (then the line says so) of the user's own
+         task. Not 2, because an exception of a task may be the GPU's or the data loader's, and a
+         launcher should try again a few times. `demo`, `sim` and `doctor` exit 1 too when a check
+         fails
     2    bad input, usage or environment; running the same line again fails again
     64   preempted, or asked to be launched again: a launcher should do that
     130  interrupted (Ctrl-C)

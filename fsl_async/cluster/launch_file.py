@@ -4,9 +4,10 @@ Pure.
     first_wait_s = 5              # and longest_wait_s, healthy_after_s, budget; see `restarts`
 
     [[launcher]]
-    clients = "a100-*"            # the first entry whose pattern fits a client's name is its launcher
-    kind = "slurm"                # what follows `sbatch --job-name=fsl-NAME`, of which the script makes the client's name
-    command = ["--export=ALL,FSL_SERVER=fsl://ps.example.org:7100?key=...", "bin/fsl-node.sbatch", "--task", "train.py:train"]
+    clients = "a100-*"            # the first entry whose pattern matches a client's name is used
+    kind = "slurm"                # arguments of sbatch behind --job-name=fsl-NAME
+    command = ["--export=ALL,FSL_SERVER=fsl://ps.example.org:7100?key=...",
+               "bin/fsl-node.sbatch", "--task", "train.py:train"]
 
     [[launcher]]
     clients = "edge"
@@ -18,9 +19,9 @@ Pure.
     kind = "local"                # a child process of the parameter server, which dies with it
     command = ["bin/fsl-node", "--role", "client", "--name", "{name}", "{address}"]
 
-{address} is where the server listens, which is not how another machine reaches it when that is
-0.0.0.0. No shell reads a command: its words go to the program as they are. A client's name has no
-character that a shell would read either.
+{address} is where the parameter server listens; where that is 0.0.0.0, other machines need another
+address. No shell parses a command: its words are the program's arguments. A client's name has no
+character that a shell would interpret either.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Launchers: start a client somewhere. One small interface, three kinds; which one is whose says
-the launch file.
+"""Launchers: start a client on some machine. One small interface, three kinds; the launch file
+assigns them to clients.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The clients that belong to the run, for a parameter server that is started again: `members.txt`
-in the run directory.
+"""The clients that belong to a run, for a parameter server that starts again: `members.txt` in the
+run directory.
 
     a name a line, and a last line with the checksum of those before it
     (`fsl_async.files.text_checksum`)
 
-Written whole, by a rename, whenever it changes; the rename is not synced. After a power cut it may
-be older, or missing: then a client that died while the server was away is not asked for, or one
-that said goodbye is. Nothing else depends on it; it may be removed between two starts.
+Written as a new file and renamed, whenever it changes; the rename is not synced. After a power cut
+it may be older, or missing: then a client that died while the parameter server was down is not
+launched, or one that said goodbye is. Nothing else depends on it; it may be removed between two
+starts.
 """
 
 from __future__ import annotations

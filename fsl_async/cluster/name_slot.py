@@ -1,12 +1,12 @@
 """A client's default name: the host's, and the same again after a relaunch.
 
-The parameter server knows a client by its name: it gives the name a data shard for the whole run,
+The parameter server identifies a client by its name: the name holds a data shard for the whole run,
 and a second process with the same name replaces the first. So the name must be stable over
-relaunches and different between two clients of one host. Here the first client of a host that joins
-a given server is `host`, the second `host-2`, and so on: each holds a lock file of its number for
-as long as it lives, and a relaunched one takes the lowest number that is free. A killed process's
-lock is released by the system. Within one process, where such locks do not stand in each other's
-way, the names that are held are known.
+relaunches and different between two clients of one host. The first client of a host that joins a
+parameter server is `host`, the second `host-2`, and so on: each holds a lock file of its number
+until it ends, and a relaunched one takes the lowest free number. The system releases the lock of a
+killed process. Such locks do not exclude each other within one process, so a process also keeps a
+list of the names that it holds.
 
 Machines that get a new host name at each start (containers, cloud instances) should be given
 --name.

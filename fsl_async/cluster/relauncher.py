@@ -1,6 +1,4 @@
-"""Brings clients that died back, for a parameter server: sessions' ends in, launchers asked.
-`relaunches` decides.
-"""
+"""Launches clients that died again, for a parameter server. `relaunches` decides."""
 
 from __future__ import annotations
 

@@ -1,22 +1,24 @@
-"""When the parameter server asks for a client to be launched again. Pure: `now` is an argument,
-launching is somebody else's.
+"""Decides when a client is to be launched again. Pure: `now` is an argument; `relauncher` launches.
 
-A client is a child whose exit nobody sees, so `restarts` decides for it as for a child process, by
-what the sessions tell:
+The parameter server does not see a client's process end, only its sessions. `restarts` decides for
+it as for a child process; a session's event becomes one of these:
 
-    its session begins                     Seen
-    its session expires                    Exited: Wait, then Launch, once; it is not asked for again before it was seen again
-    it says goodbye, to be launched again  the same, by exit code 64; the wait begins when its place is taken away from it, if it said when
-    its process exits, and its launcher    the same at once, by the exit code; what its session does afterwards, until it is seen
-      is this process's own (local)          again, is the past of that process
-    another process takes its name         nothing, and that the old one then ends, being refused, is no end of the new one
-    its server starts again                Exited: the wait begins when a session would have expired; whoever is there has said hello by then
-    its launcher fails                     Exited: a longer wait, then once more, as long as the budget lasts
+    a session begins                       Seen
+    a session expires                      Exited: Wait, then Launch, once; no further launch until
+                                           the client was seen
+    a client says goodbye and asks to be   the same, by exit code 64; the wait begins when its place
+      launched again                       is taken away from it, if it gave that time
+    the process exits, and its launcher    the same at once, by the exit code; later events of its
+      is this process's own (local)        session, until the client is seen again, are ignored
+    another process takes the name         nothing; nor is the end of the replaced process an exit
+    the parameter server starts again      Exited: the wait begins when a session would have
+                                           expired; clients that live have said hello by then
+    the launcher fails                     Exited: a longer wait, then once more, within the budget
 
-A session that ends for another reason is about to begin anew, or has. Who says goodbye and no more
-(done, Ctrl-C, its task failed) is not launched. Who comes back by itself while it is waited for is
-not launched either: what its own site does about exit code 64 comes first. A client without a rule
-in the launch file is nobody's.
+A session that ends for another reason is about to begin anew, or has. A client that says goodbye
+without asking for a launch (done, Ctrl-C, its task failed) is not launched; nor is one that comes
+back during the wait: what its own site does about exit code 64 comes first. Clients without a rule
+in the launch file are left alone.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""When to launch a child process again. Pure: no processes and no clock in here, `now` is an
-argument.
+"""Decides when a child process is launched again. Pure: `now` is an argument.
 
-One machine for each child. A state is where the child is; every exit is answered at once.
+One machine for each child; every exit has an answer at once.
 
     state      event                    -> state     effects
     ready      Begin                    -> running   Launch
     running    Exited(0)                -> ended     End("done")
-    running    Exited(2)                -> ended     End("bad input"): the same line would fail again
+    running    Exited(2)                -> ended     End("bad input"): it would fail again
     running    Exited(else), budget     -> waiting   Wait(seconds)
     running    Exited(else), no budget  -> ended     End("gave up")
     waiting    WaitOver                 -> running   Launch
@@ -14,15 +13,15 @@ One machine for each child. A state is where the child is; every exit is answere
     running    StopAsked                -> stopping  -
     stopping   Exited(any)              -> ended     End("stopped")
     ready      StopAsked                -> ended     End("stopped")
-    ready      Seen                     -> running   -: somebody else launched it
-    waiting    Seen                     -> running   -: it came back by itself
-    running    Seen                     -> running   -: the launch has brought it; its health counts from here on
+    ready      Seen                     -> running   -: it was launched by another hand
+    waiting    Seen                     -> running   -: it came back without a launch
+    running    Seen                     -> running   -: it was launched; its health counts from now
     ended      any                      -> ended     -
 
 The wait doubles from `first_wait_s` to `longest_wait_s`. A child that ran for `healthy_after_s`
 before it ended has recovered: the next wait is the first one again and its budget of relaunches is
 full again. Exit code 64 asks for a relaunch and is treated like a crash, so that a program that
-asks for it at once does not spin. Any other pair of state and event is a mistake in the shell and
+asks for it at once does not spin. Any other pair of state and event is a bug of the shell and
 raises AssertionError.
 """
 

@@ -1,12 +1,12 @@
-"""Runs child processes on this machine: starts them, gathers what they print, launches them again
-when they crash.
+"""Runs child processes on this machine: starts them, collects their output, restarts them after a
+crash.
 
-When to launch again is decided in `restarts`; this is the asyncio shell around it, one task for
-each child. Every child leads its own process group, so that Ctrl-C in the terminal reaches only the
-supervisor (which then stops the children in order) and what a killed child leaves behind goes with
-it. On Linux children die with the supervisor, also when that is killed with SIGKILL: a short
-trampoline sets PR_SET_PDEATHSIG (prctl(2)) and then becomes the child. The signal comes when the
-*thread* that launched the child ends, so the loop should run in the main thread.
+`restarts` decides when; this is the asyncio shell around it, one task for each child. Every child
+leads its own process group, so that Ctrl-C in the terminal reaches only the supervisor (which then
+stops the children in order) and the processes that a killed child leaves behind end with it. On
+Linux children die with the supervisor, also when that is killed with SIGKILL: a short trampoline
+sets PR_SET_PDEATHSIG (prctl(2)) and then becomes the child. The signal comes when the *thread* that
+launched the child ends, so the loop should run in the main thread.
 """
 
 from __future__ import annotations

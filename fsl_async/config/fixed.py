@@ -1,15 +1,15 @@
-"""Settings that a run keeps for its life, and the check that a server which starts again has the
+"""Settings that a run keeps for its life, and the check that a restarted parameter server has the
 same.
 
-Fixed are those marked so in `fsl_async.config.settings`: what the shared weights, their training
-and their evaluation mean (the model's sizes, the seed, the kind of outer optimizer, how data is
-divided and what of it is held out). Everything else may change from one start to the next: when
-clients are called and how long they are waited for, ports, formats, rates, limits, and also the
-number of clients and shards, because a run that outgrew its plan must be able to take more in.
+Fixed are those marked so in `fsl_async.config.settings`: the meaning of the shared weights, of
+their training and of their evaluation (the model's sizes, the seed, the kind of outer optimizer,
+how data is divided and how much of it is held out). Everything else may change from one start to
+the next: the schedule of syncs, ports, formats, rates, limits, and also the number of clients and
+shards, because a run that outgrew its plan must be able to admit more.
 
 They are kept in run_dir/settings.json, resolved, so that a preset and the same sizes written out
 are equal: one line of JSON with a checksum (fsl_async.files.checksummed_json). A run without a
-version has nothing to lose: then the newest start counts. So it does where the file is missing.
+version has nothing to lose, so then the newest start counts; also where the file is missing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Reading and writing the run's configuration: TOML, --set overrides, and the part that clients are
-handed.
+"""Reads and writes the run's configuration: TOML, --set overrides, and the part for clients.
 
 The settings themselves are in `fsl_async.config.settings` and `fsl_async.config.settings_training`.
 Every error is a `ConfigError` of one line, which begins with where the setting came from and its
@@ -10,11 +9,11 @@ dotted key:
     --set: sync.quorum: must be above 0 and at most 1, got 2.0
     --name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a/b"
 
-The configuration lives at the parameter server only. `to_wire` is what clients get in the welcome:
-not where the server listens and keeps its files. `from_wire` checks it like a file, but skips keys
-it does not know, so that a newer server may add some. Nothing that names a path, a file or code
-crosses the network: `to_wire` leaves it out, and `from_wire` drops it where a hostile server sends
-it all the same. A client's own paths join the tables afterwards (`from_tables`).
+The configuration is the parameter server's. `to_wire` gives the part that clients receive in the
+welcome, without the listener's address and paths. `from_wire` checks it like a file, but skips
+unknown keys, so that a newer parameter server may add some. Nothing that names a path, a file or
+code crosses the network: `to_wire` leaves it out, and `from_wire` drops it where a hostile peer
+sends it. A client's own paths join the tables afterwards (`from_tables`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What a setting is: a field with its help line and its check; and the checks that say what a value
-must be.
+"""A setting: a field with its help line and its check; and the checks.
 
 A check takes a value of the right type and returns None when it is fine, else what it must be. The
 settings are in `fsl_async.config.settings` and `fsl_async.config.settings_training`. Pure.
@@ -151,7 +150,10 @@ def must_be_sizes(value: Any) -> str | None:
     which is not for the server of a run to choose.
     """
     number = r"([0-9.+-][0-9.eE+-]*|true|false|none)"
-    one = rf"\s*([A-Za-z][A-Za-z0-9_]*\s*=\s*{number}|(hidden_act|activation_function)\s*=\s*({'|'.join(ACTIVATION_FUNCTIONS)}))\s*"
+    functions = "|".join(ACTIVATION_FUNCTIONS)
+    size = rf"[A-Za-z][A-Za-z0-9_]*\s*=\s*{number}"
+    function = rf"(hidden_act|activation_function)\s*=\s*({functions})"
+    one = rf"\s*({size}|{function})\s*"
     if not value or re.fullmatch(rf"{one}(,{one})*", value, re.IGNORECASE):
         return None
     return (

@@ -1,12 +1,10 @@
-"""Settings: every table and key of the run's configuration, with its default, its help line and its
-check.
+"""Settings: every table and key of the run's configuration, with its default, help line and check.
 
-One frozen class per TOML table; those of what is trained are in
-`fsl_async.config.settings_training`. `fsl_async.config.load` reads and writes them. To add a
-setting, add one field: `fsl-node init`, `--set`, `--dry-run` and the error messages know it from
-then on. Help lines and checks live in attrs metadata, so nothing is said twice. A value outside its
-range raises `SettingError`, also when a class is made in Python. Pure: no file is opened and
-nothing is looked up.
+One frozen class per TOML table; tables about training are in `fsl_async.config.settings_training`.
+`fsl_async.config.load` reads and writes them. To add a setting, add one field: `fsl-node init`,
+`--set`, `--dry-run` and the error messages follow from it. Help lines and checks are attrs
+metadata. A value outside its range raises `SettingError`, also when a class is made in Python.
+Pure.
 """
 
 # ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default

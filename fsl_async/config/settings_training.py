@@ -274,7 +274,7 @@ class SplitConfig:
     down: Format = setting("bf16", "gradients: fp32 | bf16 | e4m3 | e5m2 | uniform")
     models: Format = setting(
         "fp32",
-        "client-side and auxiliary models; fp32 sends them as they are, others as coded differences",
+        "client-side and auxiliary models; fp32 sends weights, others coded differences",
         fixed=True,
     )
     in_flight: int = setting(

@@ -1,7 +1,7 @@
-"""Code of a site's own that a run names: models for split learning. Pure.
+"""A site's own code that a run names: models for split learning. Pure.
 
-A server must not choose which code of a client's machine is run. Its configuration says `own` where
-a run needs code of the user's: a client runs the copies that its own command line gives, or none.
+A parameter server must not choose which code runs at a client. Its configuration has `own` where a
+run needs the user's code: a client runs the copy that its own command line names, or none.
 """
 
 from __future__ import annotations

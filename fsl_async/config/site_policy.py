@@ -1,16 +1,18 @@
-"""What may leave a site: the kinds of data that a run may ask of a client, and the check that it
-asks for no more. Pure.
+"""What may leave a site: the kinds of data that a run may ask of a client, and the check of that.
+Pure.
 
-The parameter server hands out a run's configuration, so the configuration alone must not decide
+The parameter server distributes the run's configuration, so the configuration alone must not decide
 whether activations or labels travel. A client states what may leave its machine (`--allow`, or
 `allow` in site.toml beside its keys), and a run that needs more ends there before any data is
 opened.
 
-    kind          what it is
-    deltas        changes of model weights, with the counts of tokens, samples and steps behind them; initial weights too
+    kind          contents
+    deltas        changes of model weights, with their counts of tokens, samples and steps; initial
+                  weights too
     adapters      the same of LoRA adapters only
     scalars       the projected gradients of zeroth-order steps, one number each
-    activations   outputs of the lower part of a cut model, with the lengths of the sequences; in a U-shape gradients too
+    activations   outputs of the lower part of a cut model, with the lengths of the sequences; in a
+                  U-shape gradients too
     labels        labels of the data; for text the text itself, because labels are the next tokens
     metrics       loss and other numbers that training reports, and the errors of coding
 

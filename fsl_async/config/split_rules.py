@@ -1,6 +1,5 @@
-"""What the configuration says of split learning.
-
-Rules for the machines, formats for the shells, and the settings it implies. Pure.
+"""The configuration of split learning: rules for the machines, formats for the shells, and the
+settings it implies. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Sealed JSON: one object on one line, with a checksum as its last member. Pure.
+"""One JSON object on one line, with a checksum as its last member. Pure.
 
     {"fact":"lease","name":"site-a","index":0,"crc":"1c291ca3"}
 
 The line stays JSON that any tool reads (JSONL); `crc` is the CRC-32 (zlib) of the line before
-`,"crc"`. It finds damage by accident, not by intent: whoever can write the run directory can do
-anything anyway.
+`,"crc"`. It finds damage by accident, not by intent: a process that can write the run directory can
+write the checksum too.
 """
 
 from __future__ import annotations

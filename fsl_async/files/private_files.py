@@ -1,7 +1,7 @@
-"""Creates the folders and files of a run for their owner alone: weights, deltas and journals tell
-what a site trains on.
+"""Creates a run's folders and files with access for their owner alone: weights, deltas and journals
+reveal what a site trains on.
 
-A folder or file that exists keeps its mode: an operator who opened one to a group meant it.
+A folder or file that exists keeps its mode: an operator may have opened one to a group.
 """
 
 from __future__ import annotations

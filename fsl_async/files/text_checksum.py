@@ -1,7 +1,8 @@
 """CRC-32 checksums (zlib) of small text files that this program writes and reads back. Pure.
 
-    # crc 1c291ca3       the last line of a file that is written whole (`with_checksum`)
-    NAME KEY 1c291ca3    a line of a file that grows (`chained`): the checksum of all lines up to this one, its own text included
+    # crc 1c291ca3       the last line of a file that is written at once (`with_checksum`)
+    NAME KEY 1c291ca3    a line of a file that grows (`chained`): the checksum of all lines up to
+                         this one, its own text included
 
 They find damage by accident, not by intent: a process that can write the file can write its
 checksum.

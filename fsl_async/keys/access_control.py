@@ -1,5 +1,5 @@
-"""A server's gate: the listener's key, the door, and the timer that looks whether the list has
-changed.
+"""Access control of a listener: its key, its admission, and the timer that reads a changed
+allow-list.
 """
 
 from __future__ import annotations

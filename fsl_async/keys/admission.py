@@ -1,20 +1,22 @@
-"""Who comes in at a server that encrypts, and under which name. Decides; reads and writes two small
-files, on the loop thread.
+"""Decides which connections an encrypted listener admits, and under which name. Reads and writes
+two small files, on the loop thread.
 
-    the key is                                                       then
-    not on the list                                                  no connection (ZAP); if it had one: no message, no session
-    this server's own                                                in, under the name of its sister alone
-    a client's, and the name is the sister's                         refused, code `name`, unless the list gives the name to it
-    a client's, and the list gives the name to it                    in
-    a client's, and the list gives the name to another key           refused, code `name`
-    a client's, and the list gives other names to it                 refused, code `name`
-    a client's, and the name is nobody's in this run                 in, and the name is its own in this run from now on
-    a client's, and the name is its own in this run                  in
-    a client's, and the name is another key's in this run            refused, code `name`
+    the key is                                          then
+    not on the list                                     no connection (ZAP); if there was one: no
+                                                        message, no session
+    this node's own                                     admitted, under its sister's name alone
+    a client's, the name is the sister's                refused, code `name`, unless the list gives
+                                                        the name to it
+    a client's, the list gives the name to it           admitted
+    a client's, the list gives the name to another key  refused, code `name`
+    a client's, the list gives other names to it        refused, code `name`
+    a client's, the name is free in this run            admitted; the name is this key's from now on
+    a client's, the name is its own in this run         admitted
+    a client's, the name is another key's in this run   refused, code `name`
 
 A name stays its key's after the key was revoked: with `names=` a person hands it over. The list is
-read again when its file has changed; one that cannot be read, or that is gone, changes nothing, and
-is told once.
+read again when its file has changed; a file that cannot be read, or is gone, changes nothing, and
+is reported once.
 """
 
 from __future__ import annotations

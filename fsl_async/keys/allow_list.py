@@ -1,12 +1,12 @@
-"""The allow-list: the keys that a server lets in, as a text file that a person can edit. Pure.
+"""The allow-list: the keys that a listener admits, as a text file that a person can edit. Pure.
 
-    # who trains with us; a line that begins with # and a space says nothing
+    # a line that begins with # and a space is a comment
     KEY  LABEL  [names=NAME,NAME]
 
 KEY is a public key, 40 characters. LABEL is for people and unlike any other. `names` are client
 names that belong to this key, and then it may use no others. A relay has no line: it has no key,
-and takes part in no handshake. Nothing else is understood: a line that a reader could take for more
-than it does must not be let pass.
+and takes part in no handshake. Any other line is an error: a reader could take it for more than it
+does.
 """
 
 from __future__ import annotations

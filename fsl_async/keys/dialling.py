@@ -1,5 +1,5 @@
-"""A client's side of encryption: which pair it uses for which address, and what it says when a
-handshake fails.
+"""A client's side of encryption: the key pair for an address, and the messages when a handshake
+fails.
 """
 
 from __future__ import annotations

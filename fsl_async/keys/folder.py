@@ -1,13 +1,13 @@
 """The keys folder: this node's pair and the keys that it trusts.
 
-    ~/.config/fsl-async/     mode 0700; $XDG_CONFIG_HOME/fsl-async, $FSL_KEYS or --keys DIR in its place
-        node.key             mode 0600: the pair. Whoever has this file is this node
+    ~/.config/fsl-async/     mode 0700; or $XDG_CONFIG_HOME/fsl-async, $FSL_KEYS, --keys DIR
+        node.key             mode 0600: the pair. A copy of this file is this node
         allowed.txt          the allow-list (`allow_list.py`)
         site.toml            what may leave this site (`site_file.py`)
 
 A file that others could read (the secret) or change (the list, the folder) is refused with the
-command that mends it: a key that was readable for a while may have been read, but only a person can
-know.
+command that repairs it: a key that was readable for a while may have been copied, but only a person
+can judge that.
 """
 
 from __future__ import annotations

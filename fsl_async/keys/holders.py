@@ -1,5 +1,5 @@
-"""Which key uses which client name in a run: `names.txt` in the run directory, one line `NAME KEY
-CRC` each, the last one of a name counts.
+"""Which key uses which client name in a run: `names.txt` in the run directory, a line `NAME KEY
+CRC` each; the last line of a name counts.
 
 CRC is the checksum of all lines up to its own (`fsl_async.files.text_checksum`), so a line that was
 altered, lost or moved does not fit. A line is on the disk before a client is let in under the name.

@@ -1,6 +1,6 @@
-"""The site file: what may leave this site, as the site's administrator wrote it down.
+"""The site file: what may leave this site, as its administrator decided.
 
-    ~/.config/fsl-async/site.toml        beside node.key; the folder follows FSL_KEYS, XDG_CONFIG_HOME and --keys as the keys do
+    ~/.config/fsl-async/site.toml        in the keys folder (`folder.py`), beside node.key
         allow = ["deltas", "metrics"]
 
 `--allow` at a client may narrow that list and never widen it. Without the file the command line

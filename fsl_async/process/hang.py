@@ -1,13 +1,13 @@
-"""Whether a training thread hangs: no step for much longer than steps take. Pure; times in seconds
-of the caller's clock.
+"""Detects that a training thread hangs: no step for much longer than steps take. Pure; times in
+seconds of the caller's clock.
 
-    steps made    the present one's age               -> said
-    < FEWEST      any                                    nothing: the first ones compile, load, and warm up
-    more          > max(least_s, factor x median)        Hung, once
-    after Hung    a step was made                        Recovered, once
+    steps made    age of the current one          result
+    < FEWEST      any                             nothing: the first ones compile, load, warm up
+    more          > max(least_s, factor x median) Hung, once
+    after Hung    a step was made                 Recovered, once
 
-The median of the last steps, not their mean: an evaluation or a checkpoint of the task's own now
-and then must not count as what a step takes.
+The median of the last steps instead of their mean: an occasional evaluation or checkpoint of the
+task must not count as the time of a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The C library's heap, where it is glibc's."""
+"""Settings of glibc's heap; nothing elsewhere."""
 
 from __future__ import annotations
 

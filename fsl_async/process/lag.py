@@ -1,8 +1,7 @@
-"""How late the event loop runs: what a training thread that holds the interpreter costs the
+"""Measures how late the event loop runs: what a training thread that holds the GIL costs
 heartbeats.
 
-A short timer is armed again and again; how much later than asked it fires is the lag. The last few
-minutes are kept.
+A short timer is armed again and again; its delay is the lag. The last few minutes are kept.
 """
 
 from __future__ import annotations

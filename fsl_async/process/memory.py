@@ -1,4 +1,6 @@
-"""This process's resident memory, now and at its highest. Zero where the system does not say."""
+"""This process's resident memory, now and at its highest. Zero where the system does not report
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""Who may end this process, and when: signals, Slurm and spot markets read as one kind of notice.
-Pure; times are arguments.
+"""Notices that this process will end: signals, Slurm and spot markets as one kind of notice. Pure;
+times are arguments.
 
     source                 deadline
-    SIGTERM, SIGUSR2       --grace after it; in a Slurm job 30 s (its KillWait) and 120 s (the template's --signal=USR2@120), and never
-                           after the job's end; SIGUSR2 elsewhere 120 s; SIGTERM elsewhere unknown
-    Slurm's time limit     SLURM_JOB_END_TIME; told `LEAD_S` before it, for jobs that ask for no signal
+    SIGTERM, SIGUSR2       --grace after it; in a Slurm job 30 s (its KillWait) and 120 s (the
+                           template's --signal=USR2@120), and never after the job's end; elsewhere
+                           120 s after SIGUSR2, unknown after SIGTERM
+    Slurm's time limit     SLURM_JOB_END_TIME; noticed `LEAD_S` before it, for jobs that ask for no
+                           signal
     EC2 spot               "time" of spot/instance-action, two minutes ahead at best
 
-NCCL takes SIGUSR1, so that one is nobody's here. Slurm may send its signal a minute earlier than
-asked; the job's end time is exact.
+NCCL uses SIGUSR1, so that signal has no meaning here. Slurm may send its signal a minute earlier
+than asked; the job's end time is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manners of `fsl-node` for a script of one's own: errors in one line, documented exit codes,
+"""Gives a user's own script the manners of `fsl-node`: errors in one line, documented exit codes,
 Ctrl-C once in good order.
 """
 

@@ -1,19 +1,22 @@
-"""Stopper: how an operator ends a node. Asked once it drains (finishes the round, saves), asked
-twice it stops at once.
+"""Stopper: how an operator ends a node. The first request drains it (it finishes the round and
+saves), the second stops it at once.
 
 The command makes one and hands it to the blocking function that runs the node; signals, the
-supervisor's TERM and tests all go through `request`. Python-level handlers are used, not
+supervisor's TERM and tests all call `request`. Python-level handlers are used, not
 `loop.add_signal_handler`: they also work when the loop runs in another thread (a user's own script
 keeps the main thread for training), and on asyncio and uvloop alike.
 
     SIGINT, first     drain        exit code 130
-    SIGTERM, first    drain        exit code 64: whoever preempts us should start us again (a server leaves, and its run goes on)
-    either, again     stop hard; a copy of the first SIGTERM counts as the same request (`stop_requests`)
-    either, third     KeyboardInterrupt where the program stands
-    SIGUSR2           drain, exit code 64, in clients only: a warning that comes before the SIGTERM, and never a second signal
+    SIGTERM, first    drain        exit code 64: whatever preempts this node should start it again
+                                   (a parameter server leaves, and its run goes on)
+    either, again     stop at once; a copy of the first SIGTERM is the same request
+                                   (`stop_requests`)
+    either, third     KeyboardInterrupt in the main thread
+    SIGUSR2           drain, exit code 64, in clients only: a warning before the SIGTERM, never a
+                                   second signal
 
-With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process is gone,
-whatever its main thread does: code of others may sleep, catch everything, or be inside a call that
+With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process exits,
+whatever its main thread does: foreign code may sleep, catch everything, or be inside a call that
 lasts minutes and lets no Python handler run.
 """
 

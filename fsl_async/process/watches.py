@@ -1,8 +1,8 @@
-"""Watches that ask a Stopper for an end when Slurm or EC2 will end this process: the shells around
+"""Threads that request a Stopper's end when Slurm or EC2 will end this process: the shells around
 `notices`.
 
-Each is a daemon thread that waits most of the time; a client process has no loop of its own before
-it is welcomed.
+Each is a daemon thread that waits most of the time; a client process has no event loop before it is
+welcomed.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ GOLDEN = [
     (
         "demo --preset 5m",
         (
-            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you mean '
-            "50m?"
+            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you'
+            " mean 50m?"
         ),
     ),
     (

@@ -146,8 +146,8 @@ GOLDEN = [
     (
         '[train]\ntask = "train.py"',
         (
-            "train.task: must be file.py:function, own (each client brings its --task), or empty for "
-            'the built-in task, got "train.py"'
+            "train.task: must be file.py:function, own (each client brings its --task), or empty"
+            ' for the built-in task, got "train.py"'
         ),
     ),
     ("[snyc]\nevery_s = 4", "snyc: unknown table, did you mean sync?"),

@@ -5,7 +5,8 @@ Nodes report dicts (they may be processes of their own). Times are seconds of on
 them share (CLOCK_MONOTONIC).
 
     {"event": "began", "client", "at"}                                its first batch is next
-    {"event": "round", "client", "version", "at", "coded", "payload", "sockets", "waited", "trained"}
+    {"event": "round", "client", "version", "at", "coded", "payload", "sockets", "waited",
+     "trained"}
                                                                       it holds this version;
                                                                       counters since its start
     {"event": "scored", "version", "at", "seconds", "accuracy", "loss", "samples"}
