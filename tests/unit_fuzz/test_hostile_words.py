@@ -96,7 +96,8 @@ def test_a_delta_is_declined_in_one_printable_line(code):
 
     told = at(Client, play)
     assert any(
-        one.startswith(f"the server refused a delta of 8 tokens: {SHOWN}") for one in told.lines
+        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}")
+        for one in told.lines
     )
 
 

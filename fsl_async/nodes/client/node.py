@@ -199,7 +199,7 @@ class ClientRuntime:
             parts.journal.flush()  # the training thread may never come to close it
             self._ended.set()
             leaves = self.finish is not None and self.finish.exit_code == ExitCode.RELAUNCH
-            if leaves and parts.machine.leaving.training:
+            if leaves and parts.machine.shutdown.training:
                 # A preempted process is not given the time that its training thread's step takes.
                 parts.stop.request(hard=True)
 

@@ -121,7 +121,7 @@ def test_what_goes_well_is_said(client):
         "joined run run-1 as a, part 1 of 4",
         "published the initial weights",
         "version 1",
-        "the server is back",
+        "the parameter server is back",
     ]
     assert client.told[2].facts == {"version": 1}, "to which the node adds how training goes"
 
@@ -136,15 +136,15 @@ def test_the_first_version_is_said_to_be_received(client):
 def test_a_lost_server_is_said_in_plain_words(client, look):
     """The words of the session layer mean nothing to an operator; before there are weights nothing trains on."""
     client.welcome()
-    assert look.notes(client.lose()) == "the server does not answer; trying again"
+    assert look.notes(client.lose()) == "the parameter server does not answer; trying again"
     client.ready()
     effects = client.lose("reset")
     assert look.notes(effects) == ""  # perhaps it has another reason, and will say so
     told = look.notes(client.welcome())
-    assert told == "the server restarted; training goes on"
-    assert client.told[-1].text == "the server is back"
+    assert told == "the parameter server restarted; training goes on"
+    assert client.told[-1].text == "the parameter server is back"
     client.lose("reset")
-    assert look.notes(client.fire()) == "the server restarted; training goes on"
+    assert look.notes(client.fire()) == "the parameter server restarted; training goes on"
     client.welcome()
     assert "odd" in look.notes(client.lose("odd"))
 
@@ -289,7 +289,7 @@ def test_digest_mismatch_is_fetched_in_full_after_a_pause(client, look):
     client.offered(1)
     client.fetched(1)
     effects = client.replaced(1, "wrong")
-    assert "digest wrong here and d1 at the server" in look.notes(effects)
+    assert "digest wrong here and d1 at the parameter server" in look.notes(effects)
     assert look.said(effects) == []
     assert look.said(client.fire()) == [msg.Fetch(-1, "")]
     assert look.said(client.follow(1, "full")) == [msg.Holding(1, "d1")]

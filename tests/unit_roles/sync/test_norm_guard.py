@@ -95,8 +95,8 @@ def test_only_the_newest_norms_count():
 def test_tokens_by_the_clock():
     """Nobody trains faster than the machine they have: from hello, and from delta to delta."""
     made = screen(max_tokens_per_s=100.0)
-    made.came("a", 10.0)
-    made.came("a", 19.0)  # saying hello again starts nothing anew
+    made.joined("a", 10.0)
+    made.joined("a", 19.0)  # saying hello again starts nothing anew
     assert tokens_of(made, key("a"), 900, 20.0) == (900, None)
     counted, why = tokens_of(made, key("a", 2), 5000, 20.0)
     assert counted == 1000
@@ -109,7 +109,7 @@ def test_tokens_by_the_clock():
 def test_an_offer_that_is_repeated_counts_the_same():
     """What was spooled of it goes on only if it is still the same delta."""
     made = screen(max_tokens_per_s=10.0)
-    made.came("a", 0.0)
+    made.joined("a", 0.0)
     assert tokens_of(made, key("a"), 500, 10.0)[0] == 100
     assert tokens_of(made, key("a"), 500, 40.0) == (100, None)
 

@@ -52,10 +52,13 @@ def test_the_verdict_names_the_side(make_server):
     for _ in range(2):
         server.hold("b", 0, "other")
     (note,) = server.feed(ev.VersionVerified(0, intact=True))
-    assert "version 0 is intact at this server, byte by byte, so the damage is at b:" in note.text
+    assert (
+        "version 0 is intact at the parameter server, byte by byte, so the damage is at b:"
+        in note.text
+    )
     assert note.facts == {"alarm": "verdict"}
     (note,) = server.feed(ev.VersionVerified(0, intact=False))
-    assert "damaged at this server, not at b" in note.text
+    assert "damaged at the parameter server, not at b" in note.text
 
 
 def test_what_is_remembered_of_differing_digests_is_bounded(make_server):
