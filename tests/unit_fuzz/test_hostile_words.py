@@ -160,7 +160,7 @@ def offers_delta(**changed):
     ("play", "words"),
     [
         (says(msg, msg.Skip(0, HOSTILE)), SHOWN),
-        (says(msg, msg.Holding(0, HOSTILE)), f"{CROOK} sent what no client sends: Holding.digest is not a digest: {SHOWN}"),
+        (says(msg, msg.Holding(0, HOSTILE)), f"{CROOK} broke the protocol: Holding.digest is not a digest: {SHOWN}"),
         (says(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
         (offers_delta(metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),
         (offers_delta(key=HOSTILE), f"DeltaMeta.delta.key is not a delta key: {SHOWN}"),

@@ -17,8 +17,8 @@ def config(*overrides):
     (["outer.aggregation=trimmed", "outer.byzantine=2"], "needs 5 clients"),
     (["outer.aggregation=median", "outer.byzantine=2"], "needs 5 clients"),
     (["outer.aggregation=median", "sync.trigger=sequential"], "merges one at a time"),
-    (["outer.aggregation=median", "split.method=fedavg"], "send whole weights"),
-    (["guard.clip_norm=1", "split.method=fedavg"], "send whole weights"),
+    (["outer.aggregation=median", "split.method=fedavg"], "send full weights"),
+    (["guard.clip_norm=1", "split.method=fedavg"], "send full weights"),
 ])  # fmt: skip
 def test_refused_in_one_line(overrides, words):
     """Before anything is created on disk, with what to change."""

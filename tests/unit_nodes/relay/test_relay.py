@@ -248,7 +248,7 @@ def test_a_server_that_comes_later_is_reached_later(relayed):
                 far, _ = await asyncio.get_running_loop().sock_accept(reserved)
                 assert await one.read(one.keep(far), 64) == greeting_of(b"CURVE")
                 away, back = one.notes
-                reason = "connection refused; it is tried whenever a client wants it"
+                reason = "connection refused; it is dialed for each client that connects"
                 assert (away.level, away.text) == ("warning", f"cannot reach {place}: {reason}")
                 assert (back.level, back.text) == ("info", f"{place} is reached again")
                 assert [line["text"] for line in one.wrote("note")] == [
