@@ -96,8 +96,8 @@ def test_an_alignment_that_fails_changes_nothing(tmp_path):
     one = ServerTraining(found, server, UploadShape((2, 2, 2), 4, per_token=False), disk)
     server.alignment("a").remember(Smashed(torch.rand(1, 2, 2, 2), torch.tensor([1])))
     before = one.auxiliary("a")
-    told = one.align(split.Align("a", 1, 0))
-    assert "Expected more than 1 value per channel" in told.problem
+    aligned = one.align(split.Align("a", 1, 0))
+    assert "Expected more than 1 value per channel" in aligned.problem
     assert (one.auxiliary("a") == before).all()
     server.alignment("a").remember(Smashed(torch.rand(2, 2, 2, 2), torch.tensor([1, 2])))
     assert one.align(split.Align("a", 2, 1)).problem is None

@@ -63,8 +63,12 @@ class TestLocalFiles:
         wire = to_wire(config)
         assert "/srv" not in str(wire)
         assert "path" not in wire["data"]
-        told = from_wire(wire)
-        assert (told.train.task, told.model.family, told.split.auxiliary) == ("own", "own", "own")
+        received = from_wire(wire)
+        assert (received.train.task, received.model.family, received.split.auxiliary) == (
+            "own",
+            "own",
+            "own",
+        )
 
     def test_paths_and_files_in_a_hostile_welcome_are_ignored(self):
         """A hostile parameter server may send any welcome."""
@@ -72,9 +76,9 @@ class TestLocalFiles:
         wire["data"]["path"] = "/etc/passwd"
         wire["train"]["task"] = "/home/a/evil.py:f"
         wire["model"]["family"] = "/home/a/evil.py:f"
-        told = from_wire(wire)
-        assert told.data.path == ""
-        assert (told.train.task, told.model.family) == ("own", "own")
+        received = from_wire(wire)
+        assert received.data.path == ""
+        assert (received.train.task, received.model.family) == ("own", "own")
 
     @pytest.mark.parametrize("method", ["none", "cse-fsl"])
     def test_a_client_without_data_reads_no_file_named_in_a_welcome(
@@ -214,9 +218,9 @@ class TestWhatLeaves:
         assert all(("loss" in metrics) == allowed for metrics in offered)
         assert any("loss" in beat for beat in beats) == allowed
         assert any("step" in beat for beat in beats)
-        said = [line for line in run.lines if line.startswith("leaves this machine: ")]
-        assert len(said) == 1
-        assert ("metrics such as the loss stay here" in said[0]) != allowed
+        lines = [line for line in run.lines if line.startswith("leaves this machine: ")]
+        assert len(lines) == 1
+        assert ("metrics such as the loss stay here" in lines[0]) != allowed
 
     def test_split_rounds_carry_coding_errors_only_as_metrics(
         self, nodes, configured, text, tmp_path
@@ -241,9 +245,9 @@ class TestWhatLeaves:
 
         The other nodes only get that training failed.
         """
-        told = []
+        received = []
         monkeypatch.setattr(
-            Relauncher, "left", lambda _, name, reason, words: told.append((reason, words))
+            Relauncher, "left", lambda _, name, reason, words: received.append((reason, words))
         )
         task = tmp_path / "task.py"
         begin = (
@@ -257,7 +261,7 @@ class TestWhatLeaves:
         assert "Jane Doe" in str(run.errors["site-a"])
         journals = list((tmp_path / "run").rglob("journal.jsonl"))
         assert journals
-        assert told == [("bye", "its training failed; the log at the client has the error")]
+        assert received == [("bye", "its training failed; the log at the client has the error")]
         assert not any("Jane Doe" in path.read_text() for path in journals)
 
     def test_with_adapters_only_no_other_tensor_leaves(self, nodes, configured, text, tmp_path):

@@ -49,10 +49,10 @@ def test_every_socket_of_a_run_uses_its_settings(nodes, configured, text, monkey
 
     Buffers and times are settings of the run.
     """
-    told, adopt = {}, Pipe.adopt
+    used, adopt = {}, Pipe.adopt
 
     def adopted(pipe, settings):
-        told[id(pipe)] = settings
+        used[id(pipe)] = settings
         held.append(pipe)
         adopt(pipe, settings)
 
@@ -63,22 +63,24 @@ def test_every_socket_of_a_run_uses_its_settings(nodes, configured, text, monkey
     )
     nodes(config, apart=True)
     listeners, notifier, clients = 2, 2, 2 * 2 * 2
-    assert len(told) >= listeners + notifier + clients
-    assert set(told.values()) == {transport_settings(config)}
+    assert len(used) >= listeners + notifier + clients
+    assert set(used.values()) == {transport_settings(config)}
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, told, monkeypatch):
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, reported, monkeypatch):
     """The parameter server sends the end itself.
 
     If it cannot, the split server does not wait forever.
     """
-    if not told:
+    if not reported:
         monkeypatch.setattr(RunEndNotifier, "run_ended", lambda *_: None)
     chosen = "split.method=fsl-sage", f"data.path={text}", "run.seconds=0.5", "split.alone_s=0.5"
     run = nodes(configured(*chosen, "session.expire_after_s=1.5"), apart=True, names=())
     reason = run.summaries["server"].reason
-    assert reason.startswith("the run has ended" if told else "no client and no parameter server")
+    assert reason.startswith(
+        "the run has ended" if reported else "no client and no parameter server"
+    )
     assert run.summaries["ps"].reason != reason
 
 

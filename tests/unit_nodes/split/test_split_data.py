@@ -63,9 +63,9 @@ def test_shards_are_disjoint_cover_the_data_and_stay(how, nodes, configured, ima
         json.loads(line) for line in (run.run_dir / "ps" / "ledger.jsonl").read_text().splitlines()
     ]
     leases = {each["name"]: each["index"] for each in facts if each["fact"] == "lease"}
-    told = described(config)
+    found = described(config)
     again = {
-        name: set(open_samples(told, facts_of(told), (leases[name], 2)).indices(0).tolist())
+        name: set(open_samples(found, facts_of(found), (leases[name], 2)).indices(0).tolist())
         for name in names
     }
     assert [len(again[name]) for name in names] == sizes
@@ -136,7 +136,7 @@ def test_rounds_walk_through_epochs_and_every_epoch_has_an_order_of_its_own(imag
     assert again.indices(7).tolist() == taken[7]
 
 
-def said(capsys, *arguments):
+def error_of(capsys, *arguments):
     """Run the command line; returns its one line of error."""
     assert cli.main(list(arguments)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -179,9 +179,11 @@ def test_damaged_data_are_named_with_file_and_offset(damage, images, capsys, tmp
     words = damage(folder)
     run_dir = tmp_path / "run"
     arguments = server(*CNN, f"data.path={folder}", "data.classes=10", run_dir=run_dir)
-    assert words in said(capsys, *arguments)
+    assert words in error_of(capsys, *arguments)
     if damage is not label_out_of_range:  # the run has the number of classes
-        line = said(capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(folder))
+        line = error_of(
+            capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(folder)
+        )
         assert words in line
     assert not (run_dir / "ps" / "ledger.jsonl").exists()
 
@@ -189,7 +191,9 @@ def test_damaged_data_are_named_with_file_and_offset(damage, images, capsys, tmp
 def test_a_short_cifar_file_is_named_with_its_offset(capsys, tmp_path):
     """An incomplete download must not be used."""
     (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 2 + 100))
-    line = said(capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(tmp_path))
+    line = error_of(
+        capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(tmp_path)
+    )
     assert "data_batch_1.bin' is short: it ends at byte 6246, 100 bytes into record 2" in line
 
 
@@ -238,7 +242,7 @@ def test_bad_settings_end_the_split_server_in_one_line(what, images, capsys, tmp
     )
     sets = [each.replace("{own}", str(own)) for each in sets]
     arguments = server(*CNN, f"data.path={images()}", *sets, run_dir=tmp_path / "run")
-    assert words in said(capsys, *arguments)
+    assert words in error_of(capsys, *arguments)
 
 
 def test_an_auxiliary_whose_output_does_not_fit_is_refused(images, capsys, tmp_path):
@@ -252,7 +256,7 @@ def test_an_auxiliary_whose_output_does_not_fit_is_refused(images, capsys, tmp_p
     )
     sets = ["split.method=cse-fsl", *CNN[1:], f"data.path={images()}"]
     arguments = server(*sets, run_dir=tmp_path / "run")
-    line = said(capsys, *arguments, "--auxiliary", f"{path}:nine")
+    line = error_of(capsys, *arguments, "--auxiliary", f"{path}:nine")
     assert "gives (1, 9) for a batch where the server's part gives (1, 10)" in line
 
 

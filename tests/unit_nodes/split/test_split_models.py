@@ -258,8 +258,8 @@ def test_a_custom_loop_trains_the_runs_parts(nodes, configured, own, tmp_path):
     run = nodes(config, task=f"{path}:train", own={"site-a": code, "site-b": code})
     assert run.summaries["server"].uploads == 6
     assert run.summaries["site-a"].tokens == 12
-    told = nodes(config, names=("site-a",), task=f"{path}:train", failing=True)
-    assert "--model FILE.py:FUNCTION" in str(told.errors["site-a"])
+    run = nodes(config, names=("site-a",), task=f"{path}:train", failing=True)
+    assert "--model FILE.py:FUNCTION" in str(run.errors["site-a"])
 
 
 @pytest.mark.parametrize("changed", ["WIDTH = 6", "cut"])

@@ -80,7 +80,7 @@ def test_an_upload_and_its_gradient(make):
     assert effects == [split.ReceiveAnswer(stream, key(0))]
     effects = client.feed(ev.AnswerReceived(key(0)))
     assert effects == [split.DeliverAnswer(key(0), 2.5), split.FreeSlot(key(0))]
-    assert client.feed(ev.AnswerReceived(key(0))) == [], "handed over once"
+    assert client.feed(ev.AnswerReceived(key(0))) == [], "it is delivered once"
     effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
     assert effects == [DeclineStream("", stream, "not wanted")]
 

@@ -79,7 +79,7 @@ class Session:
     server: Process
     up: bool = False
     open: bool = True
-    noticed: bool = False
+    reported: bool = False
     last: dict = attrs.field(factory=dict)
 
 
@@ -144,7 +144,7 @@ class World:
         self.at(client, 1.0, self.dial, client)
         old, machine = self.sessions.get(client.name), client.machine
         mine = old is not None and old.client is client
-        if machine.finished or (mine and (old.open or not old.noticed)):
+        if machine.finished or (mine and (old.open or not old.reported)):
             return
         self.sessions[client.name] = Session(client, self.server)
         hello = ev.ClientHello(client.name, machine.incarnation, machine.run, -1, "")
@@ -156,13 +156,13 @@ class World:
             return
         session.open = False
         client, server = session.client, session.server
-        self.at(client, self.chance.uniform(0, 2), self.notice, session)
+        self.at(client, self.chance.uniform(0, 2), self.report_loss, session)
         left = ClientLeft(client.name, client.machine.incarnation, "cut")
         if not client.alive or self.chance.random() < 0.5:
             self.at(server, self.chance.uniform(0, 0.9), self.left, session, left)
 
-    def notice(self, session):
-        session.noticed = True
+    def report_loss(self, session):
+        session.reported = True
         if session.up:
             self.feed(session.client, SessionLost("cut"))
 
