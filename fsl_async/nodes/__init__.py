@@ -1,1 +1,1 @@
-"""The processes: each joins a machine of `roles` with sockets, disk and a training thread. They decide nothing."""
+"""The processes: each connects a machine of `roles` with sockets, disk and a training thread."""

@@ -1,8 +1,9 @@
-"""How many clients fit into a server's limit of open files. Pure.
+"""Computes how many clients fit into a listener's limit of open files. Pure.
 
-Each connection of a client takes one descriptor at each listener. A client has two (control and one for bulk), and on long or lossy
-paths opens up to `transfer.stripes_limit` for bulk. Where open files are few, clients are handed a lower `stripes_limit`: the first ones
-would otherwise take the connections that later ones need.
+Each connection of a client takes one descriptor at each listener. A client has two connections
+(control and one for bulk), and on long or lossy paths opens up to `transfer.stripes_limit` for
+bulk. If the limit is low, clients get a lower `stripes_limit`: otherwise the first clients would
+take the connections that later ones need.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fsl_async.config.settings import Config
 from fsl_transport.zmq.admission import connections_within, files_for
 
 LISTENER_FILES = 24
-"""What a second listener in the process takes by itself."""
+"""Descriptors that a second listener in the process takes by itself."""
 
 TORCH_FILES = 64
 """Descriptors of a process that trains: PyTorch's, and those of a GPU's driver."""
@@ -21,22 +22,22 @@ TORCH_FILES = 64
 
 @frozen
 class Capacity:
-    """Of one listener."""
+    """The capacity of one listener."""
 
     files: int
     """The limit of open files of the process."""
     connections: int
-    """How many the listener takes."""
+    """Connections that the listener accepts."""
     clients: int
-    """How many the run plans with (`sync.clients`)."""
+    """Planned clients of the run (`sync.clients`)."""
     least: int
-    """Connections of a client, at least."""
+    """Fewest connections of a client."""
     most: int
-    """The same, at most."""
+    """Most connections of a client."""
     bound: bool
-    """Whether the limit of open files decides, and not `max_connections`."""
+    """Whether the limit of open files decides, instead of `max_connections`."""
     files_needed: int
-    """The limit from which on all planned clients have their least."""
+    """The lowest limit at which all planned clients have their `least`."""
 
     @property
     def fits(self) -> int:
@@ -50,12 +51,12 @@ class Capacity:
 
     @property
     def is_ample(self) -> bool:
-        """Whether open files keep no planned client from opening all the connections that it may."""
+        """Whether all planned clients can open all connections that they may."""
         return not self.bound or self.connections >= self.clients * self.most
 
     @property
     def facts(self) -> dict[str, int]:
-        """For programs."""
+        """The fields of the journal's note."""
         return {"open_files": self.files, "connections": self.connections, "clients_fit": self.fits}
 
     @property
@@ -67,23 +68,25 @@ class Capacity:
 
     @property
     def text(self) -> str:
-        """For people, at start."""
+        """The line for people at the start."""
         return (
-            f"{self.files:,} open files are allowed: room for {self.connections:,} connections, so for {self.fits:,} "
-            f"clients; each of sync.clients = {self.clients:,} gets up to {self.each} instead of {self.most}"
+            f"{self.files:,} open files are allowed: room for {self.connections:,} connections,"
+            f" so for {self.fits:,} clients; each of sync.clients = {self.clients:,} gets up to"
+            f" {self.each} instead of {self.most}"
         )
 
     @property
     def refusal(self) -> str:
-        """Why the server does not start."""
+        """Why the process does not start."""
         return (
-            f"{self.files:,} open files are allowed, which is room for {self.fits:,} of sync.clients = {self.clients:,}: "
-            f"raise the limit to {self.files_needed:,} (ulimit -n {self.files_needed}) or plan with fewer clients"
+            f"{self.files:,} open files are allowed, which is room for {self.fits:,} of"
+            f" sync.clients = {self.clients:,}: raise the limit to {self.files_needed:,}"
+            f" (ulimit -n {self.files_needed}) or plan with fewer clients"
         )
 
 
 def within(config: Config, capacity: Capacity) -> Config:
-    """The configuration with as many connections for bulk as there is room for."""
+    """The configuration with a `stripes_limit` that fits the capacity."""
     most = min(config.transfer.stripes_limit, capacity.each - 1)
     return evolve(config, transfer=evolve(config.transfer, stripes_limit=most))
 
@@ -91,7 +94,10 @@ def within(config: Config, capacity: Capacity) -> Config:
 def capacity_of(
     config: Config, files: int, held: int, max_connections: int, *, trains: bool, listeners: int = 1
 ) -> Capacity:
-    """The room of one of `listeners` in a process that may have `files` descriptors and has `held` open; trains: with PyTorch."""
+    """The capacity of one of `listeners` in a process.
+
+    files: its limit of descriptors. held: those open now. trains: whether it uses PyTorch.
+    """
     held += (TORCH_FILES if trains else 0) + LISTENER_FILES * (listeners - 1)
     fits = max(0, connections_within(files, held) // listeners)
     clients, least = config.sync.clients, 1 + config.transfer.stripes_first

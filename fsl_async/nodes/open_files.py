@@ -1,4 +1,4 @@
-"""Looks how many clients fit into this process's limit of open files, which it raises as far as the system allows."""
+"""Checks that clients fit into this process's limit of open files, raised as far as possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ P = ParamSpec("P")
 
 
 def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
-    """The room of one of `listeners` in this process; trains: it will load PyTorch."""
+    """The capacity of one of `listeners` in this process. trains: it will load PyTorch."""
     return capacity_of(
         config, descriptors(), in_use(), MAX_CONNECTIONS, trains=trains, listeners=listeners
     )
 
 
 def check_open_files(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
-    """The same; raises ConfigError, with the limit that is needed, where the planned clients do not fit."""
+    """The same. Raises ConfigError, with the limit needed, if the planned clients do not fit."""
     found = capacity_here(config, trains=trains, listeners=listeners)
     if not found.is_enough:
         raise ConfigError(found.refusal, "sync.clients")
@@ -35,7 +35,11 @@ def and_capacity(
     log: Callable[[str], None],
     record: Callable[..., None] | None,
 ) -> Callable[P, None]:
-    """Announce, then record how many clients fit; people are told where that keeps a planned client from what it could use."""
+    """Return `announce`, followed by a record of how many clients fit.
+
+    If planned clients get fewer connections than they may open, people are told, unless programs
+    read `record`.
+    """
 
     def announced(*arguments: P.args, **named: P.kwargs) -> None:
         announce(*arguments, **named)

@@ -1,6 +1,6 @@
-"""The ports of the shells: what they need from store, learner and transport, so that the simulator can bring its own."""
+"""The ports of the shells to store, learner and transport; the simulator has its own of each."""
 
-# ruff: noqa: D102 - where no docstring stands, the implementation has it
+# ruff: noqa: D102 - methods without a docstring have it at the implementation
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["update", "full"]
 
 
 class Streams(Protocol):
-    """What both shells need from the transport."""
+    """Transport for both shells."""
 
     def send(self, peer: str, body: dict[str, Any]) -> None: ...
     def disconnect(self, peer: str, reason: str) -> None: ...
@@ -40,7 +40,7 @@ class Streams(Protocol):
 
 
 class Listener(Streams, Protocol):
-    """What the server's shell needs from the transport (`fsl_transport.ListenerEndpoint`)."""
+    """Transport for a shell that accepts connections (`fsl_transport.ListenerEndpoint`)."""
 
     def remember(self, name: str, incarnation: int) -> None: ...
     def welcome(self, peer: str, body: dict[str, Any]) -> None: ...
@@ -48,7 +48,7 @@ class Listener(Streams, Protocol):
 
 
 class Dialer(Streams, Protocol):
-    """What a client's shell needs from the transport (`fsl_transport.DialerEndpoint`)."""
+    """Transport for a client's shell (`fsl_transport.DialerEndpoint`)."""
 
     @property
     def incarnation(self) -> int: ...
@@ -56,20 +56,20 @@ class Dialer(Streams, Protocol):
 
 
 class Store(Protocol):
-    """What the shell needs from the durable state (`fsl_async.store.store.Store`; the simulator has its own)."""
+    """Durable state of the parameter server (`fsl_async.store.store.Store`)."""
 
     def recover(self) -> Recovered:
-        """Read what the disk says."""
+        """Read the state on disk."""
         ...
 
     @property
     def kind(self) -> DeltaKind:
-        """What the run's deltas are made of."""
+        """The kind of the run's deltas."""
         ...
 
     @property
     def manifest(self) -> Manifest:
-        """The model's tensors; StoreError before version 0."""
+        """The model's tensors. Raises StoreError before version 0."""
         ...
 
     def begin_initial(self, manifest: Manifest) -> None:
@@ -85,11 +85,14 @@ class Store(Protocol):
         ...
 
     def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
-        """Start or continue a delta, which would now be accumulated with that weight; what became of it when it is known."""
+        """Start or continue a delta. Returns its outcome if it has one.
+
+        weight: of its accumulation now; None: unknown.
+        """
         ...
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
-        """The first chunk that is not spooled yet."""
+        """Index of the first chunk that is not spooled yet."""
         ...
 
     def spool_write(self, key: DeltaKey, index: int, frame: bytes) -> None:
@@ -97,15 +100,15 @@ class Store(Protocol):
         ...
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
-        """Check the delta, make it durable, enter it into the ledger."""
+        """Check the delta, make it durable, and write it to the ledger."""
         ...
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
-        """Keep a durable delta out of the run."""
+        """Exclude a durable delta from the run."""
         ...
 
     def release(self, key: DeltaKey) -> None:
-        """Let a held delta wait again."""
+        """Make a held delta pending again."""
         ...
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
@@ -113,7 +116,7 @@ class Store(Protocol):
         ...
 
     def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
-        """Fix what the next version is made of, out of the accumulator."""
+        """Take the average for the next version from the accumulator."""
         ...
 
     def advance(self, average: Average) -> Committed:
@@ -123,15 +126,18 @@ class Store(Protocol):
     def lease(
         self, name: str, limit: int, index: int | None = None, *, loan: bool = False
     ) -> int | None:
-        """Book the data shard of a client, `index` if nobody has it for good; None when all are taken."""
+        """Lease a data shard to a client; None when all are taken.
+
+        index: the shard wanted. loan: the lease is provisional.
+        """
         ...
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
-        """Remember the newest life of a client, also after a restart."""
+        """Record the newest incarnation of a client durably."""
         ...
 
     def keep_from(self, version: int | None) -> None:
-        """Keep a version and all after it, because somebody is fetching them."""
+        """Keep a version and all later ones, because clients fetch them; None: no client does."""
         ...
 
     def has_update(self, version: int) -> bool:
@@ -147,12 +153,12 @@ class Store(Protocol):
         ...
 
     def verify(self, version: int) -> bool:
-        """Whether every byte of a version is as it was written; what is not is repaired."""
+        """Whether every byte of a version is as it was written; damage is repaired."""
         ...
 
 
 class Reduction(Protocol):
-    """Reduces averages over several parameter servers. None is in production yet."""
+    """Reduces averages over several parameter servers. None is in use yet."""
 
     def reduce(
         self,
@@ -160,12 +166,15 @@ class Reduction(Protocol):
         done: Callable[[Average], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Call `done` with the same round's average of all servers, or `failed`, on the loop's thread. `average.through` makes it."""
+        """Call `done` with the average of all parameter servers, or `failed`, on the loop thread.
+
+        `average.through` makes it.
+        """
         ...
 
 
 class Learner(Protocol):
-    """What the shell needs of learning (`learn.client.exchange.Exchange`; the simulator has its own)."""
+    """Exchange of weights at a client (`learn.client.exchange.Exchange`)."""
 
     @property
     def manifest(self) -> Manifest | None: ...

@@ -2,7 +2,7 @@
 
 The same `Node` runs in production, where the scheduler is an asyncio loop and the worker a thread,
 and in the simulator, where both are virtual. Nothing here depends on a role: a role's `execute`
-knows how to carry out its effects.
+carries out its effects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Machine(Protocol):
     """A pure role."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event, return what is to be done."""
+        """Take one event and return effects in the order in which they are to be carried out."""
         ...
 
     def next_deadline(self) -> float | None:
@@ -38,7 +38,7 @@ class Machine(Protocol):
 
 
 class Journal(Protocol):
-    """Where every event and every effect is written down with its cause."""
+    """Records every event and every effect with its cause."""
 
     def event(self, event: Any, now: float, cause: int | None = None) -> int:
         """Write an event; returns its running number, the cause of the effects that follow."""
@@ -59,7 +59,7 @@ class Worker(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish what was submitted; later callbacks are dropped."""
+        """Finish the submitted jobs; later callbacks are dropped."""
         ...
 
 
@@ -67,7 +67,7 @@ class Node:
     """One machine, its journal and its timer.
 
     Events that arrive while effects are being carried out wait until those are done, so a machine
-    sees one event at a time and its effects happen in the order it gave them.
+    gets one event at a time and its effects happen in order.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ThreadWorker:
         def run() -> None:
             try:
                 result = job()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the loop decides
+            except Exception as error:  # noqa: BLE001 - the loop decides about any error
                 self._post(failed, error)
             else:
                 self._post(done, result)
@@ -166,6 +166,6 @@ class ThreadWorker:
             callback(value)
 
     def close(self) -> None:
-        """Wait for the job that runs, drop the rest."""
+        """Wait for the running job, and drop the others."""
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)

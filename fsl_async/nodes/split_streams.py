@@ -1,4 +1,4 @@
-"""Streams of what crosses the cut: coded as the link has room, decoded once they are whole.
+"""Streams of payloads that cross the cut: coded as the link has room, decoded when complete.
 
 Payload and coded bytes are counted by category and direction where a chunk is coded and where it
 arrives.
@@ -35,7 +35,7 @@ _FRAME_HEAD_BYTES = 256
 
 @frozen
 class Formats:
-    """Number formats of what crosses the cut, and of auxiliary models."""
+    """Number formats of payloads that cross the cut, and of auxiliary models."""
 
     up: str = "bf16"
     down: str = "bf16"
@@ -45,7 +45,7 @@ class Formats:
 
 @frozen
 class Flow:
-    """What a stream carries, which way and in which number format."""
+    """Category, direction and number format of a stream."""
 
     category: Category
     direction: Direction
@@ -53,7 +53,7 @@ class Flow:
 
 
 def values_of_frame(values: int, index: int) -> int:
-    """Of frame number `index` of a flat vector."""
+    """Values in frame number `index` of a flat vector."""
     return min(CHUNK_VALUES, values - index * CHUNK_VALUES)
 
 
@@ -75,12 +75,12 @@ class Outgoing:
 
     def __attrs_post_init__(self) -> None:
         payload = self.give()
-        assert payload is not None, "a stream is made of what is there"
+        assert payload is not None, "a stream needs a payload"
         self.chunks = chunks_of(payload.values.size) + bool(payload.labels)
 
     @property
     def size(self) -> int:
-        """Bytes once coded, estimated from above: what may be sent before the offer is accepted."""
+        """Upper bound of the coded bytes: how many may be sent before the offer is accepted."""
         payload = self.give()
         if payload is None:
             return 0
@@ -101,8 +101,8 @@ class Outgoing:
             return None
         if index >= chunks_of(payload.values.size):
             return payload.labels
-        # Coded again when it is asked for again, which is seldom: kept frames would be memory per
-        # client.
+        # A chunk requested again is coded again, which is rare: kept frames would take memory for
+        # each client.
         spec = spec_for(self.flow.number_format, payload.shape[-1], self.step_log2)
         frame = encode_chunk(payload.values, index, spec)
         if index not in self._measured:
@@ -142,7 +142,7 @@ class IncomingUpload:
 
     @property
     def frames(self) -> int:
-        """Chunks without that of the labels."""
+        """Number of chunks without labels."""
         return chunks_of(size_of(self.meta.shape))
 
     @property
@@ -169,7 +169,7 @@ class IncomingUpload:
         done(True)
 
     def decoded(self) -> Payload:
-        """The payload, once it is whole. Raises PayloadError."""
+        """The complete payload. Raises PayloadError."""
         shape = tuple(self.meta.shape)
         frames = [bytes(chunk or b"") for chunk in self.chunks]
         labels = frames.pop() if self.meta.label_bytes else b""
@@ -205,6 +205,6 @@ class IncomingVector:
         done(True)
 
     def decoded(self) -> Values:
-        """The vector, once it is whole. Raises PayloadError and CodecError."""
+        """The complete vector. Raises PayloadError and CodecError."""
         frames = [self.chunks[index] for index in sorted(self.chunks)]
         return decode_chunks(frames, sum(info(frame).values for frame in frames))

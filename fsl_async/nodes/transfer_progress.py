@@ -1,4 +1,4 @@
-"""Whose transfers move: what a role asks at its end, when it waits for slow ones and not for dead ones."""
+"""Finds the peers whose transfers advance; at its end a role waits for those only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsl_async.roles.sync.events import TransfersChecked
 
 
 class TransferProgress:
-    """Compares transfers with what they were at the last look; before the first look nothing was there."""
+    """Compares transfers with those at the last check; before the first check there were none."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[tuple[str, bool, int]]] = {}
@@ -17,7 +17,10 @@ class TransferProgress:
     def look(
         self, transfers: Iterable[tp.Transfer], busy: Collection[str] = ()
     ) -> TransfersChecked:
-        """The peers with a stream that began, moved on by a chunk, or ended since the last look; and the busy ones: what they sent is being stored."""
+        """The peers with a stream that began, advanced by a chunk or ended since the last check.
+
+        busy: peers that count too, because what they sent is being stored.
+        """
         now: dict[str, set[tuple[str, bool, int]]] = {}
         for transfer in transfers:
             place = (transfer.stream_id, transfer.sending, transfer.done)

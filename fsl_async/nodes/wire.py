@@ -1,7 +1,6 @@
-"""What roles send outside their messages: hello, welcome, heartbeats and stream names. Pure.
+"""Reads and writes hellos, welcomes, heartbeats and names of streams. Pure.
 
-Everything read here comes from a peer: each field is checked, and what does not fit raises
-MessageError.
+Everything read here comes from a peer: each field is checked, and a wrong one raises MessageError.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Hello:
 
 @frozen
 class Welcome:
-    """The answer: the run, this client's data shard, and the run's whole configuration."""
+    """The answer: the run, this client's data shard, and the run's configuration."""
 
     run: str
     shard: int
@@ -74,7 +73,7 @@ class Welcome:
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Welcome:
-        """Read the server's welcome; raises MessageError."""
+        """Read a parameter server's welcome; raises MessageError."""
         shard, shards = _take(body, "shard"), _take(body, "shards")
         if not 0 <= shard < shards:
             raise MessageError(f"shard {shard} of {shards} does not exist")
@@ -87,7 +86,7 @@ class Welcome:
 
 
 def beat_of(payload: dict[str, Any]) -> dict[str, Any]:
-    """Read a heartbeat's status map: its first entries that are numbers, bools, None or text."""
+    """Read a heartbeat's payload: its first entries that are numbers, bools, None or text."""
     made: dict[str, Any] = {}
     for name, value in islice(payload.items(), MAX_BEAT_ENTRIES):
         if type(value) is str:
@@ -98,7 +97,7 @@ def beat_of(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def problem_of(error: Exception) -> str:
-    """What is wrong with a peer's bytes, for people: an error may name some of them."""
+    """The text of an error about a peer's bytes, made printable, because it may quote them."""
     return peer_text(str(error), MAX_PROBLEM)
 
 
@@ -113,18 +112,18 @@ def initial_stream(client: str, incarnation: int) -> str:
 
 
 def version_stream(kind: str, version: int) -> str:
-    """Name of the stream that leads to a version; kind is "update" or "full"."""
+    """Name of the stream of a version. kind: "update" or "full"."""
     return f"{kind}:{version}"
 
 
 _EARLY_CHUNKS = 4
 _CHUNK_BYTES = 1 << 19
-"""Of a chunk of fp32, rather more than it has."""
+"""Upper bound of a chunk's bytes in fp32."""
 
 
 def eager_bytes(chunks: int) -> int:
-    """How many bytes of a model may go before they are asked for: all of a small one, else none.
+    """How many bytes of a model may be sent before the peer accepts: all of a small one, else none.
 
-    The round trips of a small one would take longer than itself.
+    For a small model, round trips take longer than the transfer.
     """
     return chunks * _CHUNK_BYTES if chunks <= _EARLY_CHUNKS else 0

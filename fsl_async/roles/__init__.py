@@ -1,1 +1,1 @@
-"""Pure role machines: `machine.handle(event, now) -> list[effect]` and `machine.next_deadline()`."""
+"""Role machines, all pure: `handle(event, now) -> list[effect]` and `next_deadline()`."""

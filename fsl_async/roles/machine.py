@@ -1,10 +1,11 @@
-"""What every role machine is made of: events in, effects out, and deadlines. Pure.
+"""The parts of every role machine: events, effects and deadlines. Pure.
 
     machine.handle(event, now) -> list[effect]        machine.next_deadline() -> float | None
 
-A shell turns what the world does (a message, a finished disk write, a step of the training thread) into an event, and
-carries effects out in order. An effect that takes time ends in an event, named in its docstring, so a machine never waits.
-Times are seconds of the caller's monotonic clock; names are names of peers; digests are hexadecimal text.
+A shell turns a message, a finished disk write or a step of the training thread into an event, and
+carries effects out in order. An effect that takes time ends in an event, named in its docstring, so
+a machine never waits. Times are seconds of the caller's monotonic clock; names are names of peers;
+digests are hexadecimal text.
 
 Each event and each effect has a tag, its type in the journal (`fsl_async.roles.names.Tagged`).
 """
@@ -34,14 +35,14 @@ class TimerFired(Event, tag="timer_fired"):
 
 @frozen
 class DrainAsked(Event, tag="drain_asked"):
-    """The operator asked this node to end in good order (Ctrl-C once, SIGTERM)."""
+    """The operator asked this node to end gracefully (Ctrl-C once, SIGTERM)."""
 
     reason: str
 
 
 @frozen
 class StreamLost(Event, tag="stream_lost"):
-    """A stream ended before its end: the other side declined or cancelled it, or a local read or write failed."""
+    """A stream broke off: the peer declined or canceled it, or a local read or write failed."""
 
     peer: str
     stream: str
@@ -59,14 +60,14 @@ class ClientLeft(Event, tag="client_left"):
 
 @frozen
 class SessionLost(Event, tag="session_lost"):
-    """No session with the parameter server any more; the transport keeps dialling."""
+    """The session with the parameter server ended; the transport keeps dialing."""
 
     reason: str
 
 
 @frozen
 class HelloRefused(Event, tag="hello_refused"):
-    """The parameter server will not have this client; `text` says why and what to do."""
+    """The parameter server refused this client. text: why, and what to do."""
 
     code: str
     text: str
@@ -96,7 +97,7 @@ class Send(Effect, tag="send"):
 
 @frozen
 class Note(Effect, tag="note"):
-    """Say something to the operator and the journal: a decision and its reason, in a sentence."""
+    """Log a sentence for the operator and the journal: a decision and its reason."""
 
     text: str
     level: str = "info"  # info | warning
@@ -105,7 +106,7 @@ class Note(Effect, tag="note"):
 
 @frozen
 class DeclineStream(Effect, tag="decline_stream"):
-    """Turn an offered stream down."""
+    """Decline an offered stream."""
 
     peer: str
     stream: str
@@ -114,7 +115,7 @@ class DeclineStream(Effect, tag="decline_stream"):
 
 @frozen
 class Refuse(Effect, tag="refuse"):
-    """Answer a hello with a refusal that says why and what to do."""
+    """Answer a hello with a refusal. text: why, and what to do."""
 
     peer: str
     code: str
@@ -131,14 +132,17 @@ class EndSession(Effect, tag="end_session"):
 
 @frozen
 class SendGoodbye(Effect, tag="send_goodbye"):
-    """Say goodbye to the server now; the training thread may take a moment longer to come back."""
+    """Send the goodbye to the parameter server now; the training thread may end a little later."""
 
     reason: str
 
 
 @frozen
 class Finish(Effect, tag="finish"):
-    """This node's part is over: close the link, then end the process with `exit_code`. deadline: when others would end it, where they said so."""
+    """Close the link, then end the process with `exit_code`.
+
+    deadline: when others would end the process; None: unknown.
+    """
 
     reason: str
     exit_code: int = 0
@@ -157,7 +161,7 @@ class Deadlines:
         self._times: dict[str, float] = {}
 
     def set(self, name: str, when: float) -> None:
-        """Arm `name` at `when`, replacing an earlier setting."""
+        """Arm `name` at `when`; replaces an earlier setting."""
         self._times[name] = when
 
     def cancel(self, name: str) -> None:

@@ -1,13 +1,14 @@
 """Reads and writes the messages of a connection, strictly. Pure.
 
-A message is a frozen value; on the wire it is a map of plain msgpack types with its tag under "m". Reading one
-checks every field's type and size, because a peer may send anything: what is not exactly a message raises `MessageError`,
-which costs the peer its session and never this node its life. docs/WIRE.md lists the fields.
+A message is a frozen value; on the wire it is a map of plain msgpack types with its tag under "m".
+Reading checks every field's type and size, because a peer may send anything. Anything that is not
+exactly a message raises `MessageError`, which ends the peer's session and never this process.
+docs/WIRE.md lists the fields.
 
-A `str` field is text for people and is made printable as it is read (`fsl_transport.text`). A field that is compared, such
-as a digest, has a type that gives its exact form, and a value of another form is refused: no escaped text can pass
-for an identifier. An identifier with parts, such as a delta's key, travels as its `text`. A field that is a frozen
-class travels as a map of its fields.
+A `str` field is text for people and is made printable as it is read (`fsl_transport.text`). A field
+that is compared, such as a digest, has a type that gives its exact form, and a value of another
+form is refused: no escaped text can pass for an identifier. An identifier with parts, such as a
+delta's key, travels as its `text`. A field that is a frozen class travels as a map of its fields.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class MessageError(ValueError):
-    """A peer's message is not one of ours, or a field is missing, of the wrong type, form or size."""
+    """A message is unknown, or has a field that is missing or of the wrong type, form or size."""
 
 
 @frozen
 class Form:
-    """What text must look like that is compared and not only shown.
+    """The form of text that is compared and not only shown.
 
-    `fits` gives a false value or raises ValueError where the text is of another form; of an identifier with parts it
-    gives the identifier.
+    fits: returns a false value or raises ValueError if the text is of another form; for an
+    identifier with parts it returns the identifier.
     """
 
     what: str
     fits: Callable[[str], object]
 
     def read(self, where: str, value: str) -> object:
-        """What `fits` gives; raises MessageError when the value is of another form."""
+        """Return the result of `fits`; raises MessageError when the value is of another form."""
         try:
             found = self.fits(value)
         except ValueError:
@@ -134,7 +135,7 @@ class _Fields:
             self.fields.append(_Field(name, kind, form, parts))
 
     def read(self, where: str, wire: dict[Any, Any], count: int) -> Any:
-        """Make one from a map of which `count` entries are its fields."""
+        """Make a value from a map of which `count` entries are its fields."""
         if count != len(self.fields):
             raise MessageError(f"{where} has {count} fields, expected {len(self.fields)}")
         return self._cls(
@@ -142,12 +143,15 @@ class _Fields:
         )
 
     def written(self, value: Any) -> dict[str, Any]:
-        """The map of the fields of one."""
+        """The map of the fields of a value."""
         return {one.name: one.written(getattr(value, one.name)) for one in self.fields}
 
 
 def checked_text(where: str, value: Any, form: Form | None = None) -> str:
-    """Read text of a peer: what has a form must be of it, anything else is made printable. Raises MessageError."""
+    """Read text of a peer: check its form, or make it printable if it has none.
+
+    Raises MessageError.
+    """
     text = _text(where, value)
     return peer_text(text, MAX_TEXT) if form is None else form.check(where, text)
 
@@ -161,7 +165,10 @@ def _text(where: str, value: Any) -> str:
 
 
 def checked_map(where: str, value: dict[Any, Any]) -> dict[str, Any]:
-    """Read a map of a peer, from texts to numbers, texts, bools or None, all made printable. Raises MessageError."""
+    """Read a map of a peer, from texts to numbers, texts, bools or None; texts are made printable.
+
+    Raises MessageError.
+    """
     made = {}
     for name, entry in value.items():
         if type(name) is not str or type(entry) not in _PLAIN:

@@ -1,4 +1,4 @@
-"""The form of names (of runs, clients, parameter servers and files), and the tags of messages, events and effects. Pure."""
+"""The form of names, and the tags of messages, events and effects. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import re
 from typing import ClassVar, Final
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""Letters, digits, dots, dashes and underscores. "." and ".." match and must be refused where a file is named so."""
+"""Names of runs, clients, parameter servers, files. "." and ".." match: refuse them for files."""
 
 MAX_DIGITS: Final = 19
-"""Of a number in a key of a delta or an upload: what fits into 63 bits."""
+"""Digits of a number in a key of a delta or an upload: 63 bits."""
 
 
 class Tagged:
     """Has a tag that does not depend on the class's name: `class Fetch(Message, tag="fetch/1")`.
 
-    The tag of a message is its kind on the wire, that of an event or effect its type in the journal. A class may be renamed
-    without changing either. Messages count their versions (`fetch/2` where the fields or their meaning change); an event
-    or effect whose meaning changes gets another tag.
+    The tag of a message is its kind on the wire, that of an event or effect its type in the
+    journal. A class may be renamed without changing either. Tags of messages have a version
+    (`fetch/2` when fields or their meaning change); an event or effect whose meaning changes gets
+    another tag.
     """
 
     __slots__ = ()
     tag: ClassVar[str]
 
     def __init_subclass__(cls, *, tag: str | None = None) -> None:
-        """Set the tag. Raises TypeError where there is none: a tag is never inherited."""
+        """Set the tag. Raises TypeError if there is none: a tag is never inherited."""
         if tag is not None:
             cls.tag = tag
         elif "tag" not in cls.__dict__:  # attrs makes a class a second time, from its members

@@ -1,4 +1,4 @@
-"""Counts and sizes for people. Pure."""
+"""Formats counts and sizes for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def counted(count: int, thing: str) -> str:
 
 
 def share_of(count: int, called: int) -> str:
-    """`1 of 2 called clients`: of those asked for their deltas in a round, as the observers say it."""
+    """`1 of 2 called clients`: of those asked for their deltas in a round."""
     return f"{count:,} of {counted(called, 'called client')}"
 
 
@@ -19,7 +19,7 @@ def here_of(here: int, needed: int) -> str:
 
 
 def megabytes(count: int) -> str:
-    """Bytes in powers of ten; small runs move kilobytes, which are not 0.0 MB."""
+    """Bytes in powers of ten, as kB, MB or GB."""
     if count >= 1_000_000_000:
         return f"{count / 1e9:.2f} GB"
     return f"{count / 1e6:.1f} MB" if count >= 1_000_000 else f"{count / 1e3:.1f} kB"

@@ -120,7 +120,8 @@ def test_a_delta_is_declined_in_one_printable_line(code):
 
     told = at(Client, play)
     assert any(
-        one.startswith(f"the server refused a delta of 8 tokens: {SHOWN}") for one in told.lines
+        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}")
+        for one in told.lines
     )
 
 
@@ -186,7 +187,7 @@ def offers_delta(**changed):
         (says(msg, msg.Skip(0, HOSTILE)), SHOWN),
         (
             says(msg, msg.Holding(0, HOSTILE)),
-            (f"{CROOK} sent what no client sends: Holding.digest is not a digest: {SHOWN}"),
+            (f"{CROOK} broke the protocol: Holding.digest is not a digest: {SHOWN}"),
         ),
         (says(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
         (offers_delta(metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),

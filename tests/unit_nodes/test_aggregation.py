@@ -1,4 +1,4 @@
-"""Where a rule of aggregation cannot keep its promise, the server says so in one line and does not start."""
+"""An aggregation rule that cannot work in a run is refused in one line before the start."""
 
 import pytest
 
@@ -13,23 +13,23 @@ def config(*overrides):
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
-    (["outer.aggregation=multi-krum"], "multi-krum against 1 clients that may send anything needs 5 clients, sync.clients is 3"),
+    (["outer.aggregation=multi-krum"], "anything needs 5 clients, sync.clients is 3; have more"),
     (["outer.aggregation=trimmed", "outer.byzantine=2"], "needs 5 clients"),
     (["outer.aggregation=median", "outer.byzantine=2"], "needs 5 clients"),
     (["outer.aggregation=median", "sync.trigger=sequential"], "merges one at a time"),
-    (["outer.aggregation=median", "split.method=fedavg"], "send whole weights"),
-    (["guard.clip_norm=1", "split.method=fedavg"], "send whole weights"),
+    (["outer.aggregation=median", "split.method=fedavg"], "send full weights"),
+    (["guard.clip_norm=1", "split.method=fedavg"], "send full weights"),
 ])  # fmt: skip
 def test_refused_in_one_line(overrides, words):
-    """Before anything is created on disk, with what to change."""
+    """The line names what to change."""
     with pytest.raises(ConfigError) as caught:
         check_aggregation(config(*overrides))
     assert words in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_what_fits_is_taken():
-    """The default, and a robust rule with as many clients as it needs; the robust ones count each client once."""
+def test_valid_rules_are_accepted():
+    """The default, and a robust rule with enough clients, which weighs clients equally."""
     check_aggregation(config())
     robust = config("outer.aggregation=multi-krum", "sync.clients=5")
     check_aggregation(robust)

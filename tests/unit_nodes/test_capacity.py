@@ -1,4 +1,4 @@
-"""Open files: how many clients fit, what is handed to them, and below what a server does not start."""
+"""Open files: how many clients fit, their `stripes_limit`, and when a process does not start."""
 
 import itertools
 
@@ -18,8 +18,8 @@ def config(clients, **more):
 
 
 @pytest.mark.parametrize("held", [0, 8, 150])
-def test_the_limit_that_is_named_is_enough_and_one_less_is_not_much_too_small(held):
-    """The operator sets what the line says, once."""
+def test_the_named_limit_is_enough_and_not_too_high(held):
+    """An operator who sets the named limit can start."""
     for connections in [*range(1, 3000, 7), 16_384]:
         files = files_for(connections, held)
         assert connections_within(files, held) >= connections
@@ -30,13 +30,13 @@ def test_more_files_never_mean_fewer_connections():
     """The reserve grows with the limit, and at most as fast."""
     found = [connections_within(files, 8) for files in range(20_000)]
     assert all(one <= other for one, other in itertools.pairwise(found))
-    assert found[200] == 200 - 72, "it was one"
+    assert found[200] == 200 - 72, "not one"
     assert found[1024] == 768
     assert found[8192] == 8192 - 512
 
 
 def test_few_files_are_divided_among_the_planned_clients():
-    """The first clients on long paths opened 65 connections each, and for the others there was none."""
+    """The first clients on long paths must not take the connections of the others."""
     few = capacity_of(config(40), 200, 8, 16_384, trains=False)
     assert (few.connections, few.fits, few.each) == (128, 64, 3)
     assert few.is_enough
@@ -48,7 +48,7 @@ def test_few_files_are_divided_among_the_planned_clients():
 
 
 def test_two_listeners_and_pytorch_leave_less():
-    """A process with both servers has one limit for both."""
+    """A process with parameter server and split server has one limit for both."""
     alone = capacity_of(config(3), 300, 8, 16_384, trains=False)
     trains = capacity_of(config(3), 300, 8, 16_384, trains=True)
     both = capacity_of(config(3), 300, 8, 16_384, trains=True, listeners=2)
@@ -56,15 +56,15 @@ def test_two_listeners_and_pytorch_leave_less():
     assert capacity_of(config(3), both.files_needed, 8, 16_384, trains=True, listeners=2).is_enough
 
 
-def test_a_plan_beyond_the_connections_of_a_listener_is_not_a_matter_of_files():
-    """No limit of open files would help."""
+def test_a_plan_beyond_max_connections_does_not_depend_on_files():
+    """A higher limit of open files would not help."""
     found = capacity_of(config(100_000), 1 << 20, 8, 16_384, trains=False)
     assert found.is_enough
     assert found.is_ample
 
 
-def test_a_server_that_cannot_hold_its_clients_does_not_start(monkeypatch):
-    """It let one connection in at a time, and never said why."""
+def test_too_low_a_limit_prevents_the_start(monkeypatch):
+    """The planned clients could not connect."""
     monkeypatch.setattr("fsl_async.nodes.open_files.descriptors", lambda: 100)
     monkeypatch.setattr("fsl_async.nodes.open_files.in_use", lambda: 8)
     assert check_open_files(config(14)).fits == 14
@@ -84,7 +84,7 @@ def test_a_relay_needs_room_for_one_client(monkeypatch):
 
 
 def test_open_descriptors_are_counted():
-    """On systems that say it."""
+    """Systems that do not count them give 0."""
     before = in_use()
     with open("/dev/null", "rb"):  # noqa: PTH123
         assert in_use() in {before + 1, 0}

@@ -1,4 +1,4 @@
-"""What the role commands hand to the runtime, and what they print. The runtime itself is replaced here."""
+"""Arguments that the role commands pass to the runtime, and their output; the runtime is a stub."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from fsl_async.keys.folder import KeysFolder
 
 @attrs.frozen
 class Summary:
-    """Stands for what the runtime returns."""
+    """Stands for the runtime's result."""
 
     rounds: int = 3
     loss_last: float = 2.5
@@ -47,8 +47,8 @@ def calls(monkeypatch):
     return made
 
 
-def test_the_server_prints_the_line_to_paste(calls, capsys, tmp_path):
-    """The way from a started server to a started client is one copied line."""
+def test_the_parameter_server_prints_the_line_to_paste(calls, capsys, tmp_path):
+    """One copied line starts a client."""
     code = cli.main(["--role", "ps", "--run-dir", str(tmp_path), "--from-version", "4"])
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
@@ -60,15 +60,18 @@ def test_the_server_prints_the_line_to_paste(calls, capsys, tmp_path):
     assert (run_dir, from_version, stop.requested) == (Path(tmp_path), 4, False)
 
 
-def test_the_line_to_paste_begins_as_the_server_was_called(calls, capsys, monkeypatch):
-    """A fresh clone has bin/fsl-node and nothing on the PATH; a task's run needs the task and no text at each client."""
+def test_the_line_to_paste_begins_with_the_called_program(calls, capsys, monkeypatch):
+    """A clone has bin/fsl-node, and nothing on the PATH; a run with a task needs --task."""
     monkeypatch.setenv("FSL_NODE_CALLED_AS", "my clone/bin/fsl-node")
     cli.main(["--role", "ps", "--set", "train.task='own.py:train'"])
-    line = "'my clone/bin/fsl-node' --role client --name SITE --task FILE.py:FUNCTION fsl://127.0.0.1:4567\n"
+    line = (
+        "'my clone/bin/fsl-node' --role client --name SITE"
+        " --task FILE.py:FUNCTION fsl://127.0.0.1:4567\n"
+    )
     assert f"    {line}" in capsys.readouterr().out
 
 
-def test_with_json_the_server_prints_objects_only(calls, capsys):
+def test_with_json_the_parameter_server_prints_objects_only(calls, capsys):
     """A launcher reads the address from the first line and the result from the last."""
     cli.main(["--role", "ps", "--json"])
     out, err = capsys.readouterr()
@@ -77,11 +80,11 @@ def test_with_json_the_server_prints_objects_only(calls, capsys):
     line = "fsl-node --role client --name SITE --data PATH fsl://127.0.0.1:4567"
     assert first["join"] == line  # the same as the line for people
     assert last == {"rounds": 3, "loss_last": 2.5}
-    assert "listening at" in err  # people still see it
+    assert "listening at" in err  # for people
 
 
 def test_the_client_gets_absolute_paths(calls, capsys, tmp_path, monkeypatch):
-    """A relaunch from another directory must find the same task and data."""
+    """A relaunch from another folder must find the same task and data."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("def train(fed): ...\n")
     args = ["--role", "client", "localhost:7100", "--name", "a.b-1", "--task", "train.py:train"]
@@ -93,8 +96,8 @@ def test_the_client_gets_absolute_paths(calls, capsys, tmp_path, monkeypatch):
     assert "step 1" in capsys.readouterr().out
 
 
-def test_an_unencrypted_connection_is_asked_for(calls, capsys):
-    """Weights leave the machine in the clear: only where the client's operator says so, or where they do not leave it."""
+def test_an_unencrypted_connection_needs_insecure(calls, capsys):
+    """Weights leave a machine unencrypted only with --insecure."""
     assert cli.main(["--role", "client", "ps.example.org:7100", "--name", "a"]) == 2
     assert "has no key" in capsys.readouterr().err
     assert cli.main(["--role", "client", "ps.example.org:7100", "--name", "a", "--insecure"]) == 0
@@ -103,10 +106,8 @@ def test_an_unencrypted_connection_is_asked_for(calls, capsys):
     assert [call.keys for call in calls] == [None, None]
 
 
-def test_keys_from_the_server_to_the_client_by_one_pasted_line(
-    calls, capsys, tmp_path, monkeypatch
-):
-    """What a server that others reach prints goes through a shell into a client, whatever characters the key has."""
+def test_keys_get_to_the_client_by_the_pasted_line(calls, capsys, tmp_path, monkeypatch):
+    """The printed line works in a shell with any characters of a key."""
     for side in ("server", "client"):
         KeysFolder(tmp_path / side).make_pair()
     monkeypatch.setenv("FSL_KEYS", str(tmp_path / "server"))
@@ -120,7 +121,7 @@ def test_keys_from_the_server_to_the_client_by_one_pasted_line(
     assert server.key == KeysFolder(tmp_path / "server").pair().public
     assert calls[1].keys.path == tmp_path / "client"
     cli.main(["--role", "ps", "--keys", str(tmp_path / "server"), "127.0.0.1:4567"])
-    assert "?key=" in capsys.readouterr().out  # on loopback where it is asked for
+    assert "?key=" in capsys.readouterr().out  # on loopback only with --keys
     cli.main(["--role", "ps", "127.0.0.1:4567"])
     assert "?key=" not in capsys.readouterr().out
     cli.main(["--role", "ps", "0.0.0.0:4567", "--insecure"])
@@ -129,7 +130,7 @@ def test_keys_from_the_server_to_the_client_by_one_pasted_line(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 64)])
 def test_signals_drain_and_decide_the_exit_code(calls, capfd, monkeypatch, number, code):
-    """A drained node still prints its summary, and tells its launcher whether to start it again."""
+    """A drained node prints its summary; its exit code asks for a relaunch or not."""
     asked = []
 
     def serve(config, run_dir, *, from_version, announce, log, stop, record, launching, keys):

@@ -1,4 +1,4 @@
-"""The server's shell: who gets which data shard, what stays on disk while it is fetched, what a restart remembers."""
+"""The parameter server's shell: leases of shards, versions kept for fetches, and restarts."""
 
 import pytest
 from deltas import delta_of
@@ -20,7 +20,7 @@ OTHER = Manifest.from_shapes([("other", (3,))])
 
 
 class Endpoint:
-    """Writes down what the shell asks of the transport."""
+    """Records the shell's calls of the transport."""
 
     def __init__(self):
         self.calls = []
@@ -34,13 +34,13 @@ class Endpoint:
 
 
 class AtOnce:
-    """A worker that works when it is asked."""
+    """A worker that runs jobs at once."""
 
     def close(self):
-        """Nothing waits."""
+        """There are no waiting jobs."""
 
     def submit(self, job, done, failed):
-        """Do the job and say so."""
+        """Run the job and report its result."""
         try:
             made = job()
         except StoreError as error:
@@ -50,7 +50,7 @@ class AtOnce:
 
 
 class Later(AtOnce):
-    """A worker that works when the test says so."""
+    """A worker that runs jobs at `work`."""
 
     def __init__(self):
         self.jobs = []
@@ -60,13 +60,13 @@ class Later(AtOnce):
         self.jobs.append(lambda: done(job()))
 
     def work(self):
-        """Do what is there."""
+        """Run the waiting jobs."""
         while self.jobs:
             self.jobs.pop(0)()
 
 
 class Server:
-    """A shell with stand-ins around it."""
+    """A parameter server's shell with stand-ins."""
 
     def __init__(self, disk=None, shards=2, worker=None):
         self.disk = Disk() if disk is None else disk
@@ -91,29 +91,29 @@ class Server:
         self.shell.start(self.store.recover())
 
     def hello(self, name, incarnation=1, shard=-1):
-        """A client says hello; returns the shard it is told, or the words of the refusal."""
+        """Feed a client's hello; returns the shard in its welcome, or the text of the refusal."""
         body = {"run": "", "version": -1, "digest": "", "shard": shard}
         self.shell.on_transport(tp.HelloReceived(name, incarnation, body, "client"))
         answer = next(c for c in reversed(self.endpoint.calls) if c[0] in {"welcome", "refuse"})
         return answer[2]["shard"] if answer[0] == "welcome" else answer[3]
 
     def attach(self, name, manifest=MANIFEST):
-        """A client attaches a model."""
+        """Feed a client's model."""
         body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire(), ""))
         self.shell.on_transport(tp.MessageReceived(name, body))
 
     def leave(self, name, incarnation=1):
-        """A client's session ends."""
+        """End a client's session."""
         self.shell.on_transport(tp.PeerDown(name, incarnation, "bye"))
 
 
 def test_a_client_that_fails_before_its_model_fits_takes_no_shard():
-    """A wrong path or a wrong model at one site must not use up the run's data."""
+    """A wrong path or a wrong model at a site must not take a shard."""
     server = Server()
     assert server.hello("good") == 0
     server.attach("good")
     assert server.hello("wrong") == 1
-    assert "taken" in server.hello("next"), "while it is here, it may still succeed"
+    assert "taken" in server.hello("next"), "while it is connected, it may still attach"
     server.attach("wrong", OTHER)
     server.leave("wrong")
     assert server.hello("next") == 1
@@ -122,13 +122,13 @@ def test_a_client_that_fails_before_its_model_fits_takes_no_shard():
 
 
 def test_two_clients_that_have_not_attached_yet_get_different_shards():
-    """What was told to one is not told to another, booked or not."""
+    """A provisional lease excludes other clients."""
     server = Server()
     assert (server.hello("a"), server.hello("b")) == (0, 1)
 
 
 def test_when_all_shards_are_taken_their_holders_are_named():
-    """The line must say which names to use again, and which setting to raise."""
+    """The line names the clients to reuse, and the setting to raise."""
     server = Server()
     for name in ("a", "b"):
         server.hello(name)
@@ -138,15 +138,15 @@ def test_when_all_shards_are_taken_their_holders_are_named():
     assert "data.shards" in words
     assert "c is refused" in server.notes[-1]
     server.leave("a")
-    assert server.hello("a", 2) == 0, "its shard is its own for the whole run"
+    assert server.hello("a", 2) == 0, "its lease is permanent"
 
 
-def test_what_a_client_is_told_is_on_the_disk_before():
-    """A server killed right after its welcome gave the shard to another, and the first client was refused for good."""
+def test_a_lease_is_on_disk_before_the_welcome():
+    """A parameter server killed after the welcome must not give the shard to another client."""
     server = Server(shards=3)
     assert server.hello("first") == 0
     assert server.disk.leases == {"first": 0}
-    assert "taken" in Server(server.disk, shards=1).hello("second"), "it may be back any moment"
+    assert "taken" in Server(server.disk, shards=1).hello("second"), "it may reconnect"
     again = Server(server.disk, shards=2)
     assert again.hello("second") == 1
     assert again.hello("first", shard=0) == 0
@@ -155,11 +155,11 @@ def test_what_a_client_is_told_is_on_the_disk_before():
 
 
 def test_a_client_is_not_welcomed_before_its_shard_is_written():
-    """Else the client may hear of a shard that no disk knows."""
+    """The shard in a welcome must be on disk."""
     worker = Later()
     server = Server(worker=worker)
     body = {"run": "", "version": -1, "digest": "", "shard": -1}
-    for _ in range(2):  # the second hello must not overtake what the first one started
+    for _ in range(2):  # the second hello must not overtake the first write
         server.shell.on_transport(tp.HelloReceived("a", 1, body, "client"))
     while worker.jobs:
         worker.jobs.pop(0)()
@@ -168,8 +168,8 @@ def test_a_client_is_not_welcomed_before_its_shard_is_written():
     assert server.endpoint.last("welcome")[2]["shard"] == 0
 
 
-def test_who_lost_its_network_while_it_prepared_keeps_its_shard_for_a_minute():
-    """Building a model takes a while; a newcomer must not take the data meanwhile, and may when nobody comes."""
+def test_a_client_that_lost_its_network_keeps_its_provisional_shard_for_a_minute():
+    """Building a model takes time; a new client gets the shard only afterwards."""
     server = Server(shards=1)
     assert server.hello("slow") == 0
     server.shell.on_transport(tp.PeerDown("slow", 1, "expired"))
@@ -182,8 +182,8 @@ def test_who_lost_its_network_while_it_prepared_keeps_its_shard_for_a_minute():
     assert "taken" in server.hello("slow", 2)
 
 
-def test_a_client_goes_on_with_the_shard_that_a_dead_server_told_it():
-    """Its server's disk was lost, or never written; another client must not get the same data."""
+def test_a_client_keeps_the_shard_of_a_lost_parameter_server():
+    """If the disk does not have the lease, no other client may get the same data."""
     server = Server()
     assert server.hello("late", shard=1) == 1
     server.attach("late")
@@ -191,18 +191,18 @@ def test_a_client_goes_on_with_the_shard_that_a_dead_server_told_it():
     server = Server()
     server.hello("other")
     server.attach("other")
-    assert "taken" in server.hello("late", shard=0), "somebody else trains on it by now"
+    assert "taken" in server.hello("late", shard=0), "another client trains on it"
 
 
 def test_fewer_shards_after_a_restart_are_a_refusal():
-    """A client outside the new number must be told, not welcomed with a shard that does not exist."""
+    """A client must not be welcomed with a shard that does not exist."""
     disk = Disk(leases={"a": 0, "b": 1, "c": 2})
     server = Server(disk, shards=2)
     assert "taken" in server.hello("c")
 
 
-def test_a_restarted_server_remembers_incarnations():
-    """Else a client whose clock is behind trains on, and every delta is refused as one of a former life."""
+def test_a_restarted_parameter_server_has_the_incarnations():
+    """A client whose clock is behind must get a new incarnation."""
     server = Server()
     server.hello("a", 77)
     again = Server(server.disk)
@@ -211,7 +211,7 @@ def test_a_restarted_server_remembers_incarnations():
 
 @pytest.fixture
 def long_run():
-    """A server at version 5 that keeps two."""
+    """A parameter server at version 5 that keeps two."""
     disk = Disk(models=[Model(0, 0, digest_of("", 0, 0))])
     for version in range(1, 6):
         disk.models.append(
@@ -224,8 +224,8 @@ def long_run():
     return server
 
 
-def test_an_update_that_is_gone_is_replaced_by_the_whole_version(long_run):
-    """The machine offers what its memory of digests allows; the disk may have less."""
+def test_a_deleted_update_is_replaced_by_the_full_version(long_run):
+    """The machine has digests of more versions than the disk has updates."""
     old = long_run.disk.models[1]
     fetch = msg.to_wire(msg.Fetch(1, old.digest))
     long_run.shell.machine.deltas.digests[1] = old.digest
@@ -233,8 +233,8 @@ def test_an_update_that_is_gone_is_replaced_by_the_whole_version(long_run):
     assert long_run.endpoint.last("offer")[2] == "full:5"
 
 
-def test_what_is_fetched_stays_until_its_client_holds_the_newest(long_run):
-    """Or a slow link would fetch whole versions for ever."""
+def test_a_fetched_version_is_kept_until_its_client_holds_the_newest(long_run):
+    """Otherwise a client on a slow path would fetch full versions forever."""
     digest = long_run.disk.models[4].digest
     long_run.shell.on_transport(tp.MessageReceived("a", msg.to_wire(msg.Fetch(4, digest))))
     assert long_run.endpoint.last("offer")[2] == "update:5"
@@ -248,25 +248,25 @@ def test_what_is_fetched_stays_until_its_client_holds_the_newest(long_run):
     "body",
     [{}, {"m": "call/1", "round": 1}, {"m": "attach/1", "fingerprint": "f", "manifest": [1]}],
 )
-def test_what_no_client_says_ends_its_session_only(body):
-    """A peer's bad message costs the peer its session, never this node its life."""
+def test_a_bad_message_ends_its_session_only(body):
+    """A peer's bad message never ends this process."""
     server = Server()
     server.hello("a")
     server.shell.on_transport(tp.MessageReceived("a", body))
     assert server.endpoint.last("disconnect")[1:] == ("a", "protocol")
     assert server.shell.machine.members == {}
     assert server.hello("b") == 1
-    assert server.hello("a", 2) == 0, "its shard waits for a better one of that name"
+    assert server.hello("a", 2) == 0, "its shard is still leased"
 
 
 def rejected(server):
-    """Who was told that its model is not the run's."""
+    """The clients whose model was rejected."""
     sent = [call for call in server.endpoint.calls if call[0] == "send"]
     return [peer for _, peer, body in sent if body["m"] == "reject/1"]
 
 
-def test_before_version_0_a_model_counts_while_somebody_has_it():
-    """A client with the wrong model that comes first and goes must not decide for a run that it never began."""
+def test_before_version_0_a_model_counts_while_a_client_has_it():
+    """A first client with a wrong model that leaves must not fix the run's model."""
     server = Server(shards=4)
     for name, model in (("first", OTHER), ("same", OTHER), ("right", MANIFEST)):
         server.hello(name)
@@ -285,7 +285,7 @@ def test_before_version_0_a_model_counts_while_somebody_has_it():
 
 
 def test_initial_weights_of_another_model_are_declined():
-    """Its tensors may be as many values: version 0 would hold them under the wrong names."""
+    """With the same number of values, version 0 would have wrong names."""
     server = Server()
     server.hello("a")
     server.attach("a")
@@ -294,8 +294,8 @@ def test_initial_weights_of_another_model_are_declined():
     assert server.endpoint.last("decline")[3] == "weights of another model"
 
 
-def test_before_version_0_two_models_at_the_same_moment():
-    """Before, the second one took over while the first one's shard was written down, and the run had weights of one and tensors of the other."""
+def test_before_version_0_two_models_at_the_same_time():
+    """The second one must not replace the first one while that one's lease is written."""
     worker = Later()
     server = Server(worker=worker)
     for name in ("a", "b"):
@@ -317,8 +317,8 @@ def test_before_version_0_two_models_at_the_same_moment():
         (do.Release(KEY), "release", "the ledger cannot be written: a bad sector"),
     ],
 )
-def test_who_ends_by_a_disk_says_what_failed(monkeypatch, effect, method, words):
-    """A full disk was called a spool that cannot be read: somebody looked for a broken file."""
+def test_an_end_by_a_disk_error_names_the_operation(monkeypatch, effect, method, words):
+    """A full disk must not be reported as an unreadable spool."""
 
     def fails(*_, **__):
         raise StoreError("a bad sector")
@@ -344,8 +344,8 @@ def broken_store(monkeypatch, server, method, error):
         (do.VerifyVersion(0), "verify"),
     ],
 )
-def test_damage_ends_the_server_and_a_full_disk_does_not(monkeypatch, effect, method):
-    """Trying again finds the damage again; room can be made."""
+def test_damage_ends_the_process_and_a_full_disk_does_not(monkeypatch, effect, method):
+    """Damage stays; an operator can make space."""
     server = Server()
     broken_store(monkeypatch, server, method, StoreError("no room"))
     server.shell.node._execute(effect, 1)
@@ -358,8 +358,8 @@ def test_damage_ends_the_server_and_a_full_disk_does_not(monkeypatch, effect, me
     assert "--from-version 4" in reason
 
 
-def test_a_version_that_cannot_be_read_is_told_and_its_stream_ends(long_run, monkeypatch):
-    """A stream that waits for its next chunk for ever would be a client that stands still."""
+def test_an_unreadable_version_is_reported_and_its_stream_ends(long_run, monkeypatch):
+    """A client must not wait forever for the next chunk."""
     given = []
     broken_store(monkeypatch, long_run, "read_full", StoreError("a bad sector"))
     ask = tp.MessageReceived("a", msg.to_wire(msg.Fetch(-1, "")))
@@ -374,18 +374,18 @@ def test_a_version_that_cannot_be_read_is_told_and_its_stream_ends(long_run, mon
     assert len(long_run.ends) == 1
 
 
-def test_the_store_hears_what_a_delta_will_weigh_before_it_comes(monkeypatch):
-    """Without it nothing could be added before all has come."""
+def test_the_store_gets_the_weight_of_a_delta_before_its_chunks(monkeypatch):
+    """Chunks can be added as they arrive only with the weight."""
     server = Server()
-    heard = []
-    monkeypatch.setattr(server.store, "spool_begin", lambda *given: heard.append(given))
+    calls = []
+    monkeypatch.setattr(server.store, "spool_begin", lambda *given: calls.append(given))
     monkeypatch.setattr(server.store, "spool_next_chunk", lambda _: 0)
     server.shell.node._execute(do.ReceiveDelta("a", "delta:1", delta_of(KEY, 7), 2.5), 1)
-    assert heard == [(delta_of(KEY, 7), 2.5)]
+    assert calls == [(delta_of(KEY, 7), 2.5)]
 
 
 def test_the_end_waits_for_a_delta_that_is_being_stored():
-    """Its stream is over, so no transfer moves; without waiting the run ended beside work that had arrived."""
+    """Its stream is over, so no transfer advances, but the delta has arrived."""
     worker = Later()
     server = Server(worker=worker)
     server.endpoint.transfers = list

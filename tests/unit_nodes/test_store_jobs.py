@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the methods of the stand-ins are those of the ports
-"""A reduction over several parameter servers, between the average of a round and its version: a stand-in doubles what it gets."""
+"""A reduction over several parameter servers, after an average; a stand-in doubles it."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ A, B = (DeltaKey(name, 1, 0, 1) for name in "ab")
 
 
 class AtOnce:
-    """A worker that is done before it is asked."""
+    """A worker that runs jobs at once."""
 
     def submit(self, job, done, failed):
         try:
@@ -39,7 +39,7 @@ class AtOnce:
 
 @define
 class Doubling:
-    """Two servers with the same average. It answers when it is told to."""
+    """A reduction of two parameter servers with the same average, finished by the test."""
 
     waiting: list = field(factory=list)
 
@@ -50,7 +50,7 @@ class Doubling:
 
 @pytest.fixture
 def store(tmp_path):
-    """A store at version 0, with weights of zero, where the average is subtracted as it is."""
+    """A store at version 0 with weights of zero; its outer step subtracts the average."""
     made = Store(tmp_path / "run", StoreSettings(2, FP32, OuterSettings("average")))
     made.recover()
     made.begin_initial(MANIFEST)
@@ -86,8 +86,8 @@ def jobs_of(store, reduction=None):
     return jobs, events
 
 
-def test_a_version_is_made_of_what_the_reduction_gives_back(store):
-    """What arrives while servers reduce waits, and is in the version after."""
+def test_a_version_is_made_from_the_reduced_average(store):
+    """Deltas during the reduction are in the version after."""
     reduction = Doubling()
     jobs, events = jobs_of(store, reduction)
     accumulate(store, A, 3.0)
@@ -103,26 +103,26 @@ def test_a_version_is_made_of_what_the_reduction_gives_back(store):
     assert store.accumulated == {B: 1.0}
     jobs.average(do.Average(2, (merged_of(B, staleness=1),), 1.0), 4)
     jobs.commit(do.Commit(2), 5)
-    assert np.array_equal(weights(store), np.full(30, -11.0)), "and without a reduction as ever"
+    assert np.array_equal(weights(store), np.full(30, -11.0)), "and without a reduction"
 
 
 def test_a_reduction_that_fails_is_a_commit_that_fails(store):
-    """Nothing is lost: the next try merges the same, and what came since."""
+    """Nothing is lost: the next try merges the same deltas and later ones."""
     reduction = Doubling()
     jobs, events = jobs_of(store, reduction)
     accumulate(store, A, 3.0)
     jobs.average(do.Average(1, (merged_of(A),), 1.0), 1)
     jobs.reduce(do.Reduce(1), 2)
     accumulate(store, B, 5.0)
-    reduction.waiting[0][1](OSError("the other server is away"))
-    assert events == [ev.CommitFailed(1, "the other server is away")]
+    reduction.waiting[0][1](OSError("the other parameter server is away"))
+    assert events == [ev.CommitFailed(1, "the other parameter server is away")]
     jobs.average(do.Average(1, (merged_of(A), merged_of(B)), 0.5), 3)
     jobs.commit(do.Commit(1), 4)
     assert np.array_equal(weights(store), np.full(30, -4.0))
 
 
 def test_an_average_that_fails_is_reported_once(store):
-    """Its Commit follows at once and must not make a version, nor a second complaint."""
+    """Its Commit follows at once and must not make a version or a second report."""
     jobs, events = jobs_of(store, Doubling())
     accumulate(store, A, 3.0)
     jobs.average(do.Average(1, (merged_of(A, 7.0),), 1.0), 1)

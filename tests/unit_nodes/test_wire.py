@@ -12,8 +12,8 @@ HELLO = {"run": "r", "version": 3, "digest": "d" * 32, "shard": -1}
 WELCOME = {"run": "r", "shard": 1, "shards": 4, "config": {"a": 1}}
 
 
-def test_hello_and_welcome_come_back():
-    """What one side says is what the other side hears."""
+def test_hello_and_welcome_are_read_back():
+    """A peer reads the map that was sent."""
     assert wire.Hello.from_wire(HELLO).to_wire() == HELLO
     assert wire.Welcome.from_wire(WELCOME).to_wire() == WELCOME
 
@@ -22,7 +22,7 @@ def test_hello_and_welcome_come_back():
     ("read", "good"), [(wire.Hello.from_wire, HELLO), (wire.Welcome.from_wire, WELCOME)]
 )
 def test_missing_and_wrong_fields_are_refused(read, good):
-    """The very first bytes of a stranger are read here."""
+    """These are the first bytes read from an unauthenticated peer."""
     for name, value in good.items():
         with pytest.raises(MessageError, match=name):
             read({key: one for key, one in good.items() if key != name})
@@ -58,7 +58,7 @@ def test_junk_is_refused(body):
     ],
 )
 def test_what_is_compared_has_its_exact_form(read, body, name):
-    """A run's name or a digest of another form is refused, and what is said about it is printable."""
+    """A run's name or a digest of another form is refused, with a printable error."""
     with pytest.raises(MessageError, match=f"^{name} is not") as refused:
         read(body)
     assert str(refused.value).isprintable()
@@ -66,7 +66,7 @@ def test_what_is_compared_has_its_exact_form(read, body, name):
 
 @pytest.mark.parametrize("number", [-2, 1 << 63])
 def test_numbers_have_the_range_of_messages(number):
-    """docs/WIRE.md says so of every integer; a shard of 2^80 went on to the books."""
+    """Every integer has the range in docs/WIRE.md."""
     with pytest.raises(MessageError, match="version is out of range"):
         wire.Hello.from_wire({**HELLO, "version": number})
     with pytest.raises(MessageError, match="out of range"):
@@ -74,7 +74,7 @@ def test_numbers_have_the_range_of_messages(number):
 
 
 def test_a_heartbeat_has_numbers_and_printable_text():
-    """Its map is journaled and shown as it comes."""
+    """Its map is written to the journal and shown."""
     sent = {"step": 3, "loss": 2.5, "hung": None, "up": True, "\x1b[2J": "a\nb", "deep": {"\r": 1}}
     sent |= {str(number): number for number in range(100)} | {"z": "x" * 4096}
     found = wire.beat_of(sent)
@@ -86,7 +86,7 @@ def test_a_heartbeat_has_numbers_and_printable_text():
 
 
 def test_stream_names():
-    """The machines tell streams apart by these prefixes, and a resume finds its transfer by the whole name."""
+    """Machines distinguish streams by these prefixes; a resume needs the full name."""
     assert wire.delta_stream("a/1/2/3") == "delta:a/1/2/3"
     assert wire.initial_stream("a", 7) == "initial:a/7"
     assert wire.version_stream("update", 4) == "update:4"

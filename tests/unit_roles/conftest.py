@@ -1,4 +1,4 @@
-"""Drivers that let a scenario read like a story: they feed a machine events and hand back what it wants done."""
+"""Drivers of machines for scenarios: they feed events and return the effects."""
 
 # ruff: noqa: D102 - the drivers' methods are named after the events they feed
 
@@ -19,33 +19,33 @@ RUN = "run-1"
 
 
 def notes(effects):
-    """What the operator reads, in one text."""
+    """The texts of all notes, one a line."""
     return "\n".join(effect.text for effect in of(effects, Note))
 
 
 @attrs.define
 class ServerDriver(Driver):
-    """A parameter server's machine."""
+    """Drives a parameter server's machine."""
 
     def recover(self, version=-1, digest="", **more):
         return self.feed(ev.Recovered(version, digest, **more))
 
     def hello(self, peer, incarnation=1, run=""):
-        """A client says hello, and the disk does what follows from it."""
+        """Feed a client's hello, and the answer of the disk."""
         effects = self.feed(ev.ClientHello(peer, incarnation, run, -1, ""))
         for admit in of(effects, do.Admit):
             effects = effects + self.feed(ev.Admitted(admit.peer, admit.incarnation))
         return effects
 
     def attach(self, peer, difference=None):
-        """A client attaches its model, and the disk does what follows from it."""
+        """Feed a client's model, and the answer of the disk."""
         effects = self.feed(ev.ModelAttached(peer, "f", 10, difference))
         for keep in of(effects, do.KeepShard):
             effects = effects + self.feed(ev.ShardKept(keep.peer, keep.incarnation))
         return effects
 
     def join(self, peer, incarnation=1):
-        """Say hello, attach the model and, where there is a version, get to hold it."""
+        """Feed a client's hello, its model and, if there is a version, that the client holds it."""
         effects = self.hello(peer, incarnation) + self.attach(peer)
         version = self.machine.version
         return effects + (self.hold(peer, version, self.machine.digest) if version >= 0 else [])
@@ -72,7 +72,7 @@ class ServerDriver(Driver):
         return self.feed(ev.VersionHeld(peer, version, digest or f"d{version}"))
 
     def begin(self, *names):
-        """Clients join an empty run and the first one's weights become version 0."""
+        """Let clients join an empty run; the first one's weights become version 0."""
         for name in names:
             self.join(name)
         self.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
@@ -84,17 +84,17 @@ class ServerDriver(Driver):
 
 @attrs.define
 class ClientDriver(Driver):
-    """A client's machine. Every method returns the effects of the event it feeds, but for the plain notes.
+    """Drives a client's machine. Every method returns the effects of its event.
 
-    Those, which say what goes well, are kept in `told`, so that a scenario reads as what is done.
+    Notes of level info are kept in `notes` instead.
     """
 
-    told: list = attrs.field(factory=list)
+    notes: list = attrs.field(factory=list)
 
     def feed(self, event, after_s=0.0):
         effects = super().feed(event, after_s)
         plain = [each for each in effects if isinstance(each, Note) and each.level == "info"]
-        self.told += plain
+        self.notes += plain
         return [each for each in effects if each not in plain]
 
     def welcome(self):
@@ -134,14 +134,14 @@ class ClientDriver(Driver):
         return self.feed(ev.DeltaRefused(key, code, "because"))
 
     def follow(self, version, kind="update"):
-        """Fetch an announced version and move onto it; returns the effects of the last event."""
+        """Fetch an announced version and rebase on it; returns the effects of the last event."""
         self.offered(version, kind)
         self.fetched(version)
         self.replaced(version)
         return self.rebased(version)
 
     def ready(self, version=0):
-        """A client that joined and trains on `version`."""
+        """Join, and train on `version`."""
         self.feed(ev.Attached("f", 10))
         self.welcome()
         self.announce(version)
@@ -167,17 +167,17 @@ def make_server():
 
 @pytest.fixture
 def server(make_server):
-    """A server with the default rules (a call every 600 s)."""
+    """A parameter server with the default rules (a call every 600 s)."""
     return make_server()
 
 
 @pytest.fixture
 def client():
-    """A client that has not dialled yet."""
+    """A client that has not dialed yet."""
     return ClientDriver(ClientMachine(ClientRules(), "a", 1))
 
 
 @pytest.fixture
 def look():
-    """The ways to look at effects: look.said, look.only, look.notes."""
-    return attrs.make_class("Look", ["said", "only", "notes"], frozen=True)(told, of, notes)
+    """Views of effects: look.sent (messages), look.only (of one class), look.notes (texts)."""
+    return attrs.make_class("Look", ["sent", "only", "notes"], frozen=True)(told, of, notes)

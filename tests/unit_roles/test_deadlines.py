@@ -7,7 +7,7 @@ from fsl_async.roles.machine import Deadlines
 
 
 def test_the_earliest_counts_and_setting_again_moves():
-    """A machine arms one timer for many deadlines, so the earliest must be right after every change."""
+    """One timer serves many deadlines, so the earliest must be right after every change."""
     deadlines = Deadlines()
     assert deadlines.next() is None
     deadlines.set("b", 2.0)
@@ -22,7 +22,7 @@ def test_the_earliest_counts_and_setting_again_moves():
     assert deadlines.next() is None
 
 
-def test_equal_times_come_by_name():
+def test_equal_times_are_ordered_by_name():
     """The order must not depend on the order of arming, or a replay would differ from the run."""
     deadlines = Deadlines()
     for name in ("c", "a", "b"):
@@ -34,8 +34,8 @@ def test_equal_times_come_by_name():
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(-10, 10)), st.floats(-10, 10))
-def test_whatever_is_due_is_consumed(times, now):
-    """A due deadline that stays armed would fire for ever."""
+def test_all_due_deadlines_are_disarmed(times, now):
+    """A due deadline that stays armed would fire forever."""
     deadlines = Deadlines()
     for name, when in times.items():
         deadlines.set(name, when)

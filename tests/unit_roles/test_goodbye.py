@@ -1,4 +1,4 @@
-"""What a client says as it leaves: written and read, also when a stranger wrote it."""
+"""The reason of a client's goodbye: written and read, also from an unauthenticated peer."""
 
 import pytest
 
@@ -15,8 +15,8 @@ from fsl_async.roles.goodbye import Goodbye
         (Goodbye("slow", 1e9), "relaunch 9999: slow"),
     ],
 )
-def test_what_is_said_is_what_is_read(goodbye, text):
-    """Rounded up, because before that there is no use in a launch; anything else is a sentence."""
+def test_a_goodbye_is_read_back(goodbye, text):
+    """Seconds are rounded up, because an earlier launch is useless."""
     assert goodbye.text == text
     read = Goodbye.read(text)
     assert read.text == text
@@ -29,13 +29,13 @@ def test_what_is_said_is_what_is_read(goodbye, text):
     ["", "relaunch", "relaunch : x", "relaunch 99999: x", "relaunch -1: x", "relaunch 1e3: x",
      "relaunch ٣: x", "Relaunch 1: x", " relaunch 1: x", "relaunch 1:x", "superseded"],
 )  # fmt: skip
-def test_what_does_not_look_like_it_is_a_sentence(text):
-    """Strangers write it: no number of theirs is taken but a short one of ASCII digits."""
+def test_any_other_text_is_a_sentence(text):
+    """Only a short number of ASCII digits is accepted from a peer."""
     assert Goodbye.read(text) == Goodbye(text)
 
 
-def test_what_a_stranger_says_is_short_and_printable():
-    """It is shown to people and kept in a journal: no escapes for their terminals, no page of text, no second line."""
+def test_a_reason_is_short_and_printable():
+    """It is shown in terminals and kept in a journal: no escapes, one line, limited length."""
     assert Goodbye.read("relaunch 7: a\x1b[2J\nb") == Goodbye(r"a\u001b[2J\u000ab", 7.0)
     assert (
         len(Goodbye.read("x" * 1024).reason)

@@ -1,4 +1,4 @@
-"""Tags: what a message is on the wire and an event in the journal does not depend on what its class is called."""
+"""Tags: kinds on the wire and types in the journal do not depend on names of classes."""
 
 import inspect
 
@@ -19,26 +19,26 @@ MODULES = (
 
 
 def classes(base):
-    """Every subclass of `base` that a role has."""
+    """Every subclass of `base` in the modules of roles."""
     found = [one for module in MODULES for one in vars(module).values() if inspect.isclass(one)]
     return {one for one in found if issubclass(one, base) and one is not base}
 
 
 @pytest.mark.parametrize("base", [Event, Effect, Message])
 def test_no_two_classes_have_one_tag(base):
-    """A reader of the journal, or a peer, would take one for the other."""
+    """A peer or a reader of the journal could not distinguish them."""
     found = classes(base)
     assert len(found) > 10
     assert len({one.tag for one in found}) == len(found)
 
 
 def test_events_and_effects_share_the_journals_types():
-    """A line's type alone says what it is; nobody should have to look at `kind` too."""
+    """A line's type is enough, without its `kind`."""
     assert not {one.tag for one in classes(Event)} & {one.tag for one in classes(Effect)}
 
 
-def test_a_class_without_a_tag_is_an_error_where_it_is_written():
-    """A forgotten tag must not be the base's: two kinds of lines would become one."""
+def test_a_class_without_a_tag_is_an_error():
+    """A forgotten tag must not be inherited: two kinds of lines would become one."""
     with pytest.raises(TypeError, match="Forgotten needs a tag"):
 
         @frozen
@@ -47,7 +47,7 @@ def test_a_class_without_a_tag_is_an_error_where_it_is_written():
 
 
 def test_a_renamed_message_is_the_same_on_the_wire():
-    """The tag is what peers compare."""
+    """Peers compare the tag."""
 
     @frozen
     class NewName(Message, tag="fetch/1"):

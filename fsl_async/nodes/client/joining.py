@@ -1,8 +1,8 @@
-"""Joining a run: what the thread that trains does around its task or its script.
+"""Joins a run: what the training thread does before and after its task or script.
 
 `join_run` is `fsl-node --role client`, `join` is `fsl_async.join(...)` in a user's script. Both
 make a `ClientRuntime`, whose loop has a thread of its own, wait for the parameter server's welcome,
-train here, and wait at the end until what was trained last has arrived, however training ended.
+train in the calling thread, and wait at the end until the last delta has arrived.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SPLIT_TASK = "fsl_async.learn.split.task:train"
 def _context(
     options: ClientOptions, member: Membership, log: Callable[[str], None]
 ) -> ClientContext:
-    # As read and checked, not as it came: what a server adds to its welcome reaches no task.
+    # As checked, not as received: what a parameter server adds to its welcome reaches no task.
     config: dict[str, dict[str, Any]] = to_wire(member.config)
     config["data"]["path"] = ""
     for (table, key), code in options.code.settings().items():  # a site runs its own copies only
         config[table] = {**config[table], key: code}
-    if options.threads is not None:  # a site knows what else runs on its machine
+    if options.threads is not None:  # other programs may run on the site's machine
         config["train"] = {**config["train"], "threads": options.threads}
-    if options.data is not None:  # each site keeps its copy of the data where it likes
+    if options.data is not None:  # the data's path differs from site to site
         config["data"] = {**config["data"], "path": options.data}
     return ClientContext(
         client_name=options.name,
@@ -59,7 +59,7 @@ def _context(
 
 
 def _built_in(config: Config, data: str | None) -> Task:
-    """The built-in task. No server chooses which code runs here and which files are read."""
+    """The built-in task. Code and data that are not built in must be named by this site."""
     if config.train.task:
         raise TaskError(
             "this run trains a task of its own: give this client its copy with"
@@ -107,7 +107,7 @@ def join_run(
 ) -> Summary:
     """Join a run and train in this thread until the run ends. Blocks.
 
-    make_fed: makes what the task sees. The task is loaded before the parameter server is dialed.
+    make_fed: makes the task's argument. The task is loaded before the parameter server is dialed.
     Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
     """
     own = load_task(options.task) if options.task else None
@@ -129,11 +129,11 @@ def join_run(
         raise
     except Exception as failure:
         error = f"the training function raised {type(failure).__name__}: {failure}"
-        told = own_failure(failure)
-        if told is None:
+        known = own_failure(failure)
+        if known is None:
             raise
-        error = told.message
-        raise told from failure
+        error = known.message
+        raise known from failure
     except BaseException as failure:
         error = f"the training function raised {type(failure).__name__}: {failure}"
         raise
@@ -152,14 +152,14 @@ class Joined(Fed):
         context: ClientContext,
         left: Callable[[], None] = lambda: None,
     ) -> None:
-        """left: called once the run is left."""
+        """left: called after the client has left the run."""
         super().__init__(runtime.training, context)
         self._runtime = runtime
         self._left = left
         self._closed = False
 
     def close(self) -> None:
-        """Leave the run: what is on its way arrives, then the session ends. Harmless twice."""
+        """Leave the run: wait for the last delta, then end the session. Harmless twice."""
         self._leave(None)
 
     def _leave(self, error: str | None) -> None:

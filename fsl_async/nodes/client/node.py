@@ -1,9 +1,9 @@
-"""A client process: training, exchange, machine, endpoint and loop put together.
+"""A client process: training, exchange, machine, endpoint and loop.
 
-Training keeps the thread that calls; the loop, with the machine and the sockets, runs in a thread
-of its own. They meet in `learn.client.orders` and `learn.client.exchange`. So the same code serves
-`fsl-node --role client`, where the thread runs a task, and `fsl_async.join(...)` in a user's
-script.
+Training stays in the calling thread; the loop, with the machine and the sockets, runs in a thread
+of its own. They communicate through `learn.client.orders` and `learn.client.exchange`. So the same
+code serves `fsl-node --role client`, where the thread runs a task, and `fsl_async.join(...)` in a
+user's script.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from fsl_transport.loop import run as run_loop
 
 @frozen
 class Summary:
-    """How this client's part ended."""
+    """The result of a client's part in a run."""
 
     run: str
     name: str
@@ -64,7 +64,7 @@ class Summary:
     seconds: float
     traffic: dict[str, Any]
     memory_grown: int
-    """Bytes of resident memory at its highest, beyond what the libraries take."""
+    """Peak of resident memory in bytes, without the libraries."""
 
 
 def progress_words(progress: Mapping[str, float]) -> str:
@@ -78,7 +78,7 @@ def progress_words(progress: Mapping[str, float]) -> str:
 
 
 class ClientRuntime:
-    """The client as the training thread has it: starts the loop's thread, and waits for it.
+    """The client as seen from the training thread: starts the loop's thread, and waits for it.
 
     Raises AddressError and KeysError. `wait_welcome` raises RefusedError when the parameter server
     refuses this client, and the stopper's error when asked to stop.
@@ -108,20 +108,20 @@ class ClientRuntime:
         return self._parts.traffic
 
     def wait_welcome(self) -> Membership:
-        """Wait until the parameter server has answered.
+        """Wait for the parameter server's welcome.
 
-        Raises RunFinishedError when this client's part ended before it began (refused, asked to
-        stop); `raise_failure` after `training_ended` gives the reason.
+        Raises RunFinishedError if this client ended before that (refused, asked to stop);
+        `raise_failure` after `training_ended` raises the reason.
         """
         while True:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return self._parts.welcome.result(timeout=0.5)
             if self._ended.is_set():
                 self.raise_failure()
-                raise RefusedError("ended before the server answered")
+                raise RefusedError("ended before the parameter server answered")
             # Without training, no TrainingEnded would ever reach the machine.
             if self.training.stopped:
-                raise RunFinishedError("ended before the server welcomed this client")
+                raise RunFinishedError("ended before the parameter server welcomed this client")
 
     def open_split(self, training: SplitTraining, architecture: dict[str, str]) -> None:
         """Open the session with the split server. Called once, after the welcome."""
@@ -133,23 +133,23 @@ class ClientRuntime:
         """Give the session with the split server an event of the training thread."""
         node = self._node
         if node is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 node.loop.call_soon_threadsafe(node.feed_split, event)
 
     def training_ended(self, error: str | None) -> None:
-        """Training has returned: wait until what it trained has arrived, or is given up."""
-        self.training.meter.step_ended()  # what follows its last step is not one that hangs
+        """Report the end of training, and wait until the last delta has arrived or is given up."""
+        self.training.meter.step_ended()  # the wait is no step that hangs
         self._post(TrainingEnded(error))
         while not self._ended.is_set():
             try:
-                self.training.attend_for(0.5)  # what was trained last is still to be copied
+                self.training.attend_for(0.5)  # the last weights are still to be copied
             except Exception as failure:  # noqa: BLE001 - no error may keep the process
                 self._post(TrainingEnded(f"copying the last weights failed: {failure}"))
         self._thread.join()
         self._parts.journal.close()
 
     def raise_failure(self) -> None:
-        """Raise what ended this client, if that was not its good end."""
+        """Raise the error that ended this client, if there was one."""
         if self._crash is not None:
             raise self._crash
         finish, stop = self.finish, self._parts.stop
@@ -162,7 +162,7 @@ class ClientRuntime:
         raise TaskError(finish.reason)
 
     def summary(self) -> Summary:
-        """How it ended."""
+        """The result."""
         machine, meter = self._parts.machine, self.training.meter
         return Summary(
             run=machine.run,
@@ -183,7 +183,7 @@ class ClientRuntime:
         """Give the machine an event."""
         node = self._node
         if node is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 node.loop.call_soon_threadsafe(node.feed, event)
 
     # --- loop thread ---
@@ -196,11 +196,11 @@ class ClientRuntime:
             self._crash = error
         finally:
             parts.training.orders.stop()
-            parts.journal.flush()  # the training thread may never come to close it
+            parts.journal.flush()  # the training thread may never close it
             self._ended.set()
             leaves = self.finish is not None and self.finish.exit_code == ExitCode.RELAUNCH
-            if leaves and parts.machine.leaving.training:
-                # A preempted process is not given the time that its training thread's step takes.
+            if leaves and parts.machine.shutdown.training:
+                # A preempted process cannot wait for the training thread's step.
                 parts.stop.request(hard=True)
 
     async def _main(self) -> None:
@@ -212,7 +212,7 @@ class ClientRuntime:
 
 
 class ClientNode:
-    """What runs on the loop's thread. ended: called with the first Finish."""
+    """The client's part on the loop's thread. ended: called with the first Finish."""
 
     def __init__(self, parts: ClientParts, ended: Callable[[Finish], None]) -> None:
         self.loop = loop = asyncio.get_running_loop()
@@ -244,7 +244,7 @@ class ClientNode:
         )
 
     async def run(self) -> None:
-        """Take part in the run until this client's part is over."""
+        """Take part in the run until this client's Finish."""
         parts, loop = self._parts, self.loop
 
         def stop_asked(hard: bool) -> None:
@@ -276,7 +276,7 @@ class ClientNode:
             self._end_split(event)
 
     def open_split(self, training: SplitTraining, architecture: dict[str, str]) -> None:
-        """Open the session with the split server; where it cannot be dialed, this client ends."""
+        """Open the session with the split server; if it cannot be dialed, end this client."""
         try:
             self._split = SplitSession(
                 self._parts,
@@ -311,7 +311,7 @@ class ClientNode:
         return endpoint
 
     def _beat(self) -> dict[str, float]:
-        """For heartbeats: how training goes, as far as the site lets that out, and hangs."""
+        """The heartbeat's payload: training's progress, metrics if the site allows, and hangs."""
         meter = self._parts.training.meter
         going = meter.progress() if self._shares_metrics else meter.totals()
         hung = {} if self._watch is None else self._watch.summary()
@@ -328,7 +328,7 @@ class ClientNode:
     # --- the end ---
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # A defect of ours in a callback: better an end with its name than a client that hangs.
+        # An exception in a callback is a bug: end with it instead of hanging.
         if not self._finished.done():
             error = context.get("exception") or RuntimeError(context["message"])
             self._finished.set_exception(error)
@@ -355,14 +355,14 @@ class ClientNode:
             self._finish(effect)
 
     def _end_split(self, event: Event) -> None:
-        """The run is over at the parameter server, or this client's training is."""
+        """End the session with the split server: the run or this client's training is over."""
         if self._split is not None:
             self._split.end(event)
 
     # --- during the run ---
 
     def _say(self, note: Note) -> None:
-        """Print a note; a note about a version with the progress of training."""
+        """Print a note; to a note about a version, add the progress of training."""
         meter = self._parts.training.meter
         going = progress_words(meter.progress()) if "version" in note.facts else ""
         self._parts.log(f"{note.text}: {going}" if going else note.text)
@@ -388,7 +388,7 @@ class ClientNode:
             whole=config.split.sends_whole,
             threads=codec.threads,
         )
-        # The run's heartbeat and expiry are known from here on: both sides have the same.
+        # From here on both sides use the run's heartbeat and expiry.
         self._endpoint.adopt(transport_settings(config))
         parts.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
         if not parts.welcome.done():
@@ -398,7 +398,10 @@ class ClientNode:
             parts.welcome.set_result(Membership(welcome, config))
 
     def _check_policy(self, welcome: Welcome, config: Config) -> None:
-        """Raise NotAllowedError where the run needs data that stays here; print what leaves."""
+        """Raise NotAllowedError if the run needs data that the policy keeps here.
+
+        The first time, print what leaves this machine.
+        """
         parts, policy = self._parts, self._parts.options.policy
         needed = receivers_of(config, parts.address.tcp, self._split_place(config))
         policy.require(needed, f"run {welcome.run}")
@@ -411,7 +414,7 @@ class ClientNode:
         parts.journal.note("leaving", self.loop.time(), **facts)
 
     def _split_place(self, config: Config) -> str:
-        """Address of the run's split server; empty where it has none. Raises AddressError."""
+        """Address of the run's split server; empty if it has none. Raises AddressError."""
         if not config.split.has_server:
             return ""
         return addresses.seen_from(config.split.server, self._parts.address.fsl).tcp

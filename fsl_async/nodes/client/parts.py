@@ -1,4 +1,4 @@
-"""What a client consists of, whichever of its threads uses it. Does not import torch."""
+"""The parts of a client that both of its threads use. Does not import torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DELTAS_ONLY = SitePolicy()
 
 @frozen
 class ClientOptions:
-    """What a site decides about its client."""
+    """A site's options for its client."""
 
     server: str
     """Address of the parameter server."""
@@ -43,24 +43,24 @@ class ClientOptions:
     task: str | None = None
     """None: the built-in task."""
     data: str | None = None
-    """Of the built-in task; None: the built-in text, where the run allows it."""
+    """Path of the built-in task's data; None: the built-in text, if the run allows it."""
     device: str | None = None
     """None: train.device."""
     threads: int | None = None
-    """Of torch; None: train.threads."""
+    """Threads of torch; None: train.threads."""
     code: SiteCode = NOTHING_OWN
     """The site's own models."""
     run_dir: Path | None = None
-    """Where the journal is written; None: nowhere."""
+    """Folder of the journal; None: no journal."""
     keys: KeysFolder | None = None
-    """None: the default folder, where the address has a key."""
+    """None: the default folder, if the address has a key."""
     policy: SitePolicy = DELTAS_ONLY
-    """What may leave this site."""
+    """The kinds of data that may leave this site."""
 
 
 @frozen
 class Membership:
-    """The parameter server's welcome, and the configuration in it as checked."""
+    """The parameter server's welcome, and its checked configuration."""
 
     welcome: Welcome
     config: Config
@@ -68,7 +68,10 @@ class Membership:
 
 @define(eq=False)
 class ClientParts:
-    """Made by the training thread, which alone uses `training`. Raises AddressError, KeysError."""
+    """The parts. Made by the training thread, the only one that uses `training`.
+
+    Raises AddressError and KeysError.
+    """
 
     options: ClientOptions
     training: Training
@@ -101,7 +104,7 @@ class ClientParts:
         curve: DialerCurve | None,
         settings: tp.TransportSettings,
     ) -> CountedLink:
-        """A link to a server of the run, whose bytes `traffic` counts."""
+        """A link to the parameter server or the split server, whose bytes `traffic` counts."""
         reports = HandshakeReports(
             server,
             curve.pair.public if curve is not None else "",

@@ -1,4 +1,4 @@
-"""A client's shell: transport events, answers of training and finished jobs in, effects out.
+"""A client's shell: events of transport, training and finished jobs in, effects out.
 
 It decides nothing. Coding, decoding and hashing go to the one worker, in order; weights are copied
 by the training thread (`fsl_async.learn.client`).
@@ -51,7 +51,7 @@ REDIAL_S = 5.0
 
 @frozen
 class CodedSource:
-    """Chunks that the worker codes when the link has room for them."""
+    """Chunks coded by the worker as the link has room."""
 
     chunks: int
     _worker: Worker
@@ -59,7 +59,7 @@ class CodedSource:
     _count: Callable[[int, bytes], None] = lambda _, __: None
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Code a chunk; None when it is not there any more."""
+        """Code a chunk; None when that fails."""
 
         def done(frame: bytes) -> None:
             self._count(index, frame)
@@ -70,7 +70,7 @@ class CodedSource:
 
 @mutable
 class FetchProgress:
-    """The version being fetched. It outlives a session, so a transfer resumes at the chunk."""
+    """The version being fetched. It is kept across sessions, so a transfer resumes at the chunk."""
 
     kind: str
     version: int
@@ -80,11 +80,11 @@ class FetchProgress:
 
 
 class ClientShell:
-    """Joins a ClientMachine with an endpoint, a learner and a worker.
+    """Connects a ClientMachine with an endpoint, a learner and a worker.
 
-    dialer: makes the endpoint, given what takes its events. count: called with each chunk of
+    dialer: makes the endpoint from the handler of its events. count: called with each chunk of
     weights. on_end: called when the parameter server ends the run. shares_metrics: whether this
-    site's policy lets metrics out.
+    site's policy allows metrics to leave.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class ClientShell:
         self.endpoint = dialer(self.on_transport)
 
     def dial(self) -> None:
-        """Dial the parameter server, after every loss too, until this client's part is over."""
+        """Dial the parameter server, and after every loss again, until the end."""
         if not self._over:
             self.endpoint.connect(self.hello)
 
     def hello(self) -> dict[str, Any]:
-        """The hello for one attempt: what this client holds now."""
+        """The hello for one attempt, with the version that this client holds now."""
         base = self.machine.base
         return Hello(self.machine.run, base.version, base.digest, self._shard).to_wire()
 
@@ -178,7 +178,7 @@ class ClientShell:
             self.learner.refuse("policy", error.message)
             self.node.feed(HelloRefused("policy", error.message))
         except FslError as error:
-            # This release cannot run the configuration in the welcome.
+            # This release does not support the configuration in the welcome.
             self.learner.refuse("config", error.message)
             text = f"the parameter server's configuration: {error.message}"
             self.node.feed(HelloRefused("config", text))
@@ -192,7 +192,7 @@ class ClientShell:
     def _up(self, event: tp.PeerUp) -> None:
         welcome = Welcome.from_wire(event.body)
         if self._shard < 0:
-            self._shard = welcome.shard  # the training function keeps the one it began with
+            self._shard = welcome.shard  # the training function keeps its first one
         self._welcomed(welcome)
         incarnation = self.endpoint.incarnation
         self.node.feed(ev.Welcomed(welcome.run, welcome.shard, welcome.shards, incarnation))
@@ -256,7 +256,7 @@ class ClientShell:
     def _stream_lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
         self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
 
-    # --- to the world ---
+    # --- effects ---
 
     def _look(self, number: int) -> None:
         self.node.feed(self._transfer_progress.look(self.endpoint.transfers()), number)
@@ -320,7 +320,7 @@ class ClientShell:
             kind: Kind = "update" if effect.kind == "update" else "full"
             try:
                 self.learner.begin_fetch(kind, version)
-            except Exception as error:  # noqa: BLE001 - the learner's error tells what does not fit
+            except Exception as error:  # noqa: BLE001 - the reason for declining
                 self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
                 self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number)
                 return
@@ -351,7 +351,7 @@ class ClientShell:
         self._finished(Finish(f"cannot code this client's delta: {error}", 1))
 
     def finish(self, effect: Finish) -> None:
-        """End now, whatever is under way; the goodbye with the reason may still get out."""
+        """End now; the goodbye with the reason may still be sent."""
         self._finish(effect, 0)
 
     def _leave(self, reason: str) -> None:
@@ -369,7 +369,7 @@ class ClientShell:
 
 @frozen
 class _FetchSink:
-    """Takes the chunks of a version; a chunk that does not decode ends the stream."""
+    """Receives the chunks of a version; a chunk that does not decode ends the stream."""
 
     shell: ClientShell
     fetch: FetchProgress

@@ -1,4 +1,4 @@
-"""A client's session with the split server of its run, where its method has one."""
+"""A client's session with the split server of its run, if its method has one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SplitSession:
-    """On the loop thread. Raises AddressError and KeysError."""
+    """The session. On the loop thread. Raises AddressError and KeysError."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SplitSession:
         self._shell.feed(event)
 
     def end(self, event: Event) -> None:
-        """The run is over at the parameter server, or this client's training is."""
+        """Report that the run or this client's training is over."""
         self._shell.node.feed(event)
 
     async def aclose(self) -> None:

@@ -1,6 +1,4 @@
-"""A client's shell towards the split server.
-
-Transport events and the training thread's uploads in, effects out.
+"""A client's shell for the split server: transport events and uploads in, effects out.
 
 It decides nothing.
 """
@@ -45,13 +43,13 @@ from fsl_async.roles.sync.client_state import SERVER
 
 REDIAL_S = 5.0
 MAX_CHUNKS = 4096
-"""Of an answer or an auxiliary model: 2 GiB of fp32 values."""
+"""Limit of an answer or an auxiliary model: 2 GiB of fp32 values."""
 
 
 class Training(Protocol):
     """The training thread (`fsl_async.learn.split.remote.SplitTraining`)."""
 
-    # ruff: noqa: D102 - the implementation has them
+    # ruff: noqa: D102 - the implementation has the docstrings
     @property
     def auxiliary_values(self) -> int: ...
     def payload(self, place: tuple[int, int, int]) -> Payload | None: ...
@@ -67,7 +65,7 @@ class Training(Protocol):
 
 @frozen
 class Facts:
-    """This client's place in its run, for hellos."""
+    """The content of hellos that stays the same in a run."""
 
     run: str
     shard: int
@@ -92,14 +90,14 @@ def event_of(message: Message) -> Event:
         case msg.Ended(reason):
             return ev.SplitServerEnded(reason)
         case other:
-            raise MessageError(f"{type(other).__name__} is not for a split server to say")
+            raise MessageError(f"{type(other).__name__} is no message of a split server")
 
 
 class SplitClientShell:
-    """Joins a SplitClientMachine with an endpoint, a worker and the training thread.
+    """Connects a SplitClientMachine with an endpoint, a worker and the training thread.
 
-    dialer: makes the endpoint, given what takes its events. shares_metrics: whether this site's
-    policy lets the errors of coding out.
+    dialer: makes the endpoint from the handler of its events. shares_metrics: whether this site's
+    policy allows the errors of coding to leave.
     """
 
     def __init__(
@@ -149,7 +147,7 @@ class SplitClientShell:
             tp.StreamFailed: self._lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            Send: self._tell,
+            Send: self._send,
             Note: lambda e, _: self._say(e),
             DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
             SendGoodbye: lambda e, _: self._leave(e.reason),
@@ -170,7 +168,7 @@ class SplitClientShell:
         self.endpoint = dialer(self.on_transport)
 
     def dial(self) -> None:
-        """Dial the server, now and again after every loss, until this client's part is over."""
+        """Dial the split server, and after every loss again, until the end."""
         if not self._over:
             facts = self.facts
             self.endpoint.connect(
@@ -198,7 +196,7 @@ class SplitClientShell:
             self._violated(problem_of(error))
 
     def _violated(self, problem: str) -> None:
-        self._say(Note(f"the split server sent what no server sends: {problem}", "warning"))
+        self._say(Note(f"the split server broke the protocol: {problem}", "warning"))
         self.endpoint.disconnect(SERVER, "protocol")
         self._down(tp.PeerDown(SERVER, 0, "protocol"))
         self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
@@ -275,15 +273,15 @@ class SplitClientShell:
     def _lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
         self._incoming.pop(event.stream_id, None)
         if event.stream_id.startswith("up:") and isinstance(event, tp.StreamDeclined):
-            return  # the message that comes with it says what becomes of the upload
+            return  # a message follows with the outcome of the upload
         self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
 
-    # --- to the world ---
+    # --- effects ---
 
     def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
-    def _tell(self, effect: Send, number: int) -> None:
+    def _send(self, effect: Send, number: int) -> None:
         message = effect.message
         if isinstance(message, msg.RoundDone) and self._shares_metrics:
             message = attrs.evolve(message, errors=self.traffic.errors())
@@ -297,7 +295,7 @@ class SplitClientShell:
         else:
             flow = Flow(Category.AUXILIARY, Direction.DOWN, self.formats.models)
         self._incoming[stream] = incoming = IncomingVector(subject, flow, self.traffic)
-        with contextlib.suppress(tp.LocalError):  # offered twice, and the first is under way
+        with contextlib.suppress(tp.LocalError):  # offered twice, and the first is being received
             self.endpoint.accept(SERVER, stream, incoming)
 
     def _offer(self, effect: split.OfferUpload, number: int) -> None:

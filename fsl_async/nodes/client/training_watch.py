@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.5
 LEAVE_S = 3.0
-"""For the goodbye of a client that will not send anything any more."""
+"""Time for the goodbye of a client that sends nothing any more."""
 
 
 class Steps(Protocol):
@@ -28,7 +28,7 @@ class Steps(Protocol):
 
 
 class TrainingWatch:
-    """Looks every `EVERY_S` until closed. On the loop's thread."""
+    """Checks every `EVERY_S` until closed. On the loop's thread."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TrainingWatch:
         self._timer = loop.call_later(EVERY_S, self._look)
 
     def summary(self) -> dict[str, float]:
-        """For heartbeats: for how long it hangs; empty when it does not."""
+        """For heartbeats: how long training hangs; empty when it does not."""
         begun = self._steps.step_begun
         if not self._watch.is_hung or begun is None:
             return {}
@@ -52,22 +52,22 @@ class TrainingWatch:
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(EVERY_S, self._look)
-        # A copy: the training thread appends. One that changes under our hands is looked at next
-        # time.
+        # Copied, because the training thread appends. If it appends during the copy, the next check
+        # follows.
         try:
             times = tuple(self._steps.step_times)
         except RuntimeError:
             return
-        said = self._watch.look(self._steps.step_begun, times, time.monotonic())
-        if isinstance(said, Recovered):
+        found = self._watch.look(self._steps.step_begun, times, time.monotonic())
+        if isinstance(found, Recovered):
             self._log("training makes steps again")
-        elif isinstance(said, Hung):
-            self._log(said.words)
+        elif isinstance(found, Hung):
+            self._log(found.words)
             if self._restart:
                 deadline = time.monotonic() + LEAVE_S
                 code = ExitCode.RELAUNCH
-                self._stop.request(reason=said.words, exit_code=code, deadline=deadline)
+                self._stop.request(reason=found.words, exit_code=code, deadline=deadline)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._timer.cancel()

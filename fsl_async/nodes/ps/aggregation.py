@@ -1,4 +1,4 @@
-"""What a run's configuration says about rules of aggregation, and where they cannot be kept."""
+"""Reads the aggregation rule from a run's configuration, and checks that it can work."""
 
 from __future__ import annotations
 
@@ -15,36 +15,41 @@ if TYPE_CHECKING:
 
 
 def rule_of(config: Config) -> Rule:
-    """The rule of a run."""
+    """The aggregation rule of a run."""
     return rule_named(config.outer.aggregation, config.outer.byzantine)
 
 
 def weighting_of(config: Config) -> Weighting:
-    """How deltas count: the robust rules count each client once (`fsl_async.store.aggregation.base`)."""
+    """The weighting of deltas: robust rules weigh all clients equally.
+
+    See `fsl_async.store.aggregation.base`.
+    """
     by_rows = rule_of(config).by_rows
     name = "uniform" if by_rows else config.sync.weighting
     return weighting_named(name, config.sync.staleness_exponent)
 
 
 def check_aggregation(config: Config) -> None:
-    """Raise ConfigError, in one line, where the rules about strangers cannot be kept."""
+    """Raise ConfigError, in one line, if the aggregation rule cannot work in this run."""
     outer = config.outer
     rule = rule_of(config)
     if config.split.sends_whole and (rule.by_rows or config.guard.looks_at_norms):
         what = f"outer.aggregation = {rule.name}" if rule.by_rows else "guard.clip_* and outlier_*"
         raise ConfigError(
-            f"{what}: these compare differences, and clients of this run send whole weights; set split.models to another format",
+            f"{what}: these compare differences, and clients of this run send full weights;"
+            " set split.models to another format",
             "outer.aggregation",
         )
     if rule.by_rows and config.sync.trigger == "sequential":
         raise ConfigError(
-            f"outer.aggregation: {rule.name} compares clients, and sync.trigger = sequential merges one"
-            " at a time; choose mean",
+            f"outer.aggregation: {rule.name} compares clients, and sync.trigger = sequential merges"
+            " one at a time; choose mean",
             "outer.aggregation",
         )
     if config.sync.clients < rule.least:
         raise ConfigError(
-            f"outer.aggregation: {rule.name} against {outer.byzantine} clients that may send anything needs {rule.least}"
-            f" clients, sync.clients is {config.sync.clients}; have more, or lower outer.byzantine",
+            f"outer.aggregation: {rule.name} against {outer.byzantine} clients that may send"
+            f" anything needs {rule.least} clients, sync.clients is {config.sync.clients};"
+            " have more, or lower outer.byzantine",
             "outer.aggregation",
         )

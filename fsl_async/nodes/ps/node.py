@@ -1,4 +1,4 @@
-"""A parameter server process: store, machine, endpoint and loop put together. Never imports torch."""
+"""A parameter server process: store, machine, endpoint and loop. Never imports torch."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ from fsl_transport.zmq.link import ZmqListener
 JOURNAL = "journal.jsonl"
 GOODBYE_S = 5.0
 LEAST_AWAY_S = 15.0
-"""By then a client that lives has come back to a server that was away: a try to connect may take 10 s, and begins some
-seconds after the one before."""
+"""Time in which a running client reconnects after a restart: an attempt to connect may take 10 s,
+and begins some seconds after the one before."""
 
 
 @frozen
@@ -79,7 +79,7 @@ class Summary:
 
 @frozen(kw_only=True)
 class Options:
-    """What a parameter server is started with, beside its configuration and run directory; see `serve`."""
+    """Arguments of a parameter server besides its configuration and run directory; see `serve`."""
 
     announce: Callable[[str], None]
     log: Callable[[str], None]
@@ -92,7 +92,7 @@ class Options:
 
 
 def rules_of(config: Config) -> ParameterServerRules:
-    """What of the configuration decides anything at the server."""
+    """The part of the configuration that the machine uses."""
     sync = config.sync
     return ParameterServerRules(
         trigger=sync.trigger,
@@ -137,14 +137,15 @@ def _recover(store: Store, run_dir: Path) -> ev.Recovered:
                 f"{text}, and no older version is intact; restore it from a backup"
             ) from None
         raise RunDirError(
-            f"{text}; start again with --from-version {error.previous_version} to go on from the version before"
+            f"{text}; start again with --from-version {error.previous_version} to go on from the"
+            " version before"
         ) from None
     except StoreError as error:
         raise RunDirError(str(error)) from None
 
 
 def check_bindable(address: str) -> None:
-    """Raise AddressError when nothing can listen at `address`, before anything is created on disk."""
+    """Raise AddressError if no socket can listen at `address`. Nothing is created on disk."""
     given = addresses.parse_listen(address)
     if given.port == 0:
         return
@@ -154,7 +155,8 @@ def check_bindable(address: str) -> None:
         )
         family, kind, protocol, _, place = found[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As ZeroMQ does it: a port whose last connections are still closing is free, one that is listened at is not.
+            # As ZeroMQ does: a port whose last connections are still closing is free, a port with a
+            # listener is not.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
@@ -182,12 +184,16 @@ def serve(
 ) -> Summary:
     """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
 
-    announce: called with the bound address once clients can come. log: one line for the operator at a time. record: what
-    happens in the run as a kind and fields, instead of lines. after_commit: called in the store's thread with each version
-    that is durable, before any client is told; it must not raise. launching: launches clients that died; none is launched if
-    left out. keys: encrypt with this pair, and let in the keys on this list.
-    Raises RunDirError (damaged, in use, no room), AddressError (port in use), KeysError, and ConfigError (others reach it, and
-    it has neither keys nor `listen.insecure`), each in one line.
+    announce: called with the bound address once clients can connect.
+    log: takes one line for the operator at a time.
+    record: takes the run's events as a kind and fields, instead of lines.
+    after_commit: called in the store's thread with each durable version, before it is announced; it
+    must not raise.
+    launching: relaunches clients that died; None: no relaunches.
+    keys: encrypt with this pair, and admit the keys on this list.
+    Raises RunDirError (damaged, in use, no space), AddressError (port in use), KeysError, and
+    ConfigError (reachable from other machines with neither keys nor `listen.insecure`), each in one
+    line.
     """
     config = described(config)
     config = with_split_server(config, keys.pair().public if keys is not None else "")
@@ -215,11 +221,12 @@ def prepared(
     notifier: Callable[..., RunEndNotifier] = lambda _, run, *__: RunEndNotifier(run),
     capacity: Capacity | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
-    """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
+    """Lock the run directory and yield a function that serves it once, in the caller's loop.
 
-    What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile.
-    notifier: makes what tells a split server of another process that the run is over; none if left out. capacity: of the
-    listener; by default all that this process has.
+    That function takes the configuration for clients, whose addresses may be known only by then.
+    See `serve`.
+    notifier: makes the notifier of a split server in another process; by default there is none.
+    capacity: of the listener; by default that of this process.
     """
     config = with_implied(config)
     listen, log, keys = config.listen, options.log, options.keys
@@ -233,7 +240,7 @@ def prepared(
     store = Store(run_dir, _store_settings(config), from_version=options.from_version)
     recovered = _recover(store, run_dir)
     try:
-        gate = AccessControl(keys, run_dir)
+        access = AccessControl(keys, run_dir)
         keep_settings(run_dir, config, recovered.version)
         members = known_members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
@@ -257,7 +264,7 @@ def prepared(
         recovered=recovered,
         members=members,
         writer=journal,
-        gate=gate,
+        access=access,
         notifier=notifier,
         capacity=capacity,
     )
@@ -269,7 +276,7 @@ def prepared(
 
 
 def _note_versions(journal: Reporter, records: Sequence[VersionRecord], now: float) -> None:
-    """What the kept versions have merged: the last process may have been killed before its journal said so."""
+    """Record which deltas the kept versions merged: the last process may not have written that."""
     for record in records:
         keys = [entry.key.text for entry in record.merged]
         for start in range(0, len(keys), MAX_ITEMS):
@@ -280,7 +287,7 @@ def _note_versions(journal: Reporter, records: Sequence[VersionRecord], now: flo
 def _name_bugs(
     loop: asyncio.AbstractEventLoop, journal: Reporter, log: Callable[[str], None]
 ) -> None:
-    """A defect of ours in a callback costs what it was doing, is named, and the run goes on for the others."""
+    """Report an exception in a callback as a bug, and go on: it ends only what the callback did."""
 
     def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         what = f"{context['message']}: {context.get('exception')!r}"
@@ -290,9 +297,9 @@ def _name_bugs(
     loop.set_exception_handler(broken)
 
 
-def _listener(config: Config, gate: AccessControl, settings: tp.TransportSettings) -> ZmqListener:
+def _listener(config: Config, access: AccessControl, settings: tp.TransportSettings) -> ZmqListener:
     try:
-        return ZmqListener(config.listen.address, settings, gate.curve, gate.handshake_failed)
+        return ZmqListener(config.listen.address, settings, access.curve, access.handshake_failed)
     except tp.LocalError as error:
         raise AddressError(str(error)) from None
 
@@ -304,7 +311,10 @@ def _ending(
     run_dir: Path,
     finish: Callable[[Finish], None],
 ) -> Callable[[bool], None]:
-    """What is done when an end is asked for: Ctrl-C ends the run, SIGTERM this process (docs/adr/0088). Called in any thread."""
+    """Return the function for a request to end: Ctrl-C ends the run, SIGTERM this process.
+
+    See docs/adr/0088. It may be called in any thread.
+    """
     loop = asyncio.get_running_loop()
 
     def end(hard: bool) -> None:
@@ -312,7 +322,10 @@ def _ending(
             shell.node.feed(DrainAsked(stop.reason))
             return
         if not (hard or shell.machine.ended):
-            text = f"{stop.reason}: leaving; the run goes on when this server is started again in {run_dir}"
+            text = (
+                f"{stop.reason}: leaving; the run goes on when the parameter server is started"
+                f" again in {run_dir}"
+            )
             journal.say(Note(text))
         finish(Finish(stop.reason, 0))
 
@@ -325,7 +338,7 @@ def _ending(
 def _repaired(
     loop: asyncio.AbstractEventLoop, shell: ParameterServerShell
 ) -> Callable[[str], None]:
-    """Takes the store's lines about damage, in its thread, to the machine."""
+    """Return a function that passes the store's lines about damage to the machine."""
 
     def repaired(line: str) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -335,8 +348,9 @@ def _repaired(
 
 
 async def _goodbye(endpoint: tp.ListenerEndpoint, notifier: RunEndNotifier) -> None:
-    """Wait until clients that are still here were told that the run is over, or they would dial this address for ever; and
-    until a split server elsewhere was told.
+    """Wait until connected clients and a split server elsewhere have received the end of the run.
+
+    Otherwise they would dial this address forever.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + GOODBYE_S
@@ -347,7 +361,7 @@ async def _goodbye(endpoint: tp.ListenerEndpoint, notifier: RunEndNotifier) -> N
 
 @frozen(kw_only=True)
 class _Taken:
-    """A run directory that is taken, and everything that serves it."""
+    """A locked run directory, and everything that serves it."""
 
     options: Options
     run: str
@@ -355,15 +369,15 @@ class _Taken:
     store: Store
     recovered: ev.Recovered
     members: frozenset[str]
-    """Clients that belonged to the run when the last parameter server ended."""
+    """Members of the run when the last parameter server ended."""
     writer: JournalWriter
-    gate: AccessControl
+    access: AccessControl
     notifier: Callable[..., RunEndNotifier]
     capacity: Capacity
 
-    async def serve(self, told: Config) -> Summary:
-        """Until the end. told: the configuration that clients are handed."""
-        return await _Server(self, within(with_implied(told), self.capacity)).serve()
+    async def serve(self, config: Config) -> Summary:
+        """Serve until the end. config: for clients."""
+        return await _Server(self, within(with_implied(config), self.capacity)).serve()
 
 
 class _Server:
@@ -376,7 +390,7 @@ class _Server:
         self._begun = time.monotonic()
         options = taken.options
         self._settings = transport_settings(config, taken.capacity.connections)
-        self._link = _listener(config, taken.gate, self._settings)
+        self._link = _listener(config, taken.access, self._settings)
         self._finished: asyncio.Future[Finish] = loop.create_future()
         self._worker = ThreadWorker(loop, "store")
         self._journal = Reporter(taken.writer, options.log, loop.time, record=options.record)
@@ -387,7 +401,7 @@ class _Server:
             self._machine,
             self._journal,
             taken.run_dir,
-            taken.gate.reached_at(self._link.address),
+            taken.access.reached_at(self._link.address),
         )
         self._endpoint: tp.ListenerEndpoint
         self._shell = ParameterServerShell(
@@ -414,7 +428,7 @@ class _Server:
             watched(handle, self._relauncher),
             "ps",
             incarnation=time.time_ns(),
-            admit=self._taken.gate.admit,
+            admit=self._taken.access.admit,
         )
         return self._endpoint
 
@@ -434,13 +448,13 @@ class _Server:
             host=socket.gethostname(),
             every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
             quorum=config.sync.quorum,
-            encrypted=taken.gate.curve is not None,
+            encrypted=taken.access.curve is not None,
             needs=list(needs_of(config)),
         )
         _note_versions(self._journal, taken.store.records, self._loop.time())
 
     async def serve(self) -> Summary:
-        """Until the end."""
+        """Serve until the end."""
         taken, options, config, loop = self._taken, self._taken.options, self._config, self._loop
         shell, machine, journal, endpoint = (
             self._shell,
@@ -448,7 +462,7 @@ class _Server:
             self._journal,
             self._endpoint,
         )
-        stop, gate = options.stop, taken.gate
+        stop, access = options.stop, taken.access
         taken.store.report = _repaired(loop, shell)
         lag = LoopLag(loop)
         garbage = GarbageWatch(loop, endpoint, journal)
@@ -462,9 +476,9 @@ class _Server:
             away_s = max(config.session.expire_after_s, LEAST_AWAY_S)
             self._relauncher.recovered(taken.members, away_s)
             options.announce(self._link.address)
-            gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
+            access.open(loop, endpoint, journal, config.session.heartbeat_every_s)
             ended = await self._finished
-            # Any other end is this process's alone: the run goes on when it is started again.
+            # Any other end is that of this process only: the next one continues the run.
             if machine.ended and not (ended.exit_code or stop.hard):
                 notifier.run_ended(ended.reason)
             if machine.ended and not stop.hard:
@@ -472,7 +486,7 @@ class _Server:
         finally:
             unsubscribe()
             await notifier.aclose()
-            gate.close()
+            access.close()
             counted.close()
             await self._relauncher.close()
             journal.note("node_ended", loop.time(), garbage=endpoint.garbage, **lag.summary())

@@ -1,4 +1,4 @@
-"""Receives version 0 and deltas, chunk by chunk, into the store of a parameter server, by its one worker."""
+"""Receives version 0 and deltas into the parameter server's store, chunk by chunk in the worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import Committed, SpoolResult
 
+CANNOT_STORE = "parameter server cannot store it now"
+
 
 class Sink:
-    """Hands the chunks of one stream to the worker."""
+    """Passes the chunks of one stream to the worker."""
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class Sink:
         self._count = count
 
     def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        """Have the worker write a chunk."""
+        """Write a chunk in the worker."""
 
         def failed(error: Exception) -> None:
             self._problem(str(error))
@@ -58,37 +60,37 @@ class Receiving:
     scheduler: tp.Scheduler
     feed: Callable[[Event, int | None], None]
     manifest: Callable[[], Manifest]
-    """The run's, once a client has attached a model."""
+    """Returns the run's manifest, once a client has attached a model."""
     committed: Callable[[Committed, float, int], None]
-    """Takes version 0, when its making began, and the effect that it ends."""
+    """Takes version 0, the time at which it was begun, and the number of its effect."""
     count: Callable[[int, bytes], None]
     """Takes each chunk that is written."""
     storing: Counter[str] = field(factory=Counter, init=False)
-    """Deltas of each client that have arrived and are not known to be stored."""
+    """Client -> its deltas that have arrived and are being stored."""
     _incoming: dict[tuple[str, str], Callable[[], None]] = field(factory=dict, init=False)
     _problems: dict[tuple[str, str], str] = field(factory=dict, init=False)
 
     def received(self, peer: str, stream: str) -> None:
-        """All chunks of a stream are written."""
+        """Finish a stream whose chunks are all written."""
         finish = self._incoming.pop((peer, stream), None)
         if finish is not None:
             finish()
 
     def failed(self, peer: str, stream: str, reason: str) -> None:
-        """A stream will not be complete."""
+        """Report a stream that ended incomplete."""
         problem = self._problems.pop((peer, stream), reason)
         if self._incoming.pop((peer, stream), None) is not None:
             self.feed(StreamLost(peer, stream, problem), None)
 
     def left(self, peer: str) -> None:
-        """The session of a client is over, and its streams with it."""
+        """Forget the streams of a session that is over."""
         for stream in {*self._incoming, *self._problems}:
             if stream[0] == peer:
                 self._incoming.pop(stream, None)
                 self._problems.pop(stream, None)
 
     def initial(self, effect: do.ReceiveInitial, number: int) -> None:
-        """Receive the weights that are to be version 0."""
+        """Receive the weights of version 0."""
         manifest, peer, stream = self.manifest(), effect.peer, effect.stream
         begun_at = self.scheduler.time()
 
@@ -103,13 +105,13 @@ class Receiving:
             )
 
         def failed(error: Exception) -> None:
-            self.endpoint.decline(peer, stream, "server cannot write")
+            self.endpoint.decline(peer, stream, "parameter server cannot write")
             self.feed(ev.CommitFailed(0, str(error)), number)
 
         self.worker.submit(lambda: self.store.begin_initial(manifest), ready, failed)
 
     def delta(self, effect: do.ReceiveDelta, number: int) -> None:
-        """Receive a delta into the spool, from the first chunk that is not there yet."""
+        """Receive a delta into the spool, from the first missing chunk."""
         delta, peer, stream = effect.delta, effect.peer, effect.stream
         key = delta.key
 
@@ -119,7 +121,7 @@ class Receiving:
 
         def begun(next_chunk: int | None) -> None:
             if next_chunk is None:
-                # Finished between this offer and now; the acknowledgement is on its way.
+                # It was finished since this offer; the acknowledgement is being sent.
                 self.endpoint.decline(peer, stream, "known")
                 return
             write = lambda index, frame: self.store.spool_write(key, index, frame)  # noqa: E731
@@ -142,8 +144,8 @@ class Receiving:
             self.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
 
         def broken(error: Exception) -> None:
-            self.endpoint.decline(peer, stream, "server cannot store it now")
-            self.endpoint.cancel(peer, stream, "server cannot store it now")
+            self.endpoint.decline(peer, stream, CANNOT_STORE)
+            self.endpoint.cancel(peer, stream, CANNOT_STORE)
             self.feed(StreamLost(peer, stream, str(error)), number)
 
         self.worker.submit(begin, begun, broken)
@@ -160,7 +162,7 @@ class Receiving:
             self._problems[(peer, stream)] = text
 
         self._incoming[(peer, stream)] = finish
-        # LocalError: offered twice, and the first is being received already.
+        # LocalError: it was offered twice, and the first one is being received.
         with contextlib.suppress(tp.LocalError):
             sink = Sink(self.worker, write, problem, self.count)
             self.endpoint.accept(peer, stream, sink, next_chunk)

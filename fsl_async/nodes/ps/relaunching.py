@@ -1,4 +1,4 @@
-"""What a parameter server does for clients that died: has them launched again, and remembers which belong to its run."""
+"""Relaunches clients that died, and records the members of the run across restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCHED = "launched.log"
 
 
 def known_members(run_dir: Path, log: Callable[[str], None]) -> frozenset[str]:
-    """The clients that belonged to the run when the last parameter server ended; none where that cannot be read.
+    """The members of the run when the last parameter server ended; none if they cannot be read.
 
     Raises RunDirError when the file was altered.
     """
@@ -28,7 +28,8 @@ def known_members(run_dir: Path, log: Callable[[str], None]) -> frozenset[str]:
         return file.read()
     except OSError as error:
         log(
-            f"{file.path} cannot be read ({error.strerror}): clients that died meanwhile are not asked for"
+            f"{file.path} cannot be read ({error.strerror}):"
+            " clients that died meanwhile are not relaunched"
         )
         return frozenset()
 
@@ -40,7 +41,7 @@ def relauncher_of(
     run_dir: Path,
     address: str,
 ) -> Relauncher:
-    """A relauncher that writes what it does into the journal, and tells people."""
+    """A relauncher that reports to the journal and to people."""
     loop = asyncio.get_running_loop()
 
     def tell(what: str, client: str, text: str) -> None:
@@ -51,7 +52,10 @@ def relauncher_of(
         return not (machine.ended or machine.end.asked)
 
     def trouble(error: OSError) -> None:
-        text = f"{file.path} could not be written ({error.strerror}): a server that is started again does not know whom to ask for"
+        text = (
+            f"{file.path} could not be written ({error.strerror}): after a restart the parameter"
+            " server will not relaunch clients that died meanwhile"
+        )
         journal.say(Note(text, "warning"))
 
     file = MembersFile(run_dir / MEMBERS)
@@ -70,7 +74,7 @@ def relauncher_of(
 def watched(
     handle: Callable[[tp.TransportEvent], None], relauncher: Relauncher
 ) -> Callable[[tp.TransportEvent], None]:
-    """Show `relauncher` which sessions begin and end, on their way to the machine."""
+    """Return `handle` with reports of sessions to `relauncher`."""
 
     def on_transport(event: tp.TransportEvent) -> None:
         handle(event)

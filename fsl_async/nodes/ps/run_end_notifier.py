@@ -1,19 +1,18 @@
-"""Tells a split server of another process that the run is over (docs/adr/0088).
+"""Sends the end of the run to a split server in another process (docs/adr/0088).
 
 Never imports torch.
 
-Clients send RunOver too, which is mostly enough; this is for a run that ends while none of them has
-a session there.
+Clients send RunOver too; this is for a run that ends while no client has a session there.
 
-- The session lasts as long as the parameter server serves. Nothing is sent in it but the end; that
-  it lasts tells the split server that the run goes on, although clients are away.
-- A split server that is down is dialed again by the transport. After a refusal that passes
-  (`PASSING`) it is dialed again after `redial_s`: another process goes on in its folder, a session
-  ends there, or a person adds the key. Each such refusal is reported once.
-- A refusal for good (another run's) is reported, and ends the dialing: clients are left to announce
-  the end.
-- At the end `wait` takes at most WAIT_S: a split server that does not learn of it ends by itself
-  (`split.alone_s`).
+- The session lasts as long as the parameter server serves. Only the end is sent in it; the session
+  itself shows the split server that the run goes on, even without clients.
+- The transport dials a split server that is down again. After a temporary refusal (`PASSING`) it is
+  dialed after `redial_s`: another process continues in its folder, a session ends there, or a
+  person adds the key. Each such refusal is reported once.
+- A permanent refusal (of another run) is reported, and ends the dialing: only clients send the end
+  then.
+- At the end `wait` takes at most WAIT_S: a split server that does not receive the end stops by
+  itself (`split.alone_s`).
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from fsl_transport.zmq.link import ZmqDialer
 
 WAIT_S = 5.0
 PASSING = frozenset({"leaving", "full", "name", "key"})
-"""Codes of refusals that do not last."""
+"""Codes of temporary refusals."""
 SILENT = ("leaving", "finished")
-"""Codes that people need not read."""
+"""Codes of refusals that are not reported to people."""
 
 
 class RunEndNotifier:
-    """One parameter server's. On the loop thread.
+    """Notifies one split server. On the loop thread.
 
-    dialer: makes the endpoint, given what takes its events; None: the run has no split server
-    elsewhere.
+    dialer: makes the endpoint from the handler of its events; None: the run has no split server in
+    another process.
     """
 
     def __init__(
@@ -97,13 +96,13 @@ class RunEndNotifier:
             self.dial()
 
     async def wait(self) -> None:
-        """Once the run is over: wait until the split server has answered, or cannot be reached."""
+        """If the run is over, wait until the split server has answered or cannot be reached."""
         if self._over:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._finished.wait(), WAIT_S)
 
     async def aclose(self) -> None:
-        """Leave."""
+        """Close the session."""
         self._finished.set()
         if self._redial is not None:
             self._redial.cancel()
@@ -156,7 +155,7 @@ class RunEndNotifier:
         self._gone()
 
     def _gone(self) -> None:
-        """There is no session: once the run is over, that is the end of this."""
+        """Stop if the run is over: there is no session any more."""
         if self._over:
             assert self.endpoint is not None
             self.endpoint.disconnect(SERVER, self._over)
@@ -171,7 +170,7 @@ def _read(body: dict[str, Any]) -> Message | None:
 
 
 def _once(log: Callable[[str], None]) -> Callable[[str], None]:
-    """Let each line through once in a run: the reader may not be able to do anything about it."""
+    """Return `log` without repeated lines: the reader may be unable to remove their cause."""
     seen: set[str] = set()
 
     def logged(line: str) -> None:
@@ -191,16 +190,16 @@ def notify_split_server(
     keys: KeysFolder | None,
     log: Callable[[str], None],
 ) -> RunEndNotifier:
-    """Open the parameter server's session with its split server, where that has an address.
+    """Open the parameter server's session with its split server, if that has an address.
 
-    An address or a key that is no good, which the first client reports too, is one line in `log`.
+    A bad address or key, which the first client reports too, is one line in `log`.
     """
     loop, split = asyncio.get_running_loop(), config.split
     if not (split.has_server and split.server):
         return RunEndNotifier(run)
     settings = transport_settings(config)
     try:
-        # "Every interface" is this machine's: the split server got it from this configuration.
+        # "Every interface" means this machine: the split server has the same configuration.
         place = addresses.seen_from(split.server, "127.0.0.1:1")
         curve = None if keys is None else split_curve(place, keys, encrypted=True)
         reports = HandshakeReports(
@@ -214,7 +213,7 @@ def notify_split_server(
         )
         link = ZmqDialer(place.tcp, msg.PS_ROLE, settings, curve, reports)
     except (AddressError, KeysError, tp.LocalError) as error:
-        log(f"warning: the split server will not be told of the run's end from here: {error}")
+        log(f"warning: the parameter server cannot send the run's end to the split server: {error}")
         return RunEndNotifier(run)
 
     def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:

@@ -1,4 +1,4 @@
-"""Serves versions and updates, read from the store of a parameter server by its one worker."""
+"""Sends versions and updates, read from the parameter server's store by its worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fsl_async.store.manifest import Manifest
 
 
 class StoreSource:
-    """Chunks of a version, read from disk by the worker. Counts the bytes it hands out."""
+    """Chunks of a version, read from disk by the worker. Counts their bytes."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class StoreSource:
         self._failed = failed
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Read a chunk; None when it is not there any more."""
+        """Read a chunk; None when it is deleted."""
 
         def done(frame: bytes | None) -> None:
             if frame is not None:
@@ -56,7 +56,7 @@ class StoreSource:
 
 @define(kw_only=True, eq=False)
 class Serving:
-    """The streams of the parameter server to all clients, and what must stay on disk for them."""
+    """Streams of the parameter server to all clients, and the versions kept on disk for them."""
 
     store: Store
     worker: Worker
@@ -64,18 +64,18 @@ class Serving:
     feed: Callable[[Event, int | None], None]
     manifest: Callable[[], Manifest]
     newest: Callable[[], int]
-    """The newest version."""
+    """Returns the newest version."""
     say: Callable[[Note], None]
     read_failed: Callable[[Exception, int], None]
-    """Takes what went wrong with a read, and the effect that it was for."""
+    """Takes the error of a read, and the number of its effect."""
     count: Callable[[int, bytes], None]
     """Takes each chunk that is read."""
     _streams: dict[tuple[str, str], tuple[StoreSource, int]] = field(factory=dict, init=False)
     _fetching: dict[str, int] = field(factory=dict, init=False)
-    """Client -> the version it was last sent, until it holds the newest."""
+    """Client -> the version last sent to it, until it holds the newest."""
 
     def sent(self, peer: str, stream: str) -> None:
-        """A client has all of a version."""
+        """Report a version that was completely sent."""
         served = self._streams.pop((peer, stream), None)
         if served is not None:
             source, number = served
@@ -83,27 +83,27 @@ class Serving:
             self.feed(ev.VersionSent(peer, effect.kind, effect.version, source.bytes_coded), number)
 
     def failed(self, peer: str, stream: str) -> None:
-        """A client did not take it, or cannot have it."""
+        """Report a version that a client declined, or whose stream broke off."""
         served = self._streams.pop((peer, stream), None)
         if served is not None:
             source, number = served
             self.feed(ev.SendVersionFailed(peer, source.effect.version), number)
 
     def caught_up(self, peer: str) -> None:
-        """A client holds the newest version."""
+        """Stop keeping versions for a client that holds the newest."""
         if self._fetching.pop(peer, None) is not None:
             self._keep_fetched()
 
     def left(self, peer: str) -> None:
-        """The session of a client is over, and its streams with it."""
+        """Forget the streams of a session that is over."""
         for stream in [one for one in self._streams if one[0] == peer]:
             del self._streams[stream]
         self.caught_up(peer)
 
     def serve(self, effect: do.SendVersion, number: int) -> None:
-        """Offer a version, or what leads to it."""
-        # What is being fetched stays on disk until its client holds the newest version: a whole version may take longer to
-        # send than keep_versions last, and the updates after it are needed next.
+        """Offer a full version or an update."""
+        # A version stays on disk until its client holds the newest one: a full version may take
+        # longer to send than keep_versions last, and the client needs the updates after it next.
         self._fetching[effect.peer] = effect.version
         self._keep_fetched()
         self.worker.submit(

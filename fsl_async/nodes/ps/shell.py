@@ -1,7 +1,7 @@
 """The parameter server's shell: transport events and finished disk jobs in, effects out.
 
-It decides nothing. What takes time (every touch of the disk, every decode) goes to the one worker, in order: streams in
-`receiving` and `serving`, the rest in `store_jobs`.
+It decides nothing. Everything slow (disk, decoding) goes to its one worker, in order: streams in
+`receiving` and `serving`, other jobs in `store_jobs`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fsl_async.store.manifest import Manifest
 
 @frozen
 class RunFacts:
-    """What every client is told when it is welcomed."""
+    """The content of a welcome that all clients have in common."""
 
     run: str
     shards: int
@@ -50,25 +50,25 @@ class RunFacts:
 
 @frozen(kw_only=True)
 class Surroundings:
-    """Everything that the shell needs of its process."""
+    """The parts of a process that the shell uses."""
 
     store: Store
     worker: Worker
     scheduler: tp.Scheduler
     journal: Journal
     listener: Callable[[Callable[[tp.TransportEvent], None]], Listener]
-    """Makes the endpoint; takes the handler of its events."""
+    """Makes the endpoint from the handler of its events."""
     say: Callable[[Note], None]
     finished: Callable[[Finish], None]
     after_commit: Callable[[int], None] | None = None
     """See `StoreJobs`."""
     reduction: Reduction | None = None
     count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None
-    """Takes each chunk of weights that comes or goes; the direction is the client's."""
+    """Takes each chunk of weights sent or received; the direction is as seen from the client."""
 
 
 class ParameterServerShell:
-    """Joins a ParameterServerMachine with an endpoint, a store and a worker."""
+    """Connects a ParameterServerMachine with an endpoint, a store and a worker."""
 
     def __init__(
         self, machine: ParameterServerMachine, facts: RunFacts, surroundings: Surroundings
@@ -79,9 +79,8 @@ class ParameterServerShell:
         self.manifest: Manifest | None = None
         self.node = Node(machine, around.scheduler, self._execute, around.journal)
         self.endpoint = endpoint = around.listener(self.on_transport)
-        self._models: dict[
-            str, Manifest
-        ] = {}  # of clients, before version 0: one may become the run's
+        # Client -> its manifest, before version 0: one may become the run's.
+        self._models: dict[str, Manifest] = {}
         self._store = store = around.store
         self._around = around
         self._transfer_progress = TransferProgress()
@@ -154,11 +153,11 @@ class ParameterServerShell:
         }
 
     def start(self, recovered: ev.Recovered) -> None:
-        """Feed what `store.recover()` found; call once, before any transport event."""
+        """Feed the result of `store.recover()`; call once, before any transport event."""
         self.manifest = self._store.manifest if recovered.version >= 0 else None
         for name, incarnation in recovered.incarnations.items():
-            # The transport forgot them with the last process. Without them a client whose clock is behind would be let in,
-            # and every delta of it refused as one of an earlier incarnation.
+            # The transport lost them with the last process. Without them a client whose clock is
+            # behind would be admitted, and each of its deltas refused as of an earlier incarnation.
             self.endpoint.remember(name, incarnation)
         self.node.feed(recovered)
 
@@ -173,7 +172,7 @@ class ParameterServerShell:
             handler(event)
         except (MessageError, ValueError) as error:
             peer: str = getattr(event, "peer", "")
-            text = f"{peer} sent what no client sends: {problem_of(error)}"
+            text = f"{peer} broke the protocol: {problem_of(error)}"
             self._around.say(Note(text, "warning"))
             self.endpoint.disconnect(peer, "protocol")
             member = self.machine.members.get(peer)
@@ -209,7 +208,7 @@ class ParameterServerShell:
             case msg.Skip(number, reason):
                 self.node.feed(ev.RoundSkipped(peer, number, reason))
             case other:
-                raise MessageError(f"{type(other).__name__} is not for a client to say")
+                raise MessageError(f"{type(other).__name__} is no message of a client")
 
     def _attach(self, peer: str, attach: msg.Attach) -> None:
         manifest = self.manifest
@@ -245,7 +244,7 @@ class ParameterServerShell:
                 raise MessageError(f"a client streams no {type(other).__name__}")
 
     def _has_frames(self, event: tp.StreamOffered, wanted: Callable[[Manifest], int]) -> bool:
-        """Whether a stream has as many frames as the model asks for; else it is declined."""
+        """Whether a stream has as many frames as the model needs; else it is declined."""
         if self.manifest is not None and event.chunks == wanted(self.manifest):
             return True
         self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
@@ -255,7 +254,7 @@ class ParameterServerShell:
         self._serving.failed(event.peer, event.stream_id)
         self._receiving.failed(event.peer, event.stream_id, event.reason)
 
-    # --- to the world ---
+    # --- effects ---
 
     def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)

@@ -1,6 +1,6 @@
-"""The jobs of a parameter server's store that belong to no stream: clients, sums, versions. Its one worker does them in order.
+"""Runs the jobs of a parameter server's store besides streams: clients, sums, versions.
 
-That order is what makes "accumulate these, then average" mean what it says.
+Its one worker runs them in order, so that an average contains all deltas accumulated before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StoreJobs:
-    """Carries effects out with the store. `number`: of the effect, for the event that ends it."""
+    """Carries out effects with the store. number: of the effect, for the event that it ends in."""
 
     def __init__(
         self,
@@ -39,9 +39,10 @@ class StoreJobs:
     ) -> None:
         """shards: of the run's data.
 
-        after_commit: called in the worker with each version that is durable, before any client is told. It must not raise.
+        after_commit: called in the worker with each durable version, before it is announced; it
+        must not raise.
 
-        reduction: what `Reduce` is done with.
+        reduction: carries out `Reduce`.
         """
         self._store = store
         self._worker = worker
@@ -55,7 +56,7 @@ class StoreJobs:
         self._begun_at = 0.0
 
     def admit(self, effect: do.Admit, number: int) -> None:
-        """Write down what the next parameter server must know of a client."""
+        """Write the incarnation and the provisional lease of a client to disk."""
         peer, incarnation = effect.peer, effect.incarnation
 
         def write() -> None:
@@ -70,7 +71,7 @@ class StoreJobs:
         )
 
     def keep_shard(self, effect: do.KeepShard, number: int) -> None:
-        """Write down that a client's shard is its own for good."""
+        """Write to disk that a client's lease is permanent."""
         peer, incarnation = effect.peer, effect.incarnation
         self._worker.submit(
             lambda: self._store.lease(peer, self._shards),
@@ -79,36 +80,36 @@ class StoreJobs:
         )
 
     def accumulate(self, effect: do.Accumulate, number: int) -> None:
-        """Add a delta to the sum."""
+        """Add a delta to the accumulator."""
         self._worker.submit(
             lambda: self._store.accumulate(effect.key, effect.weight),
             lambda _: None,
-            # An acknowledged delta cannot be read back: going on would make a version without it.
+            # An acknowledged delta cannot be read: the next version would be made without it.
             lambda error: self.failed(f"a delta cannot be merged: {error}", number),
         )
 
     def quarantine(self, effect: do.Quarantine, number: int) -> None:
-        """Keep a delta out of the run."""
+        """Exclude a delta from the run."""
         self._write(
             lambda: self._store.quarantine(effect.key, effect.reason, held=effect.held), number
         )
 
     def release(self, effect: do.Release, number: int) -> None:
-        """Let a held delta wait again."""
+        """Make a held delta pending again."""
         self._write(lambda: self._store.release(effect.key), number)
 
     def _write(self, job: Callable[[], None], number: int) -> None:
-        """Where the ledger cannot be written, the run ends as it stands."""
+        """Write to the ledger; if that fails, the machine gets StoreFailed."""
         self._worker.submit(
             job,
             lambda _: None,
             lambda error: self.failed(
-                f"the ledger cannot be written: {error}: start this server again", number
+                f"the ledger cannot be written: {error}: start the parameter server again", number
             ),
         )
 
     def average(self, effect: do.Average, number: int) -> None:
-        """Fix what the next version is made of."""
+        """Take the average for the next version."""
         self._begun_at = self._scheduler.time()
 
         def average() -> None:
@@ -122,9 +123,9 @@ class StoreJobs:
         )
 
     def reduce(self, effect: do.Reduce, number: int) -> None:
-        """Hand the average to the reduction, and take what comes of it."""
+        """Reduce the average, and keep the result."""
         reduction = self._reduction
-        assert reduction is not None, "the machine is not told to reduce"
+        assert reduction is not None, "Reduce without a reduction"
 
         def reduced(average: Average) -> None:
             self._average = average
@@ -168,7 +169,7 @@ class StoreJobs:
             self._feed(ev.CommitFailed(version, str(error)), number)
 
     def committed(self, made: Committed, begun_at: float, number: int) -> None:
-        """Tell the machine of a version that is durable."""
+        """Report a durable version to the machine."""
         if made.notice:
             self._say(Note(made.notice, "warning"))
         seconds = self._scheduler.time() - begun_at
@@ -177,7 +178,7 @@ class StoreJobs:
         )
 
     def verify(self, effect: do.VerifyVersion, number: int) -> None:
-        """Read every byte of a version."""
+        """Verify every byte of a version."""
         version = effect.version
         self._worker.submit(
             lambda: self._store.verify(version),
@@ -186,12 +187,12 @@ class StoreJobs:
         )
 
     def read_failed(self, error: Exception, number: int) -> None:
-        """A version cannot be read: damage ends the run; any other failure is reported, and the next fetch tries again."""
+        """Report a failed read. Damage ends this process; after another error fetches go on."""
         if isinstance(error, Damaged):
             self.failed(str(error), number)
         else:
             self._say(Note(f"cannot read a version: {error}", "warning"))
 
     def failed(self, reason: str, number: int | None = None) -> None:
-        """Tell the machine that the store cannot go on."""
+        """Report to the machine that the store is unusable."""
         self._feed(ev.StoreFailed(reason), number)

@@ -1,4 +1,4 @@
-"""A relay process: a loop, a journal, and what ends it. Needs neither NumPy nor torch."""
+"""A relay process: a loop, a journal, and its end. Needs neither NumPy nor torch."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from fsl_transport.zmq.admission import descriptors
 JOURNAL: Final = "journal.jsonl"
 MOST_CONNECTIONS: Final = 4096
 LEAST_CONNECTIONS: Final = 16
-"""One address gets half of them, and a client has two, more on a long path."""
+"""One address gets half of them, and a client has two connections, more on a long path."""
 COMFORTABLE_CONNECTIONS: Final = 1024
-"""Below that people are told how many clients fit."""
+"""With fewer, the start reports how many clients fit."""
 _FILES_OF_A_CONNECTION: Final = 2
 _OTHER_FILES: Final = 64 + PIPE_FILES
 
 
 @frozen
 class Summary:
-    """How a relay ended."""
+    """The result of a relay."""
 
     connections: int
     bytes_up: int
@@ -45,12 +45,12 @@ class Summary:
 
 
 def connections_allowed() -> int:
-    """Return how many connections fit into the limit of open files, raised as far as it goes."""
+    """Return how many connections fit into the limit of open files, raised as far as possible."""
     return max(1, min(MOST_CONNECTIONS, (descriptors() - _OTHER_FILES) // _FILES_OF_A_CONNECTION))
 
 
 def checked_connections() -> int:
-    """Return `connections_allowed`; raises UsageError where these are too few for a client."""
+    """Return `connections_allowed`; raises UsageError if these are too few for a client."""
     found = connections_allowed()
     if found < LEAST_CONNECTIONS:
         needed = LEAST_CONNECTIONS * _FILES_OF_A_CONNECTION + _OTHER_FILES
@@ -71,8 +71,8 @@ def serve(
 ) -> Summary:
     """Forward until `stop` is asked. Blocks; makes its own loop.
 
-    announce: called with host and port of each route once clients can come. tell: takes what the
-    operator should know. Raises AddressError (a port in use) and RunDirError, each in one line.
+    announce: called with host and port of each route once clients can connect. tell: takes notes
+    for the operator. Raises AddressError (a port in use) and RunDirError, each in one line.
     """
     if run_dir is None:
         return run_loop(_serve(routes, None, announce, tell, stop))
@@ -98,7 +98,7 @@ async def _serve(
     defects: list[BaseException] = []
 
     def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # A defect of ours in a callback: better an end with its name than half a relay.
+        # An exception in a callback is a bug: end with it instead of forwarding in part.
         defects.append(context.get("exception") or RuntimeError(context["message"]))
         ended.set()
 

@@ -1,15 +1,16 @@
 """One client's connection through a relay, and the one to the server behind it.
 
-The life of a pair is `Pair.run`, from top to bottom:
+`Pair.run` takes these steps:
 
   1. The client's first ten bytes must be ZMTP's signature; only then is the server dialed.
   2. The signature goes to the server, and from then on the server's bytes to the client.
-  3. The client's whole greeting must name a mechanism, CURVE where the route requires it.
+  3. The client's complete greeting must name a mechanism, CURVE where the route requires it.
   4. Both directions are forwarded, unread, until one of them ends.
   5. Lingering close: the last bytes of the other direction get `LINGER_S`.
 
-Steps 1 to 3 and 5 have time limits; whatever a peer sends costs at most its own pair. A peer that
-has vanished, or that takes nothing for a minute, is found by the kernel (`tune`).
+Here "server" is the route's, a parameter server or a split server. Steps 1 to 3 and 5 have time
+limits; bad bytes of a peer end at most its own pair. The kernel detects a peer that is gone or that
+takes nothing for a minute (`_tune`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from fsl_transport.relay.forwarder import Forwarder
 from fsl_transport.relay.resolver import Resolver, describe
 
 GREETING_S: Final = 10.0
-"""The limit of step 1, and of step 3. libzmq allows as much for a handshake."""
+"""The time limit of step 1, and of step 3. libzmq allows as much for a handshake."""
 DIAL_S: Final = 10.0
-"""A server that is away is dialed for this long; then the client tries again by itself."""
+"""How long a server that is away is dialed; then the client tries again by itself."""
 CONNECT_S: Final = 5.0
 REDIAL_S: Final = 0.25
 REDIAL_LIMIT_S: Final = 2.0
@@ -43,12 +44,12 @@ _KEEPALIVE: Final = (
 )
 
 
-class Dropped(Exception):  # noqa: N818 - it ends one pair, and is no error of ours
+class Dropped(Exception):  # noqa: N818 - it ends one pair, and is no bug
     """The relay closes a pair: a Drop, and the reason for people."""
 
 
 class Pair:
-    """See the module. `dialed` is told each time "", or why the server cannot be reached."""
+    """See the module. dialed: takes the result of each attempt to dial, "" or the problem."""
 
     def __init__(
         self,
@@ -78,13 +79,13 @@ class Pair:
         return up, down, sum(one.held for one in (self._up, self._down) if one)
 
     def close(self) -> None:
-        """Close both connections; what is held is lost, what was written the kernel delivers."""
+        """Close both connections. Held bytes are lost; the kernel delivers the written ones."""
         for part in (self._up, self._down, self._client, self._server):
             if part is not None:
                 part.close()
 
     async def run(self) -> str:
-        """Return why it ended, or raise Dropped. `close` is left to the caller."""
+        """Return why it ended, or raise Dropped. The caller calls `close`."""
         try:
             return await self._forward(*await self._open())
         except OSError as error:
@@ -124,7 +125,7 @@ class Pair:
         return data
 
     async def _dial(self) -> socket.socket:
-        """Connect to the server, again and again while it is away."""
+        """Connect to the server; try again while it is away."""
         problem, wait_s = "no answer", REDIAL_S
         try:
             async with asyncio.timeout(DIAL_S):
@@ -164,14 +165,14 @@ class Pair:
     async def _forward(self, up: Forwarder, down: Forwarder) -> str:
         """Steps 4 and 5. Returns why it ended.
 
-        To close a connection with unread bytes resets it, and what was sent before may be lost:
-        the server's reason for hanging up, if the client still sends. So what comes from the
-        client is discarded until it closes its side too.
+        Closing a connection with unread bytes resets it, and bytes sent before may be lost, such as
+        the server's reason for closing. So the client's bytes are discarded until it closes its
+        side too.
         """
         await asyncio.wait({up.over, down.over}, return_when=asyncio.FIRST_COMPLETED)
         side, first = ("client", up) if up.over.done() else ("server", down)
         error = first.over.result()
-        with contextlib.suppress(OSError):  # a TimeoutError, or what breaks meanwhile
+        with contextlib.suppress(OSError):  # a TimeoutError, or a connection that breaks meanwhile
             async with asyncio.timeout(LINGER_S):
                 await asyncio.wait({up.over, down.over})
                 while await self._loop.sock_recv(self._client, 1 << 16):
@@ -180,20 +181,20 @@ class Pair:
 
 
 def _refuse_itself(connection: socket.socket) -> None:
-    """On one machine, where nothing listens, a connection can be with itself."""
+    """Raise for a connection with itself, which can happen on one machine if nothing listens."""
     if connection.getsockname() == connection.getpeername():
         raise ConnectionRefusedError(errno.ECONNREFUSED, "")
 
 
 def _tune(connection: socket.socket) -> None:
-    """Send without delay, and end a connection whose peer has vanished or takes nothing."""
+    """Send without delay, and end a connection whose peer is gone or takes nothing."""
     with contextlib.suppress(OSError):  # a connection that broke meanwhile
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
             if hasattr(socket, name):  # not on every system
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        # BBR paces, and a loopback has no queue to spare.
+        # BBR paces, which loopback does not need.
         host = str(connection.getpeername()[0]).removeprefix("::ffff:")
         if hasattr(socket, "TCP_CONGESTION") and (host.startswith("127.") or host == "::1"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

@@ -33,7 +33,7 @@ _ACCEPT_PAUSE_S: Final = 0.2
 
 @frozen
 class Route:
-    """Where a relay listens, which server is behind, and whether only CURVE may pass."""
+    """Address to listen at, address of the server behind it, and whether it requires CURVE."""
 
     listen: str
     server: str
@@ -50,7 +50,7 @@ class _Port:
 
 
 class Relay:
-    """Forwards connections, on the loop's thread. `say` takes what the operator should know."""
+    """Forwards connections, on the loop's thread. say: takes notes for the operator."""
 
     def __init__(
         self, admission: Admission, journal: JournalWriter | None, say: Callable[[Note], None]
@@ -67,11 +67,11 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = (0, 0)  # bytes up and down of the pairs that are closed
         self._unreachable: set[str] = set()
-        self._warned: set[str] = set()  # about what, since the last report
+        self._warned: set[str] = set()  # topics since the last report
         self.start(self._report())
 
     def listen(self, route: Route) -> tuple[str, int]:
-        """Open a route; return host and port. Raises AddressError if that cannot be."""
+        """Open a route; return host and port. Raises AddressError if that fails."""
         try:
             host, port = split_address(route.listen, listening=True)
             server = Resolver(route.server)
@@ -86,7 +86,7 @@ class Relay:
         return str(bound[0]), int(bound[1])
 
     def carried(self) -> tuple[int, int, int]:
-        """Return bytes up (to servers) and down since the beginning, and those held now."""
+        """Return bytes up (to servers) and down since the start, and bytes held now."""
         pairs = [(*self._ended, 0), *(pair.carried() for pair in self._pairs.values())]
         up, down, held = map(sum, zip(*pairs, strict=True))
         return up, down, held
@@ -97,15 +97,15 @@ class Relay:
             self._journal.note(name, self._loop.time(), **fields)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it beside everything else, until `aclose` at the latest."""
+        """Run a coroutine as a task, until `aclose` at the latest."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # A defect of ours, raised in a callback, reaches the loop's exception handler.
+        # Raised in a callback, a bug's exception reaches the loop's exception handler.
         task.add_done_callback(lambda task: task.cancelled() or task.result())
 
     async def drain(self) -> None:
-        """Accept no more, and let transfers finish: until all is quiet, at most `DRAIN_S`."""
+        """Stop accepting, and wait until no bytes move, at most `DRAIN_S`."""
         self.stop_listening()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
@@ -113,7 +113,7 @@ class Relay:
                     await asyncio.sleep(DRAIN_LOOK_S)
 
     def stop_listening(self) -> None:
-        """Close the ports; connections go on."""
+        """Close the ports; connections stay open."""
         for port in self._ports:
             if port.listener.fileno() >= 0:
                 self._loop.remove_reader(port.listener.fileno())
@@ -125,7 +125,7 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pair in self._pairs.values():  # of tasks that had not begun
+        for pair in self._pairs.values():  # their tasks had not begun
             pair.close()
         for port in self._ports:
             port.server.close()
@@ -193,18 +193,18 @@ class Relay:
             self._warn_once(drop, text)
 
     def _dialed(self, server: str, problem: str) -> None:
-        """Say when a server cannot be reached any more, and when it can again."""
+        """Report when a server becomes unreachable, and when it is reachable again."""
         if bool(problem) == (server in self._unreachable):
             return
         self._unreachable ^= {server}
         if problem:
-            text = f"cannot reach {server}: {problem}; it is tried whenever a client wants it"
+            text = f"cannot reach {server}: {problem}; it is dialed for each client that connects"
             self._tell(Note(text, "warning"))
         else:
             self._tell(Note(f"{server} is reached again"))
 
     def _warn_once(self, topic: str, text: str) -> None:
-        """Warn once until the next report: what connects again and again must not fill the log."""
+        """Warn once until the next report: repeated connections must not fill the log."""
         if topic not in self._warned:
             self._warned.add(topic)
             self._tell(Note(text, "warning"))
@@ -214,7 +214,7 @@ class Relay:
         self._say(note)
 
     async def _report(self) -> None:
-        """Say how much passed since the last report, if anything did."""
+        """Report how many bytes passed since the last report, if any."""
         last = (0, 0, 0)
         while True:
             await asyncio.sleep(REPORT_S)
@@ -253,7 +253,7 @@ def amount(size: float) -> str:
 
 
 def _address_of(host: str) -> str:
-    """Return the address that limits count by: one host has a whole /64 of IPv6 addresses."""
+    """Return the address that limits count by: a host may have a full /64 of IPv6 addresses."""
     place = address_prefix(host) or host
     return f"{place}::/64" if ":" in place else place
 

@@ -1,6 +1,6 @@
-"""A split server process, with or without the parameter server in it.
+"""A split server process: model parts, machine, endpoint and loop. Imports torch.
 
-Parts, machine, endpoint and loop put together. Imports torch.
+The parameter server may run in the same process.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from fsl_transport.zmq.link import ZmqListener
 
 PS = "ps"
 SERVER = "server"
-"""Folders in the run directory of a process that holds both."""
+"""Folders in the run directory of a process that runs both."""
 
 
 _COPY_S = 60.0
 Scored = Callable[[int, Callable[[], dict[str, Vector]]], None]
-"""Takes a version, and a function that copies the server's weights."""
+"""Takes a version, and a function that copies the split server's weights."""
 
 
 @frozen
 class Summary:
-    """How a split server's part ended."""
+    """The result of a split server."""
 
     run: str
     uploads: int
     alignments: int
-    """Auxiliary models that were made from what clients had, over all of the run."""
+    """Auxiliary models aligned in all of the run."""
     round: int
     reason: str
     seconds: float
@@ -96,12 +96,12 @@ def serve(
 ) -> Summary:
     """Run the split server until the run ends or `stop` is asked. Blocks.
 
-    with_ps: the parameter server runs in the same loop too.
-    announce: called with "server" or "ps" and the bound address once clients can come.
-    scored: with_ps only; called in the store's thread with each durable version, before any peer is
-    told of it, and a function that copies the server's weights; it must not raise.
+    with_ps: the parameter server runs in the same loop.
+    announce: called with "server" or "ps" and the bound address once clients can connect.
+    scored: with_ps only; called in the store's thread with each durable version, before it is
+    announced, and a function that copies the split server's weights; it must not raise.
     keys: encrypt with this pair, and admit the keys on this list.
-    record: takes a kind and fields, for programs that watch.
+    record: takes the run's events as a kind and fields, for programs.
     Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
     """
     keep_large_blocks_apart()
@@ -126,14 +126,14 @@ def serve(
     disk = ServerDisk(run_dir / SERVER)
     with contextlib.ExitStack() as stack:
         stack.callback(disk.close)
-        gate = AccessControl(keys, run_dir / SERVER, PS_ROLE)
+        access = AccessControl(keys, run_dir / SERVER, PS_ROLE)
         served = _Serving(
             config,
             disk,
             announced,
             log,
             stop,
-            gate=gate,
+            access=access,
             with_ps=with_ps,
             max_connections=capacity.connections,
         )
@@ -167,7 +167,7 @@ class _Serving:
         log: Callable[[str], None],
         stop: Stopper,
         *,
-        gate: AccessControl,
+        access: AccessControl,
         with_ps: bool,
         max_connections: int,
     ) -> None:
@@ -175,28 +175,27 @@ class _Serving:
         self.config = config
         self.training = ServerTraining(method, server, uploads, disk)
         rules = split_rules(config)
-        if with_ps:  # it is told in this process
+        if with_ps:  # the run's end comes from this process
             rules = attrs.evolve(rules, alone_s=0.0)
         self.machine = SplitServerMachine(rules, parts.architecture)
         self.traffic = Traffic()
         self._announce, self._log, self._stop = announce, log, stop
         self._disk = disk
-        self._gate = gate
+        self._access = access
         self._max_connections = max_connections
 
     def weights(self) -> dict[str, Vector]:
-        """Copies of the server's weights as they are between two trainings.
+        """Copy the split server's weights between two trainings.
 
-        "" is the common one, replicas have their clients' names.
-
-        For any thread but the loop's and the training's.
+        "" is the common model; replicas have their clients' names. May be called in any thread
+        except the loop's and the training's.
         """
         found: concurrent.futures.Future[dict[str, Vector]] = concurrent.futures.Future()
         self._trainer.submit(self.training.server.export, found.set_result, found.set_exception)
         return found.result(_COPY_S)
 
     async def alone(self) -> Summary:
-        """Serve. Asked to stop, it leaves; the run goes on with the next process in this folder."""
+        """Serve until the end. Asked to stop, leave; the next process continues in this folder."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[str] = loop.create_future()
 
@@ -222,8 +221,8 @@ class _Serving:
             if serving.done():
                 return serving.result()
             split = self.config.split
-            told = attrs.evolve(split, server=split.server or ready.result())
-            ending = asyncio.create_task(ps(attrs.evolve(self.config, split=told)))
+            split = attrs.evolve(split, server=split.server or ready.result())
+            ending = asyncio.create_task(ps(attrs.evolve(self.config, split=split)))
             try:
                 await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
                 if serving.done() and serving.exception() is not None:
@@ -267,7 +266,7 @@ class _Serving:
         settings = transport_settings(config, self._max_connections)
         try:
             link = ZmqListener(
-                split.listen, settings, self._gate.curve, self._gate.handshake_failed
+                split.listen, settings, self._access.curve, self._access.handshake_failed
             )
         except tp.LocalError as error:
             raise AddressError(str(error)) from None
@@ -281,7 +280,7 @@ class _Serving:
                 take,
                 SERVER,
                 incarnation=time.time_ns(),
-                admit=self._gate.admit,
+                admit=self._access.admit,
             )
             return self._endpoint
 
@@ -308,7 +307,7 @@ class _Serving:
             address=link.address,
             pid=os.getpid(),
             host=socket.gethostname(),
-            encrypted=self._gate.curve is not None,
+            encrypted=self._access.curve is not None,
         )
         try:
             shell.start()
@@ -316,14 +315,14 @@ class _Serving:
                 if peer.incarnation >= 0:
                     endpoint.remember(name, peer.incarnation)
             self._announce(SERVER, link.address)
-            self._gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
-            ready.set_result(self._gate.reached_at(link.address))
+            self._access.open(loop, endpoint, journal, config.session.heartbeat_every_s)
+            ready.set_result(self._access.reached_at(link.address))
             ended = await self._finished
             give_up_at = loop.time() + (0.0 if self._stop.hard else GOODBYE_S)
             while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - once in a run
                 await asyncio.sleep(0.05)
         finally:
-            self._gate.close()
+            self._access.close()
             notes.close()
             journal.note("node_ended", loop.time(), garbage=endpoint.garbage, **lag.summary())
             shell.node.close()

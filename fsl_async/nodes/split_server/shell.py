@@ -1,8 +1,8 @@
 """The split server's shell: transport events and finished jobs in, effects out. It decides nothing.
 
-Three workers beside the loop: one decodes and codes, one trains (every touch of a tensor, in the
+Three workers run beside the loop: one decodes and codes, one trains (every use of a tensor, in the
 order of the machine's effects), one writes checkpoints. An upload is kept coded while it arrives,
-and decoded once it is whole.
+and decoded when it is complete.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from fsl_async.roles.sync import events as base
 
 
 class Disk(Protocol):
-    """What the shell needs from the server's folder."""
+    """The split server's ledger on disk."""
 
     def append(self, key: str, outcome: str, reason: str) -> None:
-        """Enter what became of an upload."""
+        """Record the outcome of an upload."""
         ...
 
     def append_auxiliary(self, client: str, version: int) -> None:
-        """Enter that a number is given away."""
+        """Record that a version number of an auxiliary model is used."""
         ...
 
 
 class Training(Protocol):
-    """The parts that train (`fsl_async.learn.split.server_training.ServerTraining`)."""
+    """The model parts that train (`fsl_async.learn.split.server_training.ServerTraining`)."""
 
-    # ruff: noqa: D102 - the implementation has them
+    # ruff: noqa: D102 - the implementation has the docstrings
     @property
     def disk(self) -> Disk: ...
     def recover(self) -> ev.SplitRecovered: ...
@@ -78,7 +78,7 @@ class Training(Protocol):
 
 @frozen
 class Workers:
-    """What works beside the loop."""
+    """The workers beside the loop."""
 
     code: Worker
     """Decodes uploads, codes answers and auxiliary models."""
@@ -87,9 +87,9 @@ class Workers:
 
 
 class SplitServerShell:
-    """Joins a SplitServerMachine with an endpoint, the parts that train, and three workers.
+    """Connects a SplitServerMachine with an endpoint, the parts that train, and three workers.
 
-    listener: makes the endpoint, given what takes its events.
+    listener: makes the endpoint from the handler of its events.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SplitServerShell:
         self._finished = finished
         self._incoming: dict[tuple[str, str], IncomingUpload] = {}
         self._metas: dict[tuple[str, str], msg.SmashedMeta] = {}
-        self._losses: dict[UploadKey, tuple[float, int]] = {}  # of the answers that are kept
+        self._losses: dict[UploadKey, tuple[float, int]] = {}  # of the kept answers
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
@@ -158,7 +158,7 @@ class SplitServerShell:
         self.endpoint = listener(self.on_transport)
 
     def start(self) -> None:
-        """Go on from the disk; call once, before any transport event."""
+        """Restore the state on disk; call once, before any transport event."""
         self.node.feed(self.training.recover())
 
     # --- from the transport ---
@@ -174,7 +174,7 @@ class SplitServerShell:
             self._violated(getattr(event, "peer", ""), problem_of(error))
 
     def _violated(self, peer: str, problem: str) -> None:
-        self._say(Note(f"{peer} sent what no client sends: {problem}", "warning"))
+        self._say(Note(f"{peer} broke the protocol: {problem}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
         incarnation = self.machine.incarnation_of(peer)
         if incarnation is not None:
@@ -220,7 +220,7 @@ class SplitServerShell:
             case msg.RunOver(reason):
                 self.node.feed(ev.RunOverReceived(event.peer, reason))
             case other:
-                raise MessageError(f"{type(other).__name__} is not for {event.peer} to say")
+                raise MessageError(f"{type(other).__name__} is no message of {event.peer}")
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)
@@ -235,8 +235,8 @@ class SplitServerShell:
             problem = f"{event.chunks} chunks where {wanted} are right"
         if problem is not None:
             self.endpoint.decline(event.peer, event.stream_id, "refused")
-            told = msg.UploadRefused(key, "refused", problem)
-            self.endpoint.send(event.peer, msg.to_wire(told))
+            refusal = msg.UploadRefused(key, "refused", problem)
+            self.endpoint.send(event.peer, msg.to_wire(refusal))
             self.training.disk.append(key.text, "declined", f"refused: {problem}")
             return
         self._metas[event.peer, event.stream_id] = meta
@@ -273,7 +273,7 @@ class SplitServerShell:
         self._incoming.pop((event.peer, event.stream_id), None)
         self.node.feed(StreamLost(event.peer, event.stream_id, event.reason))
 
-    # --- to the world ---
+    # --- effects ---
 
     def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
@@ -290,7 +290,7 @@ class SplitServerShell:
         flow = Flow(category, Direction.UP, self.formats.up)
         incoming = IncomingUpload(effect.key, meta, flow, self.traffic)
         self._incoming[effect.peer, effect.stream] = incoming
-        with contextlib.suppress(tp.LocalError):  # offered twice, and the first is under way
+        with contextlib.suppress(tp.LocalError):  # offered twice, and the first is being received
             self.endpoint.accept(effect.peer, effect.stream, incoming)
 
     def _run(self, job: Callable[[], Event], number: int) -> None:
@@ -330,7 +330,7 @@ class SplitServerShell:
         category = Category.ACTIVATIONS if features else Category.GRADIENTS
         flow = Flow(category, Direction.DOWN, self.formats.down)
         source = self._outgoing(lambda: self.training.answer(key), flow)
-        # Eager: a client waits for it, and a round trip may take longer than the transfer.
+        # Eager: the client waits, and a round trip may take longer than the transfer.
         stream = msg.answer_stream(key.text)
         self.endpoint.offer(effect.peer, stream, msg.to_wire(meta), source, source.size)
 

@@ -1,7 +1,7 @@
-"""When the split server makes a checkpoint, and what the one under way holds. Pure.
+"""Decides when the split server makes a checkpoint, and records its content. Pure.
 
-A checkpoint is due every `every` changes, and when one is wanted and anything has changed. It is
-made between two trainings, so that book and tensors are of one moment. There is one at a time; a
+A checkpoint is due every `every` changes, and when one is requested and anything has changed. It is
+made between two trainings, so that book and tensors are consistent. One is written at a time; a
 failed one is tried again after `retry_s`.
 """
 
@@ -19,50 +19,50 @@ from fsl_async.roles.split.events import SplitProgress, SplitRecovered, UploadKe
 
 @mutable
 class Checkpoints:
-    """The server's checkpoints. They share its deadlines; "retry" is theirs."""
+    """The split server's checkpoints. They share its deadlines; "retry" is theirs."""
 
     deadlines: Deadlines
     every: int
     retry_s: float
     number: int = 0  # of the last one in this process
     since: int = 0  # changes since it was begun
-    wanted: bool = False
-    writing: dict[str, UploadKey] | None = None  # client -> last upload in the one under way
+    is_due: bool = False
+    writing: dict[str, UploadKey] | None = None  # client -> last upload in the one being written
 
     def changed(self) -> None:
-        """Something was trained, aligned or averaged."""
+        """Count a training, an alignment or an average."""
         self.since += 1
-        self.wanted = self.wanted or self.since >= self.every
+        self.is_due = self.is_due or self.since >= self.every
 
-    def want(self) -> None:
-        """One is due now, if anything has changed."""
-        self.wanted = self.wanted or self.since > 0
+    def request(self) -> None:
+        """Request a checkpoint now, if anything has changed."""
+        self.is_due = self.is_due or self.since > 0
 
     def due(self, book: Callable[[], SplitProgress]) -> list[Effect]:
         """The checkpoint that is due, if it can be made now; call it between two trainings."""
         waits = self.writing is not None or self.deadlines.when("retry") is not None
-        if not self.wanted or waits:
+        if not self.is_due or waits:
             return []
         made = book()
-        self.wanted, self.since, self.number = False, 0, self.number + 1
+        self.is_due, self.since, self.number = False, 0, self.number + 1
         self.writing = {
             name: kept.last for name, kept in made.clients.items() if kept.last is not None
         }
         return [split.Checkpoint(self.number, made)]
 
     def written(self) -> dict[str, UploadKey]:
-        """The one under way is durable, or given up. Returns each client's last upload in it."""
+        """Record that it is durable, or given up. Returns each client's last upload in it."""
         found, self.writing = self.writing or {}, None
         return found
 
     def failed(self, now: float) -> None:
-        """The one under way could not be written."""
-        self.writing, self.wanted = None, True
+        """Record that it could not be written, and try again later."""
+        self.writing, self.is_due = None, True
         self.deadlines.set("retry", now + self.retry_s)
 
 
 def resumed(event: SplitRecovered) -> list[Effect]:
-    """A note and ledger lines for a server that goes on from its last checkpoint."""
+    """A note and ledger lines for a split server that goes on from its last checkpoint."""
     if not event.book.uploads and not event.lost:
         return []
     text = f"continuing after {counted(event.book.uploads, 'upload')}"

@@ -1,34 +1,35 @@
-"""A client's decisions towards the split server.
+"""Decides what a client of split learning does.
 
-Pure: no socket, no clock, no random number, no tensor.
+Pure: no socket, clock, random number or tensor.
 
 The training thread computes up to the cut and puts uploads into a queue of `in_flight` slots; which
-batches it uploads, and whether it waits, is the method's (`fsl_async.roles.split.methods`). The
-machine gets uploads to the server, and answers back, once each.
+batches it uploads, and whether it waits, depends on the method (`fsl_async.roles.split.methods`).
+The machine gets uploads to the split server, and answers back, once each.
 
 Rules
 - Uploads are offered in the order of their keys, at most `in_flight` at a time. A slot is free
-  again when its upload is settled: trained, and its gradient received where one is wanted; or given
+  again when its upload is settled: trained, and its gradient received if one is needed; or given
   up.
 - An upload that is not settled is offered again after every loss, with the same key. A gradient
-  that the server no longer has is given up: that batch trains nothing here.
-- The last `retain` settled uploads are kept until a checkpoint of the server's has them. A server
-  that comes back without them is offered them again, without a gradient wanted.
-- An auxiliary model that arrives is installed, whatever its version: the server's is the one that
-  counts. A training thread that waits for one goes on with the old one when the server answers that
-  none comes, and when a new session shows that nothing is due.
-- The end of a round is reported to the server when all its uploads are settled, in every session
-  until it is acknowledged. Where the method needs the acknowledgment (`waits_at_round_end`), the
-  training thread waits for it.
-- A server that leaves before the run ends is waited for, as one that died is: another process goes
+  that the split server no longer has is given up: that batch trains nothing here.
+- The last `retain` settled uploads are kept until a checkpoint of the split server's has them. A
+  split server that restarts without them is offered them again, without a gradient.
+- An auxiliary model that arrives is installed, whatever its version: the split server's is the one
+  that counts. A training thread that waits for one goes on with the old one when the split server
+  answers that none comes, and when a new session shows that nothing is due.
+- The end of a round is reported to the split server when all its uploads are settled, in every
+  session until it is acknowledged. Where the method needs the acknowledgment
+  (`waits_at_round_end`), the training thread waits for it.
+- The client waits for a split server that leaves or dies before the run ends: another process goes
   on in its folder.
-- When the run is over, or the server has ended, nothing is waited for: all that waits is given up.
+- When the run is over, or the split server has ended, nothing is waited for: all that waits is
+  given up.
 
     state     event                        -> effects
     any       SplitWelcomed                   OfferUpload for all missing there; Send RoundDone
     any       UploadReady                     OfferUpload when a slot is free
     joined    UploadAcknowledged              ReportLoss, FreeSlot
-    joined    UploadAlreadyTrained            FreeSlot; AbandonUpload if a wanted gradient is gone
+    joined    UploadAlreadyTrained            FreeSlot; AbandonUpload if its gradient is gone
     joined    UploadDeclined                  AbandonUpload, FreeSlot, DropUpload;
                                               "later": timer "offer"
     joined    AnswerOffered, AnswerReceived   ReceiveAnswer; DeliverAnswer, FreeSlot
@@ -143,7 +144,7 @@ class SplitClientMachine:
         return self.deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return effects in the order in which they are to be carried out."""
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
 
@@ -178,7 +179,7 @@ class SplitClientMachine:
         missing = [sent for sent in self.sent.values() if sent.at_server == "missing"]
         due = any(sent.offer.alignment_due for sent in missing)
         if self.aligning is not None and not due and event.auxiliary == self.auxiliary:
-            effects.extend(self._keep_auxiliary())  # the server that aligned it has died
+            effects.extend(self._keep_auxiliary())  # the split server that aligned it has died
         return [*effects, *self._advance(now)]
 
     def _rename(self, incarnation: int) -> None:
@@ -230,7 +231,9 @@ class SplitClientMachine:
         return self._give_up(sent, "nothing is sent any more") if self.over else self._offer(now)
 
     def _offer(self, now: float) -> list[Effect]:
-        """Offer uploads that are missing at the server, in order, as far as slots are free."""
+        """Offer uploads that are missing at the split server, in order, as far as slots are
+        free.
+        """
         if not self.connected:
             return []
         effects: list[Effect] = []
@@ -281,7 +284,7 @@ class SplitClientMachine:
         if not sent.settled:
             effects.append(split.ReportLoss(sent.key, event.loss))
             if sent.offer.wants_gradient:
-                effects.append(split.AbandonUpload(sent.key, "the server gave no gradient"))
+                effects.append(split.AbandonUpload(sent.key, "the split server gave no gradient"))
         return [*effects, *self._settle(sent, now)]
 
     def _already_trained(self, event: ev.UploadAlreadyTrained, now: float) -> list[Effect]:
@@ -292,7 +295,9 @@ class SplitClientMachine:
             return []  # its answer is on the way
         gone = sent.offer.wants_gradient and not sent.settled
         effects = (
-            [split.AbandonUpload(sent.key, "the server no longer has its gradient")] if gone else []
+            [split.AbandonUpload(sent.key, "the split server no longer has its gradient")]
+            if gone
+            else []
         )
         return [*effects, *self._settle(sent, now)]
 
@@ -346,7 +351,7 @@ class SplitClientMachine:
         sent = self.sent.get(UploadKey.parse(text))
         if sent is None or sent.settled or not self.connected:
             return []
-        return self._later(sent, now)  # also for a gradient: the server streams it again
+        return self._later(sent, now)  # also for a gradient: the split server streams it again
 
     # --- auxiliary models ---
 
@@ -414,8 +419,8 @@ class SplitClientMachine:
     def _run_ended(self, event: RunEnded, now: float) -> list[Effect]:
         if self.over:
             return [SendGoodbye(event.reason)]
-        told = [Send(SERVER, msg.RunOver(event.reason))] if self.connected else []
-        return [*told, *self._give_up_all(event.reason), SendGoodbye(event.reason)]
+        sent = [Send(SERVER, msg.RunOver(event.reason))] if self.connected else []
+        return [*sent, *self._give_up_all(event.reason), SendGoodbye(event.reason)]
 
     def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
         self.training = False

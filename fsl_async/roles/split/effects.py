@@ -95,7 +95,7 @@ class DropAnswer(Effect, tag="drop_answer"):
 
 @frozen
 class Align(Effect, tag="align"):
-    """Align a client's auxiliary model, on its whole buffer and with x_s as it is now: `version`.
+    """Align a client's auxiliary model, on all of its buffer and with x_s as it is now: `version`.
 
     Ends in Aligned.
     """
@@ -189,7 +189,7 @@ class AbandonUpload(Effect, tag="abandon_upload"):
 
 @frozen
 class ReportLoss(Effect, tag="report_loss"):
-    """Hand the server's loss on an upload to the training thread, for its metrics."""
+    """Hand the split server's loss on an upload to the training thread, for its metrics."""
 
     key: UploadKey
     loss: float

@@ -20,8 +20,8 @@ class UploadKey:
     """The identity of one upload: client, incarnation, round, and local step in that round.
 
     Keys of one incarnation grow. leg: 0, or 1 for the gradient of the features that follows in a
-    U-shape. An upload is trained once: the server answers a key that it has trained as known, with
-    its answer if that is still kept.
+    U-shape. An upload is trained once: the split server answers a key that it has trained as known,
+    with its answer if that is still kept.
     """
 
     client: str
@@ -59,7 +59,7 @@ class UploadKey:
 
 @frozen
 class ClientProgress:
-    """What the server holds of one client besides tensors.
+    """What the split server holds of one client besides tensors.
 
     Rounds and versions are -1 where there was none.
     """
@@ -169,7 +169,7 @@ class UploadOffered(Event, tag="upload_offered"):
 
 @frozen
 class UploadReceived(Event, tag="upload_received"):
-    """An upload is whole and decoded; it stays in memory until it is trained or dropped."""
+    """An upload is complete and decoded; it stays in memory until it is trained or dropped."""
 
     peer: str
     key: UploadKey
@@ -292,7 +292,7 @@ class UploadReady(Event, tag="upload_ready"):
 
 @frozen
 class UploadAcknowledged(Event, tag="upload_acknowledged"):
-    """The server has trained an upload, and nothing comes back."""
+    """The split server has trained an upload, and nothing comes back."""
 
     key: UploadKey
     loss: float
@@ -300,7 +300,7 @@ class UploadAcknowledged(Event, tag="upload_acknowledged"):
 
 @frozen
 class UploadAlreadyTrained(Event, tag="upload_already_trained"):
-    """The server had trained an upload before; `answer`: its answer is streamed again."""
+    """The split server had trained an upload before; `answer`: its answer is streamed again."""
 
     key: UploadKey
     answer: bool
@@ -308,7 +308,7 @@ class UploadAlreadyTrained(Event, tag="upload_already_trained"):
 
 @frozen
 class UploadDeclined(Event, tag="upload_declined"):
-    """The server will not train an upload ("later": not now)."""
+    """The split server will not train an upload ("later": not now)."""
 
     key: UploadKey
     code: str
@@ -317,14 +317,14 @@ class UploadDeclined(Event, tag="upload_declined"):
 
 @frozen
 class UploadsDurable(Event, tag="uploads_durable"):
-    """All uploads up to `key` are in a checkpoint of the server's."""
+    """All uploads up to `key` are in a checkpoint of the split server's."""
 
     key: UploadKey
 
 
 @frozen
 class AnswerOffered(Event, tag="answer_offered"):
-    """The server streams the answer to an upload."""
+    """The split server streams the answer to an upload."""
 
     stream: str
     key: UploadKey
@@ -334,14 +334,14 @@ class AnswerOffered(Event, tag="answer_offered"):
 
 @frozen
 class AnswerReceived(Event, tag="answer_received"):
-    """An answer is whole and decoded."""
+    """An answer is complete and decoded."""
 
     key: UploadKey
 
 
 @frozen
 class AuxiliaryOffered(Event, tag="auxiliary_offered"):
-    """The server streams an auxiliary model."""
+    """The split server streams an auxiliary model."""
 
     stream: str
     version: int
@@ -350,7 +350,7 @@ class AuxiliaryOffered(Event, tag="auxiliary_offered"):
 
 @frozen
 class AuxiliaryReceived(Event, tag="auxiliary_received"):
-    """An auxiliary model is whole and decoded."""
+    """An auxiliary model is complete and decoded."""
 
     version: int
 
@@ -373,7 +373,7 @@ class RoundEnded(Event, tag="round_ended"):
 
 @frozen
 class RoundAcknowledged(Event, tag="round_acknowledged"):
-    """The server has recorded that this client is done with the round."""
+    """The split server has recorded that this client is done with the round."""
 
     round: int
 

@@ -74,7 +74,7 @@ class PsHello(Message, tag="ps_hello/1"):
 
 @frozen
 class SplitWelcome(Message, tag="split_welcome/1"):
-    """Body of the server's welcome.
+    """Body of the split server's welcome.
 
     For a parameter server only the run counts; the other fields are for clients.
 
@@ -206,7 +206,7 @@ class SmashedMeta(Message, tag="smashed_meta/1"):
 
 @frozen
 class GradientMeta(Message, tag="gradient_meta/1"):
-    """Stream that answers an upload. updates: of the server's part before it."""
+    """Stream that answers an upload. updates: of the split server's part before it."""
 
     key: Key
     loss: float

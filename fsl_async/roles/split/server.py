@@ -1,7 +1,7 @@
-"""The split server's decisions. Pure: no socket, no clock, no random number, no tensor.
+"""Decides what the split server does. Pure: no socket, clock, random number or tensor.
 
 It holds the upper part of the model (x_s, or a replica of it per client), and per client perhaps an
-auxiliary model with its buffer. It opens no rounds: it trains uploads as they come. What a method
+auxiliary model with its buffer. It opens no rounds: it trains uploads as they arrive. What a method
 decides is in `fsl_async.roles.split.methods`.
 
 Rules
@@ -16,24 +16,24 @@ Rules
 - Uploads that were complete when their client left are trained; the others are dropped, and the
   client offers them again.
 - Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s
-  as it is then. Versions of a client's model grow; a number is not given twice, also when a server
-  that died had given it. A client that holds another version than is kept here gets the one that is
-  kept.
+  as it is then. Versions of a client's model grow; a number is not given twice, also when a split
+  server that died had given it. A client that holds another version than is kept here gets the one
+  that is kept.
 - Replicas of the clients that reported a round as done are averaged, weighted by samples, before
   the first upload of a later round, and when the run is over.
 - A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later
   round, between two trainings, with the book of all decisions. One at a time; several that fall due
   meanwhile are one more. A failed one is tried again.
-- A server that is killed goes on from its last checkpoint. Uploads after it are lost with the
+- A split server that is killed goes on from its last checkpoint. Uploads after it are lost with the
   weights that were trained on them: the ledger records them as dropped, and clients offer again
   those they have kept.
-- The first client's run is the server's run, for good. Every client's part must be that of the
-  configuration.
+- The first client's run is the split server's run, for good. Every client's part must be that of
+  the configuration.
 - The end: complete uploads are trained, then a last checkpoint is made. It comes when the run is
   over, as clients or the parameter server report, or when the operator asks for it. Asked while the
-  run is not known to be over, the server only leaves: it sends the answers that clients wait for,
-  ends their sessions, and admits no client. They go on with the process that comes after it. It
-  also leaves after `alone_s` without a client and without the parameter server
+  run is not known to be over, the split server only leaves: it sends the answers that clients wait
+  for, ends their sessions, and admits no client. They go on with the process that comes after it.
+  It also leaves after `alone_s` without a client and without the parameter server
   (`fsl_async.roles.split.shutdown`).
 
     state      event                    -> effects
@@ -164,7 +164,7 @@ class SplitServerMachine:
         return self.deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return effects in the order in which they are to be carried out."""
         if self.ended and not isinstance(event, ev.SplitClientHello | ev.PsConnected):
             return []
         handler = self._handlers.get(type(event))
@@ -281,7 +281,7 @@ class SplitServerMachine:
         if answer.code == "later" or any(known == key for known, _ in peer.declined):
             return refused
         peer.declined.append((key, answer))
-        # Recorded first: an upload that a client was told is settled is in the ledger, whenever
+        # Recorded first: an upload whose client got an answer is in the ledger, whenever
         # this process dies.
         return [split.RecordUpload(key, "declined", f"{answer.code}: {answer.text}"), *refused]
 
@@ -328,7 +328,7 @@ class SplitServerMachine:
             self.busy = self._average(key.round)
             if self.busy is None:
                 if key.round > self.round:
-                    self.checkpoints.want()
+                    self.checkpoints.request()
                 effects.extend(self.checkpoints.due(self.book))
                 self.ready.popleft()
                 offer = peer.uploads[key].offer
@@ -499,7 +499,7 @@ class SplitServerMachine:
         self.busy = self._average(self.round + 1) if self.shutdown.run_over else None
         if self.busy is not None:
             return [self.busy]
-        self.checkpoints.want()
+        self.checkpoints.request()
         last = self.checkpoints.due(self.book)
         if last:
             return last

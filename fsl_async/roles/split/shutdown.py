@@ -1,15 +1,15 @@
-"""How a split server ends, and when it leaves because it is alone. Pure.
+"""Decides how a split server ends, and when it leaves because it is alone. Pure.
 
-Two ways to end. The run is over, as a client or the parameter server reports: then it is over for
-all. Or this process is asked to end while that is not known: then it leaves, and another process
-goes on in its folder. A client that waits must be able to tell one from the other, because uploads
+There are two ways to end. The run is over, as a client or the parameter server reports: then it is
+over for all. Or this process is asked to end while that is not known: then it leaves, and another
+process goes on in its folder. A client that waits must be able to distinguish them, because uploads
 of a run that is not over must not be given up.
 
 The parameter server of another process keeps a session too, in which it sends one message: that the
 run is over. While that session lasts the run goes on, although clients are away. Without it and
 without a client, either all are down, or the run has ended and no peer could report it. These
-cannot be told apart, so the server waits `alone_s` and then leaves: a process that is started in
-its folder later goes on.
+cannot be distinguished, so the split server waits `alone_s` and then leaves: a process that is
+started in its folder later goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALONE = "alone"
 
 @mutable
 class SplitShutdown:
-    """`reason` is None until the server is to end."""
+    """The state of a split server's end. reason: None until it is to end."""
 
     reason: str | None = None
     run_over: bool = False  # reported by a peer: no later round averages the last one
@@ -36,7 +36,7 @@ class SplitShutdown:
 
     @property
     def asked(self) -> bool:
-        """Whether the server is to end."""
+        """Whether the split server is to end."""
         return self.reason is not None
 
     @property
@@ -62,9 +62,9 @@ class SplitShutdown:
 
 @mutable
 class Liveness:
-    """The parameter server's session, and the deadline of a server that is alone.
+    """The parameter server's session, and the deadline of a split server that is alone.
 
-    It shares the server's deadlines.
+    It shares the split server's deadlines.
     """
 
     deadlines: Deadlines
@@ -74,7 +74,7 @@ class Liveness:
     def update(self, run: str, now: float, *, clients: bool) -> None:
         """A peer has come or gone.
 
-        A server that is in no run yet waits for its first peer without limit.
+        A split server that is in no run yet waits for its first peer without limit.
         """
         if not run or self.alone_s <= 0 or clients or self.ps_incarnation is not None:
             self.deadlines.cancel(ALONE)
@@ -109,7 +109,7 @@ class Liveness:
             self.ps_incarnation = None
 
     def reason(self) -> str:
-        """Why a server that is alone ends."""
+        """Why a split server that is alone ends."""
         return (
             f"no client and no parameter server for {self.alone_s:g} s (split.alone_s): the run has"
             " ended, or all are away; what was trained is in the last checkpoint, and a start with"

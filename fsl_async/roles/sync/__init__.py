@@ -1,1 +1,1 @@
-"""Decisions of pretraining: the parameter server and its clients, rounds, triggers, weights of deltas. Pure."""
+"""Decides for pretraining: the parameter server, its clients, rounds, triggers, weights. Pure."""

@@ -1,47 +1,57 @@
-"""A client's decisions. Pure: no socket, no clock, no chance, no tensor.
+"""Decides what a client of pretraining does. Pure: no socket, clock, random number or tensor.
 
 Rules
-- Training never waits for the network. While the server is away the client trains on, and offers what it has when it is back.
-- One delta is outstanding at a time. It is kept, coded, until the server has acknowledged or refused its key, and offered again
-  after every reconnect. A call that comes meanwhile is answered afterwards.
-- A delta is measured from the base its key names and never recomputed against another: before the base is replaced, what is
-  outstanding is coded to its end.
-- The training thread does one thing for the machine at a time: copy a snapshot, or move onto a new base. `busy` says which.
-- A new version is fetched as soon as it is announced, from what is held; what was trained since the last snapshot is carried over
-  (theta <- Theta_new + (theta_now - u)). After a quarantined delta it is discarded instead: those weights are not finite.
-- A digest that differs from the announced one, or frames that cannot be applied, are answered by fetching the version in full,
-  after a pause: a fault that stays must not move whole models in a tight loop.
-- A call dies with the session it came in; the server repeats it to a client that it still waits for.
-- After the last call nothing more is merged, so the training thread is held at its snapshot until the run's last version is here:
-  nothing is trained in vain, and the user's loop ends with the run's weights. It goes on when there was nothing to send, when the
-  delta is refused, and when the session is lost: who knows when the server is back.
-- A turn asks for a whole round: it is trained from the version that it names, once, and held at its end for the version that
-  comes of it, also while the server is away. A turn that is said again in a new session is the same turn.
-- When training ends before the run does, what was trained since the last snapshot is sent as a last delta, after the one
-  that is outstanding. That is waited for while its bytes advance, `drain_cap_s` at the most, and `drain_s` without a session.
+- Training never waits for the network. While the parameter server is away, the client trains on; it
+  offers its delta after the reconnect.
+- One delta is outstanding at a time. The client keeps it, coded, until the parameter server has
+  acknowledged or refused its key, and offers it again after every reconnect. A call that arrives
+  meanwhile is answered afterwards.
+- A delta is measured from the base that its key names and never recomputed against another: the
+  outstanding delta is completely coded before the base is replaced.
+- The training thread does one thing for the machine at a time: it copies a snapshot, or it moves to
+  a new base. `busy` is that thing.
+- A new version is fetched as soon as it is announced, starting from the version held. Progress
+  since the last snapshot is carried over (theta <- Theta_new + (theta_now - u)). After a
+  quarantined delta it is discarded instead: those weights are not finite.
+- If a digest differs from the announced one, or frames cannot be applied, the client fetches the
+  version in full after a pause: a persistent fault must not move full models in a tight loop.
+- A call is valid in its session only; the parameter server repeats it to a client that it still
+  waits for.
+- After the last call nothing more is merged, so the training thread is held at its snapshot until
+  the run's last version arrives: no work is wasted, and the user's loop ends with the run's
+  weights. The thread resumes if there was nothing to send, if the delta is refused, and if the
+  session is lost, because the parameter server may stay away for long.
+- A turn asks for a full round: the client trains it once, from the version that the turn names, and
+  is held at its end until the resulting version arrives, even while the parameter server is away. A
+  turn that is repeated in a new session is the same turn.
+- If training ends before the run does, the progress since the last snapshot is sent as a last
+  delta, after the outstanding one. The client waits for it while its bytes advance, at most
+  `drain_cap_s`, and `drain_s` without a session.
 
     state      event                         -> effects
     offline    Welcomed                         SendManifest, OfferDelta when one is outstanding
     joined     PublishAsked                     OfferInitial
-    joined     VersionAnnounced (not held)      Tell Fetch; AdoptInitial when it is the version published here
+    joined     VersionAnnounced (not held)      Send Fetch; AdoptInitial for its own version 0
     joined     FetchOffered                     ReceiveVersion
-    any        FetchReceived                    FinishEncoding when a delta is not fully coded, then ReplaceBase
+    any        FetchReceived                    FinishEncoding of the outstanding delta, ReplaceBase
     any        BaseReplaced                     Rebase
-    any        Rebased                          Tell Holding
-    training   RoundCalled                       TakeSnapshot when nothing is outstanding (the last call: and hold)
+    any        Rebased                          Send Holding
+    training   RoundCalled                      TakeSnapshot when no delta is outstanding
     training   TurnCalled                       BeginRound once the weights are on that version
-    training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
-    any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
-    held       SessionLost, DeltaRefused         ResumeTraining; in a turn also Rebased, but not SessionLost
+    training   Snapshotted                      OfferDelta, or Send Skip when no token was trained
+    any        DeltaAcknowledged, DeltaRefused  DropDelta, then what was waiting
+    held       SessionLost, DeltaRefused        ResumeTraining (in a turn: Rebased, DeltaRefused)
     any        RunEnded, DrainAsked, Preempting EndTraining
-    any        TrainingEnded                    TakeSnapshot, then Finish once all is settled; Finish at once after RunEnded
-    ending     timer "end"                      CheckTransfers, then Finish unless something advances
+    any        TrainingEnded                    TakeSnapshot, then Finish after the last answer;
+                                                Finish at once after RunEnded
+    ending     timer "end"                      CheckTransfers, then Finish unless bytes advance
     preempted  timer "late"                     begin no further delta
     preempted  timer "goodbye"                  Finish
     finished   anything                         nothing
 
-What a person should know is said in a Note: joining, the first weights, every version that the model is moved onto (with the fact
-`version`, to which the node adds how training goes), and that the server went away and came back.
+Notes report joining, the first weights, every version that the model moves to (with the fact
+`version`, to which the node adds training metrics), and the loss and return of the parameter
+server.
 """
 
 from __future__ import annotations
@@ -80,7 +90,7 @@ from fsl_async.roles.sync.client_state import (
     SERVER,
     ClientRules,
     Held,
-    lost_words,
+    lost_text,
 )
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.version_sync import VersionSync
@@ -105,25 +115,26 @@ class ClientMachine:
         self.incarnation = incarnation
         self.run = ""
         self.connected = False
-        self.away = False  # the server was lost and is not back
-        self.untold: Note | None = None  # that it was, while its answer may still say more
+        self.away = False  # the session was lost and there is no new one
+        # Reports that loss, unless the answer to the next hello gives its cause.
+        self.pending_note: Note | None = None
         self.attached = False
         self.model_version = -1
-        self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
-        self.delta: Delta | None = None  # that waits for its acknowledgement
-        self.coded = False  # whether all of it is
+        # Of the version that the weights were last moved to, from which the next delta is measured.
+        self.model_digest = ""
+        self.delta: Delta | None = None  # the outstanding one
+        self.coded = False  # whether all of its chunks are coded
         self.sequence = 0
         self.call: ev.RoundCalled | None = None
         self.answering: ev.RoundCalled | None = None
-        self.held: ev.RoundCalled | None = (
-            None  # the training thread waits for what comes of this call
-        )
+        # The call at which the training thread is held.
+        self.held: ev.RoundCalled | None = None
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.tokens_acknowledged = 0
         self.deadlines = Deadlines()
-        self.following = VersionSync(self.deadlines)
-        self.leaving = ClientShutdown(rules, self.deadlines)
+        self.version_sync = VersionSync(self.deadlines)
+        self.shutdown = ClientShutdown(rules, self.deadlines)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             TimerFired: self._timers,
             ev.Attached: self._attached,
@@ -146,41 +157,41 @@ class ClientMachine:
             StreamLost: self._stream_lost,
             RunEnded: self._run_ended,
             DrainAsked: self._drain_asked,
-            ev.Preempting: self.leaving.preempt,
+            ev.Preempting: self.shutdown.preempt,
             TrainingEnded: self._training_ended,
-            ev.TransfersChecked: self.leaving.transfers_checked,
+            ev.TransfersChecked: self.shutdown.transfers_checked,
         }
 
     @property
     def rules(self) -> ClientRules:
-        """Its times. A client learns those of its run when it is welcomed."""
-        return self.leaving.rules
+        """The client's times. It receives those of its run in its welcome."""
+        return self.shutdown.rules
 
     @rules.setter
     def rules(self, rules: ClientRules) -> None:
-        self.leaving.rules = rules
+        self.shutdown.rules = rules
 
     @property
     def latest(self) -> Held:
-        """The run's newest version, as far as it was announced."""
-        return self.following.latest
+        """The newest version announced."""
+        return self.version_sync.latest
 
     @property
     def base(self) -> Held:
         """The version that the base buffer holds."""
-        return self.following.base
+        return self.version_sync.base
 
     @property
     def finished(self) -> bool:
         """Whether this client's part is over."""
-        return self.leaving.finished
+        return self.shutdown.finished
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
         return self.deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return effects in the order in which they are to be carried out."""
         if self.finished:
             return []
         handler = self._handlers.get(type(event))
@@ -200,8 +211,8 @@ class ClientMachine:
             )
             effects.append(Note(text))
         elif self.away:
-            effects.extend(self._tell_lost())
-            effects.append(Note("the server is back"))
+            effects.extend(self._report_lost())
+            effects.append(Note("the parameter server is back"))
         self.connected, self.away = True, False
         self.run = event.run
         if event.incarnation is not None:
@@ -213,43 +224,43 @@ class ClientMachine:
 
     def _lost(self, event: SessionLost, now: float) -> list[Effect]:
         self.connected = False
-        self.leaving.pace.interrupt()
+        self.shutdown.pace.interrupt()
         self._forget_session()
         self.away = True
-        what = lost_words(event.reason)
-        if not self.leaving.training:
+        what = lost_text(event.reason)
+        if not self.shutdown.training:
             self.deadlines.set("end", now + self.rules.drain_s)
             meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
         else:
             meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
-        self.untold = Note(f"{what}; {meanwhile}", "warning")
+        self.pending_note = Note(f"{what}; {meanwhile}", "warning")
         in_turn = self.held is not None and self.held.is_turn
         effects = [] if self.busy == "snapshot" or in_turn else self._resume()
         if event.reason in {"reset", "revoked"}:
-            # A server that does not know this session may know why: another process has taken the name. It is asked already.
-            # One that has revoked the key has said so: the refusal follows.
+            # The answer to the next hello may give the cause: another process has the name, or the
+            # key was revoked.
             self.deadlines.set("lost", now + ANSWER_S)
             return effects
-        return [*self._tell_lost(), *effects]
+        return [*self._report_lost(), *effects]
 
-    def _tell_lost(self) -> list[Effect]:
-        note, self.untold = self.untold, None
+    def _report_lost(self) -> list[Effect]:
+        note, self.pending_note = self.pending_note, None
         self.deadlines.cancel("lost")
         return [] if note is None else [note]
 
     def _forget_session(self) -> None:
-        """Nothing that was asked in a session is answered in the next one."""
-        self.following.forget_session()
+        """Forget open requests and the call: they are valid in one session only."""
+        self.version_sync.forget_session()
         self.call = None
         if self.answering is not None:
             self.answering = attrs.evolve(self.answering, last=False)
         self.deadlines.cancel("offer")
 
     def _refused(self, event: HelloRefused, now: float) -> list[Effect]:
-        self.leaving.refusing = True
-        self.untold = None
+        self.shutdown.refusing = True
+        self.pending_note = None
         exit_code = 0 if event.code == "finished" else EXIT_REFUSED
-        return self.leaving.ask(event.text, exit_code, now)
+        return self.shutdown.ask(event.text, exit_code, now)
 
     def _offer(self) -> list[Effect]:
         return [do.OfferDelta(self.delta)] if self.delta is not None and self.connected else []
@@ -262,17 +273,17 @@ class ClientMachine:
             if name == "offer":
                 effects.extend(self._offer())
             elif name == "goodbye":
-                effects.extend(self.leaving.time_is_up())
+                effects.extend(self.shutdown.time_is_up())
             elif name == "late":
-                self.leaving.emptied = True
+                self.shutdown.emptied = True
                 effects.extend(self._advance())
             elif name == "lost":
-                effects.extend(self._tell_lost())
+                effects.extend(self._report_lost())
             elif name == "fetch":
-                self.following.asked = None
+                self.version_sync.asked = None
                 effects.extend(self._advance())
-            elif self.leaving.training or not self.connected:  # end
-                effects.extend(self.leaving.finish())
+            elif self.shutdown.training or not self.connected:  # end
+                effects.extend(self.shutdown.finish())
             else:
                 effects.append(do.CheckTransfers())
         return effects
@@ -283,41 +294,41 @@ class ClientMachine:
                 self.deadlines.set("offer", now + self.rules.reoffer_s)
             return []
         if event.stream.startswith("initial:"):
-            self.following.publishing = False
+            self.version_sync.publishing = False
             return []
-        self.following.later(now, self.rules.reoffer_s)  # the stream is bad, not the session
+        self.version_sync.later(now, self.rules.reoffer_s)  # the stream failed, not the session
         return []
 
     # --- versions, down ---
 
     def _publish(self, event: ev.PublishAsked, now: float) -> list[Effect]:
-        if not self.attached or self.base.version >= 0 or self.leaving.asked:
+        if not self.attached or self.base.version >= 0 or self.shutdown.asked:
             return []
-        self.following.publishing = True
+        self.version_sync.publishing = True
         return [do.OfferInitial()]
 
     def _announced(self, event: ev.VersionAnnounced, now: float) -> list[Effect]:
-        following = self.following
-        following.latest = Held(event.version, event.digest)
-        if following.publishing:
-            following.publishing = False
+        version_sync = self.version_sync
+        version_sync.latest = Held(event.version, event.digest)
+        if version_sync.publishing:
+            version_sync.publishing = False
             if event.version == 0 and self.busy is None and self.base.version < 0:
-                self.busy, following.adopted = "replacing", True
+                self.busy, version_sync.adopted = "replacing", True
                 return [Note("published the initial weights"), do.AdoptInitial()]
         if self.base == self.latest and self.model_version == event.version:
-            return [following.holding()]
+            return [version_sync.holding()]
         return self._advance()
 
     def _fetch_offered(self, event: ev.FetchOffered, now: float) -> list[Effect]:
-        busy = self.busy == "replacing" or not self.attached or self.leaving.asked
-        if not busy and self.following.fits(event):
-            return self.following.receive(event)
-        if self.following.asked is not None:  # perhaps this was the answer: do not wait for another
-            self.following.later(now, self.rules.reoffer_s)
+        busy = self.busy == "replacing" or not self.attached or self.shutdown.asked
+        if not busy and self.version_sync.fits(event):
+            return self.version_sync.receive(event)
+        if self.version_sync.asked is not None:  # this may have been the answer: ask again later
+            self.version_sync.later(now, self.rules.reoffer_s)
         return [DeclineStream(SERVER, event.stream, "not wanted")]
 
     def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
-        self.following.received(event.version)
+        self.version_sync.received(event.version)
         return self._advance()
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> list[Effect]:
@@ -326,12 +337,12 @@ class ClientMachine:
 
     def _base_lost(self, text: str, now: float) -> list[Effect]:
         self.busy = None
-        self.following.base = Held()
-        self.following.later(now, self.rules.reoffer_s)
+        self.version_sync.base = Held()
+        self.version_sync.later(now, self.rules.reoffer_s)
         return [Note(text, "warning"), *self._advance()]
 
     def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
-        problem = self.following.replaced(event)
+        problem = self.version_sync.replaced(event)
         return self._rebase() if problem is None else self._base_lost(problem, now)
 
     def _rebase(self) -> list[Effect]:
@@ -341,26 +352,29 @@ class ClientMachine:
 
     def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:
         self.busy = None
-        effects = self._say_version(event.version)
+        effects = self._report_version(event.version)
         self.model_version, self.model_digest = event.version, self.base.digest
         if self.held is not None and self.held.is_turn:
-            effects.extend(self._resume())  # it came of the round, or of one that this delta missed
+            # The version is that of the round, or of one that this delta missed.
+            effects.extend(self._resume())
         if event.dropped_tokens:
-            text = f"weights were not finite: back on version {event.version}, without the last {event.dropped_tokens} tokens"
+            text = (
+                f"weights were not finite: back on version {event.version},"
+                f" without the last {event.dropped_tokens} tokens"
+            )
             effects.append(Note(text, "warning"))
         if self.connected:
-            effects.append(self.following.holding())
+            effects.append(self.version_sync.holding())
         return effects + self._advance()
 
-    def _say_version(self, version: int) -> list[Effect]:
-        if version == self.model_version:  # back onto it, after weights that were not finite
+    def _report_version(self, version: int) -> list[Effect]:
+        if version == self.model_version:  # the weights were not finite and are reset to it
             return []
         if self.model_version >= 0:
             return [Note(f"version {version}", facts={"version": version})]
-        # Version 0 is here without a transfer only where it was made, which was said then.
-        return (
-            [] if self.following.adopted and version == 0 else [Note(f"received version {version}")]
-        )
+        if self.version_sync.adopted and version == 0:
+            return []  # this client made it, and reported that then
+        return [Note(f"received version {version}")]
 
     # --- deltas, up ---
 
@@ -368,7 +382,7 @@ class ClientMachine:
         if event == self.answering or (self.delta is not None and self.delta.round == event.round):
             return []
         if event.is_turn and self.answering is not None and self.answering.round == event.round:
-            self.answering = event  # said again in a new session: it is being trained
+            self.answering = event  # repeated in a new session: it is being trained
             return []
         self.call = event
         return self._advance()
@@ -389,13 +403,13 @@ class ClientMachine:
         )
         self.coded = False
         if self.connected:
-            self.leaving.pace.begin(now)
+            self.shutdown.pace.begin(now)
         waits = answered.is_turn or (answered.last and self.connected)
-        waits = waits and not self.leaving.asked
+        waits = waits and not self.shutdown.asked
         return [*([] if waits else self._resume()), *self._offer(), *self._advance()]
 
     def _resume(self) -> list[Effect]:
-        """Let the training thread go, where a call holds it."""
+        """Resume the training thread if a call holds it."""
         held, self.held = self.held, None
         return [] if held is None else [do.ResumeTraining()]
 
@@ -410,17 +424,17 @@ class ClientMachine:
         if self.delta is None or self.delta.key != event.key:
             return []
         self.tokens_acknowledged += self.delta.tokens
-        self.leaving.pace.arrived(now)
+        self.shutdown.pace.arrived(now)
         return self._settled(now)
 
     def _delta_refused(self, event: ev.DeltaRefused, now: float) -> list[Effect]:
         if self.delta is None or self.delta.key != event.key:
             return []
-        self.leaving.pace.interrupt()
+        self.shutdown.pace.interrupt()
         if event.code == "later":
             self.deadlines.set("offer", now + self.rules.reoffer_s)
             return []
-        text = f"the server refused a delta of {self.delta.tokens} tokens: {event.text}"
+        text = f"the parameter server refused a delta of {self.delta.tokens} tokens: {event.text}"
         if event.code == "quarantined":
             self.discard = True
             text += "; going back to the run's weights"
@@ -431,28 +445,28 @@ class ClientMachine:
         sequence = self.delta.key.sequence
         self.delta = None
         self.deadlines.cancel("offer")
-        # A delta that the worker is coding at this moment is dropped when that is done.
+        # A delta that the worker is coding at this moment is dropped when the worker is done.
         effects: list[Effect] = [] if self.busy == "coding" else [do.DropDelta(sequence)]
         return effects + self._advance()
 
-    # --- what is next ---
+    # --- the next thing to do ---
 
     def _advance(self) -> list[Effect]:
-        """Start whatever is possible now; called after every change."""
-        if not self.leaving.training:
+        """Start everything that is possible now; called after every change."""
+        if not self.shutdown.training:
             return self._wind_down()
-        if self.leaving.asked or not self.attached:
+        if self.shutdown.asked or not self.attached:
             return []
         effects: list[Effect] = []
         if self.connected and self.busy != "replacing":
-            effects.extend(self.following.fetch())
+            effects.extend(self.version_sync.fetch())
         if self.busy is not None:
             return effects
-        if self.following.here is not None:
+        if self.version_sync.here is not None:
             if self.delta is not None and not self.coded:
                 self.busy = "coding"
                 return [*effects, do.FinishEncoding(self.delta.key.sequence)]
-            version, self.following.here = self.following.here, None
+            version, self.version_sync.here = self.version_sync.here, None
             self.busy = "replacing"
             return [*effects, do.ReplaceBase(version)]
         if self.discard and self.base.version >= 0:
@@ -480,23 +494,23 @@ class ClientMachine:
     # --- the end ---
 
     def _run_ended(self, event: RunEnded, now: float) -> list[Effect]:
-        self.leaving.refusing = True
-        return [SendGoodbye(event.reason), *self.leaving.ask(event.reason, 0, now)]
+        self.shutdown.refusing = True
+        return [SendGoodbye(event.reason), *self.shutdown.ask(event.reason, 0, now)]
 
     def _drain_asked(self, event: DrainAsked, now: float) -> list[Effect]:
-        return self.leaving.ask(event.reason, EXIT_INTERRUPTED, now)
+        return self.shutdown.ask(event.reason, EXIT_INTERRUPTED, now)
 
     def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
-        effects = self.leaving.training_ended(event.error, now, joined=self.model_version >= 0)
+        effects = self.shutdown.training_ended(event.error, now, joined=self.model_version >= 0)
         return effects or self._wind_down()
 
     def _wind_down(self) -> list[Effect]:
-        """The training thread is back: what it trained should still arrive. Called after every change from then on."""
+        """Send what was trained last, then finish; called after every change once training ends."""
         if self.busy is not None or self.delta is not None:
             return []
-        if not self.leaving.emptied:
-            self.leaving.emptied = True
-            # Where the server collects for this version's round, it counts as the answer.
+        if not self.shutdown.emptied:
+            self.shutdown.emptied = True
+            # While the parameter server collects for this version's round, it counts as the answer.
             self.answering = ev.RoundCalled(self.latest.version)
             return [self._take_snapshot(self.answering)]
-        return self.leaving.finish()
+        return self.shutdown.finish()

@@ -1,11 +1,13 @@
-"""How a client comes to its end: why, with which exit code, and how long it waits for what it still has to send. Pure.
+"""Decides how a client ends: why, with which exit code, and how long it waits to send. Pure.
 
-The training thread is told to come back first; then what it trained since its last snapshot is sent, after what is outstanding. That is
-waited for while its bytes advance, `drain_cap_s` at the most, and `drain_s` without a session.
+First training ends. Then the progress since the last snapshot is sent, after the outstanding delta.
+The client waits for it while its bytes advance, at most `drain_cap_s`, and `drain_s` without a
+session.
 
-Who is preempted has a deadline that others set. `goodbye_s` before it the client leaves, whatever is still under way ("goodbye"); and what it
-trained last is not even begun where the slowest of its last deltas would not have arrived by then ("late"): a part of a delta is of no use
-to anybody, and its bytes are taken from those who share the line. Until then a training step may take its time, beyond `drain_s`.
+A preempted client has a deadline set by others. It leaves `goodbye_s` before it, whatever is still
+under way (timer "goodbye"). It does not begin its last delta if the slowest of its recent ones
+would not have arrived by then (timer "late"): part of a delta is useless, and its bytes are taken
+from the others on the path. Until then a training step may last longer than `drain_s`.
 """
 
 from __future__ import annotations
@@ -27,17 +29,20 @@ from fsl_async.roles.sync.pace import Pace
 
 @mutable
 class ClientShutdown:
-    """The client's way out. It shares the machine's deadlines; "end", "late" and "goodbye" are its own. Times in seconds."""
+    """The end of a client. Times in seconds.
+
+    It shares the machine's deadlines; "end", "late" and "goodbye" are its own.
+    """
 
     rules: ClientRules
     deadlines: Deadlines
     reason: str | None = None  # None until the end was asked for
     exit_code: int = 0
-    deadline: float | None = None  # of others
+    deadline: float | None = None  # when others end this process
     training: bool = True
-    ended_at: float = 0.0  # when training did
+    ended_at: float = 0.0  # when training ended
     emptied: bool = False  # the last snapshot is taken
-    refusing: bool = False  # the server takes nothing from this client any more
+    refusing: bool = False  # the parameter server accepts nothing from this client any more
     finished: bool = False
     pace: Pace = field(factory=Pace)
 
@@ -47,7 +52,7 @@ class ClientShutdown:
         return self.reason is not None
 
     def ask(self, reason: str, exit_code: int, now: float) -> list[Effect]:
-        """Let training end, unless that was asked for; finish where it has ended and nothing can be sent any more."""
+        """End training, once; finish if it has ended and nothing can be sent any more."""
         if self.refusing and not self.training:
             return self.finish()  # no answer comes any more
         if self.asked:
@@ -57,7 +62,7 @@ class ClientShutdown:
         return [do.EndTraining(reason)]
 
     def preempt(self, event: ev.Preempting, now: float) -> list[Effect]:
-        """Let training end, and be gone before the deadline. Of several deadlines the nearest counts."""
+        """End training, and leave before the deadline. Of several deadlines the earliest counts."""
         effects = self.ask(event.source, EXIT_RELAUNCH, now)
         known = self.deadlines.when("goodbye")
         if event.deadline is None or self.finished:
@@ -73,21 +78,24 @@ class ClientShutdown:
             self.deadlines.set("end", max(late, min(now + self.rules.drain_s, goodbye)))
         self.deadlines.set("late", late)
         if late <= now and takes_s is not None:
-            text = f"{event.source}: {goodbye - now:.1f} s are left and a delta takes {takes_s:.1f} s; what was trained last is not sent"
+            text = (
+                f"{event.source}: {goodbye - now:.1f} s are left and a delta takes {takes_s:.1f} s;"
+                " what was trained last is not sent"
+            )
             return [Note(text, "warning"), *effects]
         return effects
 
     def time_is_up(self) -> list[Effect]:
-        """The goodbye is due."""
+        """Finish: the goodbye is due."""
         assert self.reason is not None
         self.reason += "; not all that was trained could be sent in time"
         return self.finish()
 
     def training_ended(self, error: str | None, now: float, *, joined: bool) -> list[Effect]:
-        """Training is over. `joined`: it held a version, so there may be something left to send."""
+        """Finish, or wait to send. joined: the client held a version, so a delta may be left."""
         self.training = False
         if error is not None:
-            # A training function that raises because its node was refused says nothing new.
+            # After a refusal, the error of the training function is only a consequence of it.
             if not self.asked or self.exit_code != EXIT_REFUSED:
                 self.reason, self.exit_code = error, EXIT_FAILED
             return self.finish()
@@ -100,7 +108,7 @@ class ClientShutdown:
         return []
 
     def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
-        """The wait for the last delta has lasted a while: go on while its bytes advance."""
+        """Go on waiting for the last delta while its bytes advance."""
         until = min(now + self.rules.stalled_s, self.ended_at + self.rules.drain_cap_s)
         if not event.advanced or until <= now + MOMENT_S:
             return self.finish()
@@ -108,7 +116,7 @@ class ClientShutdown:
         return []
 
     def finish(self) -> list[Effect]:
-        """Nothing is left to wait for."""
+        """End this client."""
         assert self.reason is not None
         self.finished = True
         self.deadlines.clear()

@@ -1,4 +1,4 @@
-"""What the client's machine is made of: its rules, and a version that it holds. Pure."""
+"""The parts of a client's state: its rules, and a version that it holds. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from attrs import frozen
 
 SERVER = ""  # a client has one peer
 _LOST = {
-    "expired": "the server does not answer",
-    "reset": "the server restarted",
-    "bye": "the server said goodbye",
-    "protocol": "the server sent what no server sends",
-    "revoked": "the server does not let this key in any more",
+    "expired": "the parameter server does not answer",
+    "reset": "the parameter server restarted",
+    "bye": "the parameter server said goodbye",
+    "protocol": "the parameter server violated the protocol",
+    "revoked": "the parameter server no longer accepts this key",
 }
 
 ANSWER_S = 2.0
-"""So long a server that is there may take to answer a hello, before its loss is told."""
+"""How long the parameter server may take to answer a hello before its loss is reported."""
 
 MOMENT_S = 0.1
-"""Too short a wait to be worth one."""
+"""Shorter waits are left out."""
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -31,13 +31,13 @@ class ClientRules:
 
     reoffer_s: float = 5.0
     drain_s: float = 10.0
-    """At the end: for the training thread, for a session, and for a transfer to begin."""
+    """Wait at the end for the training thread, for a session, and for a transfer to begin."""
     stalled_s: float = 60.0
-    """At the end: for a transfer to advance. Its receiver tells what it wrote in steps of up to 2 MiB."""
+    """Wait at the end for a transfer to advance. Receivers report every 2 MiB at least."""
     drain_cap_s: float = 3600.0
-    """At the end: for everything together."""
+    """Wait at the end for everything together."""
     goodbye_s: float = 2.0
-    """Before a deadline of others: to say goodbye, and for the process to end by itself."""
+    """Time before a deadline of others: to say goodbye and to end the process."""
 
 
 @frozen
@@ -48,6 +48,6 @@ class Held:
     digest: str = ""
 
 
-def lost_words(reason: str) -> str:
-    """What became of the server, for people; `reason` is the transport's."""
-    return _LOST.get(reason, f"the server is away ({reason})")
+def lost_text(reason: str) -> str:
+    """Why the session was lost, for people; `reason` is the transport's."""
+    return _LOST.get(reason, f"the parameter server is away ({reason})")

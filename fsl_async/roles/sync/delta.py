@@ -1,8 +1,10 @@
-"""A delta: what a client trained since its last snapshot. Events, effects, messages and records hold these classes. Pure.
+"""A delta: what a client trained since its last snapshot. Pure.
 
-Delta         as its client offers it
-StoredDelta   as it lies on the parameter server's disk
-MergedDelta   as it enters a version
+Events, effects, messages and records hold these classes.
+
+    Delta         as its client offers it
+    StoredDelta   as it is on the parameter server's disk
+    MergedDelta   as it enters a version
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ OptionalDigest = Annotated[str, optional(DIGEST)]
 
 @frozen(order=True)
 class DeltaKey:
-    """The identity of a delta: its client, that process's incarnation, the version it was measured from, and its number.
+    """The identity of a delta: client, incarnation, base version and sequence number.
 
-    A client keeps a delta until its key is acknowledged, and offers it again after any reconnect; the parameter
-    server answers a key that it has seen with the same acknowledgement. So every delta is merged at most once.
+    A client keeps a delta until its key is acknowledged, and offers it again after any reconnect;
+    the parameter server answers a key that it has seen with the same acknowledgement. So every
+    delta is merged at most once.
     """
 
     client: str
@@ -39,7 +42,7 @@ class DeltaKey:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `text` back; raises ValueError when it is not a key."""
+        """Parse `text`; raises ValueError when it is not a key."""
         client, *numbers = text.split("/")
         fits = all(
             part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
@@ -55,15 +58,15 @@ Key = Annotated[DeltaKey, Form("a delta key", DeltaKey.parse)]
 
 @frozen
 class Delta:
-    """Everything that is known of a delta but its values: which one it is, and what work it stands for."""
+    """A delta without its values: its key, and the work that it stands for."""
 
     key: Key
     base_digest: OptionalDigest
-    """Of the version that it was measured from; empty where a record does not have it."""
+    """Digest of the base version; empty where a record does not have it."""
     tokens: int
     steps: int
     round: int = 0
-    """The round that it answers; counted by the version that the round starts from."""
+    """The round that it answers: the number of the version that the round starts from."""
     metrics: dict[str, Any] = field(factory=dict)
 
 
@@ -77,26 +80,26 @@ class StoredDelta:
     norm: float = 0.0
     """Euclidean norm of its values."""
     sha256: str = ""
-    """Of its spool file."""
+    """SHA-256 of its spool file, in hexadecimal."""
 
     @property
     def key(self) -> DeltaKey:
-        """Which delta."""
+        """The key of the delta."""
         return self.delta.key
 
 
 @frozen
 class MergedDelta:
-    """A delta as it enters a version, or waits to."""
+    """A delta as it enters a version, or waits for that."""
 
     delta: Delta
     staleness: int
     """Versions between its base and the version that the merge starts from."""
     weight: float
-    """The factor with which it is in the accumulator; 0 where the rule of aggregation left it out."""
+    """Its factor in the accumulator; 0 where the aggregation rule left it out."""
     norm: float = 0.0
 
     @property
     def key(self) -> DeltaKey:
-        """Which delta."""
+        """The key of the delta."""
         return self.delta.key

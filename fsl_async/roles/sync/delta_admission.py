@@ -1,7 +1,8 @@
-"""What a client hears of a delta that it offers or has sent. Pure.
+"""Decides the answers to deltas that clients offer or have sent. Pure.
 
-A key that was seen gets the answer it got. What would never be merged is refused before it is transferred. A transfer that broke off is
-asked for again ("later"): the client may believe that all of it arrived.
+A known key gets the same answer again. A delta that would never be merged is refused before its
+transfer. After an incomplete transfer the client is asked to offer again ("later"), because it may
+assume that the delta arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ Objection = tuple[str, str] | None
 
 @mutable
 class DeltaAdmission:
-    """The server's answers. It shares the server's members and deltas; `too_late` knows about rounds."""
+    """Answers of the parameter server. It shares the machine's members and deltas.
+
+    too_late: objects to a delta for reasons of rounds.
+    """
 
     members: dict[str, Member]
     deltas: DeltaBook
@@ -34,7 +38,7 @@ class DeltaAdmission:
     guard: NormGuard
 
     def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
-        """Answer an offer. Returns whether that settles what the client has to say in its round."""
+        """Answer an offer. Returns also whether this is the client's answer to its round."""
         peer, delta, key = event.peer, event.delta, event.delta.key
         if key.client != peer or peer not in self.members:
             return [DeclineStream(peer, event.stream, "not yours")], False
@@ -56,7 +60,7 @@ class DeltaAdmission:
         ], True
 
     def book(self, stored: StoredDelta, now: float) -> list[Effect]:
-        """Let a durable delta wait for the next merge, clipped where its norm asks for that, or keep it out."""
+        """Queue a durable delta for the next merge, clipped if necessary, or exclude it."""
         key = stored.key
         reason = self.guard.outlier(stored.norm)
         if reason is not None:
@@ -64,13 +68,13 @@ class DeltaAdmission:
             self.guard.stored(key.client, now)
             self.guard.hold(stored)
             release = self.guard.rules.release
-            words = "held back" if release else "quarantined"
-            text = f"{words} delta {key.text}: {reason}; the round goes on without it"
+            done = "held back" if release else "quarantined"
+            text = f"{done} delta {key.text}: {reason}; the round goes on without it"
             return [do.Quarantine(key, reason, release), Note(text, "warning")]
         return self.count(stored, now)
 
     def count(self, stored: StoredDelta, now: float) -> list[Effect]:
-        """Let a delta wait for the next merge."""
+        """Queue a delta for the next merge."""
         clip = self.guard.clip(stored.norm)
         self.guard.accepted(stored, now)
         effects: list[Effect] = [self.deltas.acknowledge(stored, clip)]
@@ -81,7 +85,7 @@ class DeltaAdmission:
         return effects
 
     def look_again(self, now: float) -> list[Effect]:
-        """Release what is no outlier any more and not too old."""
+        """Release held deltas that are no outliers any more and not too stale."""
         effects: list[Effect] = []
         for one in self.guard.releasable():
             if self.deltas.staleness(one.key) > self.deltas.max_staleness:
@@ -92,7 +96,7 @@ class DeltaAdmission:
         return effects
 
     def stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
-        """Book what is durable, or answer what became of it."""
+        """Queue a durable delta, or answer with its outcome."""
         key = event.stored.key
         outcome = self.deltas.settled_as(key)
         effects: list[Effect] = []
@@ -119,7 +123,7 @@ class DeltaAdmission:
         return next(one.reason for one in effects if isinstance(one, do.Quarantine))
 
     def lost(self, event: StreamLost) -> list[Effect]:
-        """A transfer broke off."""
+        """Answer a transfer that broke off."""
         text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
         effects: list[Effect] = [Note(text)]
         if event.stream.startswith("delta:") and event.peer in self.members:

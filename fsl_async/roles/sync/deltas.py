@@ -1,8 +1,9 @@
-"""The book of deltas at the parameter server: which are acknowledged, which are settled, what each one weighs. Pure.
+"""Records the parameter server's deltas: acknowledged, settled, and the weight of each. Pure.
 
-A delta's life: offered -> (refused before transfer) or stored -> acknowledged and pending -> merged; a stored delta
-that is not finite is quarantined instead. A client offers one at a time and moves to the next sequence number only after an
-answer, so the last settled key of a client stands for all before it and the book stays small however long the run.
+A delta is offered, then refused before its transfer or stored. A stored delta is acknowledged and
+pending, and then merged; one that is not finite is quarantined instead. A client offers one delta
+at a time and takes the next sequence number only after an answer. So its last settled key stands
+for all before it, and the book stays small in a long run.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from fsl_async.roles.sync.effects import Accumulate
 from fsl_async.roles.sync.weighting import Weighting
 
 MAX_TOKENS = 10**12
-"""In one delta. Together with the store's limit on a delta's norm it keeps every sum far inside fp32."""
+"""Limit of one delta. With the store's limit on a delta's norm it keeps every sum within fp32."""
 REMEMBERED_VERSIONS = 256
-"""Digests of past versions, so that a client that was away for long is still known to be of this lineage."""
+"""Digests kept of past versions, to check the lineage of clients that were away for long."""
 
 
 @mutable
 class Settled:
-    """What became of a client's last settled delta."""
+    """The outcome of a client's last settled delta."""
 
     incarnation: int
     sequence: int
@@ -42,7 +43,7 @@ class DeltaBook:
         self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
 
     def advance(self, version: int, digest: str) -> int:
-        """A version is durable: what was merging is merged. Returns the tokens that entered it."""
+        """Record a durable version and its deltas as merged. Returns their tokens."""
         self.version = version
         self.digests[version] = digest
         self.digests.pop(version - self._memory - 1, None)
@@ -55,27 +56,27 @@ class DeltaBook:
         return tokens
 
     def begin_merge(self) -> tuple[tuple[MergedDelta, ...], float]:
-        """Fix what enters the next version: all that is pending now. Returns it and the scale of the average."""
+        """Begin to merge all deltas pending now. Returns them and the scale of the average."""
         self.merging = tuple(self.pending.values())
         return self.merging, self.weighting.scale(self.merging)
 
     def abandon_merge(self) -> None:
-        """The merge failed before it was durable; everything is pending again (and still in the accumulator)."""
+        """Make the deltas of a failed merge pending again; they are still in the accumulator."""
         self.merging = ()
 
     @property
     def clients_pending(self) -> int:
-        """How many clients have something that waits to be merged."""
+        """How many clients have a pending delta."""
         return len({key.client for key in self.pending})
 
     def settle(self, key: DeltaKey, outcome: str) -> None:
-        """Note the outcome of a delta."""
+        """Record the outcome of a delta."""
         last = self.settled.get(key.client)
         if last is None or (last.incarnation, last.sequence) <= (key.incarnation, key.sequence):
             self.settled[key.client] = Settled(key.incarnation, key.sequence, outcome)
 
     def unsettle(self, key: DeltaKey) -> None:
-        """What was said of a delta holds no longer, unless its client has gone on since."""
+        """Forget the outcome of a delta, unless its client has settled another one since."""
         last = self.settled.get(key.client)
         if last is not None and (last.incarnation, last.sequence) == (
             key.incarnation,
@@ -84,7 +85,7 @@ class DeltaBook:
             del self.settled[key.client]
 
     def settled_as(self, key: DeltaKey) -> str | None:
-        """Return "merged", "quarantined", "superseded" (of an earlier life), or None: not settled."""
+        """Return "merged", "quarantined", "superseded" (old incarnation), or None: not settled."""
         last = self.settled.get(key.client)
         if last is None or (key.incarnation, key.sequence) > (last.incarnation, last.sequence):
             return None
@@ -93,11 +94,11 @@ class DeltaBook:
         return last.outcome if key.sequence == last.sequence else "merged"
 
     def is_acknowledged(self, key: DeltaKey) -> bool:
-        """Whether the answer to an offer of `key` is the acknowledgement that it got before."""
+        """Whether the delta was acknowledged: another offer gets the same answer."""
         return key in self.pending or self.settled_as(key) == "merged"
 
     def objection(self, offer: Delta) -> tuple[str, str] | None:
-        """Why an offered delta will never be merged, as a code and a sentence; None when it is welcome."""
+        """Why an offered delta will never be merged, as a code and a sentence; None: it may be."""
         key = offer.key
         outcome = self.settled_as(key)
         if outcome is not None:
@@ -105,12 +106,12 @@ class DeltaBook:
         if offer.tokens > MAX_TOKENS or offer.steps > MAX_TOKENS:
             return (
                 "absurd",
-                f"nobody trains {offer.tokens} tokens in {offer.steps} steps between two syncs",
+                f"no client trains {offer.tokens} tokens in {offer.steps} steps between two syncs",
             )
         if offer.tokens < 1 or offer.steps < 1:
             return (
                 "empty",
-                f"a delta of {offer.tokens} tokens in {offer.steps} steps counts for nothing",
+                f"a delta of {offer.tokens} tokens in {offer.steps} steps has no weight",
             )
         if (
             self.version < 0
@@ -130,19 +131,19 @@ class DeltaBook:
         return None
 
     def staleness(self, key: DeltaKey) -> int:
-        """Versions between a delta's base and the version that the next free merge starts from.
+        """Versions between a delta's base and the version that the next new merge starts from.
 
-        If a merge that is under way fails and is tried again, a delta that came meanwhile joins it; it keeps the
-        staleness, and so the weight, with which it is already in the accumulator.
+        If the current merge fails and is tried again, deltas that arrived meanwhile join it. They
+        keep the staleness, and so the weight, with which they are already in the accumulator.
         """
         return max(0, self.version + (1 if self.merging else 0) - key.base)
 
     def weight(self, delta: Delta) -> float:
-        """The weight of a delta in the next free merge."""
+        """The weight of a delta in the next new merge."""
         return self.weighting.weight(delta, self.staleness(delta.key))
 
     def acknowledge(self, stored: StoredDelta, clip: float = 1.0) -> Accumulate:
-        """Book a durable delta for the next free merge; returns how it enters the accumulator. `clip` lowers its weight."""
+        """Queue a durable delta for the next new merge, with `clip` times its weight."""
         delta = stored.delta
         weight = clip * self.weight(delta)
         self.pending[delta.key] = MergedDelta(delta, self.staleness(delta.key), weight, stored.norm)

@@ -1,6 +1,6 @@
-"""Effects: what a role machine wants done, as frozen values. A shell carries them out, in order.
+"""Effects of the machines of pretraining, as frozen values. A shell carries them out, in order.
 
-Effects that take time end in an event (named in the docstring), so a machine never waits.
+An effect that takes time ends in an event, named in its docstring, so a machine never waits.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from attrs import frozen
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 
-# --- both roles -------------------------------------------------------------------------------------------
+# --- both roles -----------------------------------------------------------------------------------
 
 
 @frozen
 class CheckTransfers(Effect, tag="check_transfers"):
-    """Say whose streams have moved since the last look. Ends in TransfersChecked, at once."""
+    """Report whose streams advanced since the last check. Ends in TransfersChecked, at once."""
 
 
-# --- parameter server -------------------------------------------------------------------------------------
+# --- parameter server -----------------------------------------------------------------------------
 
 
 @frozen
 class Admit(Effect, tag="admit"):
-    """Write the incarnation of a client down, and with `lends` its provisional lease of that shard. Ends in Admitted."""
+    """Write the incarnation of a client to disk. Ends in Admitted.
+
+    lends: also write a provisional lease of that shard.
+    """
 
     peer: str
     incarnation: int
@@ -40,7 +43,7 @@ class Welcome(Effect, tag="welcome"):
 
 @frozen
 class UseModel(Effect, tag="use_model"):
-    """The model that this client has just attached, of so many values, is the run's from now on."""
+    """Make the model that this client has just attached the run's. values: its size."""
 
     peer: str
     values: int
@@ -48,7 +51,7 @@ class UseModel(Effect, tag="use_model"):
 
 @frozen
 class KeepShard(Effect, tag="keep_shard"):
-    """Write down that a client's shard is its own for good. Ends in ShardKept."""
+    """Write to disk that a client's lease is permanent. Ends in ShardKept."""
 
     peer: str
     incarnation: int
@@ -56,7 +59,10 @@ class KeepShard(Effect, tag="keep_shard"):
 
 @frozen
 class ReceiveInitial(Effect, tag="receive_initial"):
-    """Take the offered initial weights as version 0. Ends in VersionCommitted, CommitFailed or StreamLost."""
+    """Receive the initial weights as version 0.
+
+    Ends in VersionCommitted, CommitFailed or StreamLost.
+    """
 
     peer: str
     stream: str
@@ -64,10 +70,10 @@ class ReceiveInitial(Effect, tag="receive_initial"):
 
 @frozen
 class ReceiveDelta(Effect, tag="receive_delta"):
-    """Spool the offered delta, from the first chunk not yet held. Ends in DeltaStored or StreamLost.
+    """Spool the offered delta from the first missing chunk. Ends in DeltaStored or StreamLost.
 
-    `weight`: the one that its Accumulate will most likely have, so that its chunks may be added as they arrive; None
-    where that is not known.
+    weight: the probable weight of its Accumulate, so that chunks may be added as they arrive; None:
+    unknown.
     """
 
     peer: str
@@ -78,7 +84,7 @@ class ReceiveDelta(Effect, tag="receive_delta"):
 
 @frozen
 class SendVersion(Effect, tag="send_version"):
-    """Stream a version to a peer: kind "update" (coded, from version - 1) or "full"."""
+    """Stream a version to a peer. kind: "update" (coded, from version - 1) or "full"."""
 
     peer: str
     kind: str
@@ -87,14 +93,14 @@ class SendVersion(Effect, tag="send_version"):
 
 @frozen
 class VerifyVersion(Effect, tag="verify_version"):
-    """Compare every byte of a version on disk with its digests. Ends in VersionVerified or StoreFailed."""
+    """Verify every byte of a version on disk. Ends in VersionVerified or StoreFailed."""
 
     version: int
 
 
 @frozen
 class Accumulate(Effect, tag="accumulate"):
-    """Add weight times a spooled delta to the accumulator. Carried out in order, before any later Commit."""
+    """Add weight times a spooled delta to the accumulator, before any later Commit."""
 
     key: DeltaKey
     weight: float
@@ -102,7 +108,7 @@ class Accumulate(Effect, tag="accumulate"):
 
 @frozen
 class Quarantine(Effect, tag="quarantine"):
-    """Keep a stored delta out of the run, on record with the reason; with `held` it may be released."""
+    """Exclude a stored delta from the run and record the reason. held: it may be released."""
 
     key: DeltaKey
     reason: str
@@ -111,14 +117,17 @@ class Quarantine(Effect, tag="quarantine"):
 
 @frozen
 class Release(Effect, tag="release"):
-    """Let a delta that was held wait to be merged again. Carried out in order, before its Accumulate."""
+    """Make a held delta pending again, before its Accumulate."""
 
     key: DeltaKey
 
 
 @frozen
 class Average(Effect, tag="average"):
-    """Fix the average that `version` is made of: the accumulator times `scale`. CommitFailed where that cannot be."""
+    """Compute the average for `version`: the accumulator times `scale`.
+
+    Ends in CommitFailed if that fails, else in no event.
+    """
 
     version: int
     merged: tuple[MergedDelta, ...]
@@ -134,17 +143,20 @@ class Reduce(Effect, tag="reduce"):
 
 @frozen
 class Commit(Effect, tag="commit"):
-    """Make `version` of its average. Ends in VersionCommitted or CommitFailed; in nothing where the average failed."""
+    """Make `version` from its average. Ends in VersionCommitted or CommitFailed.
+
+    If the average failed, it ends in no event.
+    """
 
     version: int
 
 
-# --- client -----------------------------------------------------------------------------------------------
+# --- client ---------------------------------------------------------------------------------------
 
 
 @frozen
 class SendManifest(Effect, tag="send_manifest"):
-    """Tell the parameter server which model this is."""
+    """Send the manifest of the attached model to the parameter server."""
 
 
 @frozen
@@ -154,12 +166,12 @@ class OfferInitial(Effect, tag="offer_initial"):
 
 @frozen
 class AdoptInitial(Effect, tag="adopt_initial"):
-    """The attached model's own weights are version 0. Ends in BaseReplaced (then Rebased)."""
+    """Use the attached model's own weights as version 0. Ends in BaseReplaced (then Rebased)."""
 
 
 @frozen
 class TakeSnapshot(Effect, tag="take_snapshot"):
-    """Copy the weights at the next step, and `hold` the training thread there afterwards. Ends in Snapshotted."""
+    """Copy the weights at the next step. Ends in Snapshotted. hold: then stop training there."""
 
     sequence: int
     hold: bool = False
@@ -167,7 +179,7 @@ class TakeSnapshot(Effect, tag="take_snapshot"):
 
 @frozen
 class BeginRound(Effect, tag="begin_round"):
-    """Let the training thread train round `round`, copy the weights at its end, and hold it there. Ends in Snapshotted."""
+    """Train round `round`, copy the weights at its end, and stop there. Ends in Snapshotted."""
 
     sequence: int
     round: int
@@ -175,12 +187,12 @@ class BeginRound(Effect, tag="begin_round"):
 
 @frozen
 class ResumeTraining(Effect, tag="resume_training"):
-    """Let a training thread go on that a snapshot holds."""
+    """Resume the training thread that was stopped at a snapshot."""
 
 
 @frozen
 class OfferDelta(Effect, tag="offer_delta"):
-    """Offer a delta (again), encoding what is not coded yet. StreamLost if it breaks."""
+    """Offer a delta (again), coding the chunks not coded yet. StreamLost if it breaks."""
 
     delta: Delta
 
@@ -201,7 +213,7 @@ class DropDelta(Effect, tag="drop_delta"):
 
 @frozen
 class ReceiveVersion(Effect, tag="receive_version"):
-    """Take the offered stream. Ends in FetchReceived or StreamLost."""
+    """Accept the offered stream. Ends in FetchReceived or StreamLost."""
 
     stream: str
     kind: str
@@ -210,14 +222,17 @@ class ReceiveVersion(Effect, tag="receive_version"):
 
 @frozen
 class ReplaceBase(Effect, tag="replace_base"):
-    """Apply what was fetched to the base buffer. Ends in BaseReplaced or FetchFailed."""
+    """Apply the fetched frames to the base buffer. Ends in BaseReplaced or FetchFailed."""
 
     version: int
 
 
 @frozen
 class Rebase(Effect, tag="rebase"):
-    """Move the weights onto the base at the next step; `discard` drops what was trained since the last snapshot. Ends in Rebased."""
+    """Move the weights to the base at the next step. Ends in Rebased.
+
+    discard: drop the progress since the last snapshot.
+    """
 
     version: int
     discard: bool = False
@@ -225,6 +240,6 @@ class Rebase(Effect, tag="rebase"):
 
 @frozen
 class EndTraining(Effect, tag="end_training"):
-    """Let the training thread's next step return False."""
+    """Make the training thread's next step return False."""
 
     reason: str

@@ -1,8 +1,8 @@
-"""Events: everything that can happen to a role machine, as frozen values.
+"""Events of the machines of pretraining, as frozen values.
 
-A shell turns what the world does (a message, a finished disk write, a step of the training thread) into one of
-these, and a machine in `fsl_async.roles` answers with effects (`fsl_async.roles.sync.effects`). Times are seconds of the
-caller's monotonic clock; names are peer names; digests are hexadecimal text. Nothing here touches the world.
+A shell turns a message, a finished disk write or a step of the training thread into an event, and a
+machine answers with effects (`fsl_async.roles.sync.effects`). Times are seconds of the caller's
+monotonic clock; names are peer names; digests are hexadecimal text.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from attrs import field, frozen
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
 
-# --- both roles -------------------------------------------------------------------------------------------
+# --- both roles -----------------------------------------------------------------------------------
 
 
 @frozen
 class Preempting(Event, tag="preempting"):
-    """This process will be ended by others at `deadline` (None: they did not say when); `source` says who they are.
+    """This process will be ended by `source` at `deadline` (None: unknown).
 
-    Signals, Slurm and spot markets all become this one event (`fsl_async.process.notices`). A later one counts if its deadline is nearer.
+    Signals, Slurm and spot markets all become this event (`fsl_async.process.notices`). A later one
+    counts if its deadline is earlier.
     """
 
     deadline: float | None
@@ -30,7 +31,7 @@ class Preempting(Event, tag="preempting"):
 
 @frozen
 class SendVersionFailed(Event, tag="send_version_failed"):
-    """A client does not take a version that was offered, or reading it failed; it asks again when it wants it."""
+    """A client declined an offered version, or reading it failed; it asks again if it needs it."""
 
     peer: str
     version: int
@@ -38,47 +39,49 @@ class SendVersionFailed(Event, tag="send_version_failed"):
 
 @frozen
 class TransfersChecked(Event, tag="transfers_checked"):
-    """The answer to CheckTransfers: the peers whose streams, either way, began, moved or ended since the last look."""
+    """Answers CheckTransfers: peers whose streams began, advanced or ended since the last check."""
 
     advanced: tuple[str, ...]
 
 
 @frozen
 class HeartbeatReceived(Event, tag="heartbeat_received"):
-    """A heartbeat with its small payload: step, tokens, loss, loop lag. It changes no decision; the journal keeps it."""
+    """A heartbeat: step, tokens, loss, loop lag. It changes no decision; the journal records it."""
 
     peer: str
     payload: dict[str, Any]
 
 
-# --- parameter server -------------------------------------------------------------------------------------
+# --- parameter server -----------------------------------------------------------------------------
 
 
 @frozen
 class Recovered(Event, tag="recovered"):
-    """What the disk holds at start: the newest good version (-1: none yet), and what became of every delta."""
+    """The state on disk at start: newest valid version (-1: none), and the outcome of each
+    delta.
+    """
 
     version: int
     digest: str
     digests: dict[int, str] = field(factory=dict)
     """Version -> digest, of the versions that are kept."""
     pending: tuple[StoredDelta, ...] = ()
-    """Acknowledged and not merged, in the order of acknowledgement."""
+    """Acknowledged deltas that are not merged, in the order of acknowledgement."""
     settled: dict[DeltaKey, str] = field(factory=dict)
-    """All other known keys: "merged" or "quarantined"."""
+    """Outcomes of all other known keys: "merged" or "quarantined"."""
     tokens_total: int = 0
     served_s: float = 0.0
-    """How long the processes before this one have served the run, in seconds."""
+    """How long earlier processes have served the run, in seconds."""
     since_version_s: float = 0.0
-    """How old the newest version is, in seconds by the wall clock; 0 where that is not known."""
+    """Age of the newest version in seconds by the wall clock; 0: unknown."""
     usual: tuple[StoredDelta, ...] = ()
-    """The newest merged deltas, oldest first: norms and token counts are compared with theirs."""
+    """The newest merged deltas, oldest first, for the running medians of norms and tokens."""
     held: tuple[StoredDelta, ...] = ()
-    """Kept out of the run, to be looked at again."""
+    """Deltas held back that may be released."""
     leases: dict[str, int] = field(factory=dict)
     """Client -> data shard."""
     loans: frozenset[str] = frozenset()
-    """Of the leases, the provisional ones."""
+    """Clients whose lease is provisional."""
     incarnations: dict[str, int] = field(factory=dict)
     """Client -> its newest incarnation."""
     run: str = ""
@@ -87,7 +90,7 @@ class Recovered(Event, tag="recovered"):
 
 @frozen
 class ClientHello(Event, tag="client_hello"):
-    """A client says hello. It holds nothing of a run yet where `run` is empty; `version` and `shard` are -1 for none."""
+    """A client opens a session. run: empty if it is new; version, shard: -1 for none."""
 
     peer: str
     incarnation: int
@@ -99,7 +102,7 @@ class ClientHello(Event, tag="client_hello"):
 
 @frozen
 class Admitted(Event, tag="admitted"):
-    """What Admit writes is on disk; with a `problem` it is not."""
+    """Answers Admit: its record is on disk, or `problem` prevented that."""
 
     peer: str
     incarnation: int
@@ -108,7 +111,7 @@ class Admitted(Event, tag="admitted"):
 
 @frozen
 class ModelAttached(Event, tag="model_attached"):
-    """A client has built its model. `difference` names the first tensor that differs from the run's, or is None."""
+    """A client has built its model. difference: the first tensor unlike the run's, or None."""
 
     peer: str
     fingerprint: str
@@ -118,7 +121,7 @@ class ModelAttached(Event, tag="model_attached"):
 
 @frozen
 class ShardKept(Event, tag="shard_kept"):
-    """What KeepShard writes is on disk; with a `problem` it is not."""
+    """Answers KeepShard: its record is on disk, or `problem` prevented that."""
 
     peer: str
     incarnation: int
@@ -127,7 +130,7 @@ class ShardKept(Event, tag="shard_kept"):
 
 @frozen
 class FetchAsked(Event, tag="fetch_asked"):
-    """A client that holds `version` with `digest` (-1: nothing) asks for what leads to the current version."""
+    """A client that holds `version` (-1: none) with `digest` asks for the current version."""
 
     peer: str
     version: int
@@ -171,7 +174,7 @@ class DeltaOffered(Event, tag="delta_offered"):
 
 @frozen
 class DeltaStored(Event, tag="delta_stored"):
-    """A delta is durable; with a `problem` it lies in quarantine instead."""
+    """A delta is durable; with a `problem` it is quarantined."""
 
     peer: str
     stored: StoredDelta
@@ -180,7 +183,7 @@ class DeltaStored(Event, tag="delta_stored"):
 
 @frozen
 class VersionSent(Event, tag="version_sent"):
-    """A version was streamed to a client whole. It changes no decision; the journal counts its bytes."""
+    """A version was completely sent to a client. It is for the journal, which counts the bytes."""
 
     peer: str
     kind: str
@@ -190,7 +193,7 @@ class VersionSent(Event, tag="version_sent"):
 
 @frozen
 class Reduced(Event, tag="reduced"):
-    """The average of `version` is that of all servers now."""
+    """The average of `version` is now that of all parameter servers."""
 
     version: int
 
@@ -207,7 +210,7 @@ class VersionCommitted(Event, tag="version_committed"):
 
 @frozen
 class CommitFailed(Event, tag="commit_failed"):
-    """The checkpoint could not be written (disk full); the last good version and the accumulator are untouched."""
+    """A checkpoint could not be written (disk full). Accumulator and last version are unchanged."""
 
     version: int
     reason: str
@@ -215,32 +218,32 @@ class CommitFailed(Event, tag="commit_failed"):
 
 @frozen
 class StoreFailed(Event, tag="store_failed"):
-    """The durable state cannot be used any more, and trying again does not help: damage beyond repair, or a ledger that takes no line."""
+    """The durable state is unusable for good: damage beyond repair, or an unwritable ledger."""
 
     reason: str
 
 
 @frozen
 class DamageRepaired(Event, tag="damage_repaired"):
-    """A damaged file was found before it was used, and made again or done without; `text` is the line for the operator."""
+    """A damaged file was found before use, and rebuilt or left out. text: for the operator."""
 
     text: str
 
 
 @frozen
 class VersionVerified(Event, tag="version_verified"):
-    """The end of VerifyVersion: whether every byte of the version was as it was written. What was not is repaired by now."""
+    """Answers VerifyVersion: whether every byte was as written. Damage is repaired by now."""
 
     version: int
     intact: bool
 
 
-# --- client -----------------------------------------------------------------------------------------------
+# --- client ---------------------------------------------------------------------------------------
 
 
 @frozen
 class Attached(Event, tag="attached"):
-    """The training thread handed its model over."""
+    """The training thread attached its model."""
 
     fingerprint: str
     values: int
@@ -248,7 +251,7 @@ class Attached(Event, tag="attached"):
 
 @frozen
 class Welcomed(Event, tag="welcomed"):
-    """The parameter server admitted this client to its run, in the life `incarnation` (None: the one it began with)."""
+    """The parameter server admitted this client to its run. incarnation: None if unchanged."""
 
     run: str
     shard: int
@@ -258,35 +261,38 @@ class Welcomed(Event, tag="welcomed"):
 
 @frozen
 class PublishAsked(Event, tag="publish_asked"):
-    """This client is the first: its initial weights become version 0."""
+    """The parameter server asks for this client's initial weights as version 0."""
 
 
 @frozen
 class RoundCalled(Event, tag="round_called"):
-    """The parameter server calls round `round`: send the pseudo-gradient at the next step. The `last` one ends the run."""
+    """The parameter server calls round `round`: send the pseudo-gradient at the next step.
+
+    last: after this round nothing is merged.
+    """
 
     round: int
     last: bool = False
 
     @property
     def is_turn(self) -> bool:
-        """Whether a whole round is asked for, and not what is there."""
+        """Whether the client is to train a full round, instead of sending its progress."""
         return False
 
 
 @frozen
 class TurnCalled(RoundCalled, tag="turn_called"):
-    """The parameter server calls this client to train round `round`, and to wait at its end for the version that comes of it."""
+    """The parameter server calls round `round`: train it, and wait for the resulting version."""
 
     @property
     def is_turn(self) -> bool:
-        """A whole round."""
+        """True."""
         return True
 
 
 @frozen
 class DeltaAcknowledged(Event, tag="delta_acknowledged"):
-    """The delta is durable at the parameter server; it may be forgotten here."""
+    """The delta is durable at the parameter server; the client may drop it."""
 
     key: DeltaKey
 
@@ -302,7 +308,7 @@ class DeltaRefused(Event, tag="delta_refused"):
 
 @frozen
 class VersionAnnounced(Event, tag="version_announced"):
-    """Version `version` exists and has `digest`."""
+    """The run is at `version`, which has `digest`."""
 
     version: int
     digest: str
@@ -310,7 +316,7 @@ class VersionAnnounced(Event, tag="version_announced"):
 
 @frozen
 class FetchOffered(Event, tag="fetch_offered"):
-    """The parameter server streams `kind` ("update" or "full") of `version`."""
+    """The parameter server offers a stream of `version`. kind: "update" or "full"."""
 
     stream: str
     kind: str
@@ -320,14 +326,14 @@ class FetchOffered(Event, tag="fetch_offered"):
 
 @frozen
 class FetchReceived(Event, tag="fetch_received"):
-    """All chunks of the stream are here, still coded."""
+    """All chunks of the stream have arrived, still coded."""
 
     version: int
 
 
 @frozen
 class BaseReplaced(Event, tag="base_replaced"):
-    """The base buffer holds `version` now; `digest` was computed over it. The model itself is not rebased yet."""
+    """The base buffer holds `version` and has `digest`. The model is not rebased yet."""
 
     version: int
     digest: str
@@ -343,7 +349,10 @@ class FetchFailed(Event, tag="fetch_failed"):
 
 @frozen
 class Snapshotted(Event, tag="snapshotted"):
-    """The training thread copied its weights for delta `sequence`; `tokens` and `steps` are since the last one."""
+    """The training thread copied its weights for delta `sequence`.
+
+    tokens, steps: since the last snapshot.
+    """
 
     sequence: int
     base: int
@@ -361,9 +370,9 @@ class EncodingFinished(Event, tag="encoding_finished"):
 
 @frozen
 class Rebased(Event, tag="rebased"):
-    """The training thread moved its weights onto `version`, keeping what it trained meanwhile.
+    """The training thread moved its weights to `version`, keeping its progress since the snapshot.
 
-    Weights that are not finite cannot be moved: then the version is taken as it is, and `dropped_tokens` were not sent.
+    Weights that are not finite are replaced by the version instead, and `dropped_tokens` are lost.
     """
 
     version: int

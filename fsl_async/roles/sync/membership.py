@@ -1,15 +1,17 @@
-"""Which clients take part: each with its own shard of the data, and all with the run's model. Pure.
+"""Decides which clients take part: each has its own shard, and all have the run's model. Pure.
 
-Admission. A client that says hello gets a shard (`shards`). Its incarnation and the lease are on disk before it is welcomed:
-Admit, then Admitted, then Welcome. A client of which both are on disk is welcomed at once. Where no shard is left, it is
-refused, with the names of those that have one.
+Admission. A client that opens a session gets a shard (`shards`). Its incarnation and its lease are
+on disk before it is welcomed: Admit, then Admitted, then Welcome. If both are on disk already, it
+is welcomed at once. If no shard is left, it is refused, with the names of the clients that have
+one.
 
-Model. Before version 0 the model of the first client counts, as its weights will, while that client or another one with
-the same model is here; after that a new one may bring another (UseModel). From version 0 on the run's model counts. A
-client with another model is rejected. With the right one its shard becomes its own: KeepShard, then ShardKept.
+Model. Before version 0 the model of the first client is the run's, while that client or another
+with the same model is connected; afterwards a new client may bring another model (UseModel). From
+version 0 on the run's model is fixed. A client with another model is rejected. For one with the
+run's model the lease becomes permanent: KeepShard, then ShardKept.
 
     ClientHello             Welcome | Admit | Refuse and a Note
-    Admitted                Welcome, or EndSession where it could not be written: it says hello again
+    Admitted                Welcome, or EndSession if it could not be written: the client reconnects
     ModelAttached           UseModel, KeepShard; Reject
     ShardKept               the client is attached, or EndSession
 """
@@ -26,30 +28,30 @@ from fsl_async.roles.sync.ps_state import Member
 from fsl_async.roles.sync.shards import ShardLeases
 from fsl_transport.rate_limit import Rate, TokenBucket
 
-REFUSALS_TOLD = Rate(0.2, 10.0)
-"""Of refusals, those that become a line for people: an unauthenticated peer must not write the log."""
+REFUSALS_SHOWN = Rate(0.2, 10.0)
+"""Limit of refusals that become a line in the log, which a peer must not be able to fill."""
 SHOWN_HOLDERS = 8
 
 
 @mutable
 class Membership:
-    """It shares the machine's members."""
+    """The members of a run. It shares the machine's dict of them."""
 
     members: dict[str, Member]
     shards: ShardLeases
     incarnations: dict[str, int] = field(factory=dict)
-    """The newest of each client, as the disk has it."""
+    """Client -> its newest incarnation on disk."""
     model: str = ""
-    """Fingerprint of the model that counts, as far as a client has brought one since the start."""
-    _told: TokenBucket = field(factory=lambda: TokenBucket(REFUSALS_TOLD, 0.0))
+    """Fingerprint of the run's model; empty until a client has attached one since the start."""
+    _shown: TokenBucket = field(factory=lambda: TokenBucket(REFUSALS_SHOWN, 0.0))
 
     def recovered(self, event: ev.Recovered, now: float) -> None:
-        """Take what the disk has."""
+        """Restore the state on disk."""
         self.shards.recovered(event.leases, event.loans, now)
         self.incarnations = dict(event.incarnations)
 
     def enter(self, event: ev.ClientHello, now: float) -> bool:
-        """A client is here, in this incarnation. False: there is no shard for it, and it is no member."""
+        """Make a client a member, in this incarnation. False: there is no shard for it."""
         shard = self.shards.pick(event.peer, event.shard, now)
         if shard is None:
             self.members.pop(event.peer, None)
@@ -58,43 +60,43 @@ class Membership:
         return True
 
     def admit(self, peer: str) -> list[Effect]:
-        """Welcome a member, once what the next parameter server must know of it is on disk."""
+        """Welcome a member as soon as its incarnation and its lease are on disk."""
         member = self.members[peer]
-        is_own = self.shards.is_own(peer, member.shard)
-        if is_own and self.incarnations.get(peer, -1) >= member.incarnation:
+        is_permanent = self.shards.is_permanent(peer, member.shard)
+        if is_permanent and self.incarnations.get(peer, -1) >= member.incarnation:
             return [do.Welcome(peer, member.shard)]
-        if not is_own:
-            self.shards.lend(
-                peer, member.shard
-            )  # at once, so that no other client is told the same
-        return [do.Admit(peer, member.incarnation, None if is_own else member.shard)]
+        if not is_permanent:
+            # At once, so that no other client gets the same shard meanwhile.
+            self.shards.lease_provisionally(peer, member.shard)
+        return [do.Admit(peer, member.incarnation, None if is_permanent else member.shard)]
 
     def refuse(self, peer: str, now: float) -> list[Effect]:
-        """There is no shard for it."""
+        """Refuse a client for which there is no shard."""
         holders = ", ".join(self.shards.holders[:SHOWN_HOLDERS])
         text = (
-            f"all {self.shards.count} data shards are taken (by {holders}): start this client again under one of"
-            " these names, or set data.shards (or sync.clients) higher at the server"
+            f"all {self.shards.count} data shards are taken (by {holders}): start this client again"
+            " under one of these names, or set data.shards (or sync.clients) higher at the"
+            " parameter server"
         )
         refusal = Refuse(peer, "shards", text)
-        told = Note(f"{peer} is refused: {text}", "warning")
-        return [told, refusal] if self._told.take(now) else [refusal]
+        note = Note(f"{peer} is refused: {text}", "warning")
+        return [note, refusal] if self._shown.take(now) else [refusal]
 
     def admitted(self, event: ev.Admitted) -> list[Effect]:
-        """It is on disk, or could not be written."""
+        """Welcome a client whose admission is on disk; if that failed, end its session."""
         peer = event.peer
         if event.problem is not None:
             if self.shards.is_provisional(peer):
-                self.shards.take_back(peer)
+                self.shards.revoke(peer)
             return [EndSession(peer, event.problem)]
         self.incarnations[peer] = max(event.incarnation, self.incarnations.get(peer, -1))
         member = self.members.get(peer)
         if member is None or member.incarnation != event.incarnation:
-            return []  # it left, or came back as another process, meanwhile
+            return []  # it left meanwhile, or is replaced by another process
         return [do.Welcome(peer, member.shard)]
 
     def attached(self, event: ev.ModelAttached, version: int) -> tuple[bool, list[Effect]]:
-        """Whether a member's model is the run's, and what follows from it."""
+        """Return whether a member's model is the run's, and the effects of that."""
         peer, member = event.peer, self.members[event.peer]
         effects: list[Effect] = []
         is_open = version < 0 and not any(one.agrees for one in self.members.values())
@@ -114,7 +116,7 @@ class Membership:
         return True, effects
 
     def kept(self, event: ev.ShardKept) -> list[Effect]:
-        """A shard is its client's own on disk, or could not be written."""
+        """Make a lease permanent that is so on disk; end the session if it could not be written."""
         if event.problem is not None:
             return [EndSession(event.peer, event.problem)]
         self.shards.keep(event.peer)

@@ -1,7 +1,7 @@
-"""The messages between clients and the parameter server on the control lane, and the metadata of their streams.
+"""The messages between clients and the parameter server, and the metadata of their streams.
 
-They are read by the rules of `fsl_async.roles.messages`. Large things (weights, deltas) travel as streams; the metadata of a
-stream's offer is one of the last three messages here.
+Messages travel on the control lane and are read by the rules of `fsl_async.roles.messages`. Weights
+and deltas travel as streams; the metadata of a stream's offer is one of the last three messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Attach(Message, tag="attach/1"):
 
 @frozen
 class Fetch(Message, tag="fetch/1"):
-    """Client: I hold `version` (-1: nothing) with `digest`; stream me what leads to the current version."""
+    """Client: I hold `version` (-1: none) with `digest`; send the current version."""
 
     version: int
     digest: OptionalDigest
@@ -43,7 +43,7 @@ class Fetch(Message, tag="fetch/1"):
 
 @frozen
 class Holding(Message, tag="holding/1"):
-    """Client: I train on `version`, and `digest` is what I computed over it."""
+    """Client: I train on `version` and computed `digest` over it."""
 
     version: int
     digest: Digest
@@ -59,12 +59,15 @@ class Skip(Message, tag="skip/1"):
 
 @frozen
 class Publish(Message, tag="publish/1"):
-    """Server: you are the first; offer your initial weights."""
+    """Parameter server: offer your initial weights as version 0."""
 
 
 @frozen
 class Call(Message, tag="call/1"):
-    """Server: round `round` is open; send your pseudo-gradient. After the `last` one nothing is merged any more."""
+    """Parameter server: round `round` is open; send your pseudo-gradient.
+
+    last: after this round nothing is merged.
+    """
 
     round: int
     last: bool = False
@@ -72,7 +75,10 @@ class Call(Message, tag="call/1"):
 
 @frozen
 class Turn(Message, tag="turn/1"):
-    """Server: train round `round` from the version of that number, send the delta at its end, and wait for what comes of it."""
+    """Parameter server: train round `round` from the version of that number and send the delta.
+
+    Then wait for the resulting version.
+    """
 
     round: int
     last: bool = False
@@ -80,14 +86,14 @@ class Turn(Message, tag="turn/1"):
 
 @frozen
 class Accepted(Message, tag="accepted/1"):
-    """Server: this delta is durable here."""
+    """Parameter server: this delta is durable here."""
 
     key: Key
 
 
 @frozen
 class Declined(Message, tag="declined/1"):
-    """Server: this delta will never be merged; or, with the code "later", offer it again in a while."""
+    """Parameter server: this delta will never be merged; with code "later": offer it again."""
 
     key: Key
     code: Code
@@ -96,7 +102,7 @@ class Declined(Message, tag="declined/1"):
 
 @frozen
 class Announce(Message, tag="announce/1"):
-    """Server: the run is at `version`."""
+    """Parameter server: the run is at `version`."""
 
     version: int
     digest: Digest
@@ -104,7 +110,7 @@ class Announce(Message, tag="announce/1"):
 
 @frozen
 class Reject(Message, tag="reject/1"):
-    """Server: this client cannot take part, and why; its session is of no further use."""
+    """Parameter server: this client cannot take part, for this reason."""
 
     code: Code
     text: str
@@ -112,28 +118,28 @@ class Reject(Message, tag="reject/1"):
 
 @frozen
 class Stop(Message, tag="stop/1"):
-    """Server: the run has ended."""
+    """Parameter server: the run has ended."""
 
     reason: str
 
 
 @frozen
 class InitialMeta(Message, tag="initial_meta/1"):
-    """Stream of initial weights: fp32 frames of the flat vector, one a chunk."""
+    """Stream of initial weights: fp32 frames of the flat vector, one per chunk."""
 
     fingerprint: Digest
 
 
 @frozen
 class DeltaMeta(Message, tag="delta_meta/2"):
-    """Stream of a delta: one coded frame a chunk."""
+    """Stream of a delta: one coded frame per chunk."""
 
     delta: Delta
 
 
 @frozen
 class VersionMeta(Message, tag="version_meta/1"):
-    """Stream that leads to `version`: kind "update" (coded outer delta from version - 1) or "full" (fp32 frames)."""
+    """Stream of a version. kind: "update" (coded outer delta from version - 1) or "full" (fp32)."""
 
     kind: VersionKind
     version: int

@@ -1,20 +1,24 @@
-"""Screening: what a delta may count for, whoever sent it, and which is kept out. Pure.
+"""Limits the weight of deltas by norm and token count, and excludes outliers. Pure.
 
-A client may err or lie about its values and about its work. Compared are norms and token counts with the running medians of what was
-accepted before (the last `MEMORY` deltas): a median stands still while fewer than half of the deltas are wrong. All rules are off at 0.
+The values and the token counts of a client may be wrong or forged. The guard compares norms and
+token counts with the running medians of accepted deltas (the last `MEMORY`): a median is robust
+while fewer than half of the deltas are wrong. A rule with value 0 is off.
 
-    max_tokens_per_s     tokens that count: at most this x the seconds since the client's last delta (or since it came)
-    max_tokens_median    and at most this x the median of tokens; both are settled when a delta is offered, so that the ledger, the
-                         weights and the run's limit all have the same number
+    max_tokens_per_s     counted tokens are at most this x the seconds since the client's last
+                         delta, or since it joined
+    max_tokens_median    and at most this x the median of tokens
     clip_norm            a delta's weight is lowered so that it counts as one of at most this norm
     clip_median          ... or of at most this x the median of norms
-    outlier_median       a delta of more than this x the median of norms is kept out: in the ledger with its reason, its file aside
+    outlier_median       a delta of more than this x the median of norms is excluded: the ledger has
+                         the reason, and its file is kept
 
-What is kept out is said to be refused, or, where deltas may be released, accepted: then each new version looks at it again, and
-when it is no outlier any more (the median moves as training goes on) it is merged with its staleness.
+Tokens are counted when a delta is offered, so that the ledger, the weights and the run's limit use
+the same number. An excluded delta is declined, or, where deltas may be released, accepted and held:
+at each new version it is compared again, and merged with its staleness if it is no outlier any more
+(the median moves during training).
 
-Clipping is that of Sun et al. 2019 (arXiv:1911.07963), by weight: the average has clip x delta in it, and the sum of the weights that it is
-divided by is that of unclipped deltas. Norms of clipped deltas enter the median as they came.
+Clipping is that of Sun et al. 2019 (arXiv:1911.07963), applied to weights: the average contains
+clip x delta, divided by the sum of unclipped weights. The median uses norms before clipping.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ MEMORY = 64
 
 @frozen
 class GuardRules:
-    """What is checked; 0 is never. `least`: accepted deltas before medians count."""
+    """The limits; 0: no limit. least: accepted deltas that medians need."""
 
     clip_norm: float = 0.0
     clip_median: float = 0.0
@@ -50,7 +54,7 @@ class GuardRules:
 
 @mutable
 class NormGuard:
-    """The server's memory of what is usual. Times in seconds of the caller's clock."""
+    """Medians of accepted deltas, and deltas held back. Times in seconds of the caller's clock."""
 
     rules: GuardRules = field(factory=GuardRules)
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
@@ -60,24 +64,24 @@ class NormGuard:
     _settled: dict[str, tuple[DeltaKey, int]] = field(factory=dict)
 
     def recovered(self, usual: Iterable[StoredDelta], held: Iterable[StoredDelta]) -> None:
-        """Take what the disk has, oldest first: the newest merged deltas, and those that are kept out."""
+        """Restore the newest merged deltas and the held ones from disk, oldest first."""
         for one in usual:
             self._norms.append(one.norm)
             self._tokens.append(one.delta.tokens)
         if self.rules.release:
             self.held = {one.key: one for one in held}
 
-    def came(self, client: str, now: float) -> None:
-        """A client says hello: if it is new, what it trains counts from now on."""
+    def joined(self, client: str, now: float) -> None:
+        """Start to count the time of a new client."""
         self._since.setdefault(client, now)
 
     def known_since(self, clients: Iterable[str], since: float) -> None:
-        """Clients whose last delta is about as old as that."""
+        """Set the approximate time of the last delta of clients that have none yet."""
         for client in clients:
             self._since.setdefault(client, since)
 
     def tokens(self, delta: Delta, now: float) -> tuple[int, str | None]:
-        """How many of the claimed tokens count, and why not all. The same for each offer of a key."""
+        """How many of the claimed tokens count, and why not all. Same result for the same key."""
         key, tokens = delta.key, delta.tokens
         before = self._settled.get(key.client)
         if before is not None and before[0] == key:
@@ -100,7 +104,7 @@ class NormGuard:
         return counted, why
 
     def outlier(self, norm: float) -> str | None:
-        """Why a delta of that norm is kept out, or None."""
+        """Why a delta of that norm is excluded, or None."""
         factor = self.rules.outlier_median
         if not factor or len(self._norms) < self.rules.least:
             return None
@@ -120,23 +124,23 @@ class NormGuard:
         return limit / norm if norm > limit else 1.0
 
     def accepted(self, stored: StoredDelta, now: float) -> None:
-        """A delta counts: remember what is usual."""
+        """Add an accepted delta to the medians."""
         self._norms.append(stored.norm)
         self._tokens.append(stored.delta.tokens)
         self.stored(stored.key.client, now)
 
     def stored(self, client: str, now: float) -> None:
-        """A client's delta has come, whatever became of it: what it trains next counts from now on."""
+        """Restart a client's time at its delta, accepted or not."""
         self._since[client] = now
         self._settled.pop(client, None)
 
     def hold(self, one: StoredDelta) -> None:
-        """Keep in mind what is kept out."""
+        """Hold an excluded delta, if deltas may be released."""
         if self.rules.release:
             self.held[one.key] = one
 
     def releasable(self) -> list[StoredDelta]:
-        """Take out those that are no outliers any more."""
+        """Remove and return the held deltas that are no outliers any more."""
         found = [one for one in self.held.values() if self.outlier(one.norm) is None]
         for one in found:
             del self.held[one.key]

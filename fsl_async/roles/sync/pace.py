@@ -1,7 +1,8 @@
-"""How long this client's deltas take, from the copy of the weights to the server's word that they are on its disk. Pure.
+"""Measures how long this client's deltas take, from snapshot to acknowledgement. Pure.
 
-Deltas of a run are of one size, so what the last ones took is the estimate for the next one: coding, the line as it is today, and the
-server's disk are all in it. The slowest of the last few counts, because who estimates too little loses the delta.
+Deltas of a run have one size, so the next one takes about as long as the last ones: that includes
+coding, the path's bandwidth and the parameter server's disk. The estimate is the slowest of the
+last `KEPT`, because too low an estimate loses the delta.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ class Pace:
 
     @property
     def slowest_s(self) -> float | None:
-        """Of the last few; None before the first one arrived."""
+        """The longest of the last few; None before the first one arrived."""
         return max(self._last, default=None)
 
     def begin(self, now: float) -> None:
-        """A delta goes on its way."""
+        """Start to measure a delta."""
         self._began = now
 
     def arrived(self, now: float) -> None:
-        """It was acknowledged."""
+        """Record the time of the acknowledged delta."""
         if self._began is not None:
             self._last.append(now - self._began)
             self._began = None
 
     def interrupt(self) -> None:
-        """The session broke, or the server put the delta off: what it takes in all says nothing of the line."""
+        """Discard the measurement: a lost session or a "later" would distort it."""
         self._began = None

@@ -1,41 +1,47 @@
-"""The parameter server's decisions. Pure: no socket, no clock, no chance, no tensor.
+"""Decides what the parameter server does. Pure: no socket, clock, random number or tensor.
 
 Rules
-- A client that says hello gets a part of the data, and is a member once its model is the run's (`membership`).
-- The first client that attaches a model publishes version 0 (`publishing`); if it leaves before that is durable, the next one
-  does, and one that fails goes to the end of the queue. A fresh client's weights never replace a version that exists.
-- Every `every_s` by the clock the members are called, or as soon as there is a version (`triggers`, `rounds`). A client that
-  is away is not waited for.
-- A delta is acknowledged when it is durable, never before (`delta_admission`). It is merged once, into the next version, with
-  its staleness on record; one of another lineage or older than `max_staleness` versions is refused before it is transferred.
-- A key that was seen gets the answer it got. A client may offer a delta as often as it likes.
-- Versions are made one at a time. What is acknowledged meanwhile goes into the next one.
-- Clients pull: a version is announced, and streamed to each client that asks, as the coded update when the client holds the
-  version before (checked by digest), else in full (`version_serving`).
-- The end (`run_end`): one last round, then every client gets the last version, then the run ends. A limit of rounds makes its
-  last round the last one; any other limit, and the operator, get one more, but for rounds that are trained as such (Turn): the
-  open one is the last, for clients that answer in time. What is offered after it is refused. If the last version cannot be
-  written, the run ends without it: what was acknowledged is in the spool, for the next start.
-- A delta whose transfer broke off is asked for again ("later"): the client may believe that all of it arrived.
+- A client that opens a session gets a shard of the data, and takes part once its model is the run's
+  (`membership`).
+- The first client that attaches a model publishes version 0 (`publishing`). If it leaves before
+  that is durable, the next one does; one that fails goes to the end of the queue. A new client's
+  weights never replace a version that exists.
+- The members are called every `every_s`, or as soon as there is a version (`triggers`, `rounds`). A
+  round does not wait for clients that are away.
+- A delta is acknowledged when it is durable, never before (`delta_admission`). It is merged once,
+  into the next version, with its staleness on record. One of another lineage, or more than
+  `max_staleness` versions old, is refused before its transfer.
+- A known key gets the same answer again. A client may offer a delta any number of times.
+- Versions are made one at a time. Deltas acknowledged meanwhile go into the next one.
+- Clients pull: a version is announced, and streamed to each client that asks: the coded update if
+  it holds the version before (checked by digest), else the full version (`version_serving`).
+- The end (`run_end`): one last round, then every client gets the last version, then the run ends.
+  At a limit of rounds the last round is the one that reaches it. Any other limit, or the operator,
+  gets one more; where clients train in rounds (Turn), the open round is the last, for clients that
+  answer in time. Later offers are refused. If the last version cannot be written, the run ends
+  without it: acknowledged deltas are in the spool, for the next start.
+- After an incomplete transfer the client is asked to offer the delta again ("later"), because it
+  may assume that the delta arrived.
 
     state        event                      -> state        effects
     EMPTY        ModelAttached (first)         EMPTY        UseModel, Send Publish
     EMPTY        InitialOffered                EMPTY        ReceiveInitial
     EMPTY        VersionCommitted 0            READY        Send Announce to all
-    READY        timer "sync"                  COLLECTING   Send Call or Turn to the clients that the trigger chooses
-    READY        VersionHeld                   READY        timer "sync" now, where too few were there before (not by the clock)
+    READY        timer "sync"                  COLLECTING   Send Call or Turn to the clients chosen
+    READY        VersionHeld                   READY        with Turn: timer "sync" now, if not set
     COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted, Accumulate
-                 ClientLeft, timer "round"     or MERGING   Average, Commit at the trigger's verdict; Send Turn to the next
-    MERGING      Reduced                       MERGING      Commit (where servers reduce: Average, Reduce before)
-    MERGING      VersionCommitted              READY        Send Announce to all; when a limit is reached, towards the end
-    MERGING      CommitFailed                  MERGING      timer "retry", then Average, Commit again
-    any          StoreFailed                   same         Finish with exit code 2: clients wait for the next start
-    any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and Send Accepted | Declined
+                 ClientLeft, timer "round"     or MERGING   Average, Commit at the trigger's verdict
+    MERGING      Reduced                       MERGING      Commit (Average and Reduce came before)
+    MERGING      VersionCommitted              READY        Send Announce to all; at a limit, end
+    MERGING      CommitFailed                  MERGING      timer "retry", then Average and Commit
+    any          StoreFailed                   same         Finish with exit code 2
+    any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and
+                                                            Send Accepted | Declined
     any          ClientHello, Admitted         same         Admit | Refuse; Welcome
     any          ModelAttached, ShardKept      same         KeepShard | Send Reject; Send Announce
-    any          DrainAsked                    same, last round, then DONE with Send Stop and Finish
+    any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
-    ending       TransfersChecked              same         wait for what advances, go on without the rest
+    ending       TransfersChecked              same         wait while bytes advance
     DONE         anything but ClientHello      DONE         nothing
 """
 
@@ -87,7 +93,10 @@ __all__ = ["EXIT_FAILED", "Member", "ParameterServerMachine", "ParameterServerRu
 
 
 class ParameterServerMachine:
-    """The state of a run at the parameter server. `handle` and `next_deadline` are the whole interface."""
+    """The state of a run at the parameter server.
+
+    `handle` and `next_deadline` are the whole interface.
+    """
 
     def __init__(self, rules: ParameterServerRules, weighting: Weighting, run: str) -> None:
         self.rules = rules
@@ -101,7 +110,7 @@ class ParameterServerMachine:
         self.deadlines = Deadlines()
         trigger = trigger_of(rules)
         self.serving = Serving(
-            self.members, self.deltas, trigger.selection.tells_all, trigger.trains
+            self.members, self.deltas, trigger.selection.announces_to_all, trigger.trains
         )
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
         self.membership = Membership(self.members, ShardLeases(rules.shards))
@@ -114,7 +123,8 @@ class ParameterServerMachine:
             trigger=trigger,
             serving=self.serving,
             shutdown=shutdown,
-            closed=lambda now: self.end.settle(now),  # noqa: PLW0108 - the end comes next
+            # Late binding: self.end is set below.
+            closed=lambda now: self.end.settle(now),  # noqa: PLW0108
         )
         self.end = RunEnd(shutdown, self.rounds, self.deadlines)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
@@ -174,9 +184,9 @@ class ParameterServerMachine:
         return self.deadlines.next()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return effects in the order in which they are to be carried out."""
         if self.ended and not isinstance(event, ev.ClientHello):
-            return []  # a late answer of the disk or a client must not wake the run up
+            return []  # a late event of the disk or a client must not restart the run
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
 
@@ -184,7 +194,8 @@ class ParameterServerMachine:
 
     def _recovered(self, event: ev.Recovered, now: float) -> list[Effect]:
         if self.rules.limit_s:
-            # Where the time was up before, clients still get a moment to come back and hand in what they have.
+            # If the limit was reached before this start, clients still get time to reconnect and
+            # offer their deltas.
             left_s = self.rules.limit_s - event.served_s
             self.deadlines.set(
                 "limit", now + max(left_s, self.rules.drain_s if event.served_s else 0.0)
@@ -205,7 +216,7 @@ class ParameterServerMachine:
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is None:
             self.deadlines.set("sync", trigger.schedule.after_start(event.since_version_s, now))
-        else:  # killed between its last version and its end: wait for clients to come and fetch
+        else:  # killed between its last version and its end: let clients reconnect and fetch it
             self.end.begin(limit, now)
             self.deadlines.set("linger", now + self.rules.drain_s)
         waiting = counted(len(event.pending), "delta")
@@ -215,7 +226,7 @@ class ParameterServerMachine:
             [*self.deltas.settled, *(one.key.client for one in event.pending)],
             now - event.since_version_s,
         )
-        # The order of booking is that of the ledger, so the same is kept out as before the end of the last process.
+        # In the order of the ledger, so that the guard excludes the same deltas as before.
         again = [effect for one in event.pending for effect in self.admission.book(one, now)]
         return [Note(text), *again]
 
@@ -224,16 +235,19 @@ class ParameterServerMachine:
         if self.ended:
             return [Refuse(peer, "finished", "this run has ended")]
         if event.run and event.run != self.run:
-            text = f"this is run {self.run}, but {peer} is in run {event.run}: restart the client to join this one"
+            text = (
+                f"this is run {self.run}, but {peer} is in run {event.run}:"
+                " restart the client to join this one"
+            )
             return [Refuse(peer, "run", text)]
-        self.guard.came(peer, now)
+        self.guard.joined(peer, now)
         former = self.members.get(peer)
         is_member = self.membership.enter(event, now)
         self.serving.forget(peer)
         effects: list[Effect] = []
-        if former is not None:  # no event has told that its session, or its process, is over
-            effects = self._gone(peer, former.incarnation, "it says hello again", now)
-        if self.ended:  # it was the last thing to wait for
+        if former is not None:  # no event has reported the end of its session or process
+            effects = self._gone(peer, former.incarnation, "it opened a new session", now)
+        if self.ended:  # the end waited for this client only
             return [*effects, Refuse(peer, "finished", "this run has ended")]
         if is_member:
             return [*effects, *self.membership.admit(peer)]
@@ -243,7 +257,7 @@ class ParameterServerMachine:
     def _left(self, event: ClientLeft, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
         if member is not None and member.incarnation != event.incarnation:
-            return []  # its successor is here already
+            return []  # a new process is connected already
         self.membership.shards.left(event.peer, event.reason, now)
         if member is None:
             return []
@@ -252,7 +266,7 @@ class ParameterServerMachine:
         return effects + self.end.end_if_all_hold(now)
 
     def _gone(self, peer: str, incarnation: int, reason: str, now: float) -> list[Effect]:
-        """A session is over: wait for nothing that was asked in it."""
+        """Stop waiting for answers of a session that is over."""
         return [
             *self.publishing.left(peer),
             *self.rounds.left(peer, incarnation, reason, now),
@@ -261,7 +275,7 @@ class ParameterServerMachine:
     def _attached(self, event: ev.ModelAttached, now: float) -> list[Effect]:
         peer, member = event.peer, self.members.get(event.peer)
         if member is None:
-            return [EndSession(peer, "not a member: say hello again")]
+            return [EndSession(peer, "not a member: reconnect")]
         agrees, effects = self.membership.attached(event, self.version)
         if not agrees:
             return effects + self._gone(peer, member.incarnation, "another model", now)
@@ -277,7 +291,7 @@ class ParameterServerMachine:
         return self._join(event.peer, member)
 
     def _join(self, peer: str, member: Member) -> list[Effect]:
-        """A client has everything that it needs to take part."""
+        """Let a client take part that has a shard and the run's model."""
         member.attached = True
         if self.version < 0:
             return self.publishing.choose()
@@ -300,7 +314,8 @@ class ParameterServerMachine:
         effects = self.serving.held(event) or self.end.end_if_all_hold(now)
         if self.rounds.trigger.trains and self.phase is Phase.READY and not self.end.asked:
             due = self.deadlines.when("sync")
-            self.deadlines.set("sync", now if due is None else due)  # perhaps it was too few before
+            # Without a deadline, the last call found too few clients.
+            self.deadlines.set("sync", now if due is None else due)
         return effects
 
     def _send_failed(self, event: ev.SendVersionFailed, now: float) -> list[Effect]:
@@ -317,8 +332,9 @@ class ParameterServerMachine:
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
-        told = self.serving.announce() if self.rounds.trigger.selection.tells_all else []
-        return [*told, *self.admission.look_again(now), *self.end.settle(now)]
+        to_all = self.rounds.trigger.selection.announces_to_all
+        announced = self.serving.announce() if to_all else []
+        return [*announced, *self.admission.look_again(now), *self.end.settle(now)]
 
     def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
         if event.version == 0:
@@ -330,7 +346,7 @@ class ParameterServerMachine:
         return self.rounds.try_again(f"{text}; {advice}" if advice else text, now)
 
     def _store_failed(self, event: ev.StoreFailed, now: float) -> list[Effect]:
-        """The run is not over: clients are told nothing, and come back when the operator has done what the reason says."""
+        """Finish, but do not stop clients: the run continues after the operator's repair."""
         self.deadlines.clear()
         return [Finish(event.reason, EXIT_DAMAGED)]
 
@@ -364,7 +380,7 @@ class ParameterServerMachine:
         return [*effects, *self.rounds.answered(event.delta, now)] if settled else effects
 
     def _too_late(self, delta: Delta) -> Objection:
-        """Why no delta can be merged any more, as a code and a sentence, or None."""
+        """Why the rounds take this delta no more, as a code and a sentence, or None."""
         if self.end.asked and self.end.state.last_round_over:
             return "ended", "the run has had its last round"
         if self.phase is Phase.MERGING and self.round is not None and self.round.last:

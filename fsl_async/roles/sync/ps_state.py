@@ -1,4 +1,4 @@
-"""What the parameter server's machine is made of: the rules it follows, its phases, and what it knows of a member. Pure."""
+"""The parts of the parameter server's state: its rules, its phases and its members. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fsl_async.roles.sync.round import RoundRules
 
 EXIT_FAILED = 1
 EXIT_DAMAGED = 2
-"""Starting the same again may fail again: an operator has to look."""
+"""A restart may fail again: an operator has to repair the state."""
 LEAST_RETRY_CAP_S = 10.0
 
 
 @frozen
 class ParameterServerRules:
-    """The run's configuration as far as it decides anything here. Times in seconds; 0 means no limit."""
+    """The part of the run's configuration that decides here. Times in seconds; 0: no limit."""
 
     trigger: str = "clock"
     every_s: float = 600.0
@@ -33,19 +33,19 @@ class ParameterServerRules:
     drain_cap_s: float = 3600.0
     keep_versions: int = 3
     guard: GuardRules = field(factory=GuardRules)
-    least_clients: int = 1  # whose deltas the rule of aggregation needs
+    least_clients: int = 1  # that must have pending deltas for the aggregation rule
     aggregation: str = "mean"
     shards: int = 1
-    reduces: bool = False  # whether an average is reduced with those of other servers before it becomes a version
+    reduces: bool = False  # whether averages are reduced with those of other parameter servers
 
     @property
     def retry_s(self) -> float:
-        """How long to wait before a disk is tried again."""
+        """The first wait before a failed write is tried again."""
         return min(30.0, 0.1 * self.every_s)
 
     @property
     def retry_cap_s(self) -> float:
-        """The longest wait between two tries: who has made room should not wait longer than for a sync."""
+        """The longest wait between two tries: after the operator made space, at most one sync."""
         return max(self.every_s, LEAST_RETRY_CAP_S)
 
     def is_last(self, number: int) -> bool:
@@ -53,7 +53,7 @@ class ParameterServerRules:
         return bool(self.limit_rounds) and number + 1 >= self.limit_rounds
 
     def limit_reached(self, version: int, tokens: int) -> str | None:
-        """Which limit a run with that version and those merged tokens has come to."""
+        """The limit that a run with that version and those merged tokens has reached, or None."""
         if self.limit_rounds and version >= self.limit_rounds:
             return f"the run's limit of {self.limit_rounds} rounds is reached"
         if self.limit_tokens and tokens >= self.limit_tokens:
@@ -62,7 +62,7 @@ class ParameterServerRules:
 
 
 class Phase(enum.Enum):
-    """Where the run is."""
+    """The phases of a run."""
 
     EMPTY = "empty"
     READY = "ready"

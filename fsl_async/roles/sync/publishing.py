@@ -1,4 +1,7 @@
-"""Who publishes version 0: the first client that attached a model, and the next one when that fails. Pure."""
+"""Chooses the client that publishes version 0. Pure.
+
+It is the first one that attached a model, and the next one when that fails.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from fsl_async.roles.sync.ps_state import Member
 
 @mutable
 class Publishing:
-    """The line of those who may publish. It shares the server's members and deadlines; "publish" is its own deadline."""
+    """The choice of the publisher. It shares the machine's members and deadlines.
+
+    "publish" is its own deadline.
+    """
 
     members: dict[str, Member]
     deadlines: Deadlines
@@ -20,7 +26,7 @@ class Publishing:
     over: bool = False  # version 0 is durable
 
     def choose(self) -> list[Effect]:
-        """Ask the first in the line, unless somebody is asked already or a failure is too fresh."""
+        """Ask the first attached client, unless one is asked already or a failure is too recent."""
         if self.over or self.name is not None or self.deadlines.when("publish") is not None:
             return []
         for name, member in self.members.items():
@@ -31,15 +37,15 @@ class Publishing:
         return []
 
     def left(self, peer: str) -> list[Effect]:
-        """A session is over: if it was the publisher's, the next one is asked."""
+        """Ask the next client if the session that is over was the publisher's."""
         if self.name != peer:
             return []
         self.name = None
-        text = f"{peer} left before its initial weights were here"
+        text = f"{peer} left before its initial weights arrived"
         return [Note(text, "warning"), *self.choose()]
 
     def failed(self, reason: str, now: float) -> list[Effect]:
-        """Not at once again, because a full disk is full for a while; and if there is another client, not the same one."""
+        """Ask again after a pause, because a disk stays full for a while; prefer another client."""
         if self.over:
             return []
         peer, self.name = self.name, None
@@ -49,6 +55,6 @@ class Publishing:
         return [Note(f"{reason}; next try in {self.retry_s:g} s", "warning")]
 
     def done(self) -> None:
-        """Version 0 is durable: nobody publishes any more."""
+        """Stop: version 0 is durable."""
         self.over, self.name = True, None
         self.deadlines.cancel("publish")

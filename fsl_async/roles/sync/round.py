@@ -1,9 +1,9 @@
 """The open round: which clients were called, and which have answered. Pure.
 
-The clients called at the start are *expected*. One that leaves is expected no longer, until it is
-back with the same incarnation: eviction never blocks a round, and a late joiner or a relaunched
-client is not counted in this round's quorum. When a round is complete is decided in
-`triggers.completion`.
+The clients called at the start are *expected*. One that leaves is expected no longer, until it
+reconnects with the same incarnation: a lost client never blocks a round, and a late joiner or a
+relaunched client is not counted in this round's quorum. `triggers.completion` decides when a round
+is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIN_OFFSETS = 3
 
 @frozen
 class RoundRules:
-    """Of a round by quorum and grace window. Times in seconds."""
+    """The rules of a round with quorum and grace window. Times in seconds."""
 
     quorum: float = 0.5  # fraction of the expected clients, at least one client
     grace_mad_factor: float = 4.0
@@ -31,12 +31,12 @@ class RoundRules:
 
 @mutable
 class ArrivalHistory:
-    """How long after a call the answers came, over the last rounds."""
+    """How long after a call the answers arrived, over the last rounds."""
 
     offsets_s: deque[float] = field(factory=lambda: deque(maxlen=MAX_OFFSETS))
 
     def grace_until(self, rules: RoundRules, called_at: float, quorum_at: float) -> float:
-        """When the grace window ends of a round called and with a quorum at these times."""
+        """When the grace window ends, for a round with its call and its quorum at these times."""
         if len(self.offsets_s) < MIN_OFFSETS:
             return quorum_at + rules.first_grace_s
         middle = median(self.offsets_s)
@@ -45,7 +45,7 @@ class ArrivalHistory:
         return max(usual, quorum_at + rules.grace_min_s)
 
     def usual_s(self, rules: RoundRules) -> float:
-        """How long answers take; 0 while too few are known."""
+        """How long answers usually take; 0 while too few are known."""
         if len(self.offsets_s) < MIN_OFFSETS:
             return 0.0
         return self.grace_until(rules, 0.0, 0.0)
@@ -91,7 +91,7 @@ class Round:
         return self.expected.get(name) == incarnation and name not in self.answered
 
     def leave(self, name: str, incarnation: int) -> bool:
-        """A session ended: no longer wait for this client. True when it was waited for."""
+        """Stop waiting for a client whose session ended. True when it was awaited."""
         if not self.awaits(name, incarnation):
             return False
         del self.expected[name]
@@ -99,15 +99,15 @@ class Round:
         return True
 
     def rejoin(self, name: str, incarnation: int) -> None:
-        """A called client has a session again: expect it again if it is the same process."""
+        """Expect a called client again that has a new session, if it is the same process."""
         if self.left.get(name) == incarnation:
             self.expected[name] = self.left.pop(name)
 
     def recall(self, present: dict[str, int]) -> list[str]:
-        """Expect those in `present` (name -> incarnation) again that had nothing; returns them.
+        """Expect those in `present` (name -> incarnation) again that sent no delta; returns them.
 
-        For a round that stays open: by now they have trained something, and the others must not
-        wait for a single client that hangs.
+        For a round that stays open: they have made progress since, and must not wait for a single
+        client that hangs.
         """
         again = sorted(
             name
@@ -119,7 +119,7 @@ class Round:
         return again
 
     def dismiss(self, names: Iterable[str]) -> None:
-        """Wait for these no longer."""
+        """Stop waiting for these."""
         for name in names:
             del self.expected[name]
 
@@ -132,6 +132,6 @@ class Round:
         return sum(self.answered.values())
 
     def named_missing(self) -> str:
-        """A few of the missing, for people."""
+        """The first of the missing, for people."""
         missing = self.missing()
         return ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")

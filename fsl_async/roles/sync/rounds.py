@@ -1,7 +1,8 @@
-"""The rounds of a run, from the call to the version. Pure.
+"""Runs the rounds of a run, from the call to the version. Pure.
 
-The trigger decides when a round opens, which clients it calls, and when it is complete; the coordinator calls them, counts
-their answers, and has the version made. Phases, events and effects are in the table of `roles.sync.ps`.
+The trigger decides when a round opens, which clients it calls, and when it is complete; the
+coordinator calls them, counts their answers, and orders the version. Phases, events and effects are
+in the table of `roles.sync.ps`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from fsl_async.roles.sync.version_serving import Serving
 
 
 class RoundCoordinator:
-    """It shares the machine's members, deltas and deadlines; "sync", "round" and "retry" are its own."""
+    """Calls clients, counts answers and orders versions.
+
+    It shares the machine's members, deltas and deadlines; "sync", "round" and "retry" are its own.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class RoundCoordinator:
         shutdown: RunShutdown,
         closed: Callable[[float], list[Effect]],
     ) -> None:
-        """closed: what follows when a round ends without a version."""
+        """closed: returns the effects after a round that ends without a version."""
         self.members = members
         self.deltas = deltas
         self.trigger = trigger
@@ -52,7 +56,7 @@ class RoundCoordinator:
         self._failures = 0
 
     def _here(self) -> dict[str, Member]:
-        """The clients that can be called. One that holds no version yet is still downloading and has nothing to send."""
+        """The clients that can be called: those that hold a version."""
         return {
             name: member
             for name, member in self.members.items()
@@ -60,7 +64,7 @@ class RoundCoordinator:
         }
 
     def call(self, now: float) -> list[Effect]:
-        """Open a round, where enough clients are here."""
+        """Open a round if enough clients are here."""
         here = self._here()
         needed = max(1, self._rules.min_clients if self.deltas.version == 0 else 1)
         if len(here) < needed and not self._shutdown.asked:
@@ -78,38 +82,38 @@ class RoundCoordinator:
         self.round = Round(self.deltas.version, now, cap_s, opening.called, last, waiting)
         self.round.answered |= dict.fromkeys(opening.answered, True)
         self._deadlines.cancel("sync")
-        told = [name for name in opening.called if name not in opening.answered]
-        return [*self._tell_call(told), *self.evaluate(now)]
+        names = [name for name in opening.called if name not in opening.answered]
+        return [*self._send_call(names), *self.evaluate(now)]
 
     def _round_call(self) -> Message:
         assert self.round is not None
         return self.trigger.call(self.round.number, last=self.round.last)
 
-    def _tell_call(self, names: list[str]) -> list[Effect]:
+    def _send_call(self, names: list[str]) -> list[Effect]:
         call = self._round_call()
         effects: list[Effect] = []
         for name in names:
-            if not self.trigger.selection.tells_all:
-                effects.extend(self.serving.tell(name))
+            if not self.trigger.selection.announces_to_all:
+                effects.extend(self.serving.announce_to(name))
             effects.append(Send(name, call))
         return effects
 
     def _round_over(self) -> None:
         if self.round is not None and self.round.last:
-            # Of a round that closed without a version, only the end that was asked for is the last one.
+            # If the last round by count closed without a version, another one follows, unless the
+            # end was asked for.
             self._shutdown.last_round_over = self._shutdown.asked or self._rules.is_last(
                 self.deltas.version - 1
             )
         self.round = None
 
     def evaluate(self, now: float) -> list[Effect]:
-        """Ask the open round whether it is time, and act on the answer."""
+        """Carry out the trigger's verdict on the open round."""
         if self.phase is not Phase.COLLECTING or self.round is None:
             return []
         cap_at = self.round.called_at + self.round.cap_s
-        if (
-            self._shutdown.asked and self.round.missing()
-        ):  # the end waits longer than a grace window
+        if self._shutdown.asked and self.round.missing():
+            # The end waits longer than a grace window.
             if now < cap_at:
                 self._deadlines.set("round", cap_at)
                 return []
@@ -131,11 +135,11 @@ class RoundCoordinator:
             return []
         due = self._deadlines.when("round")
         if due is not None and due > now:
-            return []  # who answers "nothing" at once must not be called in a loop
+            return []  # a client that skips at once must not be called in a loop
         self._deadlines.set("round", now + self.trigger.schedule.again_s)
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"
-        return [Note(text, "warning"), *self._tell_call(self.round.recall(here))]
+        return [Note(text, "warning"), *self._send_call(self.round.recall(here))]
 
     def _merge_now(self, verdict: Verdict, now: float) -> list[Effect]:
         assert self.round is not None
@@ -151,7 +155,7 @@ class RoundCoordinator:
         return [note, *self.merge()]
 
     def _next_turn(self, verdict: Verdict, now: float) -> list[Effect]:
-        """Let the next one have its turn, or let the turn of the one before pass."""
+        """Call the next client, or stop waiting for the one before."""
         assert self.round is not None
         effects: list[Effect] = []
         if verdict.action == "pass":
@@ -163,7 +167,7 @@ class RoundCoordinator:
             name = self.round.next_of(here)
             if name is not None:
                 self.round.cap_s = now - self.round.called_at + self.trigger.schedule.cap_s
-                effects.extend(self._tell_call([name]))
+                effects.extend(self._send_call([name]))
         return [*effects, *self.evaluate(now)]
 
     def _close(self, reason: str, now: float) -> list[Effect]:
@@ -177,17 +181,17 @@ class RoundCoordinator:
         return [Note(text), *self._closed(now)]
 
     def too_few(self) -> str:
-        """What is missing for the rule of aggregation, or nothing."""
+        """Why too few clients have pending deltas for the aggregation rule; empty: enough have."""
         clients, least = self.deltas.clients_pending, self._rules.least_clients
         if clients >= least:
             return ""
         return (
             f"{self._rules.aggregation} needs deltas of {least} clients, there are {clients};"
-            " what is there waits for the next round"
+            " they wait for the next round"
         )
 
     def merge(self) -> list[Effect]:
-        """Have a version made of everything that is pending."""
+        """Order a version of all pending deltas."""
         self.phase = Phase.MERGING
         self._deadlines.cancel("round")
         merged, scale = self.deltas.begin_merge()
@@ -196,16 +200,16 @@ class RoundCoordinator:
         return [do.Average(version, merged, scale), then]
 
     def reduced(self, event: ev.Reduced, now: float) -> list[Effect]:
-        """The average is that of all servers: make the version."""
+        """Order the version: its average is now that of all parameter servers."""
         return [do.Commit(event.version)]
 
     def begin(self, now: float) -> None:
-        """Version 0 is durable."""
+        """Set the first call: version 0 is durable."""
         self.phase = Phase.READY
         self._deadlines.set("sync", self.trigger.schedule.after_version(None, now))
 
     def committed(self, now: float) -> None:
-        """The version of the open round is durable."""
+        """Close the round whose version is durable, and set the next call."""
         called_at = self.round.called_at if self.round is not None else now
         self._failures = 0
         self.phase = Phase.READY
@@ -213,9 +217,9 @@ class RoundCoordinator:
         self._deadlines.set("sync", self.trigger.schedule.after_version(called_at, now))
 
     def abandon(self, event: ev.CommitFailed) -> tuple[str, str]:
-        """A merge failed: everything in it is pending again. Returns what happened, and the store's advice."""
+        """Make the deltas of a failed merge pending again. Returns the problem and the advice."""
         self.deltas.abandon_merge()
-        # The store's own advice and beginning would say the same twice.
+        # The beginning and the end of the store's text would be repeated.
         reason, _, advice = event.reason.removeprefix(
             f"cannot write version {event.version}: "
         ).partition("; ")
@@ -223,31 +227,31 @@ class RoundCoordinator:
         return text, advice.removesuffix(" and try again")
 
     def try_again(self, text: str, now: float) -> list[Effect]:
-        """Merge again in a while, longer after each failure."""
+        """Merge again after a pause, longer after each failure."""
         cap_s = self._rules.retry_cap_s
         self._deadlines.set("retry", now + min(cap_s, self._rules.retry_s * 2**self._failures))
         self._failures += 1
         return [Note(f"{text}; it is tried again within {cap_s:g} s", "warning")]
 
     def left(self, peer: str, incarnation: int, reason: str, now: float) -> list[Effect]:
-        """A session ended: do not wait for what was asked in it."""
+        """Stop waiting for the answer of a session that ended."""
         if self.round is None or not self.round.leave(peer, incarnation):
             return []
         text = f"{peer} left ({reason}); round {self.round.number} goes on without it"
         return [Note(text), *self.evaluate(now)]
 
     def rejoined(self, peer: str, incarnation: int) -> list[Effect]:
-        """A client is attached: call it again where the open round waits for it."""
+        """Call a client that attached again, if the open round waits for it."""
         if self.round is None:
             return []
         self.round.rejoin(peer, incarnation)
         if not self.round.awaits(peer, incarnation):
             return []
-        # The first call may have been lost with its session.
+        # The first call may have been lost with the session.
         return [Send(peer, self._round_call())]
 
     def answered(self, delta: Delta, now: float) -> list[Effect]:
-        """A client has answered the open round, with a delta that counts or with one that does not."""
+        """Count a client's answer to the open round: a delta that was acknowledged, or was not."""
         contributed = self.deltas.is_acknowledged(delta.key)
         if self.round is None:
             return []
@@ -258,7 +262,7 @@ class RoundCoordinator:
         return self.evaluate(now)
 
     def skipped(self, event: ev.RoundSkipped, now: float) -> list[Effect]:
-        """A client has nothing to send for this round."""
+        """Count a client's answer that it has no delta for this round."""
         if self.round is None or event.round != self.round.number:
             return []
         self.round.answer(event.peer, contributed=False)

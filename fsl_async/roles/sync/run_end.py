@@ -1,9 +1,10 @@
-"""The steps to the end of a run, and which clients each still waits for. Pure.
+"""Takes the steps to the end of a run, and decides which clients each one waits for. Pure.
 
-A run ends in three steps. A round that is open is closed. When the clients hold the version that came of it, one last round
-is called, in which they hand in what they have and train no further. When they hold the version of that, they are told to
-stop. Where clients train in rounds (Turn), the open round is the last one. Each step waits `drain_s`, and then goes on
-waiting for clients whose transfers advance (`roles.sync.shutdown`).
+A run ends in three steps. An open round is completed. When the clients hold its version, one last
+round is called: clients send their deltas and are held. When they hold the version of that round,
+they are told to stop. Where clients train in rounds (Turn), the open round is the last one. Each
+step waits `drain_s`, and then goes on waiting for clients whose transfers advance
+(`roles.sync.shutdown`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from fsl_async.roles.sync.shutdown import RunShutdown
 
 
 class RunEnd:
-    """The steps to the end. It shares the coordinator's state; "drain" and "linger" are its own deadlines."""
+    """The steps to the end. It shares the coordinator's state.
+
+    "drain" and "linger" are its own deadlines.
+    """
 
     def __init__(self, state: RunShutdown, rounds: RoundCoordinator, deadlines: Deadlines) -> None:
         self.state = state
@@ -30,7 +34,7 @@ class RunEnd:
         return self.state.asked
 
     def drain(self, reason: str, now: float) -> list[Effect]:
-        """Begin the end now, whatever is under way."""
+        """Begin the end now, in any phase."""
         if self.asked:
             return []
         rounds = self._rounds
@@ -47,16 +51,16 @@ class RunEnd:
             rounds.round.cap_s = now - rounds.round.called_at + self.state.drain_s
             effects.extend(rounds.evaluate(now))
         elif self._deadlines.when("retry") is not None:
-            # One more try, at once; MERGING goes on to the end by itself.
+            # One more try, at once; after MERGING the end follows by itself.
             self._deadlines.cancel("retry")
             effects.extend(rounds.merge())
         return effects
 
     def begin(self, reason: str, now: float) -> None:
-        """The run is to end after what is under way."""
+        """Begin the end after the current round."""
         self.state.begin(reason, now)
         rounds = self._rounds
-        if not rounds.trigger.trains:  # clients train between rounds: the last one is still to come
+        if not rounds.trigger.trains:  # clients train between rounds: one last round follows
             return
         if rounds.round is None:
             self.state.last_round_over = True
@@ -65,14 +69,14 @@ class RunEnd:
             rounds.round.waiting.clear()
 
     def settle(self, now: float) -> list[Effect]:
-        """A round is over: wait for every client to hold the version, then call the last round, or end after it."""
+        """Wait for every client to hold the version; then call the last round, or end after it."""
         if not self.asked:
             return []
         self._deadlines.cancel("sync")
         self._deadlines.set("drain", now + self.state.drain_s)
-        tells_all = self._rounds.trigger.selection.tells_all
-        told = [] if tells_all else self._rounds.serving.announce()
-        return [*told, *self.end_if_all_hold(now)]
+        to_all = self._rounds.trigger.selection.announces_to_all
+        announced = [] if to_all else self._rounds.serving.announce()
+        return [*announced, *self.end_if_all_hold(now)]
 
     def end_if_all_hold(self, now: float) -> list[Effect]:
         """Take the next step when no client is behind."""
@@ -85,11 +89,11 @@ class RunEnd:
         self._deadlines.cancel("drain")
         rounds = self._rounds
         if self.state.last_round_over and rounds.deltas.pending and not rounds.too_few():
-            return rounds.merge()  # stored while the last one was merged: acknowledged is merged
+            return rounds.merge()  # deltas acknowledged during the last merge
         return self.finish() if self.state.last_round_over else rounds.call(now)
 
     def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
-        """A step has waited long enough: go on waiting for clients whose transfers advance."""
+        """Extend a step for clients whose transfers advance, or take the next step."""
         if not self.asked:
             return []
         rounds = self._rounds
@@ -114,7 +118,7 @@ class RunEnd:
         return [Note(self.state.reason, "warning"), *self.finish(EXIT_FAILED)]
 
     def finish(self, exit_code: int = 0) -> list[Effect]:
-        """Tell the clients, and end."""
+        """Stop the clients, and end."""
         self._rounds.phase = Phase.DONE
         self._deadlines.clear()
         reason = self.state.reason or "done"

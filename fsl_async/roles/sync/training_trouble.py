@@ -1,7 +1,7 @@
-"""Decides from what a client reports whether its training goes wrong while its weights stay finite. Pure.
+"""Decides from a client's metrics whether its training goes wrong while weights stay finite. Pure.
 
-Metrics come with heartbeats (running means) and with deltas (means over a round). One step with a loss of NaN makes the mean of its
-round NaN. The journal writes such numbers as text.
+Metrics arrive with heartbeats (running means) and with deltas (means over a round). One step with a
+loss of NaN makes the mean of its round NaN. The journal writes such numbers as text.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 SKIPPED = "skipped"
-"""The metric of the built-in task: 1 for a step that it did not take, as its gradients were not finite, else 0."""
+"""Metric of the built-in task: 1 for a step skipped because gradients were not finite; else 0."""
 
 NOT_FINITE = "not_finite"
-"""On heartbeats, also where a site keeps its metrics: most of the last steps had a loss that is not finite, or were skipped."""
+"""On heartbeats, even if a site sends no metrics: most of the last steps had no finite loss or were
+skipped."""
 
 LOSS_IS = "its loss is "
-"""Begins the trouble of a loss that is not finite."""
+"""Begins the text about a loss that is not finite."""
 
 MANY_SKIPPED = 0.5
-"""From this share on, skipped steps are worth a line."""
+"""The share of skipped steps that is reported."""
 
 _NOT_FINITE = {"nan", "inf", "-inf"}
 

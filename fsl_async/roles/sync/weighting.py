@@ -1,13 +1,14 @@
-"""Weighting: how much each delta counts in a round. Pure.
+"""Computes the weight of each delta in a round. Pure.
 
     average = scale(merged) * sum_i weight(i) * Delta_i
 
-`weight` is needed when a delta arrives, because it is added to the accumulator and then forgotten; `scale` is known only
-at the commit. Each strategy is a class with these two methods: adding one is adding a class and a line in WEIGHTINGS.
+`weight` is needed when a delta arrives, because its values are added to the accumulator and not
+kept; `scale` is known only at the commit. Each strategy is a class with these two methods. To add
+one, add a class and a line in WEIGHTINGS.
 
-Staleness s (versions committed since the delta's base) discounts by d = (1 + s) ** -exponent (Xie et al., FedAsync,
-arXiv:1903.03934; Nguyen et al., FedBuff, arXiv:2106.06639: exponent 0.5). As in FedBuff the discount is not divided out
-again: a round of stale deltas makes a smaller step, where normalised weights would make a full one.
+Staleness s (versions committed since the delta's base) discounts by d = (1 + s) ** -exponent (Xie
+et al., FedAsync, arXiv:1903.03934; Nguyen et al., FedBuff, arXiv:2106.06639: exponent 0.5). As in
+FedBuff the discount is not normalized away: a round of stale deltas makes a smaller step.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ DEFAULT_STALENESS_EXPONENT = 0.5
 
 
 class Weighting(Protocol):
-    """A strategy. Both methods are functions of their arguments alone, so a replay gives the same numbers."""
+    """A strategy. Both methods depend on their arguments only, so a replay is exact."""
 
     def weight(self, delta: Delta, staleness: int) -> float:
-        """The factor of a delta that old in the accumulator; finite and not negative."""
+        """The factor of a delta in the accumulator; finite and not negative."""
 
     def scale(self, merged: Sequence[MergedDelta]) -> float:
-        """The factor of the whole accumulator once exactly `merged` are in it; 0 when they hold no work at all."""
+        """The factor of an accumulator of exactly `merged`; 0 when they hold no work."""
 
 
 def staleness_discount(staleness: int, exponent: float = DEFAULT_STALENESS_EXPONENT) -> float:
-    """(1 + staleness) ** -exponent: 1 for a fresh delta, and 1 for every delta when the exponent is 0."""
+    """(1 + staleness) ** -exponent: 1 for a fresh delta, and for every delta at exponent 0."""
     return float((1.0 + staleness) ** -exponent)
 
 
@@ -45,9 +46,10 @@ def _reciprocal(total: float) -> float:
 
 @frozen
 class TokensWeighting:
-    """Each delta counts by the tokens it was trained on: the average over the data, as FedAvg has it.
+    """Weighs deltas by their tokens: the average over the data, as in FedAvg.
 
-    With Adam inside, a delta also grows with its number of steps, so a fast client counts almost twice; FedNova does not.
+    With Adam as inner optimizer a delta also grows with its number of steps, so a fast client
+    counts almost twice; FedNova corrects that.
     """
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
@@ -58,13 +60,13 @@ class TokensWeighting:
         return delta.tokens * discount
 
     def scale(self, merged: Sequence[MergedDelta]) -> float:
-        """One over the tokens of all."""
+        """One over the sum of tokens."""
         return _reciprocal(float(sum(one.delta.tokens for one in merged)))
 
 
 @frozen
 class UniformWeighting:
-    """Each delta counts the same."""
+    """Weighs all deltas equally."""
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
@@ -73,16 +75,17 @@ class UniformWeighting:
         return staleness_discount(staleness, self.staleness_exponent)
 
     def scale(self, merged: Sequence[MergedDelta]) -> float:
-        """One over their number."""
+        """One over the number of deltas."""
         return _reciprocal(float(len(merged)))
 
 
 @frozen
 class FedNovaWeighting:
-    """Each client's mean step counts by its tokens, times the mean number of steps (Wang et al., arXiv:2007.07481).
+    """Weighs each client's mean step by its tokens (FedNova, Wang et al., arXiv:2007.07481).
 
-    With p_i = tokens_i / tokens of all and H_i steps: average = (sum_i p_i H_i) * sum_i p_i Delta_i / H_i, so a client does
-    not count more because its many steps took it further. A delta without steps counts nothing.
+    With p_i = tokens_i / sum of tokens and H_i steps: average = (sum_i p_i H_i) * sum_i p_i Delta_i
+    / H_i, so a client does not count more because it took more steps. A delta without steps has no
+    weight.
     """
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
@@ -95,7 +98,7 @@ class FedNovaWeighting:
         return delta.tokens / delta.steps * discount
 
     def scale(self, merged: Sequence[MergedDelta]) -> float:
-        """The token-weighted mean of the steps, divided by the tokens of all."""
+        """The token-weighted mean of the steps, divided by the sum of tokens."""
         counted = [one.delta for one in merged if one.delta.steps > 0]
         tokens = float(sum(one.tokens for one in counted))
         tokens_times_steps = float(sum(one.tokens * one.steps for one in counted))
@@ -110,7 +113,7 @@ WEIGHTINGS: dict[str, Callable[[float], Weighting]] = {
 
 
 def weighting_named(name: str, staleness_exponent: float = DEFAULT_STALENESS_EXPONENT) -> Weighting:
-    """The strategy of that name; ValueError names the ones there are."""
+    """The strategy of that name. Raises ValueError, with the names that exist."""
     if name not in WEIGHTINGS:
         raise ValueError(f"no weighting is called {name!r}; there are {', '.join(WEIGHTINGS)}")
     return WEIGHTINGS[name](staleness_exponent)

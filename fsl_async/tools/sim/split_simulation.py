@@ -298,7 +298,7 @@ class SplitSimulation(Simulation):
 
     def _split_note(self, note: Note) -> None:
         """A line of a split server, or of a client about one."""
-        if "sent what no" in note.text:
+        if "broke the protocol" in note.text:
             self.truth.violated(note.text, self.scheduler.time())
 
     def _launch_client(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A relay in front of a server that only takes connections."""
+"""A relay in front of a server that only accepts connections."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(
 
 
 class Setup:
-    """A relay, its server's listening socket, and what the relay wrote and told."""
+    """A relay, its server's listening socket, the relay's journal and its notes."""
 
     def __init__(self, limit, server, *, requires_curve):
         self.journal, self.notes, self.opened = [], [], []
@@ -26,11 +26,11 @@ class Setup:
         _, self.port = self.relay.listen(Route("127.0.0.1:0", place, requires_curve))
 
     def note(self, name, now, **fields):
-        """What a journal does."""
+        """Record a line, as a journal does."""
         self.journal.append((name, fields))
 
     def wrote(self, name):
-        """The fields of all lines of that name."""
+        """The fields of all lines with that name."""
         return [fields for one, fields in self.journal if one == name]
 
     def keep(self, connection):
@@ -40,7 +40,7 @@ class Setup:
         return connection
 
     async def near(self, first=GREETING):
-        """A client's connection, that has sent its first bytes."""
+        """A client's connection that has sent its first bytes."""
         near = self.keep(socket.create_connection(("127.0.0.1", self.port)))
         if first:
             near.send(first)
@@ -59,7 +59,7 @@ class Setup:
         return near, far
 
     async def read(self, connection, most=1 << 30):
-        """What comes, until that much or the end of it."""
+        """Read at most `most` bytes, or until the end."""
         loop, got = asyncio.get_running_loop(), bytearray()
         while len(got) < most and (
             data := await loop.sock_recv(connection, min(1 << 20, most - len(got)))
@@ -68,7 +68,7 @@ class Setup:
         return bytes(got)
 
     async def fill(self, connection):
-        """As much as goes in while nothing is read at the other end; returns how much."""
+        """Send until the connection takes nothing more; returns the number of bytes."""
         sent, more = 0, 1
         while more:
             more = 0

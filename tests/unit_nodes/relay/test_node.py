@@ -1,4 +1,4 @@
-"""A relay's process: what it writes down, and what ends it."""
+"""A relay's process: its journal, and its end."""
 
 import asyncio
 import json
@@ -17,20 +17,20 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(3
 
 
 def run(server, stop, announce, run_dir=None):
-    """Serve one route to `server`, until it is over."""
+    """Serve one route to `server` until the end."""
     route = Route("127.0.0.1:0", server, requires_curve=False)
     return serve([route], run_dir=run_dir, announce=announce, tell=lambda _: None, stop=stop)
 
 
 def in_a_thread(work):
-    """Run it beside the relay."""
+    """Run `work` in a thread beside the relay."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
 
 
 def test_the_summary_and_the_journal_count_bytes(tmp_path):
-    """Also those of connections that still stand at the end."""
+    """Connections that are open at the end count too."""
     stop = Stopper()
 
     def talk(bound):
@@ -63,7 +63,7 @@ def test_the_summary_and_the_journal_count_bytes(tmp_path):
 
 
 def test_asked_twice_it_ends_at_once(monkeypatch):
-    """Whatever is still on its way."""
+    """It ends even with bytes under way."""
     monkeypatch.setattr(relay.Relay, "drain", lambda _: asyncio.sleep(1000))
     stop = Stopper()
 
@@ -74,8 +74,8 @@ def test_asked_twice_it_ends_at_once(monkeypatch):
     assert run("127.0.0.1:1", stop, ask).reason == "Ctrl-C"
 
 
-def test_a_defect_ends_it(monkeypatch):
-    """With its name, instead of a relay that serves half."""
+def test_a_bug_ends_it(monkeypatch):
+    """It ends with the exception instead of serving in part."""
 
     def connect(bound):
         def work():
@@ -89,8 +89,8 @@ def test_a_defect_ends_it(monkeypatch):
         run("127.0.0.1:1", Stopper(), connect)
 
 
-def test_what_it_cannot_open_is_one_line(tmp_path):
-    """Before it listens, or as it does."""
+def test_an_error_at_the_start_is_one_line(tmp_path):
+    """The folder or the port may be unusable."""
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirError):
         run("127.0.0.1:1", Stopper(), lambda _: None, tmp_path / "file" / "r")

@@ -1,4 +1,4 @@
-"""How a pair of connections ends: what was sent before is delivered, within a limit of time."""
+"""The end of a pair of connections: bytes sent before are delivered, within a time limit."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ RESETS = struct.pack("ii", 1, 0)
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_what_ends_on_one_side_ends_on_the_other(relayed, side):
-    """Otherwise a client waits at a relay whose server is gone. The first end is the reason."""
+def test_an_end_on_one_side_ends_the_other(relayed, side):
+    """A client must not wait if its server is gone. The first end is the reason."""
 
     async def main():
         async with relayed() as one:
@@ -32,8 +32,8 @@ def test_what_ends_on_one_side_ends_on_the_other(relayed, side):
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_what_came_before_a_reset_is_delivered(relayed, side):
-    """A refusal is often the last word before one."""
+def test_bytes_before_a_reset_are_delivered(relayed, side):
+    """A refusal is often sent right before a reset."""
 
     async def main():
         async with relayed() as one:
@@ -51,8 +51,8 @@ def test_what_came_before_a_reset_is_delivered(relayed, side):
     run(main())
 
 
-def test_a_client_that_still_sends_gets_what_the_server_said_before_it_hung_up(relayed):
-    """A heartbeat of the client's must not reset its connection before it has read why."""
+def test_a_client_that_still_sends_gets_the_last_bytes_of_the_server(relayed):
+    """The client's heartbeat must not reset its connection before it has read the reason."""
 
     async def main():
         async with relayed() as one:
@@ -73,7 +73,7 @@ def test_a_client_that_still_sends_gets_what_the_server_said_before_it_hung_up(r
 
 
 def test_the_other_direction_may_finish(relayed):
-    """What the server still sends when its client has no more to say arrives."""
+    """Bytes of the server arrive after the client has finished sending."""
 
     async def main():
         async with relayed() as one:
@@ -90,7 +90,7 @@ def test_the_other_direction_may_finish(relayed):
 
 
 def test_a_slow_reader_gets_what_was_sent_before_the_end(relayed):
-    """The end comes behind what waits, in the relay and in the kernel."""
+    """The end follows the bytes held in the relay and in the kernel."""
 
     async def main():
         async with relayed() as one:
@@ -107,8 +107,8 @@ def test_a_slow_reader_gets_what_was_sent_before_the_end(relayed):
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_a_peer_that_neither_reads_nor_closes_keeps_no_place(relayed, monkeypatch, side):
-    """After the other one has gone, a client that dials again needs it."""
+def test_a_peer_that_neither_reads_nor_closes_is_dropped(relayed, monkeypatch, side):
+    """Its place is needed when the client dials again."""
     monkeypatch.setattr(pair, "LINGER_S", 0.3)
 
     async def main():
@@ -123,8 +123,8 @@ def test_a_peer_that_neither_reads_nor_closes_keeps_no_place(relayed, monkeypatc
     run(main())
 
 
-def test_a_server_that_ends_before_the_greeting_is_whole(relayed):
-    """What the client sends after that goes nowhere."""
+def test_a_server_that_ends_before_the_greeting_is_complete(relayed):
+    """Later bytes of the client are discarded."""
 
     async def main():
         async with relayed() as one:

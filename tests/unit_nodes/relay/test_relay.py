@@ -1,4 +1,4 @@
-"""A relay: bytes pass whole, no connection waits for another, hostile ones cost themselves only."""
+"""A relay: bytes pass unchanged, connections are independent, attackers end only their own."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ HELD_BYTES = PIPE_BYTES if can_splice() else COPY_BYTES
 
 @pytest.fixture(autouse=True)
 def short_linger(monkeypatch):
-    """How connections end is in test_pair_end.py; here many a peer does not close its side."""
+    """The end of connections is tested in test_pair_end.py; here many peers do not close."""
     monkeypatch.setattr(pair, "LINGER_S", 0.3)
 
 
@@ -36,8 +36,8 @@ def greeting_of(mechanism):
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_bytes_pass_whole_and_in_order_both_ways(relayed, monkeypatch, copies):
-    """Far more than fits inside, in pieces of every size, spliced or copied."""
+def test_bytes_pass_unchanged_and_in_order_both_ways(relayed, monkeypatch, copies):
+    """More bytes than fit into the relay, in pieces of all sizes, spliced or copied."""
     if copies:
         monkeypatch.setattr("fsl_transport.relay.buffer.can_splice", lambda: False)
     chance = random.Random(3)
@@ -67,8 +67,8 @@ def test_bytes_pass_whole_and_in_order_both_ways(relayed, monkeypatch, copies):
     run(main())
 
 
-def test_a_connection_that_takes_nothing_holds_no_other_up(relayed):
-    """A buffer and the kernel's are all that it gets; the one beside it is as fast as ever."""
+def test_a_connection_that_takes_nothing_delays_no_other(relayed):
+    """It fills one buffer and the kernel's only."""
 
     async def main():
         async with relayed() as one:
@@ -84,7 +84,7 @@ def test_a_connection_that_takes_nothing_holds_no_other_up(relayed):
 
 
 def test_many_connections_at_once(relayed):
-    """Each gets its own bytes, all are gone at the end, and no pipe is lost."""
+    """Each gets its own bytes, all are closed at the end, and no pipe is lost."""
 
     async def main():
         async with relayed() as one:
@@ -103,8 +103,8 @@ def test_many_connections_at_once(relayed):
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", bytes(10), b"\xff" * 10])
-def test_what_is_not_zmtp_never_reaches_the_server(relayed, first):
-    """Scanners and browsers cost the server nothing."""
+def test_bytes_that_are_not_zmtp_never_reach_the_server(relayed, first):
+    """Scanners and browsers must not reach the server."""
 
     async def main():
         async with relayed() as one:
@@ -128,8 +128,8 @@ def test_what_is_not_zmtp_never_reaches_the_server(relayed, first):
         (b"ROT13", False, Drop.NOT_ZMTP),
     ],
 )
-def test_a_mechanism_is_judged_before_it_passes(relayed, mechanism, requires_curve, drop):
-    """A connection that is dropped for it has given the server its signature and nothing else."""
+def test_a_mechanism_is_checked_before_it_passes(relayed, mechanism, requires_curve, drop):
+    """The server gets only the signature of a connection that is dropped for it."""
 
     async def main():
         async with relayed(requires_curve=requires_curve) as one:
@@ -152,8 +152,8 @@ def test_a_mechanism_is_judged_before_it_passes(relayed, mechanism, requires_cur
 
 
 @pytest.mark.parametrize("first", [b"", SIGNATURE[:9], OPEN, greeting_of(b"CURVE")[:63]])
-def test_a_greeting_has_a_limit_of_time(relayed, monkeypatch, first):
-    """Neither silence nor a greeting that never ends holds a place for longer."""
+def test_a_greeting_has_a_time_limit(relayed, monkeypatch, first):
+    """Neither silence nor an endless greeting keeps a place."""
     monkeypatch.setattr(pair, "GREETING_S", 0.2)
 
     async def main():
@@ -168,7 +168,7 @@ def test_a_greeting_has_a_limit_of_time(relayed, monkeypatch, first):
 
 
 def test_one_address_gets_half_of_the_places(relayed):
-    """The operator is told once, whatever connects again and again; places become free again."""
+    """Repeated connections cause one warning, and places become free again."""
 
     async def main():
         async with relayed(limit=4) as one:
@@ -198,7 +198,7 @@ def test_an_ipv6_host_is_one_address():
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
 def test_both_connections_are_watched_by_the_kernel(relayed):
-    """A peer that vanishes or takes nothing is found, and loopback is not paced."""
+    """It detects a peer that is gone or takes nothing, and does not pace loopback."""
 
     async def main():
         async with relayed() as one:
@@ -232,11 +232,11 @@ def test_a_peer_that_takes_nothing_is_given_up(relayed, monkeypatch):
     run(main())
 
 
-def test_a_server_that_comes_later_is_reached_later(relayed):
-    """The client's connection is held meanwhile, and the operator is told, once each."""
+def test_a_server_that_starts_later_is_reached(relayed):
+    """The client's connection is held meanwhile, and each change is reported once."""
 
     async def main():
-        with socket.socket() as reserved:  # a port that is not listened at yet
+        with socket.socket() as reserved:  # a port without a listener yet
             reserved.bind(("127.0.0.1", 0))
             place = f"127.0.0.1:{reserved.getsockname()[1]}"
             async with relayed(server=place) as one:
@@ -248,7 +248,7 @@ def test_a_server_that_comes_later_is_reached_later(relayed):
                 far, _ = await asyncio.get_running_loop().sock_accept(reserved)
                 assert await one.read(one.keep(far), 64) == greeting_of(b"CURVE")
                 away, back = one.notes
-                reason = "connection refused; it is tried whenever a client wants it"
+                reason = "connection refused; it is dialed for each client that connects"
                 assert (away.level, away.text) == ("warning", f"cannot reach {place}: {reason}")
                 assert (back.level, back.text) == ("info", f"{place} is reached again")
                 assert [line["text"] for line in one.wrote("note")] == [
@@ -258,7 +258,7 @@ def test_a_server_that_comes_later_is_reached_later(relayed):
     run(main())
 
 
-def test_a_server_that_stays_away_costs_the_client_its_connection(relayed, monkeypatch):
+def test_a_server_that_stays_away_ends_the_clients_connection(relayed, monkeypatch):
     """It tries again by itself, and its place is free meanwhile."""
     monkeypatch.setattr(pair, "DIAL_S", 0.5)
 
@@ -269,14 +269,14 @@ def test_a_server_that_stays_away_costs_the_client_its_connection(relayed, monke
                 assert await one.read(near) == b""
             ended = await one.ended()
             assert ended["drop"] == Drop.NO_SERVER
-            assert "name" in ended["reason"].lower(), "a wrong name looks like one"
+            assert "name" in ended["reason"].lower(), "the reason names the host's name"
             assert ended["reason"].removeprefix("no server: ") in one.notes[0].text
 
     run(main())
 
 
-def test_a_connection_with_itself_is_none():
-    """On one machine that can be, where nothing listens at the port."""
+def test_a_connection_with_itself_is_refused():
+    """It can happen on one machine if nothing listens at the port."""
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.connect(own.getsockname())
@@ -284,8 +284,8 @@ def test_a_connection_with_itself_is_none():
             pair._refuse_itself(own)
 
 
-def test_ports_that_are_taken_and_addresses_that_are_none(relayed):
-    """Told before anything connects, in one line."""
+def test_used_ports_and_bad_addresses_are_refused(relayed):
+    """The error is one line, before anything connects."""
 
     async def main():
         async with relayed() as one:
@@ -304,7 +304,7 @@ def test_ports_that_are_taken_and_addresses_that_are_none(relayed):
 
 
 def test_a_relay_that_drains_lets_a_transfer_finish(relayed, monkeypatch):
-    """Its port is closed meanwhile, heartbeats do not hold it up, and nothing stays open."""
+    """Its port is closed meanwhile, heartbeats do not delay it, and nothing stays open."""
     monkeypatch.setattr(relay, "DRAIN_LOOK_S", 0.3)
     run(asyncio.sleep(0))  # what a process's first event loop opens stays open
     before = open_files()
@@ -331,8 +331,8 @@ def test_a_relay_that_drains_lets_a_transfer_finish(relayed, monkeypatch):
     assert open_files() <= before
 
 
-def test_a_drain_has_a_limit_of_time(relayed, monkeypatch):
-    """What is held for a peer that takes nothing does not keep the relay."""
+def test_a_drain_has_a_time_limit(relayed, monkeypatch):
+    """Bytes held for a peer that takes nothing must not delay the end."""
     monkeypatch.setattr(relay, "DRAIN_S", 0.5)
 
     async def main():
@@ -346,7 +346,7 @@ def test_a_drain_has_a_limit_of_time(relayed, monkeypatch):
 
 
 def test_out_of_file_descriptors_a_relay_waits_and_goes_on(relayed, monkeypatch):
-    """It must neither spin nor die."""
+    """It must neither loop nor end."""
     monkeypatch.setattr(relay, "_ACCEPT_PAUSE_S", 0.05)
 
     async def main():
@@ -373,7 +373,7 @@ def test_out_of_file_descriptors_a_relay_waits_and_goes_on(relayed, monkeypatch)
 
 
 def test_it_reports_what_passed_since_the_last_report(relayed, monkeypatch):
-    """Bytes of connections that are there and of those that are gone, once each; nothing twice."""
+    """Bytes of open and closed connections count once."""
     monkeypatch.setattr(relay, "REPORT_S", 0.3)
 
     async def main():
@@ -403,8 +403,8 @@ def test_it_reports_what_passed_since_the_last_report(relayed, monkeypatch):
     run(main())
 
 
-def test_warnings_come_again_after_a_report(relayed, monkeypatch):
-    """Once until then, for whatever connects again and again."""
+def test_warnings_are_repeated_after_a_report(relayed, monkeypatch):
+    """Until then repeated connections cause one warning."""
     monkeypatch.setattr(relay, "REPORT_S", 0.5)
 
     async def main():
@@ -423,8 +423,8 @@ def test_warnings_come_again_after_a_report(relayed, monkeypatch):
     run(main())
 
 
-def test_a_defect_reaches_the_loop(relayed, monkeypatch):
-    """A relay with half its tasks would look alive."""
+def test_a_bug_reaches_the_loop(relayed, monkeypatch):
+    """A relay must not go on with some of its tasks."""
 
     async def main():
         async with relayed() as one:
@@ -447,7 +447,7 @@ def test_amounts_are_readable():
 
 
 def test_all_connections_of_a_dialer_go_through_the_relay(relayed):
-    """Stripes that are opened later, and what is dialed again, with their key; or not at all."""
+    """Stripes opened later, and redialed connections, use the relay too."""
 
     async def main():
         got, server, own = [], KeyPair.new(), KeyPair.new()

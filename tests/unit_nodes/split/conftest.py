@@ -1,6 +1,6 @@
-"""Whole runs in one process for the tests of this folder: real sockets on loopback, real threads.
+"""Complete runs in one process: real sockets on loopback, real threads.
 
-And small data sets of every kind.
+Also small data sets of every kind.
 """
 
 import json
@@ -36,7 +36,7 @@ def _one_thread():
 class Nodes:
     """A run in threads of this process.
 
-    A parameter server, a split server where the method has one, clients.
+    A parameter server, a split server if the method has one, and clients.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Nodes:
         self.stop = Stopper()
 
     def serve(self):
-        """The servers, to their end."""
+        """Run the parameter server and the split server to their end."""
         rest = {"log": self.lines.append, "stop": self.stop, "keys": self.keys}
         if self.config.split.method in {"none", "fedavg"}:
 
@@ -89,7 +89,7 @@ class Nodes:
         )
 
     def serve_apart(self):
-        """The split server alone, to its end."""
+        """Run the split server alone to its end."""
 
         def announce(role, address):
             self.split_address = address
@@ -106,7 +106,7 @@ class Nodes:
         )
 
     def serve_ps(self):
-        """The parameter server alone, to its end."""
+        """Run the parameter server alone to its end."""
         split = attrs.evolve(self.config.split, server=self.with_key(self.split_address))
 
         def announce(address):
@@ -131,7 +131,7 @@ class Nodes:
         return attrs.evolve(parse(address), key=self.keys.pair().public).fsl
 
     def client(self, name):
-        """One client, to its end."""
+        """Run one client to its end."""
         options = ClientOptions(
             self.with_key(self.address),
             name,
@@ -157,7 +157,7 @@ class Nodes:
         return thread
 
     def play(self, *, failing=False):
-        """All of it, to its end; failing: until a node raises, which is kept in `errors`."""
+        """Run all nodes to the end; failing: until a node raises, which is kept in `errors`."""
         servers = [self._start("server", self.serve_apart if self.apart else self.serve)]
         assert self.listening.wait(30), self.lines
         if self.apart:
@@ -183,7 +183,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path):
-    """(config, ...) -> a run that has been played to its end."""
+    """(config, ...) -> a run that has ended."""
 
     def play(config, *, failing=False, **rest):
         return Nodes(config, tmp_path / "run", **rest).play(failing=failing)

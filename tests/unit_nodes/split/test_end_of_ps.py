@@ -1,6 +1,6 @@
-"""Which ends of a parameter server a split server elsewhere is told of.
+"""The ends of a parameter server that a split server in another process receives.
 
-Those of the run, and no other; and how.
+They are those of the run, and no others.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from fsl_async.roles.split import messages as msg
 
 
 class Recording(RunEndNotifier):
-    """One without a split server, which keeps the reasons it was given."""
+    """A notifier without a split server that records the reasons."""
 
     reasons: tuple[str, ...] = ()
 
     def run_ended(self, reason):
-        """Keep it."""
+        """Record the reason."""
         Recording.reasons += (reason,)
         super().run_ended(reason)
 
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A function that serves until `end(stop)`, called once clients can come, has its effect.
+    """A function that serves until `end(stop)`, called once clients can connect, has its effect.
 
-    Returns the reasons that were told.
+    Returns the recorded reasons.
     """
     monkeypatch.setattr(Recording, "reasons", ())
 
@@ -52,23 +52,23 @@ def served(tmp_path, monkeypatch):
     return serve
 
 
-def test_the_end_of_the_run_is_told(served):
-    """Asked once, it stops its clients, and the run is over."""
+def test_the_end_of_the_run_is_sent(served):
+    """Asked once, the parameter server stops its clients, and the run is over."""
     served(lambda stop: stop.request(reason="Ctrl-C"))
     assert Recording.reasons == ("Ctrl-C",)
 
 
-def test_an_end_at_once_is_not(served):
-    """Clients hear nothing, and go on with the process that comes next.
+def test_a_hard_end_is_not_sent(served):
+    """Clients get no Stop, and go on with the next process.
 
-    A split server that had ended would refuse them for good.
+    A split server that had ended would refuse them.
     """
     served(lambda stop: stop.request(hard=True, reason="Ctrl-C"))
     assert Recording.reasons == ()
 
 
-def test_a_failure_is_not(served, monkeypatch):
-    """It asks for another start, in the same run."""
+def test_a_failure_is_not_sent(served, monkeypatch):
+    """The run continues after another start."""
     shells = []
     start = ParameterServerShell.start
     monkeypatch.setattr(
@@ -76,13 +76,13 @@ def test_a_failure_is_not(served, monkeypatch):
         "start",
         lambda shell, found: (shells.append(shell), start(shell, found)),
     )
-    with pytest.raises(RunDirError, match="start this server again"):
-        served(lambda _: shells[0].jobs.failed("start this server again"))
+    with pytest.raises(RunDirError, match="start it again"):
+        served(lambda _: shells[0].jobs.failed("start it again"))
     assert Recording.reasons == ()
 
 
-def test_who_was_told_nothing_keeps_nobody_waiting(monkeypatch):
-    """A parameter server that failed is started again as soon as it is gone."""
+def test_without_an_end_there_is_no_wait(monkeypatch):
+    """A failed parameter server must end quickly, because it is started again."""
 
     async def waited():
         await asyncio.wait_for(RunEndNotifier("run").wait(), 1.0)
@@ -91,7 +91,7 @@ def test_who_was_told_nothing_keeps_nobody_waiting(monkeypatch):
 
 
 class Session:
-    """An endpoint that carries nothing: it records calls, and events are put in by hand."""
+    """An endpoint that records calls; the test feeds events."""
 
     def __init__(self, take):
         self.take, self.dials, self.sent, self.left = take, 0, [], False
@@ -102,11 +102,11 @@ class Session:
         assert msg.from_wire(hello()) == msg.PsHello("run", msg.PS_ROLE)
 
     def send(self, peer, body):
-        """Keep a message."""
+        """Record a message."""
         self.sent.append(msg.from_wire(body))
 
     def disconnect(self, peer="", reason=""):
-        """Say goodbye."""
+        """Record the goodbye."""
         self.left = True
 
 
@@ -125,22 +125,22 @@ class Notified:
         self.session = self.notifier.endpoint
 
     def up(self):
-        """The split server welcomes it."""
+        """Feed a welcome of the split server."""
         self.session.take(tp.PeerUp("", 1, msg.to_wire(msg.SplitWelcome("run", 0, "", -1))))
 
     def refused(self, code, text="x"):
-        """The split server refuses it."""
+        """Feed a refusal of the split server."""
         self.session.take(tp.Refused(code, text))
 
     @property
     def done(self):
-        """Whether nothing is waited for any more."""
+        """Whether the wait is over."""
         return self.session.left and self.notifier._finished.is_set()
 
 
 @pytest.fixture
 def notified():
-    """One that has dialed once."""
+    """A notifier that has dialed once."""
     return Notified()
 
 
@@ -148,7 +148,7 @@ OVER = [msg.RunOver("limit")]
 
 
 def test_the_end_is_sent_and_answered(notified):
-    """In the session that is there, once; nothing is sent before it."""
+    """It is sent once, in the current session, and nothing before it."""
     notified.up()
     assert notified.session.sent == []
     for _ in range(2):
@@ -159,16 +159,16 @@ def test_the_end_is_sent_and_answered(notified):
     assert notified.done
 
 
-def test_a_split_server_that_leaves_when_it_has_been_told(notified):
-    """Its answer is not waited for any longer."""
+def test_a_split_server_that_leaves_after_the_end(notified):
+    """The wait for its answer ends."""
     notified.up()
     notified.notifier.run_ended("limit")
     notified.session.take(tp.PeerDown("", 1, "bye"))
     assert notified.done
 
 
-def test_one_that_is_down_at_the_end_is_told_when_it_is_back(notified):
-    """It may be being launched again; `wait` has the limit."""
+def test_a_split_server_that_is_down_gets_the_end_later(notified):
+    """It may be relaunched; `wait` has a limit."""
     notified.up()
     notified.session.take(tp.PeerDown("", 1, "expired"))
     notified.notifier.run_ended("limit")
@@ -178,10 +178,10 @@ def test_one_that_is_down_at_the_end_is_told_when_it_is_back(notified):
 
 
 @pytest.mark.parametrize("code", ["leaving", "full", "name", "key"])
-def test_a_refusal_that_passes_is_dialed_again(notified, code):
-    """A process goes on in its folder, a session ends, or a person adds the key.
+def test_after_a_temporary_refusal_it_is_dialed_again(notified, code):
+    """Another process continues in its folder, a session ends, or a person adds the key.
 
-    People read of it once, if they can act.
+    It is reported once, if people can act.
     """
     for dials in (1, 2, 3):
         assert notified.session.dials == dials
@@ -206,10 +206,10 @@ def test_an_end_between_a_refusal_and_the_next_dial(notified):
 
 
 @pytest.mark.parametrize(("code", "notes"), [("run", 1), ("finished", 0), ("hello", 1)])
-def test_a_refusal_for_good(notified, code, notes):
-    """People read of another run's split server, once; the end does not wait for it.
+def test_a_permanent_refusal(notified, code, notes):
+    """It is reported once, and the end does not wait.
 
-    A client may have been faster.
+    If the run is finished there, a client sent the end before.
     """
     notified.refused(code)
     notified.scheduler.run_until(60.0)
@@ -219,7 +219,7 @@ def test_a_refusal_for_good(notified, code, notes):
 
 
 def test_no_answer_is_reported_once(notified):
-    """The transport goes on dialing, and would report it every half minute."""
+    """The transport goes on dialing, and its reports are not repeated."""
     for _ in range(2):
         notified.session.take(tp.Unreachable("a:1", 30.0))
     assert notified.notes == ["no answer from the split server at a:1 for 30 s; trying again"]
@@ -229,7 +229,7 @@ def test_no_answer_is_reported_once(notified):
 
 
 def test_the_wait_has_a_limit(notified, monkeypatch):
-    """A parameter server does not stay for a split server that is gone."""
+    """A parameter server does not wait forever for a lost split server."""
     monkeypatch.setattr(run_end_notifier, "WAIT_S", 0.05)
     notified.notifier.run_ended("limit")
     asyncio.run(asyncio.wait_for(notified.notifier.wait(), 5.0))

@@ -1,6 +1,6 @@
-"""The split server's disk and what crosses the cut.
+"""The split server's disk, and payloads that cross the cut.
 
-What comes back is what was put in, or a refusal.
+They are read back unchanged, or refused.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def fill(run_dir):
 
 
 def test_a_restart_goes_on_from_the_newest_checkpoint(tmp_path):
-    """Weights, book and ledger must be of one moment; later uploads are named as lost."""
+    """Weights, book and ledger must be consistent; later uploads are recorded as lost."""
     fill(tmp_path)
     disk = ServerDisk(tmp_path)
     found = disk.recover()
@@ -54,8 +54,8 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(tmp_path):
     assert torch.equal(found.clients["a"]["server/w"], state(12)["server/w"])
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
-    """A flipped bit costs the uploads since the checkpoint before, not the run."""
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tmp_path):
+    """A flipped bit loses the uploads since the checkpoint before, not the run."""
     fill(tmp_path)
     newest = max((tmp_path / "checkpoints").iterdir()) / "common.safetensors"
     data = bytearray(newest.read_bytes())
@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
 
 
 def test_a_torn_line_of_the_ledger_is_cut_off(tmp_path):
-    """What a crash left of a line must not be in front of the next one."""
+    """An incomplete line after a crash must not join the next one."""
     fill(tmp_path)
     ledger = tmp_path / "ledger.jsonl"
     whole = ledger.read_bytes()
@@ -81,7 +81,7 @@ def test_a_torn_line_of_the_ledger_is_cut_off(tmp_path):
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path):
-    """Two writers would make a lineage that nobody trained."""
+    """Two writers would mix their weights."""
     disk = ServerDisk(tmp_path)
     with pytest.raises(RunDirError, match="in use"):
         ServerDisk(tmp_path)
@@ -90,7 +90,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path):
 
 @pytest.mark.parametrize(("classes", "width"), [(10, 1), (256, 1), (257, 2), (70_000, 4)])
 def test_labels_take_the_narrowest_integers(classes, width):
-    """They are counted to the byte; one that asks for nothing must come back as that."""
+    """They are counted to the byte, and read back unchanged."""
     labels = np.array([0, classes - 1, 1], np.int64)
     packed = payload.pack_labels(labels, classes)
     assert len(packed) == width * 3
@@ -100,8 +100,8 @@ def test_labels_take_the_narrowest_integers(classes, width):
     assert (payload.unpack_labels(packed, 3, classes) == labels).all()
 
 
-def test_padding_stays_at_home_and_is_put_back():
-    """Rows must come back to where they were, whatever the lengths."""
+def test_padding_is_not_sent_and_is_restored():
+    """Rows get their places back for all lengths."""
     values = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
     rows = payload.valid_rows(values, [1, 3])
     assert rows.shape == (4, 3)
@@ -112,7 +112,7 @@ def test_padding_stays_at_home_and_is_put_back():
 
 
 def test_frames_of_another_size_are_refused():
-    """What came is from the network: it has to be exactly what was announced."""
+    """Received frames must have exactly the announced size."""
     values = np.ones(100, np.float32)
     frame = payload.encode_chunk(values, 0, payload.spec_for("fp32", 10))
     assert (payload.decode_chunks([frame], 100) == values).all()

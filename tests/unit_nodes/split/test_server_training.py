@@ -1,6 +1,6 @@
-"""What a client may send is settled before anything is received.
+"""Checks of uploads before anything is received.
 
-The split server must not be ended, or filled, by one client.
+One client must not end the split server, or fill its memory.
 """
 
 import pytest
@@ -69,22 +69,22 @@ GPT = ["model.layers=2", "model.width=16", "model.heads=2", "model.context=8"]
     ],
 )
 def test_what_is_announced_must_fit_the_cut(shape, lengths, samples, labels, words, training):  # noqa: PLR0917
-    """Padding is put back at the server: a few bytes on the wire must not become gigabytes."""
+    """Padding is restored at the split server: few bytes sent must not become gigabytes."""
     found = training(*GPT).objection(shape, lengths, samples, labels)
     assert (found is None) == (words is None), found
     assert words is None or words in found
 
 
-def test_what_the_half_cannot_take_is_refused_and_the_server_goes_on(training):
-    """A last batch of one image, which batch norm behind the cut of ResNet-18 cannot train on."""
+def test_a_batch_that_the_model_cannot_train_is_refused(training):
+    """Batch norm behind the cut of ResNet-18 cannot train on a batch of one image."""
     one = training("model.family=resnet18", "data.sample_shape=3x32x32", "data.classes=10")
     refused = train(one, torch.rand(1, 128, 4, 4), [3])
     assert "Expected more than 1 value per channel" in refused.problem
     assert train(one, torch.rand(2, 128, 4, 4), [3, 4]).answer
 
 
-def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_path):
-    """One image, which batch norm behind the cut cannot take: one client ended the run for all."""
+def test_an_alignment_that_fails_changes_nothing(tmp_path):
+    """Batch norm behind the cut cannot use one image; that must not end the run for all."""
     torch.manual_seed(0)
     found = method_of(SplitRules("fsl-sage"))
     server = SplitServer(
@@ -96,8 +96,8 @@ def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_pa
     one = ServerTraining(found, server, UploadShape((2, 2, 2), 4, per_token=False), disk)
     server.alignment("a").remember(Smashed(torch.rand(1, 2, 2, 2), torch.tensor([1])))
     before = one.auxiliary("a")
-    told = one.align(split.Align("a", 1, 0))
-    assert "Expected more than 1 value per channel" in told.problem
+    aligned = one.align(split.Align("a", 1, 0))
+    assert "Expected more than 1 value per channel" in aligned.problem
     assert (one.auxiliary("a") == before).all()
     server.alignment("a").remember(Smashed(torch.rand(2, 2, 2, 2), torch.tensor([1, 2])))
     assert one.align(split.Align("a", 2, 1)).problem is None
@@ -105,7 +105,7 @@ def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_pa
 
 
 def test_a_checkpoint_of_another_model_is_one_line(training):
-    """The server is started again with data of other classes: bad input, and not a bug."""
+    """A restart with data of other classes is bad input, not a bug."""
     sets = ["model.family=small-cnn", "data.sample_shape=3x8x8"]
     one = training(*sets, "data.classes=4")
     one.copy(split.Checkpoint(SplitProgress()))()
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_another_model_is_one_line(training):
 
 
 def test_labels_out_of_range_are_refused(training):
-    """Ten classes, label eleven: torch would read beyond its table, on a GPU for good."""
+    """With ten classes, label eleven would make torch read beyond its table."""
     one = training(
         "model.family=small-cnn",
         "data.sample_shape=1x8x8",

@@ -1,6 +1,6 @@
-"""Servers that want more of a site than it lets out, against real clients.
+"""Runs that need more data of a site than its policy allows, with real clients.
 
-And what a server learns in a run that is allowed.
+Also the data that a parameter server gets in an allowed run.
 """
 
 import time
@@ -18,13 +18,13 @@ SECRET = "-----BEGIN PRIVATE KEY----- " + "MC4CAQAwBQYDK2VwBCIEIJ" * 60
 
 
 def lines_of(run_dir):
-    """The lines of a server's journal."""
+    """The lines of a parameter server's journal."""
     return list(JournalReader(run_dir / "journal.jsonl").read_all())
 
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file of the client's that no run was given."""
+    """A file at the client that is not part of a run."""
     path = tmp_path / "id_ed25519"
     path.write_text(SECRET)
     return path
@@ -47,10 +47,10 @@ def hostile_welcome(monkeypatch):
 
 
 class TestLocalFiles:
-    """Nothing that names a local path, file or code comes from another node."""
+    """No other node chooses a path, a file or code of a client."""
 
     def test_a_welcome_names_no_path_and_no_file(self):
-        """What the operator typed at the server is the server's own."""
+        """The parameter server's own paths and files are not sent."""
         config = load(
             None,
             [
@@ -63,24 +63,28 @@ class TestLocalFiles:
         wire = to_wire(config)
         assert "/srv" not in str(wire)
         assert "path" not in wire["data"]
-        told = from_wire(wire)
-        assert (told.train.task, told.model.family, told.split.auxiliary) == ("own", "own", "own")
+        received = from_wire(wire)
+        assert (received.train.task, received.model.family, received.split.auxiliary) == (
+            "own",
+            "own",
+            "own",
+        )
 
-    def test_a_welcome_that_names_them_all_the_same_is_not_believed(self):
-        """A server that is hostile sends what it likes."""
+    def test_paths_and_files_in_a_hostile_welcome_are_ignored(self):
+        """A hostile parameter server may send any welcome."""
         wire = to_wire(load(None))
         wire["data"]["path"] = "/etc/passwd"
         wire["train"]["task"] = "/home/a/evil.py:f"
         wire["model"]["family"] = "/home/a/evil.py:f"
-        told = from_wire(wire)
-        assert told.data.path == ""
-        assert (told.train.task, told.model.family) == ("own", "own")
+        received = from_wire(wire)
+        assert received.data.path == ""
+        assert (received.train.task, received.model.family) == ("own", "own")
 
     @pytest.mark.parametrize("method", ["none", "cse-fsl"])
-    def test_a_client_without_data_reads_no_file_of_a_servers_choice(
+    def test_a_client_without_data_reads_no_file_named_in_a_welcome(
         self, nodes, configured, secret, hostile_welcome, method
     ):
-        """As attacked: a private key arrived at the server as labels, or shaped the deltas."""
+        """Otherwise a private key could reach the split server as labels, or shape deltas."""
         hostile_welcome(("data", "path", str(secret)))
         config = configured(
             f"split.method={method}", "sync.every_s=0.3", "data.source=site", clients=1
@@ -89,10 +93,10 @@ class TestLocalFiles:
         assert "give this client --data PATH" in str(run.errors["site-a"])
         assert run.errors["site-a"].exit_code == 2
 
-    def test_the_built_in_text_is_read_where_the_run_says_so(
+    def test_the_built_in_text_is_read_if_the_run_allows_it(
         self, nodes, configured, secret, hostile_welcome, monkeypatch
     ):
-        """And then it is that text, whatever path comes along."""
+        """The path in the welcome is ignored then."""
         from fsl_async.learn.client import pretrain
 
         opened = []
@@ -111,7 +115,7 @@ class TestLocalFiles:
     def test_unknown_tables_of_a_welcome_reach_no_task(
         self, nodes, configured, text, tmp_path, hostile_welcome
     ):
-        """A task reads fed.config: what is there was checked."""
+        """A task reads fed.config, which has checked settings only."""
         hostile_welcome(("data", "surprise", "/etc/passwd"), ("train", "batch", 4))
         task = tmp_path / "task.py"
         task.write_text(
@@ -124,13 +128,13 @@ class TestLocalFiles:
 
 
 class TestWhatLeaves:
-    """The site decides."""
+    """The site's policy decides what leaves."""
 
     @pytest.mark.parametrize("method", ["sl", "splitfed-v2", "cse-fsl", "fsl-sage"])
-    def test_a_split_method_gets_no_label_of_a_site_that_came_to_pretrain(
+    def test_a_split_method_gets_no_label_of_a_site_that_allows_deltas_only(
         self, nodes, configured, text, tmp_path, method
     ):
-        """As attacked: a server with a split method got text as labels from a pretraining site."""
+        """A run with a split method would get text as labels from a pretraining site."""
         config = configured(f"split.method={method}", f"data.path={text}", clients=1)
         run = nodes(config, names=("site-a",), policy=SitePolicy(), failing=True)
         refused = run.errors["site-a"]
@@ -147,8 +151,8 @@ class TestWhatLeaves:
         ]
         assert offered == []
 
-    def test_a_welcome_that_widens_a_run_under_way_ends_it(self):
-        """A server may be started again with other settings, or lie the second time only."""
+    def test_a_later_welcome_that_needs_more_data_ends_the_client(self):
+        """A parameter server may be restarted with other settings."""
         from fsl_async.nodes.client.node import ClientRuntime
         from fsl_async.nodes.client.parts import ClientOptions
         from fsl_async.nodes.wire import Welcome
@@ -171,17 +175,17 @@ class TestWhatLeaves:
     def test_a_split_server_without_an_address_ends_the_client_at_once(
         self, nodes, configured, text, hostile_welcome
     ):
-        """It trained on, and ended when the first batch was to be sent."""
+        """The client must not train until the first upload."""
         config = configured("split.method=fedavg", f"data.path={text}", clients=1)
         hostile_welcome(("split", "server", "ipc:///tmp/x"), ("split", "method", "sl"))
         run = nodes(config, names=("site-a",), failing=True)
         assert "the parameter server's configuration: " in str(run.errors["site-a"])
         assert not any("trains on" in line for line in run.lines)
 
-    def test_a_task_of_ones_own_sends_no_labels_either(self, nodes, configured, text, tmp_path):
-        """The last gate is where labels are packed.
+    def test_a_custom_task_sends_no_labels_either(self, nodes, configured, text, tmp_path):
+        """The policy is checked again where labels are packed.
 
-        Rules that say labels stay do not help a method that sends them.
+        A task may choose a method that sends them.
         """
         from fsl_async.learn.split import remote
 
@@ -195,10 +199,10 @@ class TestWhatLeaves:
             training._payload(Smashed(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), None))
 
     @pytest.mark.parametrize("allowed", [False, True])
-    def test_metrics_leave_where_they_are_allowed(self, nodes, configured, text, tmp_path, allowed):
+    def test_metrics_leave_if_they_are_allowed(self, nodes, configured, text, tmp_path, allowed):
         """The loss on private text is data too.
 
-        Neither deltas nor heartbeats nor the rounds of split learning carry it unasked.
+        Without permission it is not in deltas, heartbeats or rounds of split learning.
         """
         kinds = {"deltas", *({"metrics"} if allowed else ())}
         config = configured(
@@ -214,9 +218,9 @@ class TestWhatLeaves:
         assert all(("loss" in metrics) == allowed for metrics in offered)
         assert any("loss" in beat for beat in beats) == allowed
         assert any("step" in beat for beat in beats)
-        said = [line for line in run.lines if line.startswith("leaves this machine: ")]
-        assert len(said) == 1
-        assert ("metrics such as the loss stay here" in said[0]) != allowed
+        lines = [line for line in run.lines if line.startswith("leaves this machine: ")]
+        assert len(lines) == 1
+        assert ("metrics such as the loss stay here" in lines[0]) != allowed
 
     def test_split_rounds_carry_coding_errors_only_as_metrics(
         self, nodes, configured, text, tmp_path
@@ -237,13 +241,13 @@ class TestWhatLeaves:
     def test_the_text_of_an_exception_stays_here(
         self, nodes, configured, text, tmp_path, *, monkeypatch, method
     ):
-        """An error such as could not convert string to float: 'Jane Doe' quotes data.
+        """An error such as "could not convert string to float: 'Jane Doe'" quotes data.
 
-        Servers hear that training failed.
+        The other nodes only get that training failed.
         """
-        told = []
+        received = []
         monkeypatch.setattr(
-            Relauncher, "left", lambda _, name, reason, words: told.append((reason, words))
+            Relauncher, "left", lambda _, name, reason, words: received.append((reason, words))
         )
         task = tmp_path / "task.py"
         begin = (
@@ -257,11 +261,11 @@ class TestWhatLeaves:
         assert "Jane Doe" in str(run.errors["site-a"])
         journals = list((tmp_path / "run").rglob("journal.jsonl"))
         assert journals
-        assert told == [("bye", "its training failed; the log at the client has the error")]
+        assert received == [("bye", "its training failed; the log at the client has the error")]
         assert not any("Jane Doe" in path.read_text() for path in journals)
 
-    def test_adapters_alone_let_no_other_tensor_out(self, nodes, configured, text, tmp_path):
-        """A configuration that says LoRA says nothing about what a task attaches."""
+    def test_with_adapters_only_no_other_tensor_leaves(self, nodes, configured, text, tmp_path):
+        """A task may attach other tensors than a LoRA configuration says."""
         task = tmp_path / "task.py"
         task.write_text("import torch\ndef train(fed):\n    fed.attach(torch.nn.Linear(3, 2))\n")
         config = configured(
@@ -275,7 +279,7 @@ class TestWhatLeaves:
         assert "model_attached" not in kinds
 
     def test_adapters_alone_are_enough_for_lora(self, nodes, configured, text):
-        """What is exchanged then are adapters."""
+        """Only adapters are exchanged."""
         pytest.importorskip("peft")
         config = configured(
             "split.method=fedavg", "split.lora_client=2", f"data.path={text}", clients=1

@@ -1,4 +1,4 @@
-"""A parameter server and a split server that share nothing but their clients."""
+"""A parameter server and a split server in separate processes."""
 
 import pytest
 
@@ -28,9 +28,9 @@ UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage"
     ],
 )
 def test_two_servers_run_every_method(nodes, configured, text, case):
-    """Each on a machine of its own is how sites run them.
+    """They usually run on different machines.
 
-    What one knows of the other it has from the clients.
+    They learn of each other through clients only.
     """
     method, mode, more, legs = case
     chosen = f"split.method={method}", f"split.mode={mode}", f"data.path={text}", "run.rounds=3"
@@ -44,15 +44,15 @@ def test_two_servers_run_every_method(nodes, configured, text, case):
     assert sum(client.tokens for client in clients) == run.summaries["ps"].tokens
 
 
-def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, monkeypatch):
-    """Those of both servers from the start, a client's as soon as it is told.
+def test_every_socket_of_a_run_uses_its_settings(nodes, configured, text, monkeypatch):
+    """Parameter server and split server from the start, a client from its welcome on.
 
-    What they keep and how long they hope is the run's to say.
+    Buffers and times are settings of the run.
     """
-    told, adopt = {}, Pipe.adopt
+    used, adopt = {}, Pipe.adopt
 
     def adopted(pipe, settings):
-        told[id(pipe)] = settings
+        used[id(pipe)] = settings
         held.append(pipe)
         adopt(pipe, settings)
 
@@ -63,33 +63,35 @@ def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, mon
     )
     nodes(config, apart=True)
     listeners, notifier, clients = 2, 2, 2 * 2 * 2
-    assert len(told) >= listeners + notifier + clients
-    assert set(told.values()) == {transport_settings(config)}
+    assert len(used) >= listeners + notifier + clients
+    assert set(used.values()) == {transport_settings(config)}
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, told, monkeypatch):
-    """The parameter server says so itself.
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, reported, monkeypatch):
+    """The parameter server sends the end itself.
 
-    Where it cannot, the split server does not wait for ever.
+    If it cannot, the split server does not wait forever.
     """
-    if not told:
+    if not reported:
         monkeypatch.setattr(RunEndNotifier, "run_ended", lambda *_: None)
     chosen = "split.method=fsl-sage", f"data.path={text}", "run.seconds=0.5", "split.alone_s=0.5"
     run = nodes(configured(*chosen, "session.expire_after_s=1.5"), apart=True, names=())
     reason = run.summaries["server"].reason
-    assert reason.startswith("the run has ended" if told else "no client and no parameter server")
+    assert reason.startswith(
+        "the run has ended" if reported else "no client and no parameter server"
+    )
     assert run.summaries["ps"].reason != reason
 
 
-def test_where_the_split_server_is_is_said_or_known():
-    """A client that dials nothing, or every interface of its own machine, would wait for ever."""
+def test_the_split_servers_address_is_given_or_derived():
+    """A client must not dial an empty address, or every interface of its own machine."""
     on = ("split.method=fsl-sage", "split.listen=tcp://0.0.0.0:7101")
     assert with_split_server(load(None, on)).split.server == "tcp://0.0.0.0:7101"
     assert with_split_server(load(None, [*on, "split.server=a:1"])).split.server == "a:1"
     with pytest.raises(ConfigError, match="say where clients reach"):
         with_split_server(load(None, ["split.method=sl", "split.listen=tcp://127.0.0.1:0"]))
-    # Where clients come encrypted to the parameter server, they go so to the split server.
+    # If clients reach the parameter server encrypted, they reach the split server encrypted.
     key = "a" * 40
     assert with_split_server(load(None, on), key).split.server == f"fsl://0.0.0.0:7101?key={key}"
     given = f"split.server=fsl://a:1?key={key}"
@@ -103,15 +105,15 @@ def test_where_the_split_server_is_is_said_or_known():
         assert with_split_server(config) is config
 
 
-def test_every_interface_is_the_machine_that_was_dialled():
-    """Both servers in one process send the address they listen at; others may not reach that."""
+def test_every_interface_means_the_machine_that_was_dialed():
+    """Other machines may not reach the address at which a process listens."""
     assert seen_from("tcp://0.0.0.0:7101", "tcp://a.org:7100") == Address("a.org", 7101)
     assert seen_from("10.0.0.7:7101", "tcp://a.org:7100") == Address("10.0.0.7", 7101)
-    # The key is the split server's own, whoever was dialled before.
+    # The key is the split server's own.
     assert (
         seen_from("fsl://0.0.0.0:7101?key=k", "fsl://a.org:1?key=x").fsl == "fsl://a.org:7101?key=k"
     )
-    # Behind a relay neither place is right; the key still is.
+    # Behind a relay neither address is right; the key is.
     relayed = "fsl://relay.org:1?key=x&split=[::1]:7201"
     assert seen_from("fsl://10.0.0.7:7101?key=k", relayed) == Address("::1", 7201, "k")
     with pytest.raises(AddressError, match="port 0"):

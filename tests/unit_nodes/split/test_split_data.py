@@ -1,6 +1,6 @@
-"""Who trains on what.
+"""The data of clients.
 
-Partitions over real sockets, data sets of every kind, and what is said of data that are wrong.
+Partitions over real sockets, data sets of every kind, and errors about wrong data.
 """
 
 import gzip
@@ -37,9 +37,9 @@ def reads(monkeypatch):
 
 @pytest.mark.parametrize("how", ["iid", "dirichlet"])
 def test_shards_are_disjoint_cover_the_data_and_stay(how, nodes, configured, images, reads):
-    """Decided by a seed at the parameter server.
+    """Shards depend on a seed at the parameter server.
 
-    Each site reads its own and no other, also after a relaunch in another order.
+    Each site reads only its own, also after a relaunch in another order.
     """
     config = configured(
         *CNN,
@@ -58,14 +58,14 @@ def test_shards_are_disjoint_cover_the_data_and_stay(how, nodes, configured, ima
     sizes = [run.summaries[name].tokens for name in names]
     assert sorted(sizes) == sorted(map(len, first))
     assert (sizes[0] == sizes[1]) == (how == "iid")
-    # A client that is launched again gets its lease from the ledger back, whoever comes first then.
+    # A relaunched client has its lease in the ledger, in any order of launches.
     facts = [
         json.loads(line) for line in (run.run_dir / "ps" / "ledger.jsonl").read_text().splitlines()
     ]
     leases = {each["name"]: each["index"] for each in facts if each["fact"] == "lease"}
-    told = described(config)
+    found = described(config)
     again = {
-        name: set(open_samples(told, facts_of(told), (leases[name], 2)).indices(0).tolist())
+        name: set(open_samples(found, facts_of(found), (leases[name], 2)).indices(0).tolist())
         for name in names
     }
     assert [len(again[name]) for name in names] == sizes
@@ -99,7 +99,7 @@ def zipped_idx(folder, images, samples=20):
 
 @pytest.mark.parametrize("kind", ["cifar100", "npz", "idx.gz"])
 def test_every_kind_of_data_set_gives_its_labels_and_shape(kind, tmp_path, images):
-    """What a run needs to know of its data it reads from them.
+    """A run reads the facts that it needs from its data.
 
     Shape as a model sees it, classes, samples of each class.
     """
@@ -116,7 +116,7 @@ def test_every_kind_of_data_set_gives_its_labels_and_shape(kind, tmp_path, image
     assert sorted(int(one) for batch in found for one in batch.labels) == sorted(labels.tolist())
     assert all(batch.inputs.shape[1:] == shape for batch in found)
     assert all(-1 <= batch.inputs.min() <= batch.inputs.max() <= 1 for batch in found)
-    if kind == "npz":  # which pixels belong to which label and channel
+    if kind == "npz":  # pixels by label and channel
         for batch in found:
             for channel in range(3):
                 expected = (batch.labels * 60 + channel) / 127.5 - 1
@@ -124,7 +124,7 @@ def test_every_kind_of_data_set_gives_its_labels_and_shape(kind, tmp_path, image
 
 
 def test_rounds_walk_through_epochs_and_every_epoch_has_an_order_of_its_own(images, tmp_path):
-    """A relaunched client goes on without a saved position, and no sample is favored."""
+    """A relaunched client needs no saved position, and no sample is favored."""
     more = [f"data.path={images(samples=20)}", "split.samples=6", "train.batch=4"]
     config = described(load(None, [*CNN, *more]))
     samples = open_samples(config, facts_of(config), (0, 1))
@@ -136,8 +136,8 @@ def test_rounds_walk_through_epochs_and_every_epoch_has_an_order_of_its_own(imag
     assert again.indices(7).tolist() == taken[7]
 
 
-def said(capsys, *arguments):
-    """Run the command line; the one line of error it gives."""
+def error_of(capsys, *arguments):
+    """Run the command line; returns its one line of error."""
     assert cli.main(list(arguments)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
@@ -179,17 +179,21 @@ def test_damaged_data_are_named_with_file_and_offset(damage, images, capsys, tmp
     words = damage(folder)
     run_dir = tmp_path / "run"
     arguments = server(*CNN, f"data.path={folder}", "data.classes=10", run_dir=run_dir)
-    assert words in said(capsys, *arguments)
-    if damage is not label_out_of_range:  # which classes there are says the run
-        line = said(capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(folder))
+    assert words in error_of(capsys, *arguments)
+    if damage is not label_out_of_range:  # the run has the number of classes
+        line = error_of(
+            capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(folder)
+        )
         assert words in line
     assert not (run_dir / "ps" / "ledger.jsonl").exists()
 
 
 def test_a_short_cifar_file_is_named_with_its_offset(capsys, tmp_path):
-    """A download that broke off must not be trained on."""
+    """An incomplete download must not be used."""
     (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 2 + 100))
-    line = said(capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(tmp_path))
+    line = error_of(
+        capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(tmp_path)
+    )
     assert "data_batch_1.bin' is short: it ends at byte 6246, 100 bytes into record 2" in line
 
 
@@ -226,8 +230,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_makes_no_sense_ends_the_server_in_one_line(what, images, capsys, tmp_path):
-    """Exit code 2 before anybody can join, and what to do instead."""
+def test_bad_settings_end_the_split_server_in_one_line(what, images, capsys, tmp_path):
+    """Exit code 2 before any client can join, with the remedy."""
     sets, words = WRONG[what]
     own = tmp_path / "own.py"
     own.write_text(
@@ -238,7 +242,7 @@ def test_what_makes_no_sense_ends_the_server_in_one_line(what, images, capsys, t
     )
     sets = [each.replace("{own}", str(own)) for each in sets]
     arguments = server(*CNN, f"data.path={images()}", *sets, run_dir=tmp_path / "run")
-    assert words in said(capsys, *arguments)
+    assert words in error_of(capsys, *arguments)
 
 
 def test_an_auxiliary_whose_output_does_not_fit_is_refused(images, capsys, tmp_path):
@@ -252,11 +256,11 @@ def test_an_auxiliary_whose_output_does_not_fit_is_refused(images, capsys, tmp_p
     )
     sets = ["split.method=cse-fsl", *CNN[1:], f"data.path={images()}"]
     arguments = server(*sets, run_dir=tmp_path / "run")
-    line = said(capsys, *arguments, "--auxiliary", f"{path}:nine")
+    line = error_of(capsys, *arguments, "--auxiliary", f"{path}:nine")
     assert "gives (1, 9) for a batch where the server's part gives (1, 10)" in line
 
 
-def test_a_site_with_other_data_than_the_runs_is_told(images):
+def test_a_site_with_other_data_than_the_runs_is_refused(images):
     """Sites that partition different data would train some samples twice, and others never."""
     config = described(load(None, [*CNN, f"data.path={images()}"]))
     tables = {"data.path": str(images(samples=61, name="more")), "data.holdout": "0"}
@@ -269,8 +273,8 @@ def test_a_site_with_other_data_than_the_runs_is_told(images):
         open_samples(other, facts_of(other), (0, 2))
 
 
-def test_a_server_without_data_must_be_told_what_they_are_like(tmp_path):
-    """It need not have them.
+def test_a_split_server_without_data_needs_their_shape_in_settings(tmp_path):
+    """A split server does not need the data.
 
     Then shape and classes are settings, and partitions can be checked by counts alone.
     """

@@ -1,6 +1,6 @@
 """Number formats at the cut, in live runs.
 
-Each direction has its own, and what it costs is on record.
+Each direction has its own, and its errors are recorded.
 """
 
 import json
@@ -18,7 +18,7 @@ ERRORS = {"fp32": (0.0, 0.0), "bf16": (5e-4, 3e-3), "e4m3": (5e-3, 5e-2), "unifo
     ("up", "down"), [("e4m3", "fp32"), ("uniform", "bf16"), ("fp32", "e4m3"), ("bf16", "uniform")]
 )
 def test_each_direction_has_its_own_format(nodes, configured, text, up, down):
-    """A run must get its format each way, and an operator must see what that does to numbers."""
+    """A run uses its format in each direction, and an operator sees the coding errors."""
     config = configured(
         "split.method=splitfed-v2",
         f"split.up={up}",

@@ -1,6 +1,6 @@
 """Split learning with keys.
 
-Both servers encrypt, and clients hear the split server's key from the parameter server.
+Both connections are encrypted; clients get the split server's key from the parameter server.
 """
 
 import pytest
@@ -20,9 +20,9 @@ def keys(tmp_path):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_activations_and_weights_go_encrypted(nodes, configured, text, keys, apart):
-    """Activations tell much about inputs, and labels are in the clear.
+    """Activations reveal much about inputs, and labels are sent as they are.
 
-    The second connection needs its key as much as the first.
+    The second connection needs a key as much as the first.
     """
     config = configured("split.method=fsl-sage", f"data.path={text}", "run.rounds=2")
     run = nodes(config, apart=apart, keys=keys)
@@ -43,9 +43,9 @@ def test_activations_and_weights_go_encrypted(nodes, configured, text, keys, apa
 
 
 def test_a_client_without_its_key_is_not_left_waiting(nodes, configured, text, keys):
-    """A parameter server on loopback that hands out an address it should not.
+    """A parameter server on loopback sends an address without a key.
 
-    An error, and no plain connection.
+    The client reports an error and makes no unencrypted connection.
     """
     config = configured("split.method=fsl-sage", f"data.path={text}", "split.server=192.0.2.1:7101")
     run = nodes(config, keys=keys, failing=True)

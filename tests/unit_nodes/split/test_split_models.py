@@ -76,7 +76,7 @@ def sentences(tmp_path):
 def oracle(config, names=("site-a", "site-b")):
     """The same computation in one process.
 
-    What the split server and x_c have to be after the run's rounds.
+    Returns the expected x_s and x_c after the run's rounds.
     """
     parts = build.build_parts(config, at_client=False)
     server, method, *_ = build.build_server(config, torch.device("cpu"))
@@ -102,7 +102,7 @@ def oracle(config, names=("site-a", "site-b")):
 
 
 def kept(run):
-    """What the split server has on disk: the common half's tensors, all names."""
+    """The split server's checkpoint on disk: tensors of the common part, and all names."""
     disk = ServerDisk(run.run_dir / "server")
     state = disk.recover()
     disk.close()
@@ -110,7 +110,7 @@ def kept(run):
 
 
 def check_equal(run, config):
-    """Both halves are those of one process."""
+    """Both parts equal those of the computation in one process."""
     wanted = oracle(config)
     common = {k: v for k, v in wanted.server.state().items() if k.startswith("server/")}
     found = kept(run)
@@ -130,7 +130,7 @@ LOCKSTEP = ["split.mode=lockstep", "split.optimizer=sgd", "train.learning_rate=0
     "how", [["split.method=fsl-sage"], ["split.method=splitfed-v2", "split.labels_at_home=true"]]
 )
 def test_images_by_sockets_are_the_computation_in_one_process(how, nodes, configured, images):
-    """Readers, partition, normalisation, cut and auxiliary net of an image model, end to end."""
+    """Readers, partition, normalization, cut and auxiliary net of an image model, end to end."""
     config = configured(
         *how,
         "model.family=small-cnn",
@@ -145,9 +145,9 @@ def test_images_by_sockets_are_the_computation_in_one_process(how, nodes, config
 
 
 def test_resnet18_has_the_published_cut(nodes, configured, tmp_path):
-    """A CIFAR-10 folder and a family's name are all that one says.
+    """A CIFAR-10 folder and a family's name are enough.
 
-    The halves must be those of the published figures.
+    The sizes of the parts are the published ones.
     """
     chance = np.random.default_rng(0)
     records = chance.integers(0, 256, (12, 3073), dtype=np.uint8)
@@ -165,8 +165,8 @@ def test_resnet18_has_the_published_cut(nodes, configured, tmp_path):
     assert sent["client model down"] == 2_739_968  # the published 2,740,048 less counters
 
 
-def test_own_model_and_own_auxiliary(nodes, configured, images, own):
-    """Any nn.Sequential, cut behind any child, with an auxiliary net of one's own."""
+def test_a_custom_model_and_a_custom_auxiliary(nodes, configured, images, own):
+    """Any nn.Sequential, cut behind any child, with the user's auxiliary net."""
     config = configured(
         "split.method=cse-fsl",
         f"model.family={own}:net",
@@ -196,7 +196,7 @@ def test_own_model_and_own_auxiliary(nodes, configured, images, own):
 
 
 def test_the_example_of_an_own_model_is_one(configured):
-    """People begin with a copy of it."""
+    """Users begin with a copy of it."""
     example = Path(__file__).parents[3] / "examples" / "split_model.py"
     config = configured(
         "split.method=fsl-sage",
@@ -214,8 +214,8 @@ def test_the_example_of_an_own_model_is_one(configured):
     assert all(torch.equal(first[name], second[name]) for name in first), "the seed is the run's"
 
 
-def test_a_server_cannot_choose_what_code_a_client_runs(nodes, configured, images, own):
-    """What the configuration names is a hint; a site runs its own copy or none, and is told how."""
+def test_a_configuration_cannot_choose_the_code_of_a_client(nodes, configured, images, own):
+    """A site runs its own copy of code or none; the error says how."""
     config = configured(
         "split.method=splitfed-v2", f"model.family={own}:net", f"data.path={images()}"
     )
@@ -240,10 +240,10 @@ def train(fed):
 """
 
 
-def test_a_loop_of_ones_own_trains_the_runs_halves(nodes, configured, own, tmp_path):
-    """Batches from anywhere.
+def test_a_custom_loop_trains_the_runs_parts(nodes, configured, own, tmp_path):
+    """Batches come from the task.
 
-    The loop is a task, the model the run's, and both are this site's copies.
+    The loop is a task, the model is the run's, and both are this site's copies.
     """
     path = tmp_path / "loop.py"
     path.write_text(LOOP)
@@ -258,15 +258,15 @@ def test_a_loop_of_ones_own_trains_the_runs_halves(nodes, configured, own, tmp_p
     run = nodes(config, task=f"{path}:train", own={"site-a": code, "site-b": code})
     assert run.summaries["server"].uploads == 6
     assert run.summaries["site-a"].tokens == 12
-    told = nodes(config, names=("site-a",), task=f"{path}:train", failing=True)
-    assert "--model FILE.py:FUNCTION" in str(told.errors["site-a"])
+    run = nodes(config, names=("site-a",), task=f"{path}:train", failing=True)
+    assert "--model FILE.py:FUNCTION" in str(run.errors["site-a"])
 
 
 @pytest.mark.parametrize("changed", ["WIDTH = 6", "cut"])
 def test_a_client_of_another_architecture_is_refused(
     changed, *, nodes, configured, images, own, tmp_path
 ):
-    """One line with what differs, exit code 2, and the run of the others goes on without it."""
+    """It gets one line with the difference and exit code 2, and the run goes on."""
     config = configured(
         "split.method=splitfed-v2",
         f"model.family={own}:net",
@@ -288,7 +288,7 @@ def test_a_client_of_another_architecture_is_refused(
 def test_padding_is_not_sent(nodes, configured, sentences):
     """Sentences differ in length.
 
-    What crosses is their tokens' rows and nothing else, in both directions.
+    Only rows of tokens cross the cut, in both directions.
     """
     folder, rows = sentences
     config = configured(
@@ -338,7 +338,7 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
 @needs_hf
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "opt"])
 def test_families_over_sockets(nodes, configured, text, family):
-    """Each has a cut of its own to get hidden states, masks and positions across.
+    """Each family has its own cut for hidden states, masks and positions.
 
     The U-shape cuts it twice.
     """

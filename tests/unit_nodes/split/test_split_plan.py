@@ -35,7 +35,7 @@ CASES = {
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_measured_payload_is_the_plans(case, model, *, nodes, configured, text, images):
-    """Who plans a run must be able to trust the planner to the byte.
+    """The planner is exact to the byte.
 
     Values in the wire's format, labels, weights.
     """
@@ -62,7 +62,7 @@ def test_measured_payload_is_the_plans(case, model, *, nodes, configured, text, 
     )
     wanted = Counter({" ".join(key): size.payload for key, size in plan.total(ROUNDS).items()})
     for flow in plan.first:
-        # the one who is first publishes version 0; the other one downloads it
+        # the first client publishes version 0; the other one downloads it
         wanted[f"{flow.category} up"] += flow.size.payload
         wanted[f"{flow.category} down"] += flow.size.payload
     wanted[f"{Category.CLIENT_MODEL} down"] += plan.last_size.payload

@@ -1,4 +1,4 @@
-"""Whole runs of split learning in one process.
+"""Complete runs of split learning in one process.
 
 Real sockets on loopback, real threads, a parameter server, a split server, clients.
 """
@@ -84,7 +84,7 @@ class Run:
         self.stop = Stopper()
 
     def announce(self, role, address):
-        """Note where it listens."""
+        """Record its address."""
         if role == "ps":
             self.address = address
             self.listening.set()
@@ -105,13 +105,13 @@ class Run:
         return thread
 
     def client(self, name):
-        """One client, to its end."""
+        """Run one client to its end."""
         everything = SitePolicy(frozenset(KINDS))
         options = ClientOptions(self.address, name, data=self.config.data.path, policy=everything)
         return joining.join_run(options, stop=Stopper(), log=self.lines.append)
 
     def play(self):
-        """All of it, to its end."""
+        """Run all nodes to the end."""
         threads = [
             self.in_thread(
                 "server",
@@ -129,7 +129,7 @@ class Run:
         if self.address:
             for name in self.names:
                 threads.append(self.in_thread(name, lambda name=name: self.client(name)))
-                # shards go by the order of arrival
+                # shards depend on the order of hellos
                 while not any(f"as {name}" in line for line in self.lines) and not self.errors:
                     threads[-1].join(0.02)
         for thread in threads:
@@ -178,7 +178,7 @@ def oracle(config, rounds):
 
 
 def apart(found, wanted):
-    """Largest difference of any weight in parts of its own size, however small that is."""
+    """Largest relative difference of any weight."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     differing = found != wanted
     if not differing.any():
@@ -188,7 +188,7 @@ def apart(found, wanted):
 
 
 def x_server(run_dir):
-    """What the split server has kept: the common half, and per client what is kept for it."""
+    """The split server's checkpoint: the common part, and the parts of each client."""
     disk = ServerDisk(run_dir / "server")
     state = disk.recover()
     disk.close()
@@ -205,7 +205,7 @@ def under(prefix, state):
 
 @pytest.mark.parametrize("method", ["sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage"])
 def test_a_run_in_lockstep_is_the_computation_in_one_process(method, text, tmp_path):
-    """The network must not change the mathematics: the same calls in the same order."""
+    """The network must not change the result: the same calls in the same order."""
     rounds = 4 if method == "sl" else 3  # a round of a relay is one client's turn
     config = settings(
         text,
@@ -233,7 +233,7 @@ def test_a_run_in_lockstep_is_the_computation_in_one_process(method, text, tmp_p
 
 
 def test_labels_stay_at_home_in_a_u_shape(text, tmp_path):
-    """Two crossings a step, no label among them, and still the computation in one process."""
+    """A step crosses the cut twice without labels, and equals the computation in one process."""
     config = settings(
         text,
         "split.method=splitfed-v2",
@@ -250,7 +250,7 @@ def test_labels_stay_at_home_in_a_u_shape(text, tmp_path):
     assert "labels up" not in run.summaries["server"].traffic["payload"]
 
 
-def test_a_split_server_listens_to_this_machine_only_unless_told_otherwise(tmp_path):
+def test_a_split_server_listens_on_loopback_by_default(tmp_path):
     """Its port is as open as the parameter server's."""
     overrides = [
         "split.method=splitfed-v2",

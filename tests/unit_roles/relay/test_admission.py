@@ -1,4 +1,4 @@
-"""Which connections a relay serves, and when one that drains may end."""
+"""The connections that a relay accepts, and when it may end while draining."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,10 +7,10 @@ from fsl_async.roles.relay.admission import QUIET_BYTES, Admission
 
 
 def test_one_address_never_takes_all_places():
-    """Half of them are for the others, however many it opens."""
+    """One address gets at most half of the places."""
     one = Admission(4)
-    said = [one.accept("a") for _ in range(3)]
-    assert said == ["", "", "2 connections of a already"]
+    answers = [one.accept("a") for _ in range(3)]
+    assert answers == ["", "", "2 connections of a already"]
     assert [one.accept(address) for address in "bc"] == ["", ""]
     assert one.accept("d") == "4 connections already"
     one.end("b")
@@ -19,7 +19,7 @@ def test_one_address_never_takes_all_places():
 
 
 def test_a_relay_for_one_connection_takes_one():
-    """Half of one would be none."""
+    """Half of one is rounded up."""
     one = Admission(1)
     assert one.accept("a") == ""
     assert one.accept("b") == "1 connections already"
@@ -27,8 +27,8 @@ def test_a_relay_for_one_connection_takes_one():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())))
-def test_counts_are_those_of_what_is_there(steps):
-    """In whichever order connections come and go: a count that leaks locks everybody out."""
+def test_counts_are_those_of_open_connections(steps):
+    """A wrong count would refuse all clients at some time."""
     one, there = Admission(4), []
     for address, comes in steps:
         if comes:
@@ -41,8 +41,8 @@ def test_counts_are_those_of_what_is_there(steps):
         assert (one.connections, one.addresses) == (len(there), len(set(there)))
 
 
-def test_a_relay_that_drains_ends_when_all_is_quiet():
-    """A transfer holds it up, and heartbeats do not; without connections it ends at once."""
+def test_a_relay_that_drains_ends_when_no_bytes_move():
+    """A transfer delays it, heartbeats do not; without connections it ends at once."""
     one = Admission(4)
     assert one.may_end(0, 0, 0)
     one.accept("a")

@@ -33,7 +33,7 @@ def key(step=0, number=0, incarnation=1, leg=0):
 
 @attrs.define
 class ClientDriver(Driver):
-    """A client, and what its split server says."""
+    """A client with events of its split server."""
 
     def welcome(self, last=None, auxiliary=-1, **more):
         return self.feed(ev.SplitWelcomed("run", 2, last, auxiliary, **more))
@@ -80,7 +80,7 @@ def test_an_upload_and_its_gradient(make):
     assert effects == [split.ReceiveAnswer(stream, key(0))]
     effects = client.feed(ev.AnswerReceived(key(0)))
     assert effects == [split.DeliverAnswer(key(0), 2.5), split.FreeSlot(key(0))]
-    assert client.feed(ev.AnswerReceived(key(0))) == [], "handed over once"
+    assert client.feed(ev.AnswerReceived(key(0))) == [], "it is delivered once"
     effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
     assert effects == [DeclineStream("", stream, "not wanted")]
 
@@ -97,14 +97,16 @@ def test_an_upload_without_an_answer(make):
 
 
 def test_a_server_that_gives_no_gradient(make):
-    """The step is left out, and nobody waits for it."""
+    """The step is left out, and the thread does not wait for it."""
     client = make()
     client.ready(0)
-    assert split.AbandonUpload(key(0), "the server gave no gradient") in client.trained(key(0))
+    assert split.AbandonUpload(key(0), "the split server gave no gradient") in client.trained(
+        key(0)
+    )
 
 
 def test_no_more_than_in_flight_in_order(make):
-    """What waits is offered when there is room, after what was made before it."""
+    """Waiting uploads are offered when a slot is free, in order."""
     client = make(in_flight=2)
     client.ready(0)
     client.ready(1)
@@ -119,7 +121,7 @@ def test_no_more_than_in_flight_in_order(make):
 
 
 def test_a_session_is_lost(make):
-    """What is not settled is offered again, with the same keys; what the server has is not."""
+    """Unsettled uploads that the split server lacks are offered again, with the same keys."""
     client = make(in_flight=2, retain=2)
     client.ready(0)
     client.answer(key(0))
@@ -131,9 +133,9 @@ def test_a_session_is_lost(make):
 
 
 def test_a_server_that_was_killed(make):
-    """It has lost what it trained since its last checkpoint.
+    """It has lost its training since the last checkpoint.
 
-    It gets again what is kept, without a gradient wanted.
+    Kept uploads are offered again, without a gradient.
     """
     client = make(in_flight=2, retain=2)
     for step in range(3):
@@ -149,7 +151,7 @@ def test_a_server_that_was_killed(make):
 
 
 def test_known(make):
-    """Trained before: its answer comes again, or is gone; where none is wanted, all is well."""
+    """A trained upload's answer is sent again, or is gone, or is not needed."""
     client = make()
     client.ready(0)
     assert client.feed(ev.UploadAlreadyTrained(key(0), True)) == []
@@ -157,7 +159,7 @@ def test_known(make):
     client.ready(1)
     effects = client.feed(ev.UploadAlreadyTrained(key(1), False))
     assert effects[:2] == [
-        split.AbandonUpload(key(1), "the server no longer has its gradient"),
+        split.AbandonUpload(key(1), "the split server no longer has its gradient"),
         split.FreeSlot(key(1)),
     ]
     client = make("cse-fsl")
@@ -167,7 +169,7 @@ def test_known(make):
 
 @pytest.mark.parametrize("wants", [True, False])
 def test_declined(make, wants):
-    """Nothing comes of it; whoever waits goes on."""
+    """It is dropped, and a waiting thread goes on."""
     client = make()
     client.ready(0, wants=wants)
     effects = client.unwanted(key(0), "stale")
@@ -177,9 +179,9 @@ def test_declined(make, wants):
 
 
 def test_streams_that_break(make):
-    """An upload is offered again after a while.
+    """An upload is offered again after a pause.
 
-    For a gradient too, and then the server streams it again.
+    A lost gradient is requested the same way: the split server streams it again.
     """
     client = make()
     client.ready(0)
@@ -196,7 +198,7 @@ def test_streams_that_break(make):
 
 
 def test_an_auxiliary_model_comes(make):
-    """It is used from the next step on, whatever its version: the server's is what counts."""
+    """It is used from the next step on, with any version: the split server's counts."""
     client = make("fsl-sage")
     client.ready(0, wants=False, due=True)
     stream = "aux:a/3"
@@ -213,7 +215,7 @@ def test_an_auxiliary_model_comes(make):
 
 @pytest.mark.parametrize("how", ["stays", "broken", "declined"])
 def test_no_auxiliary_model_comes(make, how):
-    """Who waits for it must hear so."""
+    """A thread that waits for it goes on."""
     client = make("fsl-sage")
     client.ready(0, wants=False, due=True)
     if how == "stays":
@@ -244,9 +246,9 @@ def test_an_alignment_is_lost_with_a_server(make):
     [("splitfed-v1", True), ("splitfed-v2", False), ("fsl-sage", False), ("sl", True)],
 )
 def test_a_round_ends(make, method, waits):
-    """Said when all of it is settled.
+    """It is reported when all of its uploads are settled.
 
-    Where replicas are averaged, or x_s is handed on, the thread waits until it is noted.
+    If replicas are averaged, or x_s goes to the next client, the thread waits for the answer.
     """
     client = make(method)
     client.ready(0, wants=False)
@@ -255,7 +257,7 @@ def test_a_round_ends(make, method, waits):
     effects = client.trained(key(0))
     assert told(effects) == [msg.RoundDone(0, 320)]
     client.ready(0, number=1, wants=False)
-    assert told(client.trained(key(0, number=1))) == [], "said once in a session"
+    assert told(client.trained(key(0, number=1))) == [], "once in a session"
     client.lose()
     assert client.machine.hello("run", 0, {}).done_round == -1
     assert told(client.welcome(key(0, number=1))) == [msg.RoundDone(0, 320)]
@@ -269,9 +271,9 @@ def test_a_round_ends(make, method, waits):
 
 
 def test_lockstep_waits_for_everything(make):
-    """One upload in flight, and a round that is noted.
+    """One upload is in flight, and the end of a round is acknowledged.
 
-    So x_s sees what a computation in one process would see.
+    So x_s is trained in the same order as in one process.
     """
     client = make("cse-fsl", lockstep=True)
     client.ready(0, wants=False)
@@ -293,9 +295,9 @@ def test_the_handshake_raises_the_incarnation(make):
 
 @pytest.mark.parametrize("how", ["run", "server", "finished", "refused"])
 def test_it_is_over(make, how):
-    """Whatever waits is given up, now and from now on.
+    """All waiting uploads are given up, and later ones too.
 
-    A training thread that waits for ever would be a hang.
+    The training thread must not wait forever.
     """
     client = make("splitfed-v1")
     client.ready(0)
@@ -329,9 +331,9 @@ def test_it_is_over(make, how):
 
 
 def test_a_server_that_leaves_is_waited_for(make):
-    """Another process goes on in its folder.
+    """Another process continues in its folder.
 
-    Nothing is given up, and nobody hammers at the one that ends.
+    Nothing is given up, and the next dial is after a pause.
     """
     client = make("splitfed-v1")
     client.ready(0)
@@ -350,7 +352,7 @@ def test_a_server_that_leaves_is_waited_for(make):
 
 
 def test_the_run_ends_without_a_server(make):
-    """There is nobody to tell."""
+    """There is no session."""
     client = make()
     client.lose()
     assert client.feed(RunEnded("limit")) == [SendGoodbye("limit")]

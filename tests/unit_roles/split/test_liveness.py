@@ -1,6 +1,6 @@
-"""A split server of its own process.
+"""A split server in its own process.
 
-Who tells it that the run is over, and what it does where nobody can.
+Reports of the run's end, and the end without any.
 """
 
 import pytest
@@ -17,14 +17,14 @@ BOOK = SplitProgress("run", 3, -1, 40, {"a": ClientProgress(1, key("a", 2, 3), 3
 
 
 def alone(**rules):
-    """One that goes on in a folder, and has nobody."""
+    """A split server that continues in a folder, without peers."""
     server = split_server(alone_s=60.0, **rules)
     server.feed(ev.SplitRecovered(BOOK))
     return server
 
 
 def test_the_parameter_server_says_that_the_run_is_over():
-    """No client has a session when the run ends: this was for ever."""
+    """No client has a session when the run ends."""
     server = alone()
     (admit,) = server.parameter_server()
     assert admit == split.AdmitSplit(msg.PS_ROLE, 1, msg.SplitWelcome("run", 0, "", -1))
@@ -35,9 +35,9 @@ def test_the_parameter_server_says_that_the_run_is_over():
 
 
 def test_clients_that_are_here_are_waited_for():
-    """They have uploads under way, and hear of the end at about the same time.
+    """They have open uploads, and get the end at about the same time.
 
-    One that hangs is not waited for long.
+    The wait for one that hangs is short.
     """
     for hangs in (False, True):
         server = alone()
@@ -49,7 +49,7 @@ def test_clients_that_are_here_are_waited_for():
 
 
 def test_replicas_of_the_last_round_are_averaged():
-    """As when the clients say it."""
+    """The end is the same as after the clients' reports."""
     server = split_server("splitfed-v1")
     server.join("a")
     server.parameter_server()
@@ -61,9 +61,9 @@ def test_replicas_of_the_last_round_are_averaged():
 
 
 def test_one_that_is_alone_leaves():
-    """Nobody can tell whether the run is over.
+    """It is unknown whether the run is over.
 
-    Another process may go on, and nothing is averaged that a later round would average.
+    Another process may continue, so replicas are not averaged.
     """
     server = alone()
     assert server.machine.next_deadline() == 60.0
@@ -120,7 +120,7 @@ def test_alone_while_it_ends():
 def test_which_parameter_server_is_refused():
     """Of another run, or under another name.
 
-    And nobody else may say what only it may, nor have its name.
+    No other peer may send its messages or use its name.
     """
     server = alone()
     assert server.parameter_server("other")[0].code == "run"
@@ -132,7 +132,7 @@ def test_which_parameter_server_is_refused():
 
 
 def test_a_refused_hello_of_the_life_that_has_a_session_changes_nothing():
-    """Its run would be the server's from then on, and every client refused."""
+    """Its run would become the split server's, and every client would be refused."""
     server = alone()
     server.parameter_server()
     assert server.parameter_server("other")[0].code == "run"
@@ -141,7 +141,7 @@ def test_a_refused_hello_of_the_life_that_has_a_session_changes_nothing():
 
 
 def test_a_parameter_server_comes_before_the_first_client():
-    """Its run is the server's run from then on."""
+    """Its run becomes the split server's run."""
     server = split_server(alone_s=60.0)
     server.parameter_server("run-7")
     (refusal,) = server.join("a")
@@ -158,4 +158,4 @@ def test_one_that_leaves_says_goodbye_to_it_too():
     assert EndSession(msg.PS_ROLE, "SIGTERM") in effects
     assert server.machine.incarnation_of(msg.PS_ROLE) == 1
     assert server.machine.incarnation_of("a") == 1
-    assert server.machine.incarnation_of("nobody") is None
+    assert server.machine.incarnation_of("unknown") is None

@@ -44,9 +44,9 @@ def messages(cls):
 
 @given(st.sampled_from(KINDS).flatmap(messages))
 def test_every_message_comes_back(message):
-    """What one side says is what the other side hears.
+    """A peer reads the message that was sent.
 
-    Neither server takes what is meant for the other.
+    Parameter server and split server do not accept each other's messages.
     """
     assert msg.from_wire(msg.to_wire(message)) == message
     with pytest.raises(MessageError):
@@ -76,15 +76,15 @@ def test_every_message_comes_back(message):
     ],
 )
 def test_what_is_wrong_is_named(message, change, words):
-    """The bytes come from strangers."""
+    """The bytes come from unauthenticated peers."""
     with pytest.raises(MessageError, match=words):
         msg.from_wire({**msg.to_wire(message), **change})
 
 
 def test_text_for_people_is_printable_and_one_line():
     """What differs between two models is shown at both, and so are the names of coding errors."""
-    told = {**msg.to_wire(HELLO), "architecture": {"cut\x1b[2J": "1\n"}}
-    assert msg.from_wire(told).architecture == {r"cut\u001b[2J": r"1\u000a"}
+    wire = {**msg.to_wire(HELLO), "architecture": {"cut\x1b[2J": "1\n"}}
+    assert msg.from_wire(wire).architecture == {r"cut\u001b[2J": r"1\u000a"}
     errors = {"m": "round_done/1", "round": 0, "samples": 1, "errors": {"\r up": 0.5}}
     assert msg.from_wire(errors).errors == {r"\u000d up": 0.5}
 
@@ -108,7 +108,7 @@ def test_other_texts_are_no_keys(text):
 
 
 def test_stream_names():
-    """The machines tell streams apart by these prefixes."""
+    """The machines distinguish streams by these prefixes."""
     assert msg.upload_stream("a/1/2/3") == "up:a/1/2/3"
     assert msg.answer_stream("a/1/2/3") == "down:a/1/2/3"
     assert msg.auxiliary_stream("a", 3) == "aux:a/3"

@@ -29,7 +29,7 @@ def test_an_upload_from_offer_to_answer():
 def test_one_at_a_time_in_the_order_of_arrival_and_of_the_keys():
     """A writer queue: x_s is changed by one upload after another.
 
-    What overtook the one before it waits for it.
+    An upload that arrives before its predecessor waits for it.
     """
     server = split_server()
     server.join("a")
@@ -47,7 +47,7 @@ def test_one_at_a_time_in_the_order_of_arrival_and_of_the_keys():
 
 
 def test_a_known_upload_is_answered_as_it_was():
-    """The first answer may have been lost with a session; what is not kept any more is gone."""
+    """The first answer may be lost with a session; an answer that is not kept is gone."""
     server = split_server("splitfed-v2", in_flight=2)
     server.join("a")
     for step in range(3):
@@ -65,7 +65,7 @@ def test_a_known_upload_is_answered_as_it_was():
 def test_what_is_not_taken():
     """Each with its own reason, before a byte of it is transferred.
 
-    The same answer again when it is asked again.
+    Another offer gets the same answer.
     """
     server = split_server(in_flight=2)
     server.join("a")
@@ -117,7 +117,7 @@ def test_an_upload_that_has_become_stale_in_the_queue():
 
 
 def test_a_session_ends():
-    """What is here is trained; what was on its way, and what was behind it, is offered again."""
+    """Complete uploads are trained; incomplete ones, and those behind them, are offered again."""
     server = split_server(in_flight=3)
     server.join("a")
     server.join("b")
@@ -127,14 +127,14 @@ def test_a_session_ends():
     for upload in (here, way):
         server.offer(upload)
     server.arrive(here)
-    server.feed(StreamLost("a", "up:a/1/0/3", "of nobody"))
+    server.feed(StreamLost("a", "up:a/1/0/3", "broken"))
     server.offer(behind)
     effects = server.feed(ClientLeft("a", 1, "expired"))
     assert effects == [split.DropUpload(way)]
     assert server.arrive(way) == [split.DropUpload(way)], "decoded too late"
     assert server.feed(ClientLeft("a", 1, "expired")) == []
     effects = server.trained(done)
-    assert told(effects) == [], "nobody is there to hear it"
+    assert told(effects) == [], "the client has no session"
     assert of(effects, split.TrainUpload)[0].key == here
     server.trained(here)
     (admit,) = server.join("a")
@@ -143,7 +143,7 @@ def test_a_session_ends():
 
 
 def test_a_client_comes_back_as_a_new_process():
-    """What its former life sent stays trained; its answers are nobody's."""
+    """Uploads of its earlier incarnation stay trained; their answers are dropped."""
     server = split_server("splitfed-v2")
     server.join("a")
     server.upload(key("a"), answer=True)
@@ -197,7 +197,7 @@ def test_an_upload_that_makes_no_sense():
     ]
     kinds = [type(effect) for effect in effects]
     assert kinds.index(split.RecordUpload) < kinds.index(Send), (
-        "killed in between, it has said nothing"
+        "if it is killed in between, it has sent nothing"
     )
     assert told(server.offer(key("a")))[0].code == "refused"
 

@@ -13,7 +13,7 @@ from fsl_async.roles.split import messages as msg
 def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
     """No later upload comes; without it the run's x_s would lack its last round.
 
-    A server that only stops must not do it.
+    A split server that only leaves must not do it.
     """
     server, stopped = split_server("splitfed-v1"), split_server("splitfed-v1")
     for each in (server, stopped):
@@ -33,7 +33,7 @@ def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
 
 @pytest.mark.parametrize("over", [False, True])
 def test_asked_to_end(over):
-    """Uploads are trained, a last checkpoint is made, and clients are told which has ended."""
+    """Uploads are trained, a last checkpoint is made, and clients get the kind of the end."""
     server = split_server()
     server.join("a")
     server.join("b")
@@ -63,9 +63,9 @@ def test_asked_to_end(over):
 
 
 def test_who_leaves_lets_the_answers_go_first():
-    """A gradient is in no checkpoint: it would cost a batch.
+    """A gradient is in no checkpoint: losing it would lose a batch.
 
-    Nobody else keeps the process, and the time is bounded.
+    Only clients that wait for one delay the end, for a limited time.
     """
 
     def leaving(*clients):
@@ -87,7 +87,7 @@ def test_who_leaves_lets_the_answers_go_first():
 
 
 def test_the_run_ends_while_the_server_leaves():
-    """Then it is over for everybody after all, and the last round's replicas are averaged."""
+    """Then the run is over for all, and the last round's replicas are averaged."""
     server = split_server("splitfed-v1")
     server.join("a")
     server.join("b")
@@ -105,7 +105,7 @@ def test_the_run_ends_while_the_server_leaves():
 
 
 def test_what_is_too_old_is_declined_by_one_that_leaves():
-    """Whoever comes after it would decline it too."""
+    """The next process would decline it too."""
     server = split_server("splitfed-v1")
     server.join("a")
     server.join("b")
@@ -123,9 +123,9 @@ def test_what_is_too_old_is_declined_by_one_that_leaves():
 
 
 def test_the_end_does_not_wait_for_everything():
-    """After a while what waits for training is dropped.
+    """After a time limit waiting uploads are dropped.
 
-    What is being trained, and the checkpoint, are not.
+    The current training and the checkpoint are finished.
     """
     server = split_server()
     server.join("a")
@@ -142,13 +142,13 @@ def test_the_end_does_not_wait_for_everything():
 def test_the_clients_say_that_the_run_is_over():
     """A split server has no clock of its own.
 
-    It ends when all who are here say so, or one has and the others hang.
+    It ends when all connected clients report the end, or one does and the others hang.
     """
     server = split_server()
     server.join("a")
     server.join("b")
     server.join("c")
-    assert server.feed(ev.RunOverReceived("stranger", "x")) == []
+    assert server.feed(ev.RunOverReceived("unknown", "x")) == []
     assert server.feed(ev.RunOverReceived("a", "done")) == []
     assert server.feed(ev.RunOverReceived("b", "done")) == []
     effects = server.feed(ClientLeft("c", 1, "expired"))

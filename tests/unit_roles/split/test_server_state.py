@@ -1,6 +1,6 @@
-"""What the split server's machine keeps.
+"""The state of the split server's machine.
 
-Auxiliary models, replicas, checkpoints, who may have any of it.
+Auxiliary models, replicas, checkpoints, and the clients that may get them.
 """
 
 import attrs
@@ -17,9 +17,9 @@ from fsl_async.roles.sync import events as base
 
 
 def test_alignment():
-    """After the first upload of a round that aligns, once.
+    """It follows the first upload of a round that aligns, once.
 
-    And the client that waits always hears something.
+    A client that waits always gets an answer.
     """
     server = split_server("fsl-sage", align_every=2)
     server.join("a")
@@ -27,7 +27,7 @@ def test_alignment():
     assert effects[-2:] == [split.RecordAuxiliary("a", 0), split.Align("a", 0, 0)]
     server.offer(key("a", 5))
     assert server.arrive(key("a", 5)) == [], "the training thread aligns"
-    assert not told(server.offer(key("a")))[1:], "what comes of it is said when it is there"
+    assert not told(server.offer(key("a")))[1:], "the result follows later"
     effects = server.feed(ev.Aligned("a", 0))
     assert effects[0] == split.SendAuxiliary("a", 0, 0)
     assert of(effects, split.TrainUpload)
@@ -58,7 +58,7 @@ def test_alignment_for_a_client_that_has_left(problem):
 
 
 def test_auxiliary_models_have_one_lineage():
-    """A client that holds a version of a server that died goes back to what is kept.
+    """A client with a version that the killed split server lost gets the kept one.
 
     Its number is not given again.
     """
@@ -74,7 +74,7 @@ def test_auxiliary_models_have_one_lineage():
 
 
 def test_replicas_are_averaged_before_a_later_round():
-    """Over those who said that they are done, by samples."""
+    """Replicas of clients that reported the round as done are averaged, weighted by samples."""
     server = split_server("splitfed-v1", checkpoint_every=1000)
     for name in "abc":
         server.join(name)
@@ -82,7 +82,7 @@ def test_replicas_are_averaged_before_a_later_round():
     assert told(server.feed(ev.RoundDoneReceived("a", 0, 30))) == [msg.RoundAcknowledged(0)]
     server.feed(ev.RoundDoneReceived("b", 0, 10))
     server.feed(ev.RoundDoneReceived("a", 0, 99))
-    assert server.feed(ev.RoundDoneReceived("stranger", 0, 1)) == []
+    assert server.feed(ev.RoundDoneReceived("unknown", 0, 1)) == []
     later = key("a", number=1)
     server.offer(later)
     assert server.arrive(later) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
@@ -99,7 +99,7 @@ def test_replicas_are_averaged_before_a_later_round():
 
 
 def test_a_round_that_was_done_before_a_server_died():
-    """The clients say so again when they say hello."""
+    """Clients report it again with their hello."""
     server = split_server("splitfed-v1")
     server.join("a", done_round=4, done_samples=9)
     server.offer(key("a", number=5))
@@ -107,9 +107,9 @@ def test_a_round_that_was_done_before_a_server_died():
 
 
 def test_checkpoints():
-    """Every so many uploads and at round ends, one at a time, between two trainings.
+    """They are made every few uploads and at ends of rounds, one at a time, between trainings.
 
-    Clients hear what is durable.
+    Clients get the keys that are durable.
     """
     server = split_server(checkpoint_every=2, retry_s=30.0)
     server.join("a")
@@ -151,7 +151,7 @@ def test_a_checkpoint_waits_for_the_end_of_a_training():
 
 
 def test_a_server_that_was_killed():
-    """It goes on from its checkpoint, notes what is lost, and takes it again from clients."""
+    """It continues from its checkpoint, records lost uploads, and accepts them again."""
     server = split_server()
     book = SplitProgress("run", 3, -1, 40, {"a": ClientProgress(1, key("a", 2, 3), 3)})
     effects = server.feed(ev.SplitRecovered(book, (key("a", 3, 3),)))

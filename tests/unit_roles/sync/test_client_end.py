@@ -20,7 +20,7 @@ from fsl_async.roles.sync.client import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFU
 
 
 def outstanding(client):
-    """A client with a delta on its way."""
+    """A client with an outstanding delta."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -28,7 +28,7 @@ def outstanding(client):
 
 
 def test_the_run_ends(client):
-    """Training stops at its next step, then the process ends well."""
+    """Training stops at its next step, then the process ends with exit code 0."""
     client.ready()
     assert client.feed(RunEnded("limit")) == [SendGoodbye("limit"), do.EndTraining("limit")]
     assert client.call(3) == [], "no more work"
@@ -38,8 +38,8 @@ def test_the_run_ends(client):
     assert client.machine.next_deadline() is None
 
 
-def test_a_training_thread_that_does_not_come_back(client):
-    """A step of half an hour must not hold the process."""
+def test_a_training_thread_that_does_not_end(client):
+    """A step of half an hour must not delay the end of the process."""
     client.ready()
     client.feed(DrainAsked("Ctrl-C"))
     assert client.feed(DrainAsked("Ctrl-C")) == []
@@ -49,14 +49,14 @@ def test_a_training_thread_that_does_not_come_back(client):
 
 @pytest.mark.parametrize(("code", "exit_code"), [("model", EXIT_REFUSED), ("finished", 0)])
 def test_refused(client, code, exit_code):
-    """A run that has ended is no failure of the client; anything else is for the user to mend."""
+    """A run that has ended is no failure of the client; the user must fix anything else."""
     client.ready()
     client.feed(HelloRefused(code, "why"))
     assert client.feed(TrainingEnded(None)) == [Finish("why", exit_code)]
 
 
 def test_refusal_is_the_reason_not_the_error_it_causes(client):
-    """Before, fed.attach raising because of the refusal turned exit code 2 into 1."""
+    """The error that fed.attach raises after a refusal must not turn exit code 2 into 1."""
     client.welcome()
     client.feed(HelloRefused("model", "head.weight differs"))
     effects = client.feed(TrainingEnded("RefusedError: head.weight differs"))
@@ -64,7 +64,7 @@ def test_refusal_is_the_reason_not_the_error_it_causes(client):
 
 
 def test_training_raises(client):
-    """Also after the end was asked for: an error in the last lines of the user's function is an error."""
+    """An error in the user's function counts even after the end was asked for."""
     client.ready()
     client.feed(RunEnded("limit"))
     assert client.feed(TrainingEnded("ZeroDivisionError")) == [
@@ -82,7 +82,7 @@ def test_training_returns_with_nothing_trained_since(client):
 
 
 def test_training_returns_and_what_it_trained_last_is_sent(client, look):
-    """Before, everything since the last snapshot was thrown away."""
+    """Progress since the last snapshot is not lost."""
     client.ready(version=3)
     assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(1)]
     (offer,) = client.snapshot(1, 3)
@@ -94,8 +94,8 @@ def test_training_returns_and_what_it_trained_last_is_sent(client, look):
     assert effects == [do.DropDelta(1), Finish("the training function returned", 0)]
 
 
-def test_training_returns_with_a_delta_on_its_way(client):
-    """That one first, then what was trained since: one at a time, and nothing twice."""
+def test_training_returns_with_an_outstanding_delta(client):
+    """The outstanding delta is sent first, then the progress since: one at a time."""
     outstanding(client)
     assert client.feed(TrainingEnded(None)) == []
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
@@ -105,7 +105,7 @@ def test_training_returns_with_a_delta_on_its_way(client):
 
 
 def test_training_ends_while_a_version_is_applied(client):
-    """The worker and the training thread finish what they do; the snapshot comes after it."""
+    """The worker and the training thread finish; the snapshot follows."""
     client.ready()
     client.announce(1)
     client.offered(1)
@@ -116,7 +116,7 @@ def test_training_ends_while_a_version_is_applied(client):
 
 
 def test_the_last_delta_does_not_arrive(client):
-    """The wait for it has an end: drain_s, when nothing of it moves."""
+    """The client waits drain_s if no bytes advance."""
     outstanding(client)
     client.feed(TrainingEnded(None))
     assert [type(effect) for effect in client.fire()] == [Finish]
@@ -124,7 +124,7 @@ def test_the_last_delta_does_not_arrive(client):
 
 
 def test_the_last_delta_is_slow(client):
-    """Before, drain_s was all it got: on a slow line what was trained last was lost however well it advanced."""
+    """The client waits longer than drain_s while bytes advance."""
     outstanding(client)
     client.feed(TrainingEnded(None))
     client.moving = ("",)
@@ -136,7 +136,7 @@ def test_the_last_delta_is_slow(client):
 
 
 def test_the_wait_for_the_last_delta_has_a_cap(client):
-    """A Slurm job must end one day."""
+    """A Slurm job must end at some time."""
     outstanding(client)
     client.feed(TrainingEnded(None))
     client.moving = ("",)
@@ -145,8 +145,8 @@ def test_the_wait_for_the_last_delta_has_a_cap(client):
     assert client.now == pytest.approx(3600.0)
 
 
-def test_the_session_ends_while_the_last_delta_is_on_its_way(client):
-    """The server may be back in a moment, after a goodbye as well: one that ends the run has said Stop before."""
+def test_the_session_ends_while_the_last_delta_is_outstanding(client):
+    """The parameter server may return, also after a goodbye: the run ends with a Stop only."""
     outstanding(client)
     client.feed(TrainingEnded(None))
     assert [type(effect) for effect in client.lose("bye")] == [Note]
@@ -158,7 +158,7 @@ def test_the_session_ends_while_the_last_delta_is_on_its_way(client):
 
 
 def test_the_last_call_holds_the_training_thread(client):
-    """Nothing is trained in vain, and the user's loop ends with the run's last weights."""
+    """No work is wasted, and the user's loop ends with the run's last weights."""
     client.ready()
     assert client.call(0, last=True) == [do.TakeSnapshot(1, hold=True)]
     assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
@@ -173,8 +173,8 @@ def test_the_last_call_holds_the_training_thread(client):
 
 
 @pytest.mark.parametrize("how", ["lost", "refused", "nothing", "ending"])
-def test_a_held_training_thread_goes_on(client, how):
-    """There is no last version to wait for: a thread that is held for ever would be a hang."""
+def test_a_held_training_thread_resumes(client, how):
+    """If no last version will arrive, the thread must not wait forever."""
     client.ready()
     client.call(0, last=True)
     if how == "nothing":
@@ -190,18 +190,16 @@ def test_a_held_training_thread_goes_on(client, how):
 
 
 def test_a_session_lost_between_the_last_call_and_its_snapshot(client):
-    """The hold is asked for already, so the way out of it comes after the snapshot; a new session changes nothing."""
+    """The hold is already requested, so the thread resumes after the snapshot."""
     client.ready()
     client.call(0, last=True)
-    assert do.ResumeTraining() not in client.lose(), (
-        "it would be forgotten by the hold that follows"
-    )
+    assert do.ResumeTraining() not in client.lose(), "the hold that follows would undo it"
     client.welcome()
     assert do.ResumeTraining() in client.snapshot(1, 0)
 
 
-def test_the_run_ends_while_the_last_delta_is_on_its_way(client):
-    """Before, it waited drain_s for an answer that no ended run gives."""
+def test_the_run_ends_while_the_last_delta_is_outstanding(client):
+    """The client does not wait for an answer: an ended run gives none."""
     outstanding(client)
     client.feed(TrainingEnded(None))
     assert [type(effect) for effect in client.feed(RunEnded("limit"))] == [
@@ -211,14 +209,14 @@ def test_the_run_ends_while_the_last_delta_is_on_its_way(client):
 
 
 def test_the_run_ended_and_the_delta_is_not_waited_for(client):
-    """The same, the other way round."""
+    """The same in the other order."""
     outstanding(client)
     client.feed(RunEnded("limit"))
     assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
 
 
 def test_ctrl_c_waits_for_the_last_delta(client):
-    """The first Ctrl-C drains: a snapshot that was asked for is taken, sent and acknowledged."""
+    """The first Ctrl-C drains: a requested snapshot is taken, sent and acknowledged."""
     client.ready()
     client.call(0)
     client.feed(DrainAsked("Ctrl-C"))
@@ -228,8 +226,8 @@ def test_ctrl_c_waits_for_the_last_delta(client):
     assert client.snapshot(2, 0, tokens=0)[-1] == Finish("Ctrl-C", EXIT_INTERRUPTED)
 
 
-def test_offline_it_waits_a_moment(client):
-    """For the server to come back: drain_s, no more."""
+def test_offline_it_waits_drain_s(client):
+    """The parameter server may return within drain_s."""
     outstanding(client)
     client.feed(DrainAsked("Ctrl-C"))
     client.lose()
@@ -245,7 +243,7 @@ def test_before_its_first_version_it_ends_when_training_does(client):
 
 
 def test_a_delta_settled_while_training_ends(client):
-    """With the thread still at work the end waits for the thread."""
+    """The end waits for the training thread."""
     outstanding(client)
     client.feed(DrainAsked("Ctrl-C"))
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
@@ -254,7 +252,7 @@ def test_a_delta_settled_while_training_ends(client):
 
 
 def test_finished_is_finished(client):
-    """Before, a session lost after the end made a second Finish."""
+    """A session lost after the end must not cause a second Finish."""
     outstanding(client)
     client.feed(DrainAsked("Ctrl-C"))
     client.fire()

@@ -1,4 +1,4 @@
-"""A client that others will end at a given time: what it still sends, and that it is gone before."""
+"""A client that others will end at a given time: what it sends, and that it leaves in time."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def preempt(client, deadline, source="SIGTERM"):
 
 
 def measured(client, seconds):
-    """A client whose delta 1 took `seconds`, and which was told of no new version."""
+    """A client whose delta 1 took `seconds`, without a new version."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -24,7 +24,7 @@ def measured(client, seconds):
 
 
 def test_what_was_trained_last_is_sent_and_the_exit_code_asks_for_a_relaunch(client):
-    """The point of a notice: nothing that was trained is lost."""
+    """With notice, no trained work is lost."""
     measured(client, 3.0)
     until = client.now + 30.0
     assert preempt(client, until) == [do.EndTraining("SIGTERM")]
@@ -48,7 +48,7 @@ def test_a_delta_that_would_not_arrive_is_not_begun(client):
 
 
 def test_a_training_step_may_take_as_long_as_a_delta_can_still_arrive(client):
-    """Without a deadline the training thread has 10 s; with one in 60 s and deltas of 20 s it has 38."""
+    """Without a deadline the thread has 10 s; with one in 60 s and deltas of 20 s it has 38 s."""
     measured(client, 20.0)
     begun = client.now
     preempt(client, begun + 60.0)
@@ -57,8 +57,8 @@ def test_a_training_step_may_take_as_long_as_a_delta_can_still_arrive(client):
     assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(2)]
 
 
-def test_a_step_that_ends_too_late_is_lost_and_the_goodbye_is_said(client):
-    """The thread comes back when a delta would not arrive any more."""
+def test_a_step_that_ends_too_late_is_lost_and_the_client_says_goodbye(client):
+    """The thread ends when a delta would not arrive any more."""
     measured(client, 20.0)
     begun = client.now
     preempt(client, begun + 60.0)
@@ -69,7 +69,7 @@ def test_a_step_that_ends_too_late_is_lost_and_the_goodbye_is_said(client):
 
 
 def test_the_goodbye_comes_before_the_deadline_whatever_is_under_way(client):
-    """A process that is killed says no goodbye, and the server waits for it until it expires."""
+    """A killed process sends no goodbye, and the parameter server waits until it expires."""
     client.ready()
     preempt(client, client.now + 30.0)
     client.feed(TrainingEnded(None))
@@ -85,7 +85,7 @@ def test_the_goodbye_comes_before_the_deadline_whatever_is_under_way(client):
 
 
 def test_without_a_deadline_it_drains_as_for_ctrl_c(client):
-    """Nobody said when: as long as its bytes advance it may still arrive."""
+    """Without a deadline the client waits while bytes advance."""
     client.ready()
     preempt(client, None)
     client.feed(TrainingEnded(None))
@@ -97,8 +97,8 @@ def test_without_a_deadline_it_drains_as_for_ctrl_c(client):
 
 
 @pytest.mark.parametrize(("second", "leaves_at"), [(20.0, 18.0), (90.0, 58.0)])
-def test_of_two_notices_the_nearer_deadline_counts(client, second, leaves_at):
-    """A spot market's two minutes, then the scheduler's TERM; or the other way round."""
+def test_of_two_notices_the_earlier_deadline_counts(client, second, leaves_at):
+    """A spot market's two minutes, then the scheduler's TERM; or in the other order."""
     client.ready()
     preempt(client, 60.0, "EC2")
     assert preempt(client, second) == []
@@ -109,18 +109,18 @@ def test_of_two_notices_the_nearer_deadline_counts(client, second, leaves_at):
     while not client.machine.finished:
         effects = client.fire()
     assert client.now == leaves_at
-    assert effects[-1].deadline == min(60.0, second), "whoever launches it again must know"
+    assert effects[-1].deadline == min(60.0, second), "the launcher needs it"
 
 
 def test_before_its_first_version_it_leaves_when_training_does(client):
-    """Nothing to send; also with a deadline that has passed."""
+    """There is nothing to send, even with a deadline that has passed."""
     client.welcome()
     preempt(client, client.now - 5.0)
     assert client.feed(TrainingEnded(None)) == [Finish("SIGTERM", EXIT_RELAUNCH, -5.0)]
 
 
 def test_pace_is_the_slowest_of_the_last_three_and_ignores_what_was_interrupted():
-    """An outage of an hour says nothing of the line; one slow delta of long ago neither."""
+    """Neither an outage of an hour nor an old slow delta describes the path today."""
     pace = Pace()
     assert pace.slowest_s is None
     for begun, took in ((0.0, 9.0), (10.0, 2.0), (20.0, 4.0), (30.0, 3.0)):

@@ -1,4 +1,4 @@
-"""A client from its first dial on: joining, versions down, deltas up, and everything that gets between."""
+"""A client from its first dial on: joining, versions, deltas, and lost sessions and streams."""
 
 from deltas import delta_of
 
@@ -10,18 +10,18 @@ from fsl_async.roles.sync.client import SERVER
 
 
 def test_first_client_publishes_and_adopts_its_own_weights(client, look):
-    """They are version 0, so nothing needs to be fetched."""
+    """The client's weights are version 0, so it fetches nothing."""
     assert client.feed(ev.Attached("f", 10)) == []
     assert client.welcome() == [do.SendManifest()]
     assert client.feed(ev.PublishAsked()) == [do.OfferInitial()]
     assert client.announce(0) == [do.AdoptInitial()]
     assert client.replaced(0) == [do.Rebase(0)]
-    assert look.said(client.rebased(0)) == [msg.Holding(0, "d0")]
+    assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
     assert client.feed(ev.PublishAsked()) == [], "there is a version already"
 
 
-def test_a_model_that_is_built_after_the_welcome(client):
-    """Building takes minutes; the session is there by then."""
+def test_a_model_that_is_attached_after_the_welcome(client):
+    """Building a model takes minutes; the session exists by then."""
     assert client.welcome() == []
     assert client.feed(ev.PublishAsked()) == []
     assert client.announce(3) == []
@@ -30,37 +30,37 @@ def test_a_model_that_is_built_after_the_welcome(client):
 
 
 def test_second_client_fetches_then_follows_updates(client, look):
-    """In full once, then the small coded differences."""
+    """The first version is fetched in full, later ones as coded updates."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
-    assert look.said(client.announce(0)) == [msg.Fetch(-1, "")]
+    assert look.sent(client.announce(0)) == [msg.Fetch(-1, "")]
     assert client.announce(0) == [], "asked once"
     assert client.offered(0, "full") == [do.ReceiveVersion("full:0", "full", 0)]
     assert client.fetched(0) == [do.ReplaceBase(0)]
     assert client.replaced(0) == [do.Rebase(0)]
-    assert look.said(client.rebased(0)) == [msg.Holding(0, "d0")]
-    assert look.said(client.announce(1)) == [msg.Fetch(0, "d0")]
-    assert look.said(client.follow(1)) == [msg.Holding(1, "d1")]
-    assert look.said(client.announce(1)) == [msg.Holding(1, "d1")]
+    assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
+    assert look.sent(client.announce(1)) == [msg.Fetch(0, "d0")]
+    assert look.sent(client.follow(1)) == [msg.Holding(1, "d1")]
+    assert look.sent(client.announce(1)) == [msg.Holding(1, "d1")]
 
 
 def test_two_versions_behind_goes_by_steps(client, look):
-    """Each update leads to the next version; the following one is asked for when it is on the model."""
+    """Each update gives the next version; the following one is fetched after the rebase."""
     client.ready()
     client.announce(1)
     assert client.announce(2) == []
-    assert look.said(client.follow(1)) == [msg.Holding(1, "d1"), msg.Fetch(1, "d1")]
-    assert look.said(client.follow(2)) == [msg.Holding(2, "d2")]
+    assert look.sent(client.follow(1)) == [msg.Holding(1, "d1"), msg.Fetch(1, "d1")]
+    assert look.sent(client.follow(2)) == [msg.Holding(2, "d2")]
 
 
 def test_call_snapshot_offer_acknowledge(client, look):
-    """The plain round."""
+    """A round without faults."""
     client.ready()
     assert client.call(0) == [do.TakeSnapshot(1)]
     assert client.call(0) == [], "it is being answered"
     key = client.key(1)
     assert client.snapshot(1, 0) == [do.OfferDelta(delta_of(key, 8, base_digest="d0"))]
-    assert client.call(0) == [], "it is on its way"
+    assert client.call(0) == [], "its delta is outstanding"
     assert client.acknowledge(client.key(9)) == []
     assert client.acknowledge(key) == [do.DropDelta(1)]
     assert client.machine.tokens_acknowledged == 8
@@ -68,20 +68,20 @@ def test_call_snapshot_offer_acknowledge(client, look):
     assert client.call(0) == [do.TakeSnapshot(2)], "a second round of that number is another round"
 
 
-def test_nothing_trained_is_said(client, look):
-    """A snapshot without a token is no delta; the round must not wait for one."""
+def test_nothing_trained_is_reported(client, look):
+    """A snapshot without tokens gives no delta, and the round must not wait for one."""
     client.ready()
     client.call(0)
     effects = client.snapshot(1, 0, tokens=0)
     assert effects[0] == do.DropDelta(1)
-    assert look.said(effects)[0].round == 0
+    assert look.sent(effects)[0].round == 0
     client.call(0)
     client.lose()
     assert client.snapshot(2, 0, steps=0) == [do.DropDelta(2)]
 
 
 def test_a_call_while_a_delta_is_outstanding_is_answered_afterwards(client):
-    """One delta at a time; the newest call counts."""
+    """One delta is outstanding at a time, and the newest call counts."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -104,8 +104,8 @@ def test_offline_it_trains_on_and_offers_again(client, look):
     assert do.OfferDelta(delta_of(client.key(1), 8, base_digest="d0")) in client.welcome()
 
 
-def test_what_goes_well_is_said(client):
-    """An operator who reads nothing cannot tell a client that trains from one that hangs."""
+def test_progress_is_reported(client):
+    """Without notes an operator cannot distinguish a client that trains from one that hangs."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
     client.feed(ev.PublishAsked())
@@ -117,40 +117,40 @@ def test_what_goes_well_is_said(client):
     client.lose()
     client.welcome()
     client.welcome()
-    assert [note.text for note in client.told] == [
+    assert [note.text for note in client.notes] == [
         "joined run run-1 as a, part 1 of 4",
         "published the initial weights",
         "version 1",
-        "the server is back",
+        "the parameter server is back",
     ]
-    assert client.told[2].facts == {"version": 1}, "to which the node adds how training goes"
+    assert client.notes[2].facts == {"version": 1}, "to which the node adds metrics"
 
 
-def test_the_first_version_is_said_to_be_received(client):
-    """A client that comes later waits for it, perhaps for long; going back onto a version is no new one."""
+def test_the_first_version_is_reported_as_received(client):
+    """A late client may wait long for it; a rebase on the same version is not reported."""
     client.ready(3)
     client.rebased(3)
-    assert [note.text for note in client.told[1:]] == ["received version 3"]
+    assert [note.text for note in client.notes[1:]] == ["received version 3"]
 
 
-def test_a_lost_server_is_said_in_plain_words(client, look):
-    """The words of the session layer mean nothing to an operator; before there are weights nothing trains on."""
+def test_a_lost_session_is_reported_in_plain_words(client, look):
+    """Operators do not know the session layer's codes; before version 0 nothing trains."""
     client.welcome()
-    assert look.notes(client.lose()) == "the server does not answer; trying again"
+    assert look.notes(client.lose()) == "the parameter server does not answer; trying again"
     client.ready()
     effects = client.lose("reset")
-    assert look.notes(effects) == ""  # perhaps it has another reason, and will say so
-    told = look.notes(client.welcome())
-    assert told == "the server restarted; training goes on"
-    assert client.told[-1].text == "the server is back"
+    assert look.notes(effects) == ""  # the next answer may give the cause
+    text = look.notes(client.welcome())
+    assert text == "the parameter server restarted; training goes on"
+    assert client.notes[-1].text == "the parameter server is back"
     client.lose("reset")
-    assert look.notes(client.fire()) == "the server restarted; training goes on"
+    assert look.notes(client.fire()) == "the parameter server restarted; training goes on"
     client.welcome()
     assert "odd" in look.notes(client.lose("odd"))
 
 
-def test_whose_name_was_taken_is_not_told_of_a_restart(client, look):
-    """The server's answer to the hello says what happened; a guess before it would be wrong."""
+def test_a_client_whose_name_is_taken_reports_no_restart(client, look):
+    """The answer to the hello gives the cause; a guess before it would be wrong."""
     client.ready()
     effects = client.lose("reset")
     effects += client.feed(HelloRefused("superseded", "another process took over as a"))
@@ -159,8 +159,8 @@ def test_whose_name_was_taken_is_not_told_of_a_restart(client, look):
     assert look.notes(client.fire()) == ""
 
 
-def test_a_call_dies_with_its_session(client):
-    """Before, an hour-old call made a snapshot against a base by then too old to be merged."""
+def test_a_call_ends_with_its_session(client):
+    """An hour-old call must not cause a delta that is too stale to be merged."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -170,19 +170,19 @@ def test_a_call_dies_with_its_session(client):
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
 
 
-def test_a_fetch_dies_with_its_session(client, look):
-    """Whoever asks in one session is not answered in the next; also if nobody said that the first one ended."""
+def test_a_fetch_ends_with_its_session(client, look):
+    """A Fetch is answered in its session only; also if the end of a session is not reported."""
     client.ready()
     client.announce(1)
     client.lose()
     client.welcome()
-    assert look.said(client.announce(1)) == [msg.Fetch(0, "d0")]
+    assert look.sent(client.announce(1)) == [msg.Fetch(0, "d0")]
     client.welcome()
-    assert look.said(client.announce(1)) == [msg.Fetch(0, "d0")]
+    assert look.sent(client.announce(1)) == [msg.Fetch(0, "d0")]
 
 
 def test_a_version_that_arrives_and_is_applied_offline(client, look):
-    """The holding is told when there is somebody to tell."""
+    """Holding is sent in the next session."""
     client.ready()
     client.announce(1)
     client.offered(1)
@@ -191,11 +191,11 @@ def test_a_version_that_arrives_and_is_applied_offline(client, look):
     client.replaced(1)
     assert client.rebased(1) == []
     client.welcome()
-    assert look.said(client.announce(1)) == [msg.Holding(1, "d1")]
+    assert look.sent(client.announce(1)) == [msg.Holding(1, "d1")]
 
 
 def test_a_lost_delta_stream_is_offered_again(client):
-    """After reoffer_s, not at once; and not offline."""
+    """It is offered after reoffer_s, and not offline."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -209,7 +209,7 @@ def test_a_lost_delta_stream_is_offered_again(client):
 
 
 def test_later_is_not_never(client, look):
-    """The server could not store it now: the delta is kept and offered again."""
+    """The parameter server could not store it now: the delta is kept and offered again."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -220,8 +220,8 @@ def test_later_is_not_never(client, look):
     assert client.machine.next_deadline() is None
 
 
-def test_refused_delta_is_dropped_and_said(client, look):
-    """Its tokens are lost to the run, so the operator hears of it."""
+def test_refused_delta_is_dropped_and_reported(client, look):
+    """The run loses its tokens, so the operator must know."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -232,7 +232,7 @@ def test_refused_delta_is_dropped_and_said(client, look):
 
 
 def test_after_a_quarantined_delta_it_goes_back_to_the_base(client, look):
-    """NaN weights stay NaN for ever otherwise."""
+    """NaN weights would stay NaN otherwise."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -243,7 +243,7 @@ def test_after_a_quarantined_delta_it_goes_back_to_the_base(client, look):
     assert client.call(1) == [do.TakeSnapshot(2)]
 
 
-def test_quarantine_while_a_new_base_is_on_its_way(client):
+def test_quarantine_while_a_new_base_is_being_applied(client):
     """The rebase that follows discards too, once."""
     client.ready()
     client.call(0)
@@ -259,7 +259,7 @@ def test_quarantine_while_a_new_base_is_on_its_way(client):
 
 
 def test_a_version_waits_until_the_delta_is_coded(client):
-    """A delta is measured from the base that its key names, so that base must stay until then."""
+    """The base that a delta's key names must not change before the delta is coded."""
     client.ready()
     client.call(0)
     client.announce(1)
@@ -271,7 +271,7 @@ def test_a_version_waits_until_the_delta_is_coded(client):
 
 
 def test_a_delta_that_is_settled_while_it_is_coded(client):
-    """Before, it was dropped under the worker's hands, which ended the client."""
+    """The worker must not lose a delta while it codes it."""
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
@@ -283,20 +283,20 @@ def test_a_delta_that_is_settled_while_it_is_coded(client):
 
 
 def test_digest_mismatch_is_fetched_in_full_after_a_pause(client, look):
-    """A fault that stays must not move whole models in a tight loop."""
+    """A persistent fault must not move full models in a tight loop."""
     client.ready()
     client.announce(1)
     client.offered(1)
     client.fetched(1)
     effects = client.replaced(1, "wrong")
-    assert "digest wrong here and d1 at the server" in look.notes(effects)
-    assert look.said(effects) == []
-    assert look.said(client.fire()) == [msg.Fetch(-1, "")]
-    assert look.said(client.follow(1, "full")) == [msg.Holding(1, "d1")]
+    assert "digest wrong here and d1 at the parameter server" in look.notes(effects)
+    assert look.sent(effects) == []
+    assert look.sent(client.fire()) == [msg.Fetch(-1, "")]
+    assert look.sent(client.follow(1, "full")) == [msg.Holding(1, "d1")]
 
 
 def test_a_delta_taken_between_a_bad_fetch_and_the_good_one(client):
-    """Before, it carried an empty digest and was refused as of another lineage, its work lost."""
+    """It has the digest of its base, or it would be refused as of another lineage."""
     client.ready()
     client.announce(1)
     client.offered(1)
@@ -309,74 +309,74 @@ def test_a_delta_taken_between_a_bad_fetch_and_the_good_one(client):
 
 
 def test_frames_that_cannot_be_applied(client, look):
-    """Said, and fetched in full."""
+    """The error is reported, and the version fetched in full."""
     client.ready()
     client.announce(1)
     client.offered(1)
     client.fetched(1)
     effects = client.feed(ev.FetchFailed(1, "damaged"))
     assert "could not be applied: damaged" in look.notes(effects)
-    assert look.said(client.fire()) == [msg.Fetch(-1, "")]
+    assert look.sent(client.fire()) == [msg.Fetch(-1, "")]
 
 
 def test_a_lost_version_stream_is_asked_for_again(client, look):
-    """The server may have deleted that update meanwhile."""
+    """The parameter server may have deleted that update meanwhile."""
     client.ready()
     client.announce(1)
     client.offered(1)
     client.feed(StreamLost(SERVER, "update:1", "gone"))
     assert client.announce(1) == []
-    assert look.said(client.fire()) == [msg.Fetch(0, "d0")]
+    assert look.sent(client.fire()) == [msg.Fetch(0, "d0")]
     client.feed(StreamLost(SERVER, "update:1", "gone"))
     client.offered(1)
     client.fetched(1)
-    assert client.machine.next_deadline() is None, "it came after all"
+    assert client.machine.next_deadline() is None, "the version has arrived"
 
 
-def test_streams_that_are_not_wanted(client, look):
-    """Nothing that does not fit may touch the base."""
+def test_streams_that_do_not_fit_are_declined(client, look):
+    """A wrong stream must not change the base."""
     assert isinstance(client.offered(0, "full")[0], DeclineStream), "no model yet"
     client.ready()
     assert isinstance(client.offered(0, "full")[0], DeclineStream), "it is here already"
     client.announce(1)
     client.announce(2)
     assert isinstance(client.offered(2)[0], DeclineStream), "it does not follow the base"
-    assert look.said(client.fire()) == [msg.Fetch(0, "d0")], "that was the answer: ask again"
+    assert look.sent(client.fire()) == [msg.Fetch(0, "d0")], "that was the answer: ask again"
     client.offered(1)
     client.fetched(1)
     assert isinstance(client.offered(1)[0], DeclineStream), "it is being applied"
 
 
-def test_somebody_else_published(client, look):
-    """Its own weights were not taken: what it adopted differs, so it fetches."""
+def test_another_client_published(client, look):
+    """Its own weights were not used, so it fetches version 0."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
     client.feed(ev.PublishAsked())
     client.feed(StreamLost(SERVER, "initial:a/1", "not the publisher"))
-    assert look.said(client.announce(0)) == [msg.Fetch(-1, "")]
+    assert look.sent(client.announce(0)) == [msg.Fetch(-1, "")]
 
 
 def test_published_but_the_run_is_further(client, look):
-    """A publisher that hears of version 1 first does not take its own weights for it."""
+    """A publisher whose first Announce is of version 1 does not adopt its own weights."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
     client.feed(ev.PublishAsked())
-    assert look.said(client.announce(1)) == [msg.Fetch(-1, "")]
+    assert look.sent(client.announce(1)) == [msg.Fetch(-1, "")]
 
 
-def test_a_life_that_the_handshake_raised(client):
-    """Keys must carry the incarnation that the server knows."""
+def test_an_incarnation_that_the_handshake_raised(client):
+    """Keys must have the incarnation that the parameter server has recorded."""
     client.feed(ev.Welcomed("r", 0, 1, 77))
     assert client.machine.incarnation == 77
 
 
 def test_what_changes_no_decision(client):
-    """Beats are for the journal."""
+    """Heartbeats are for the journal."""
     assert client.feed(ev.HeartbeatReceived("", {})) == []
 
 
-def test_dropped_work_is_said(client):
-    """Tokens that no delta will ever carry must not vanish without a word."""
+def test_dropped_work_is_reported(client):
+    """Tokens that no delta will contain must not vanish silently."""
     client.ready()
     effects = client.feed(ev.Rebased(client.machine.base.version, 64))
     assert isinstance(effects[0], Note)

@@ -1,4 +1,4 @@
-"""The book of deltas: once, into the next version, with its staleness; or never, with a reason."""
+"""The book of deltas: each is merged once, with its staleness, or never, with a reason."""
 
 import pytest
 from deltas import delta_of, stored_of
@@ -28,8 +28,8 @@ def objection(book, one, tokens=8, steps=2, digest=None):
     return found[0] if found else None
 
 
-def test_a_fresh_delta_is_welcome_and_weighs_its_tokens(book):
-    """The plain case."""
+def test_a_fresh_delta_is_accepted_and_weighs_its_tokens(book):
+    """The usual case."""
     assert objection(book, key(1)) is None
     assert book.acknowledge(stored_of(key(1), tokens=8)) == Accumulate(key(1), 8.0)
     assert book.is_acknowledged(key(1))
@@ -42,16 +42,16 @@ def test_a_fresh_delta_is_welcome_and_weighs_its_tokens(book):
     assert not book.pending
 
 
-def test_a_late_delta_weighs_less_and_says_how_late(book):
-    """Staleness goes on record and into the weight."""
+def test_a_late_delta_weighs_less_and_has_its_staleness(book):
+    """Staleness is recorded, and lowers the weight."""
     assert book.acknowledge(stored_of(key(1, base=0), tokens=8)).weight == pytest.approx(
         8 * 3**-0.5
     )
     assert book.begin_merge()[0][0].staleness == 2
 
 
-def test_what_comes_while_merging_is_for_the_version_after(book):
-    """It is counted from the version that the next free merge starts from, and stays pending."""
+def test_a_delta_during_a_merge_is_for_the_version_after(book):
+    """Its staleness is that of the next new merge, and it stays pending."""
     book.acknowledge(stored_of(key(1), tokens=8))
     book.begin_merge()
     book.acknowledge(stored_of(key(1, client="b"), tokens=4))
@@ -60,8 +60,8 @@ def test_what_comes_while_merging_is_for_the_version_after(book):
     assert book.begin_merge()[0][0].staleness == 1
 
 
-def test_a_merge_that_failed_takes_along_what_came_since(book):
-    """Everything acknowledged is in the accumulator, so the next try must name all of it."""
+def test_a_merge_that_failed_includes_later_deltas(book):
+    """All acknowledged deltas are in the accumulator, so the next try must name them all."""
     book.acknowledge(stored_of(key(1), tokens=8))
     book.begin_merge()
     book.acknowledge(stored_of(key(1, client="b"), tokens=4))
@@ -80,18 +80,18 @@ def test_a_merge_that_failed_takes_along_what_came_since(book):
     ],
 )
 def test_objections(book, offer, code):
-    """What will never be merged is refused before it is transferred."""
+    """A delta that would never be merged is refused before its transfer."""
     assert objection(book, *offer) == code
 
 
 def test_too_old_is_refused(book):
-    """A delta from long ago pulls the run back to where it was."""
+    """A very old delta would undo progress."""
     book.advance(3, "d3")
     assert objection(book, key(1, base=0)) == "stale"
 
 
-def test_digests_are_remembered_for_long_but_not_for_ever(book):
-    """A client that was away for hours is still of this lineage; a run of years must not fill the memory."""
+def test_digests_are_kept_for_many_versions_but_not_all(book):
+    """A client that was away for hours is still of this lineage; memory stays bounded."""
     for version in range(3, 1000):
         book.advance(version, f"d{version}")
     assert len(book.digests) == REMEMBERED_VERSIONS + 1
@@ -100,18 +100,18 @@ def test_digests_are_remembered_for_long_but_not_for_ever(book):
 
 @pytest.mark.parametrize(("tokens", "steps"), [(MAX_TOKENS + 1, 2), (8, MAX_TOKENS + 1)])
 def test_absurd_counts_are_refused(book, tokens, steps):
-    """A weight that large would drown everybody else's, and overflow the sum."""
+    """A huge weight would outweigh all other clients', and overflow the sum."""
     assert objection(book, key(1), tokens, steps) == "absurd"
 
 
-def test_nothing_is_welcome_before_version_0():
+def test_nothing_is_accepted_before_version_0():
     """There is no lineage yet."""
     empty = DeltaBook(TokensWeighting(), max_staleness=2, keep_versions=1)
     assert objection(empty, key(1, base=0)) == "lineage"
 
 
 def test_the_last_settled_key_stands_for_all_before_it(book):
-    """A client goes on only after an answer, so the book need not remember every key of a long run."""
+    """A client goes on only after an answer, so the book does not keep every key."""
     book.settle(key(5), "quarantined")
     book.settle(key(4), "merged")
     assert book.settled_as(key(5)) == "quarantined"

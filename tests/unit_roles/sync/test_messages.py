@@ -1,4 +1,4 @@
-"""Messages on the wire: what is ours comes back as it was, everything else is a MessageError."""
+"""Messages on the wire: ours are read back unchanged, anything else is a MessageError."""
 
 import attrs
 import pytest
@@ -59,14 +59,14 @@ def messages():
 
 
 @given(messages())
-def test_every_message_comes_back(message):
-    """What one side says is what the other side hears."""
+def test_every_message_is_read_back(message):
+    """A peer reads the message that was sent."""
     assert msg.from_wire(msg.to_wire(message)) == message
 
 
 @given(JUNK)
 def test_junk_is_refused(wire):
-    """Strangers may send anything; only MessageError may come of it."""
+    """A peer may send anything; the result is a message or a MessageError."""
     try:
         message = msg.from_wire(wire)
     except MessageError:
@@ -76,7 +76,7 @@ def test_junk_is_refused(wire):
 
 @given(messages(), st.data())
 def test_one_wrong_field_is_refused(message, data):
-    """A message that is right but for one field is the likeliest attack, and must be named as such."""
+    """A message with a single wrong field is refused too."""
     wire = msg.to_wire(message)
     name = data.draw(st.sampled_from([*wire, "extra"]))
     good = wire.get(name)
@@ -89,7 +89,7 @@ META = msg.DeltaMeta(Delta(DeltaKey("a", 1, 0, 0), "d" * 32, 1, 1, 1))
 
 
 def meta(**changed):
-    """The metadata of a delta on the wire, with other fields than its class would be made with."""
+    """The metadata of a delta on the wire, with changed fields."""
     wire = msg.to_wire(META)
     return wire | {"delta": wire["delta"] | changed}
 
@@ -135,21 +135,21 @@ def meta(**changed):
         (msg.to_wire(META) | {"delta": []}, "DeltaMeta.delta is list, not a map"),
     ],
 )
-def test_what_is_wrong_is_named(wire, words):
-    """The line in the log must say which field of which message it was."""
+def test_the_error_names_the_field(wire, words):
+    """The line in the log names the field and the message."""
     with pytest.raises(MessageError, match=words):
         msg.from_wire(wire)
 
 
 def test_a_name_of_megabytes_is_not_repeated():
-    """An error text goes to log and journal: a peer must not choose its size."""
+    """A peer must not choose the size of an error text in log and journal."""
     with pytest.raises(MessageError) as caught:
         msg.from_wire({"m": "x" * 10_000_000})
     assert len(str(caught.value)) < 200
 
 
 def test_text_for_people_is_printable_and_one_line():
-    """It goes to a terminal: no escape sequence, no second line, no text that runs the other way."""
+    """It is shown in a terminal: no escape sequence, no second line, no reversed text."""
     found = msg.from_wire({"m": "stop/1", "reason": "\x1b]0;owned\x07\nps: all good\u202e"})
     assert found == msg.Stop(r"\u001b]0;owned\u0007\u000aps: all good\u202e")
     assert msg.from_wire(msg.to_wire(found)) == found
@@ -161,8 +161,8 @@ def test_text_for_people_is_printable_and_one_line():
 
 
 @given(NAMES, *[NUMBERS] * 3)
-def test_delta_keys_come_back(client, incarnation, base, sequence):
-    """The key decides whether a delta was merged already, so its text must mean one key only."""
+def test_delta_keys_are_read_back(client, incarnation, base, sequence):
+    """A text stands for exactly one key, which decides whether a delta was merged."""
     key = DeltaKey(client, incarnation, base, sequence)
     assert DeltaKey.parse(key.text) == key
 

@@ -1,4 +1,4 @@
-"""Clients that lie about their work, or send absurd values: capped, clipped, kept out, and let in again, as the settings say."""
+"""Clients that send false token counts or absurd values: capped, clipped, excluded, released."""
 
 import itertools
 import math
@@ -38,11 +38,11 @@ def tokens_of(made, which, tokens, now):
     return made.tokens(delta_of(which, tokens), now)
 
 
-# --- the rules ----------------------------------------------------------------------------------------------------
+# --- the rules ------------------------------------------------------------------------------------
 
 
-def test_without_rules_nothing_is_asked():
-    """The default run is as it was before: whatever comes counts."""
+def test_without_rules_nothing_is_limited():
+    """By default every delta counts in full."""
     made = screen([1.0] * 9, [5] * 9)
     assert made.outlier(1e19) is None
     assert made.clip(1e19) == 1.0
@@ -50,13 +50,13 @@ def test_without_rules_nothing_is_asked():
 
 
 def test_clip_norm_by_hand():
-    """What is beyond counts as the limit, what is within as it is."""
+    """Norms above the limit count as the limit; others are unchanged."""
     made = screen(clip_norm=2.0)
     assert [made.clip(norm) for norm in (0.0, 1.0, 2.0, 8.0)] == [1.0, 1.0, 1.0, 0.25]
 
 
 def test_clip_by_the_median():
-    """The lower limit of the two counts; too few norms say nothing."""
+    """The lower of the two limits counts; a median needs enough norms."""
     made = screen([1.0, 2.0], clip_median=3.0, clip_norm=100.0)
     assert made.clip(50.0) == 1.0
     made.accepted(stored_of(key("a"), 3.0), 0.0)
@@ -65,7 +65,7 @@ def test_clip_by_the_median():
 
 
 def test_outliers_by_the_median():
-    """A liar's own norms move a median little; the sentence says both numbers."""
+    """An attacker's own norms move a median little; the reason names both numbers."""
     made = screen([1.0, 1.0, 1.0, 900.0], outlier_median=5.0)
     assert made.outlier(5.0) is None
     assert made.outlier(5.1) == "its norm of 5.1 is above 5 x the median of 1"
@@ -77,7 +77,7 @@ def test_outliers_by_the_median():
     st.lists(st.floats(1e3, 1e19), max_size=31),
 )
 def test_fewer_than_half_do_not_move_the_limit_out(honest, absurd):
-    """However absurd the accepted minority: honest norms stay in, absurd ones out."""
+    """With an accepted minority of absurd norms, honest ones stay in and absurd ones out."""
     made = screen([*absurd, *honest], outlier_median=8.0, clip_median=8.0)
     assert all(made.outlier(norm) is None for norm in honest)
     assert all(made.outlier(norm) is not None for norm in absurd)
@@ -85,7 +85,7 @@ def test_fewer_than_half_do_not_move_the_limit_out(honest, absurd):
 
 
 def test_only_the_newest_norms_count():
-    """Norms fall as training goes on: what was usual long ago is not usual now."""
+    """Norms fall during training, so old ones must not count."""
     made = screen([100.0] * MEMORY, outlier_median=3.0)
     for _ in range(MEMORY):
         made.accepted(stored_of(key("a")), 0.0)
@@ -93,10 +93,10 @@ def test_only_the_newest_norms_count():
 
 
 def test_tokens_by_the_clock():
-    """Nobody trains faster than the machine they have: from hello, and from delta to delta."""
+    """Tokens are limited by the time since the hello, and since the last delta."""
     made = screen(max_tokens_per_s=100.0)
-    made.came("a", 10.0)
-    made.came("a", 19.0)  # saying hello again starts nothing anew
+    made.joined("a", 10.0)
+    made.joined("a", 19.0)  # a second hello changes nothing
     assert tokens_of(made, key("a"), 900, 20.0) == (900, None)
     counted, why = tokens_of(made, key("a", 2), 5000, 20.0)
     assert counted == 1000
@@ -107,22 +107,22 @@ def test_tokens_by_the_clock():
 
 
 def test_an_offer_that_is_repeated_counts_the_same():
-    """What was spooled of it goes on only if it is still the same delta."""
+    """A partly spooled delta continues only if it is the same."""
     made = screen(max_tokens_per_s=10.0)
-    made.came("a", 0.0)
+    made.joined("a", 0.0)
     assert tokens_of(made, key("a"), 500, 10.0)[0] == 100
     assert tokens_of(made, key("a"), 500, 40.0) == (100, None)
 
 
 def test_tokens_by_the_median():
-    """A multiple of what others claim."""
+    """Tokens are limited by a multiple of the median."""
     made = screen([1.0] * 3, [100, 200, 300], max_tokens_median=2.0)
     assert tokens_of(made, key("a"), 400, 0.0) == (400, None)
     assert tokens_of(made, key("a", 2), 401, 0.0)[0] == 400
 
 
-def test_release_asks_again():
-    """The median moves: what was far out may be usual later."""
+def test_release_compares_again():
+    """The median moves: an outlier may be usual later."""
     made = screen([1.0] * 3, outlier_median=2.0, release=True)
     made.hold(stored_of(key("a"), 3.0))
     assert made.releasable() == []
@@ -132,12 +132,12 @@ def test_release_asks_again():
     assert made.releasable() == []
 
 
-# --- in the parameter server --------------------------------------------------------------------------------------
+# --- in the parameter server ----------------------------------------------------------------------
 
 
 @pytest.fixture
 def guarded(make_server):
-    """A server with rules, three clients, and a round of usual deltas behind it."""
+    """A parameter server with rules and three clients, after a round of usual deltas."""
 
     def make(**rules):
         server = make_server(guard=GuardRules(**{"least": 3, **rules}))
@@ -155,7 +155,7 @@ def guarded(make_server):
 
 
 def test_a_clipped_delta_weighs_less(guarded, look):
-    """By weight: the average divides by the work of all, as if the delta had the limit's norm."""
+    """Its weight is lowered; the average is divided by unclipped weights."""
     server = guarded(clip_norm=2.0)
     effects = server.store(key("a", 2, 1), norm=8.0)
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a", 2, 1), 8 * 0.25)]
@@ -167,7 +167,7 @@ def test_a_clipped_delta_weighs_less(guarded, look):
 
 
 def test_an_outlier_is_quarantined(guarded, look):
-    """Out of the merge, on record, its client told; the round goes on at once with the others."""
+    """It is not merged but recorded, its client gets an answer, and the round goes on."""
     server = guarded(outlier_median=10.0)
     server.store(key("b", 2, 1))
     server.store(key("c", 2, 1))
@@ -175,22 +175,22 @@ def test_an_outlier_is_quarantined(guarded, look):
     reason = "its norm of 50 is above 10 x the median of 1"
     assert look.only(effects, do.Quarantine) == [do.Quarantine(key("a", 2, 1), reason)]
     assert not look.only(effects, do.Accumulate)
-    assert look.said(effects, "a") == [msg.Declined(key("a", 2, 1), "quarantined", reason)]
+    assert look.sent(effects, "a") == [msg.Declined(key("a", 2, 1), "quarantined", reason)]
     (average,) = look.only(effects, do.Average)
     assert [one.key.client for one in average.merged] == ["b", "c"]
-    assert look.said(server.offer(key("a", 2, 1), number=1))[0].code == "quarantined"
+    assert look.sent(server.offer(key("a", 2, 1), number=1))[0].code == "quarantined"
 
 
-def test_a_held_outlier_comes_back(guarded, look):
-    """With release: its client hears that it is safe, and a later version has it, once, with its staleness."""
+def test_a_held_outlier_is_released(guarded, look):
+    """With release its client gets Accepted, and a later version merges it with its staleness."""
     server = guarded(outlier_median=10.0, release=True)
     held = key("a", 2, 1)
     server.store(key("b", 2, 1), norm=9.0)
     server.store(key("c", 2, 1), norm=9.0)
     effects = server.store(held, norm=60.0)
     assert look.only(effects, do.Quarantine)[0].held
-    assert look.said(effects, "a") == [msg.Accepted(held)]
-    assert look.said(server.offer(held, number=1)) == [msg.Accepted(held)]
+    assert look.sent(effects, "a") == [msg.Accepted(held)]
+    assert look.sent(server.offer(held, number=1)) == [msg.Accepted(held)]
     for name in "abc":
         server.machine.guard.accepted(stored_of(key(name), 9.0), 0.0)
     effects = server.committed(2)
@@ -200,8 +200,8 @@ def test_a_held_outlier_comes_back(guarded, look):
     assert not look.only(server.committed(3), do.Release)
 
 
-def test_a_held_outlier_grows_too_old(make_server, look):
-    """Beyond max_staleness it stays where it is."""
+def test_a_held_outlier_becomes_too_stale(make_server, look):
+    """Beyond max_staleness it is not released."""
     server = make_server(
         guard=GuardRules(outlier_median=2.0, least=1, release=True), max_staleness=1
     )
@@ -216,8 +216,8 @@ def test_a_held_outlier_grows_too_old(make_server, look):
     assert not look.only(server.committed(3), do.Release)
 
 
-def test_a_lie_about_tokens_reaches_no_book(make_server, look):
-    """The number that counts goes to the store with the delta, so ledger, weight and the run's limit have the same."""
+def test_a_false_token_count_reaches_no_ledger(make_server, look):
+    """The store gets the counted tokens, so ledger, weight and limit use the same number."""
     server = make_server(guard=GuardRules(max_tokens_per_s=100.0))
     server.begin("a")
     server.now += 5.0
@@ -234,16 +234,16 @@ def test_a_lie_about_tokens_reaches_no_book(make_server, look):
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "clip_median"])
-def test_what_may_be_clipped_is_not_added_while_it_comes(make_server, look, name):
-    """Its weight is known when all of it is there; added before, all of it would have to come out again."""
+def test_a_delta_that_may_be_clipped_is_not_added_as_it_arrives(make_server, look, name):
+    """Its weight is known only when all of it has arrived."""
     server = make_server(guard=GuardRules(**{name: 2.0}))
     server.begin("a")
     (received,) = look.only(server.offer(key("a")), do.ReceiveDelta)
     assert received.weight is None
 
 
-def test_after_a_restart_the_same_is_kept_out(make_server, look):
-    """A crash between a delta's ledger line and the decision about it: the decision is made again, from the disk's memory."""
+def test_after_a_restart_the_same_is_excluded(make_server, look):
+    """After a crash between a delta's ledger line and the decision, the decision is the same."""
     rules = GuardRules(outlier_median=10.0, least=3)
     server = make_server(guard=rules)
     pending = (
@@ -257,8 +257,8 @@ def test_after_a_restart_the_same_is_kept_out(make_server, look):
     assert [one.key.client for one in look.only(effects, do.Accumulate)] == ["b"]
 
 
-def test_what_is_held_survives_a_restart(make_server, look):
-    """The disk says what is held; the next version looks at it."""
+def test_held_deltas_survive_a_restart(make_server, look):
+    """They are on disk, and the next version compares them."""
     server = make_server(guard=GuardRules(outlier_median=10.0, least=3, release=True))
     held = (stored_of(key("a", 2, 1), 15.0),)
     server.recover(1, "d1", digests={1: "d1"}, usual=usual([2.0, 2.0, 2.0]), held=held)
@@ -266,7 +266,7 @@ def test_what_is_held_survives_a_restart(make_server, look):
 
 
 def test_a_rule_that_needs_more_clients_waits(make_server, look):
-    """Two of three sent: the trimmed mean would promise what it cannot keep. Nothing is lost; the next round merges all."""
+    """With two of three clients the trimmed mean is no protection; the next round merges all."""
     server = make_server(least_clients=3, aggregation="trimmed")
     server.begin("a", "b", "c")
     server.fire()
@@ -283,7 +283,7 @@ def test_a_rule_that_needs_more_clients_waits(make_server, look):
 
 
 def test_the_end_does_not_wait_for_a_rule(make_server, look):
-    """With too few for ever the run ends all the same; what waits is in the spool for the next start."""
+    """With too few clients the run ends, and pending deltas stay in the spool."""
     server = make_server(least_clients=3, aggregation="trimmed")
     server.begin("a", "b")
     server.feed(DrainAsked("asked"))
@@ -298,7 +298,7 @@ def test_the_end_does_not_wait_for_a_rule(make_server, look):
 
 
 def test_no_norm_makes_a_weight_that_is_not_a_number():
-    """Zero, tiny and the largest that the store takes."""
+    """Norms are zero, tiny, and the largest that the store accepts."""
     made = screen([0.0] * 3, clip_median=2.0, clip_norm=1e-30)
     for norm in (0.0, 5e-324, 1e20):
         assert math.isfinite(made.clip(norm))

@@ -1,9 +1,13 @@
-"""Server and client machines joined without a network, by a shell that keeps its promises in a world that does not.
+"""Machines of a parameter server and clients, connected without a network, under random faults.
 
-The quick cousin of the simulator: learning is counting, a session is a flag, a stream takes a while and may break. Sessions drop,
-processes die, disks fill at random; every choice comes from one seed. Checked all along: a delta is merged at most once, what is
-acknowledged is on disk, a delta's base is the run's. Checked at the end: once the faults stop, rounds complete and a drain
-leaves every client at the server's version.
+
+
+
+A small simulator: training counts, a session is a flag, a stream takes time and may break. Sessions
+drop, processes die and disks fill at random, all from one seed. Checked at all times: a delta is
+merged at most once, acknowledged deltas are on disk, and the base of a delta is a version of the
+run. Checked at the end: once the faults stop, rounds complete, and a drain leaves every client at
+the parameter server's version.
 """
 
 # ruff: noqa: D101, D102 - the shell's methods are what their names say
@@ -55,7 +59,7 @@ TO_SERVER = {
 
 @attrs.define(eq=False)
 class Process:
-    """A living machine; what it planned dies with it. `free_at` is when its worker is done with what it has."""
+    """A machine in a process; its planned actions end with it. free_at: its worker is done then."""
 
     name: str
     machine: object
@@ -75,7 +79,7 @@ class Session:
     server: Process
     up: bool = False
     open: bool = True
-    noticed: bool = False
+    reported: bool = False
     last: dict = attrs.field(factory=dict)
 
 
@@ -96,7 +100,7 @@ class World:
         heapq.heappush(self.heap, (self.now + delay_s, next(self.count), run))
 
     def job(self, process, action):
-        """A job of the process's one worker: in order, each taking a while, each whole or not at all."""
+        """Run a job in the process's one worker: in order, with a delay, atomically."""
         process.free_at = max(process.free_at, self.now) + self.chance.uniform(0.01, 0.4)
         self.at(process, process.free_at - self.now, action)
 
@@ -136,29 +140,29 @@ class World:
         launch(*args)
 
     def dial(self, client):
-        """Every second: say hello when there is no session."""
+        """Every second, send a hello if there is no session."""
         self.at(client, 1.0, self.dial, client)
         old, machine = self.sessions.get(client.name), client.machine
         mine = old is not None and old.client is client
-        if machine.finished or (mine and (old.open or not old.noticed)):
+        if machine.finished or (mine and (old.open or not old.reported)):
             return
         self.sessions[client.name] = Session(client, self.server)
         hello = ev.ClientHello(client.name, machine.incarnation, machine.run, -1, "")
         self.feed(self.server, hello)
 
     def drop(self, session):
-        """Both sides hear of it, each in its own time; the server perhaps only by the next hello."""
+        """Report the loss to both sides after delays, to the parameter server only sometimes."""
         if not session.open:
             return
         session.open = False
         client, server = session.client, session.server
-        self.at(client, self.chance.uniform(0, 2), self.notice, session)
+        self.at(client, self.chance.uniform(0, 2), self.report_loss, session)
         left = ClientLeft(client.name, client.machine.incarnation, "cut")
         if not client.alive or self.chance.random() < 0.5:
             self.at(server, self.chance.uniform(0, 0.9), self.left, session, left)
 
-    def notice(self, session):
-        session.noticed = True
+    def report_loss(self, session):
+        session.reported = True
         if session.up:
             self.feed(session.client, SessionLost("cut"))
 
@@ -168,15 +172,16 @@ class World:
             self.feed(session.server, event)
 
     def deliver(self, session, to, event, delay_s=0.0):
-        """In order within a session and direction; lost when it ends first."""
+        """Deliver in order within a session and direction, unless the session ends first."""
         when = self.now + delay_s + self.chance.uniform(0.0, 0.3)
         if not delay_s:
             when = session.last[to] = max(when, session.last.get(to, 0.0) + 1e-6)
-        hand_over = lambda: self.feed(to, event) if session.open else None  # noqa: E731
-        self.at(to, when - self.now, hand_over)
+
+        arrive = lambda: self.feed(to, event) if session.open else None  # noqa: E731
+        self.at(to, when - self.now, arrive)
 
     def transfer(self, session, receiver, stream, arrived):
-        """A stream that is under way for seconds and may break; `arrived` runs at the receiver."""
+        """Run a stream that takes seconds and may break; `arrived` runs at the receiver."""
 
         def end():
             if not session.open:
@@ -227,7 +232,7 @@ class World:
             case Send(_, message) if session and session.up:
                 if isinstance(message, msg.Accepted):
                     key = message.key
-                    assert key in self.pending or key in self.merged, "acknowledged and not booked"
+                    assert key in self.pending or key in self.merged, "acknowledged and not on disk"
                 self.deliver(session, client, TO_CLIENT[type(message)](message))
             case DeclineStream(_, stream, reason) if session:
                 self.deliver(session, client, StreamLost(SERVER, stream, reason))
@@ -297,7 +302,7 @@ class World:
                 self.deliver(session, server, ev.InitialOffered(name, f"initial:{name}"))
             case do.OfferDelta(delta) if session:
                 assert delta.base_digest in {self.digests[delta.key.base], "flipped"}, (
-                    "a delta against a base that never was"
+                    "a delta of an unknown base"
                 )
                 offered = ev.DeltaOffered(name, f"delta:{delta.key.text}", delta)
                 self.deliver(session, server, offered)
@@ -315,7 +320,7 @@ class World:
             case do.TakeSnapshot(sequence, hold):
                 self.at(client, self.chance.uniform(0, 2), self.snapshot, client, sequence, hold)
             case do.ResumeTraining():
-                assert client.held_since is not None, "nobody is held"
+                assert client.held_since is not None, "no training thread is held"
                 client.trained_since += self.now - client.held_since
                 client.held_since = None
             case do.CheckTransfers():
@@ -351,11 +356,11 @@ class World:
         self.feed(client, ev.Rebased(client.model[0]))
 
     def disturb(self):
-        """One random blow."""
-        blow = self.chance.random()
-        if blow < 0.1:
+        """Cause one random fault."""
+        fault = self.chance.random()
+        if fault < 0.1:
             self.kill(self.server, self.launch_server)
-        elif blow < 0.4:
+        elif fault < 0.4:
             name = self.chance.choice(sorted(self.nodes))
             self.kill(self.nodes[name], self.launch_client, name)
         elif self.sessions:
@@ -363,8 +368,8 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_faults_end_and_everybody_arrives(seed):
-    """No sequence of losses, deaths and full disks may lose or double work, or leave anybody waiting for ever."""
+def test_after_the_faults_every_client_gets_the_last_version(seed):
+    """No sequence of faults may lose or double work, or make a process wait forever."""
     world = World(seed, "abcd"[: 1 + seed % 4])
     for _ in range(40):
         world.run_until(world.now + world.chance.expovariate(1 / 8))

@@ -1,4 +1,4 @@
-"""What the parameter server decides when its disk, or a client's memory, is damaged."""
+"""Decisions of the parameter server when its disk or a client's memory is damaged."""
 
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import effects as do
@@ -12,7 +12,7 @@ def alarms(effects):
 
 
 def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, look):
-    """A commit that finds it was tried again for ever; clients must wait for the next start, not leave."""
+    """A commit must not be tried forever; clients wait for the next start and do not leave."""
     server = make_server(every_s=4.0)
     server.begin("a")
     server.fire()
@@ -23,8 +23,8 @@ def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, loo
     assert not server.machine.ended
 
 
-def test_a_repair_is_told(make_server):
-    """A disk that begins to fail should be replaced."""
+def test_a_repair_is_reported(make_server):
+    """An operator should replace a failing disk."""
     (note,) = make_server().feed(ev.DamageRepaired("version 3 was damaged"))
     assert (note.text, note.level, note.facts) == (
         "version 3 was damaged",
@@ -33,8 +33,8 @@ def test_a_repair_is_told(make_server):
     )
 
 
-def test_the_second_digest_that_differs_makes_the_server_look_at_itself(make_server, look):
-    """Once may be a client's memory; twice it may as well be the server's disk, and then every client would adopt it."""
+def test_at_the_second_differing_digest_the_version_is_verified(make_server, look):
+    """One may be a client's memory; two may be the parameter server's disk."""
     server = make_server()
     server.begin("a", "b")
     effects = server.hold("a", 0, "other")
@@ -46,20 +46,23 @@ def test_the_second_digest_that_differs_makes_the_server_look_at_itself(make_ser
 
 
 def test_the_verdict_names_the_side(make_server):
-    """An operator looks for the fault where it is."""
+    """An operator must know on which side the damage is."""
     server = make_server()
     server.begin("a", "b")
     for _ in range(2):
         server.hold("b", 0, "other")
     (note,) = server.feed(ev.VersionVerified(0, intact=True))
-    assert "version 0 is intact at this server, byte by byte, so the damage is at b:" in note.text
+    assert (
+        "version 0 is intact at the parameter server, byte by byte, so the damage is at b:"
+        in note.text
+    )
     assert note.facts == {"alarm": "verdict"}
     (note,) = server.feed(ev.VersionVerified(0, intact=False))
-    assert "damaged at this server, not at b" in note.text
+    assert "damaged at the parameter server, not at b" in note.text
 
 
-def test_what_is_remembered_of_differing_digests_is_bounded(make_server):
-    """A client with bad memory is one for months."""
+def test_the_memory_of_differing_digests_is_bounded(make_server):
+    """A client may have bad memory for months."""
     server = make_server()
     server.begin("a")
     for version in range(1, 40):

@@ -1,4 +1,4 @@
-"""The parameter server's limits, its end in every phase, and its return after a crash."""
+"""The parameter server's limits, its end in every phase, and its recovery after a crash."""
 
 import pytest
 from deltas import stored_of
@@ -24,11 +24,11 @@ def finish(effects, look):
     return one
 
 
-def test_drain_before_anything_is_there(server, look):
-    """There is nothing to save; a disk that answers late must not wake the run up again."""
+def test_drain_before_version_0(server, look):
+    """There is nothing to save; a late answer of the disk must not restart the run."""
     server.join("a")
     effects = drain(server)
-    assert look.said(effects, "a") == [msg.Stop("asked")]
+    assert look.sent(effects, "a") == [msg.Stop("asked")]
     assert finish(effects, look).exit_code == 0
     assert server.committed(0) == []
     assert (server.machine.phase, server.machine.next_deadline()) == (Phase.DONE, None)
@@ -37,14 +37,14 @@ def test_drain_before_anything_is_there(server, look):
 
 
 def test_drain_when_ready_calls_one_last_round(server, look):
-    """What was trained since the last round still counts."""
+    """Progress since the last round still counts."""
     server.begin("a", "b")
     effects = drain(server)
-    assert look.said(effects) == [msg.Call(0, last=True)] * 2
+    assert look.sent(effects) == [msg.Call(0, last=True)] * 2
     assert drain(server) == []
     server.store(key("a"))
     (average,) = look.only(server.fire(), do.Average)
-    assert server.now == 10.0, "the last round lasts drain_s, whatever the clock says"
+    assert server.now == 10.0, "the last round lasts drain_s"
     assert len(average.merged) == 1
     effects = server.committed(1)
     assert look.only(effects, Finish) == []
@@ -52,29 +52,29 @@ def test_drain_when_ready_calls_one_last_round(server, look):
     assert finish(server.hold("b", 1), look).reason == "asked"
 
 
-def test_drain_with_nobody_here(server, look):
-    """The run ends at once; what is pending is in the spool."""
+def test_drain_without_clients(server, look):
+    """The run ends at once; pending deltas are in the spool."""
     server.begin("a")
     server.left("a")
     assert look.only(drain(server), Finish)
 
 
 def test_drain_in_a_round_shortens_it(server, look):
-    """Clients get drain_s for what they have, also in a round that is overdue; then they hand in the rest."""
+    """Clients get drain_s for the open round, then a last round."""
     server.begin("a", "b")
     server.fire()
     drain(server)
     assert server.machine.next_deadline() == 610.0
     effects = server.fire()
     assert "closes without a new version" in look.notes(effects)
-    assert look.said(effects) == [msg.Call(0, last=True)] * 2
+    assert look.sent(effects) == [msg.Call(0, last=True)] * 2
     effects = server.fire()
     assert server.now == 620.0
-    assert look.only(effects, Finish), "nothing came, so all hold the last version already"
+    assert look.only(effects, Finish), "no delta arrived, so all hold the last version already"
 
 
-def test_drain_in_an_overdue_round_still_waits_a_moment(server, look):
-    """An answer may be seconds away."""
+def test_drain_in_an_overdue_round_still_waits_drain_s(server, look):
+    """An answer may arrive within seconds."""
     server.begin("a", "b")
     server.fire()
     server.fire()
@@ -83,24 +83,22 @@ def test_drain_in_an_overdue_round_still_waits_a_moment(server, look):
 
 
 def test_drain_while_merging(server, look):
-    """What was trained since the snapshots of the merge under way is called for when its version is out."""
+    """Progress since the snapshots of the current merge is called for after its version."""
     server.begin("a")
     server.fire()
     server.store(key("a"))
     effects = drain(server)
     assert look.only(effects, do.Average) == []
-    assert look.said(server.committed(1)) == [msg.Announce(1, "d1")]
-    assert look.said(server.fire()) == [msg.Call(1, last=True)]
+    assert look.sent(server.committed(1)) == [msg.Announce(1, "d1")]
+    assert look.sent(server.fire()) == [msg.Call(1, last=True)]
     server.fire()
     server.fire()
-    assert server.machine.ended, (
-        "a client that never holds the last version is not waited for for ever"
-    )
+    assert server.machine.ended, "the wait for a client that never holds the last version ends"
 
 
 @pytest.mark.parametrize("failed_before", [True, False])
 def test_drain_with_a_full_disk_ends(server, look, failed_before):
-    """Before, the commit was tried again for ever and the drain never ended."""
+    """The commit must not be tried forever, or the drain would never end."""
     server.begin("a")
     server.fire()
     server.store(key("a"))
@@ -116,63 +114,65 @@ def test_drain_with_a_full_disk_ends(server, look, failed_before):
 
 
 def test_limit_by_rounds(make_server, look):
-    """Its last round is known to be the last when it is called, so it needs no other one."""
+    """The last round is called as the last, so no other one follows."""
     server = make_server(limit_rounds=2)
     server.begin("a")
-    assert look.said(server.fire()) == [msg.Call(0)]
+    assert look.sent(server.fire()) == [msg.Call(0)]
     server.store(key("a"))
     server.committed(1)
     server.hold("a", 1)
-    assert look.said(server.fire()) == [msg.Call(1, last=True)]
+    assert look.sent(server.fire()) == [msg.Call(1, last=True)]
     server.store(key("a", 2, 1))
     effects = server.committed(2)
-    assert look.said(effects) == [msg.Announce(2, "d2")]
+    assert look.sent(effects) == [msg.Announce(2, "d2")]
     effects = server.hold("a", 2)
     assert "limit of" in finish(effects, look).reason
-    assert look.said(effects) == [msg.Stop(finish(effects, look).reason)]
+    assert look.sent(effects) == [msg.Stop(finish(effects, look).reason)]
 
 
 def test_limit_by_tokens(make_server, look):
-    """Nobody knows before that a round reaches it, so what clients trained since is called for when they hold its version."""
+    """A round that reaches it is not called as the last, so one more follows its version."""
     server = make_server(limit_tokens=8)
     server.begin("a")
     server.fire()
     server.store(key("a"))
-    assert look.said(server.committed(1)) == [msg.Announce(1, "d1")]
-    assert look.said(server.hold("a", 1)) == [msg.Call(1, last=True)]
+    assert look.sent(server.committed(1)) == [msg.Announce(1, "d1")]
+    assert look.sent(server.hold("a", 1)) == [msg.Call(1, last=True)]
     server.store(key("a", 2, 1))
     server.committed(2)
     assert "limit of" in finish(server.hold("a", 2), look).reason
     assert server.machine.tokens_total == 16
 
 
-def test_a_last_round_that_nobody_answers_is_not_the_last(make_server, look):
-    """With a limit of rounds and nothing to merge, the round is called again; the run must not end a version short."""
+def test_a_last_round_without_deltas_is_not_the_last(make_server, look):
+    """The round is called again: the run must not end a version short of its limit."""
     server = make_server(limit_rounds=1, every_s=100.0)
     server.begin("a")
     server.fire()
     assert look.only(server.feed(ev.RoundSkipped("a", 0, "nothing")), Finish) == []
-    assert look.said(server.fire()) == [msg.Call(0, last=True)]
+    assert look.sent(server.fire()) == [msg.Call(0, last=True)]
     assert look.only(server.offer(key("a")), do.ReceiveDelta)
 
 
-def test_after_the_last_round_nothing_is_taken(make_server, look):
-    """What would never be merged must not be acknowledged; while it may be, the answer is to come again."""
+def test_after_the_last_round_no_delta_is_accepted(make_server, look):
+    """A useless delta is refused; during the last merge the answer is "later"."""
     server = make_server(limit_rounds=1)
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
     server.store(key("b"))
-    (answer,) = look.said(server.offer(key("a", 2)))
+    (answer,) = look.sent(server.offer(key("a", 2)))
     assert answer.code == "later"
     server.committed(1)
-    (answer,) = look.said(server.offer(key("a", 2)))
+    (answer,) = look.sent(server.offer(key("a", 2)))
     assert answer.code == "ended"
-    assert look.said(server.offer(key("a"))) == [msg.Accepted(key("a"))], "a known key as ever"
+    assert look.sent(server.offer(key("a"))) == [msg.Accepted(key("a"))], (
+        "a known key gets its answer"
+    )
 
 
 def test_the_end_waits_for_a_slow_upload(make_server, look):
-    """Before, drain_s was all there was: on a slow line the last delta was lost however well it advanced."""
+    """The end waits longer than drain_s while bytes advance."""
     server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=1000.0)
     server.begin("a", "b", "c")
     drain(server)
@@ -180,7 +180,7 @@ def test_the_end_waits_for_a_slow_upload(make_server, look):
     server.moving = ("a",)
     effects = server.fire()
     assert look.only(effects, do.Average) == []
-    assert server.machine.round.missing() == ["a"], "c, whose bytes do not move, is given up"
+    assert server.machine.round.missing() == ["a"], "c, whose bytes do not advance, is given up"
     assert server.machine.next_deadline() == 10.0 + 60.0
     server.fire()
     (average,) = look.only(server.store(key("a"), after_s=5.0), do.Average)
@@ -188,7 +188,7 @@ def test_the_end_waits_for_a_slow_upload(make_server, look):
 
 
 def test_the_end_waits_for_a_slow_download(make_server, look):
-    """The same for the last version on its way to a client."""
+    """The same for the transfer of the last version to a client."""
     server = make_server(limit_rounds=1, drain_s=10.0, stalled_s=60.0)
     server.begin("a")
     server.fire()
@@ -200,12 +200,12 @@ def test_the_end_waits_for_a_slow_download(make_server, look):
     assert not server.machine.ended
     server.moving = ()
     server.fire()
-    assert server.machine.ended, "its transfer stands still"
+    assert server.machine.ended, "its transfer does not advance"
 
 
 @pytest.mark.parametrize("collecting", [True, False])
 def test_the_end_has_a_cap(make_server, look, collecting):
-    """A transfer that advances for ever must not keep the run for ever."""
+    """An endless transfer must not delay the end forever."""
     server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=200.0)
     server.begin("a")
     server.moving = ("a",)
@@ -219,7 +219,7 @@ def test_the_end_has_a_cap(make_server, look, collecting):
 
 
 def test_the_last_round_waits_as_long_as_answers_take(make_server):
-    """A training step may be longer than drain_s: what is usual is known from the rounds before."""
+    """A training step may take longer than drain_s: earlier rounds give the usual time."""
     server = make_server(every_s=100.0)
     server.begin("a")
     for version in range(3):
@@ -232,35 +232,35 @@ def test_the_last_round_waits_as_long_as_answers_take(make_server):
 
 
 def test_limit_by_time(make_server, look):
-    """It ends like a drain: with a last round."""
+    """It ends like a drain, with a last round."""
     server = make_server(limit_s=30.0)
     server.begin("a")
     effects = server.fire()
     assert server.now == 30.0
-    assert look.said(effects) == [msg.Call(0, last=True)]
+    assert look.sent(effects) == [msg.Call(0, last=True)]
     assert "limit of 30 s" in look.notes(effects)
 
 
 def test_limit_by_time_goes_on_after_a_restart(make_server, look):
-    """Before, each start of the server gave the run all of its seconds anew."""
+    """A restart does not reset the time of the run."""
     server = make_server(limit_s=3000.0)
     server.recover(2, "d2", digests={2: "d2"}, served_s=2950.0)
     server.join("a")
-    assert look.said(server.fire()) == [msg.Call(2, last=True)]
+    assert look.sent(server.fire()) == [msg.Call(2, last=True)]
     assert server.now == 50.0
 
 
 def test_limit_by_time_that_was_over_before_the_restart(make_server, look):
-    """Clients are still dialling: they get drain_s to come and hand in what they have."""
+    """Clients get drain_s to reconnect and send their deltas."""
     server = make_server(limit_s=3000.0)
     server.recover(2, "d2", digests={2: "d2"}, served_s=9000.0)
     assert server.machine.next_deadline() == 10.0
     server.join("a")
-    assert look.said(server.fire()) == [msg.Call(2, last=True)]
+    assert look.sent(server.fire()) == [msg.Call(2, last=True)]
 
 
 def test_limit_by_time_during_the_drain_of_another(make_server):
-    """Two reasons to end are one end."""
+    """A second reason to end changes nothing."""
     server = make_server(limit_s=5.0, limit_rounds=1, every_s=1.0)
     server.begin("a")
     server.fire()
@@ -273,7 +273,7 @@ def test_limit_by_time_during_the_drain_of_another(make_server):
 
 
 def test_a_member_that_leaves_ends_the_wait(server, look):
-    """The last one who had not the last version is gone."""
+    """The last client without the last version has left."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
@@ -281,12 +281,12 @@ def test_a_member_that_leaves_ends_the_wait(server, look):
     drain(server)
     server.committed(1)
     server.hold("a", 1)
-    assert look.said(server.left("b"), "a") == [msg.Call(1, last=True)]
+    assert look.sent(server.left("b"), "a") == [msg.Call(1, last=True)]
     assert look.only(server.feed(ev.RoundSkipped("a", 1, "nothing")), Finish)
 
 
 def test_a_hello_that_ends_the_last_round(server, look):
-    """The one the round waited for dials anew: the round closes, all others hold the version, the run is over."""
+    """The awaited client reconnects: the round closes, and the run is over."""
     server.begin("a")
     drain(server)
     effects = server.hello("a", 2)
@@ -295,7 +295,7 @@ def test_a_hello_that_ends_the_last_round(server, look):
 
 
 def test_recovery_with_pending_deltas(make_server, look):
-    """Acknowledged before the crash: accumulated again, merged with the next version, answered when offered."""
+    """Deltas acknowledged before the crash are accumulated and merged; offers get their answer."""
     server = make_server()
     effects = server.recover(
         2,
@@ -310,9 +310,9 @@ def test_recovery_with_pending_deltas(make_server, look):
     server.join("a")
     server.join("b")
     server.join("c")
-    assert look.said(server.offer(key("a", 3, 1))) == [msg.Accepted(key("a", 3, 1))]
-    assert look.said(server.offer(key("b", 5, 1))) == [msg.Accepted(key("b", 5, 1))]
-    assert look.said(server.offer(key("c", 2, 1)))[0].code == "quarantined"
+    assert look.sent(server.offer(key("a", 3, 1))) == [msg.Accepted(key("a", 3, 1))]
+    assert look.sent(server.offer(key("b", 5, 1))) == [msg.Accepted(key("b", 5, 1))]
+    assert look.sent(server.offer(key("c", 2, 1)))[0].code == "quarantined"
     server.fire()
     for name in "abc":
         effects = server.feed(ev.RoundSkipped(name, 2, "nothing"))
@@ -323,11 +323,11 @@ def test_recovery_with_pending_deltas(make_server, look):
 
 
 def test_killed_between_its_last_version_and_its_end(make_server, look):
-    """Before, the restarted server called one more round and went beyond its limit."""
+    """The restarted parameter server calls no round beyond the limit."""
     server = make_server(limit_rounds=2)
     server.recover(2, "d2", digests={2: "d2"})
     server.join("a")
-    assert look.only(server.hold("a", 2), Finish) == [], "others may be on their way"
+    assert look.only(server.hold("a", 2), Finish) == [], "others may reconnect"
     server.hello("b")
     server.attach("b")
     server.fire()
@@ -335,8 +335,8 @@ def test_killed_between_its_last_version_and_its_end(make_server, look):
     assert look.only(server.hold("b", 2), Finish)
 
 
-def test_nothing_wakes_a_run_that_is_over(server):
-    """Late events of every kind, and no deadline ever again."""
+def test_nothing_restarts_a_run_that_is_over(server):
+    """Late events have no effects and set no deadline."""
     server.begin("a")
     server.fire()
     server.left("a")

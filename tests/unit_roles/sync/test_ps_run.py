@@ -15,69 +15,69 @@ def key(client, sequence=1, base=0, incarnation=1):
 
 
 def test_first_client_publishes_second_fetches(server, look):
-    """The way every run begins."""
+    """The start of a run."""
     assert server.hello("a") == [do.Admit("a", 1, 0), do.Welcome("a", 0)]
-    assert look.said(server.attach("a"), "a") == [msg.Publish()]
-    assert look.said(server.join("b")) == []
+    assert look.sent(server.attach("a"), "a") == [msg.Publish()]
+    assert look.sent(server.join("b")) == []
     assert server.feed(ev.InitialOffered("b", "s")) == [
         DeclineStream("b", "s", "not the publisher")
     ]
     assert server.feed(ev.InitialOffered("a", "s")) == [do.ReceiveInitial("a", "s")]
-    assert server.feed(ev.FetchAsked("b", -1, "")) == [], "there is nothing to fetch yet"
+    assert server.feed(ev.FetchAsked("b", -1, "")) == [], "there is no version yet"
     effects = server.committed(0)
-    assert look.said(effects, "a") == look.said(effects, "b") == [msg.Announce(0, "d0")]
+    assert look.sent(effects, "a") == look.sent(effects, "b") == [msg.Announce(0, "d0")]
     assert server.feed(ev.FetchAsked("b", -1, "")) == [do.SendVersion("b", "full", 0)]
     late = server.feed(ev.InitialOffered("b", "s"))
-    assert look.said(late, "b") == [msg.Announce(0, "d0")], "its weights are not the run's"
-    assert look.said(server.join("c")) == [msg.Announce(0, "d0")]
+    assert look.sent(late, "b") == [msg.Announce(0, "d0")], "its weights are not used"
+    assert look.sent(server.join("c")) == [msg.Announce(0, "d0")]
 
 
 def test_publisher_dies_before_version_0(server, look):
-    """The next attached client takes its place at once."""
+    """The next attached client is asked at once."""
     server.join("a")
     server.hello("b")
     server.join("c")
-    assert look.said(server.left("a")) == [msg.Publish()]
+    assert look.sent(server.left("a")) == [msg.Publish()]
     assert server.machine.publishing.name == "c"
     server.left("c")
     assert server.machine.publishing.name is None
-    assert look.said(server.attach("b"), "b") == [msg.Publish()]
+    assert look.sent(server.attach("b"), "b") == [msg.Publish()]
 
 
-def test_publisher_that_says_hello_again_does_not_keep_the_others_waiting(server, look):
-    """Before, nobody was asked until somebody attached: if the publisher never did, the run never began."""
+def test_publisher_that_reconnects_does_not_delay_the_others(server, look):
+    """Another attached client is asked at once, in case the publisher never attaches again."""
     server.join("a")
     server.join("b")
     effects = server.hello("a", 2)
-    assert look.said(effects, "b") == [msg.Publish()]
-    assert server.left("a", 1) == [], "the old life's end says nothing of the new one"
+    assert look.sent(effects, "b") == [msg.Publish()]
+    assert server.left("a", 1) == [], "the end of the old incarnation does not end the new one"
     assert "a" in server.machine.members
 
 
 def test_initial_weights_that_cannot_be_written(make_server, look):
-    """A full disk is full for a while: no tight loop, and the next try is another client's."""
+    """A disk stays full for a while: the next try is after a pause, with another client."""
     server = make_server(every_s=100.0)
     server.join("a")
     server.join("b")
     effects = server.feed(ev.CommitFailed(0, "disk full"))
     assert "next try in 10 s" in look.notes(effects)
-    assert look.said(effects) == look.said(server.join("c")) == []
-    assert look.said(server.fire(), "b") == [msg.Publish()]
+    assert look.sent(effects) == look.sent(server.join("c")) == []
+    assert look.sent(server.fire(), "b") == [msg.Publish()]
     server.feed(StreamLost("b", "initial:b/1", "broken"))
-    assert look.said(server.fire(), "a") == [msg.Publish()]
+    assert look.sent(server.fire(), "a") == [msg.Publish()]
     assert look.only(server.feed(StreamLost("b", "x", "y")), Send) == []
-    assert look.said(server.left("a"), "c") == [msg.Publish()]
+    assert look.sent(server.left("a"), "c") == [msg.Publish()]
     server.feed(StreamLost("c", "initial:c/1", "broken"))
     server.left("b")
     server.left("c")
-    assert server.fire() == [], "nobody is left to ask"
-    server.feed(ev.CommitFailed(0, "the last one of those who left"))
+    assert server.fire() == [], "no client is left"
+    server.feed(ev.CommitFailed(0, "disk full"))
     server.fire()
-    assert look.said(server.join("a", 2)) == [msg.Publish()]
+    assert look.sent(server.join("a", 2)) == [msg.Publish()]
 
 
-def test_a_failed_write_of_a_version_that_came_otherwise(server):
-    """A second publisher may fail after the first one's weights became durable."""
+def test_a_failed_write_of_a_version_that_exists(server):
+    """A second publisher may fail after the first one's weights are durable."""
     server.begin("a")
     assert server.feed(ev.CommitFailed(0, "exists")) == []
     server.feed(StreamLost("a", "initial:a/1", "late"))
@@ -85,16 +85,16 @@ def test_a_failed_write_of_a_version_that_came_otherwise(server):
 
 
 def test_timer_calls_and_all_answer(server, look):
-    """The plain round."""
+    """A round without faults."""
     server.begin("a", "b")
     effects = server.fire()
     assert server.now == 600.0
-    assert look.said(effects, "a") == look.said(effects, "b") == [msg.Call(0)]
+    assert look.sent(effects, "a") == look.sent(effects, "b") == [msg.Call(0)]
     offered = server.offer(key("a"))
     assert [type(effect) for effect in offered] == [do.ReceiveDelta]
-    assert offered[0].weight == 8.0, "what it will be accumulated with"
+    assert offered[0].weight == 8.0, "the weight of its Accumulate"
     effects = server.store(key("a"), after_s=5.0)
-    assert look.said(effects) == [msg.Accepted(key("a"))]
+    assert look.sent(effects) == [msg.Accepted(key("a"))]
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a"), 8.0)]
     assert server.feed(ev.RoundSkipped("b", 7, "of another round")) == []
     effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
@@ -102,36 +102,36 @@ def test_timer_calls_and_all_answer(server, look):
     (average,) = look.only(effects, do.Average)
     assert (average.version, [one.key for one in average.merged]) == (1, [key("a")])
     effects = server.committed(1)
-    assert look.said(effects) == [msg.Announce(1, "d1")] * 2
+    assert look.sent(effects) == [msg.Announce(1, "d1")] * 2
     assert server.machine.tokens_total == 8
     server.fire()
-    assert server.now == 1200.0, "by the clock, not by the round's length"
+    assert server.now == 1200.0, "every_s after the last call"
 
 
-def test_the_weight_that_an_offer_is_received_with_is_the_one_it_is_merged_with(server, look):
-    """A delta is added while it comes (docs/adr/0095): with another weight all of it would be added again."""
+def test_a_delta_is_received_and_merged_with_the_same_weight(server, look):
+    """A delta is added as it arrives (docs/adr/0095); another weight would repeat that."""
     server.begin("a", "b", "c")
     for version, age in ((0, 0), (1, 1), (2, 0)):
         server.fire()
         late, fresh = key("a", version, version - age), key("b", version, version)
-        said = {
+        offered = {
             one: look.only(server.offer(one), do.ReceiveDelta)[0].weight for one in (late, fresh)
         }
         effects = [*server.store(late), *server.store(fresh)]
         found = {one.key: one.weight for one in look.only(effects, do.Accumulate)}
-        assert found == said
+        assert found == offered
         assert found[fresh] == 8.0
         assert found[late] == 8.0 * (1 + age) ** -0.5
         assert look.only(server.feed(ev.RoundSkipped("c", version, "nothing")), do.Average)
         (soon,) = look.only(server.offer(key("c", version, version)), do.ReceiveDelta)
-        assert soon.weight == 8.0 * 2**-0.5, "while a merge is under way the next one is meant"
+        assert soon.weight == 8.0 * 2**-0.5, "during a merge it is that of the next one"
         server.committed(version + 1)
         (later,) = look.only(server.store(key("c", version, version)), do.Accumulate)
         assert later.weight == soon.weight
 
 
 def test_quorum_then_grace_then_merge_without_the_slow(server, look):
-    """One slow client costs a minute, not the round."""
+    """One slow client delays a round by a minute at most."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"), after_s=5.0)
@@ -141,8 +141,8 @@ def test_quorum_then_grace_then_merge_without_the_slow(server, look):
     assert len(look.only(effects, do.Average)) == 1
 
 
-def test_grace_learnt_from_the_rounds_before(server):
-    """After three arrivals the fixed minute is over."""
+def test_grace_computed_from_earlier_rounds(server):
+    """After three arrivals the fixed minute is replaced."""
     server.begin("a", "b", "c", "d")
     for version in range(2):
         server.fire()
@@ -156,7 +156,7 @@ def test_grace_learnt_from_the_rounds_before(server):
 
 
 def test_member_leaves_and_the_round_goes_on(server, look):
-    """Eviction never blocks a round."""
+    """A lost client never blocks a round."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
@@ -166,54 +166,54 @@ def test_member_leaves_and_the_round_goes_on(server, look):
 
 
 def test_same_incarnation_is_called_again(server, look):
-    """Its call may have died with the session, and it still has what it trained."""
+    """Its call may be lost with the session, and its progress is still there."""
     server.begin("a", "b", "c")
     server.fire()
     server.left("b")
     server.hello("b")
     assert server.machine.round.missing() == ["a", "c"], "not expected before it is attached"
-    assert look.said(server.attach("b")) == [msg.Announce(0, "d0"), msg.Call(0)]
+    assert look.sent(server.attach("b")) == [msg.Announce(0, "d0"), msg.Call(0)]
     assert server.machine.round.missing() == ["a", "b", "c"]
 
 
 def test_relaunched_incarnation_and_late_joiner_are_not_waited_for(server, look):
-    """They have nothing of this round."""
+    """They have no progress of this round."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
     effects = server.hello("b", 2)
-    assert len(look.only(effects, do.Average)) == 1, "the ghost is not waited for"
+    assert len(look.only(effects, do.Average)) == 1, "the old incarnation is not awaited"
     server.committed(1)
     server.attach("b")
     server.hold("a", 1)
     server.hold("b", 1)
     server.fire()
-    assert look.said(server.join("late")) == [msg.Announce(1, "d1")]
+    assert look.sent(server.join("late")) == [msg.Announce(1, "d1")]
     assert server.machine.round.missing() == ["a", "b"]
 
 
 def test_hello_without_a_goodbye_is_not_waited_for_twice(server, look):
-    """Whether the transport says that a session ended before or never: the round waits for the new session only."""
+    """The round waits for the new session only, even if the old one's end was not reported."""
     server.begin("a", "b")
     server.fire()
     server.hello("b", 1)
     assert server.machine.round.missing() == ["a"]
-    assert look.said(server.attach("b"), "b")[-1] == msg.Call(0)
+    assert look.sent(server.attach("b"), "b")[-1] == msg.Call(0)
 
 
-def test_nobody_here(make_server, look):
-    """A call to nobody is said, and tried again at the next beat of the clock."""
+def test_too_few_clients(make_server, look):
+    """It is reported, and the next try is a period later."""
     server = make_server(min_clients=2, every_s=10.0)
     server.begin("a")
     effects = server.fire()
     assert "no round: 1 client is here, 2 are needed" in look.notes(effects)
     assert server.machine.next_deadline() == 20.0
     server.join("b")
-    assert look.said(server.fire(), "b") == [msg.Call(0)]
+    assert look.sent(server.fire(), "b") == [msg.Call(0)]
 
 
-def test_everybody_leaves_and_everybody_skips(server, look):
-    """A round without a delta closes without a version, and the clock goes on."""
+def test_all_leave_and_all_skip(server, look):
+    """A round without a delta closes without a version, and the next one opens in time."""
     server.begin("a")
     server.fire()
     assert "closes without a new version" in look.notes(server.left("a"))
@@ -224,8 +224,8 @@ def test_everybody_leaves_and_everybody_skips(server, look):
     assert (server.machine.phase, server.machine.next_deadline()) == (Phase.READY, 1800.0)
 
 
-def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server, look):
-    """A client that hangs must not be all that the others wait for: before, who had skipped was never called again."""
+def test_stays_open_without_quorum_and_recalls_clients_that_skipped(make_server, look):
+    """The round must not wait for clients that hang only."""
     server = make_server(every_s=100.0)
     server.begin("a", "hung", "hung2")
     server.fire()
@@ -233,7 +233,7 @@ def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server
     effects = server.fire()
     assert server.now == 195.0
     assert "round 0 stays open: 0 of 3 called clients sent a delta, 2 needed" in look.notes(effects)
-    assert look.said(effects) == [msg.Call(0)]
+    assert look.sent(effects) == [msg.Call(0)]
     server.store(key("a"))
     effects = server.fire()
     assert "no quorum after 195.0 s" in look.notes(effects)
@@ -241,19 +241,19 @@ def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server
 
 
 def test_a_client_that_still_downloads_is_not_called(server, look):
-    """It has nothing to send, and a majority of such would keep a round without a quorum."""
+    """It has nothing to send, and many such clients would prevent a quorum."""
     server.begin("a")
     for name in ("b", "c", "d"):
         server.hello(name)
         server.attach(name)
     effects = server.fire()
-    assert look.said(effects, "a") == [msg.Call(0)]
+    assert look.sent(effects, "a") == [msg.Call(0)]
     assert server.machine.round.called == 1
     assert len(look.only(server.store(key("a")), do.Average)) == 1
 
 
 def test_min_clients_is_for_the_first_sync_only(make_server, look):
-    """Afterwards a client that died must not stop the run."""
+    """Later a lost client must not stop the run."""
     server = make_server(min_clients=2)
     server.begin("a", "b")
     server.fire()
@@ -261,11 +261,11 @@ def test_min_clients_is_for_the_first_sync_only(make_server, look):
     server.store(key("b"))
     server.committed(1)
     server.left("b")
-    assert look.said(server.fire(), "a") == [msg.Call(1)]
+    assert look.sent(server.fire(), "a") == [msg.Call(1)]
 
 
 def test_a_failing_disk_is_tried_less_and_less_often(server, look):
-    """The same long line every few seconds helps nobody."""
+    """The same line must not fill the log."""
     server.begin("a")
     server.fire()
     server.store(key("a"))
@@ -278,47 +278,49 @@ def test_a_failing_disk_is_tried_less_and_less_often(server, look):
     assert (waits[1], waits[-1]) == (2 * waits[0], 600.0)
 
 
-def test_after_room_is_made_the_next_try_is_soon_and_needs_nobody(make_server, look):
-    """With a sync every few seconds five minutes are a long time; and one sentence is enough."""
+def test_after_space_is_made_the_next_try_is_soon(make_server, look):
+    """With short rounds the wait has a low cap, and the text stays the same."""
     server = make_server(every_s=4.0)
     server.begin("a")
     server.fire()
     server.store(key("a"))
-    said = set()
+    texts = set()
     words = "cannot write version 1: No space left on device (/r/v); make room and try again"
     for _ in range(12):
         effects = server.feed(ev.CommitFailed(1, words))
-        said |= {look.notes(effects)}
+        texts |= {look.notes(effects)}
         assert server.machine.next_deadline() - server.now < 10.01
         assert look.only(server.fire(), do.Average)
-    assert said == {
-        "version 1 could not be written: No space left on device (/r/v); nothing is lost; make room; it is tried again within 10 s"
-    }
+    (text,) = texts
+    assert text == (
+        "version 1 could not be written: No space left on device (/r/v); nothing is lost;"
+        " make room; it is tried again within 10 s"
+    )
     server.committed(1)
     assert server.machine.version == 1
 
 
 def test_open_round_does_not_call_in_a_loop(make_server, look):
-    """A client with nothing to send answers at once: called again at once, the two talked thousands of times a second."""
+    """A client with nothing to send answers at once, and must not be called again at once."""
     server = make_server(every_s=100.0)
     server.begin("a", "hung", "hung2")
     server.fire()
     server.feed(ev.RoundSkipped("a", 0, "nothing"))
-    assert look.said(server.fire()) == [msg.Call(0)]
-    assert look.said(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
+    assert look.sent(server.fire()) == [msg.Call(0)]
+    assert look.sent(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
     assert server.machine.next_deadline() == 295.0
-    assert look.said(server.fire()) == [msg.Call(0)]
+    assert look.sent(server.fire()) == [msg.Call(0)]
 
 
 def test_late_delta_is_merged_with_its_staleness(server, look):
-    """Measured from version 0, merged into version 2."""
+    """It is measured from version 0 and merged into version 2."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
     server.fire()
     server.committed(1)
     effects = server.store(key("b"), number=0)
-    assert look.said(effects) == [msg.Accepted(key("b"))]
+    assert look.sent(effects) == [msg.Accepted(key("b"))]
     server.fire()
     server.store(key("a", 2, 1))
     (average,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Average)
@@ -326,7 +328,7 @@ def test_late_delta_is_merged_with_its_staleness(server, look):
 
 
 def test_refusals_answer_the_round(make_server, look):
-    """Too old, of another lineage, not the sender's own: refused before transfer, and the round does not wait for it."""
+    """A refused delta answers the round: too stale, of another lineage, or of another client."""
     server = make_server(max_staleness=0, keep_versions=1)
     server.begin("a")
     for version in range(2):
@@ -337,71 +339,71 @@ def test_refusals_answer_the_round(make_server, look):
     server.fire()
     effects = server.offer(key("b", 1, 0))
     assert look.only(effects, DeclineStream)[0].reason == "stale"
-    assert look.said(effects)[0].code == "stale"
+    assert look.sent(effects)[0].code == "stale"
     assert server.machine.round.answered == {"b": False}
-    assert look.said(server.offer(key("a", 9, 2), base_digest="alien"))[0].code == "lineage"
-    assert server.machine.phase is Phase.READY, "both have answered with nothing that counts"
+    assert look.sent(server.offer(key("a", 9, 2), base_digest="alien"))[0].code == "lineage"
+    assert server.machine.phase is Phase.READY, "both have answered without a delta"
     foreign = server.offer(key("a", 9, 2), peer="b")
     assert foreign == [DeclineStream("b", "delta:a/1/2/9", "not yours")]
     assert look.only(server.offer(key("stranger")), DeclineStream)[0].reason == "not yours"
 
 
-def test_a_known_key_gets_the_answer_it_got(server, look):
-    """The acknowledgement may have been lost with a session."""
+def test_a_known_key_gets_the_same_answer(server, look):
+    """The acknowledgement may be lost with a session."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
     effects = server.offer(key("a"), number=0)
-    assert look.said(effects) == [msg.Accepted(key("a"))]
+    assert look.sent(effects) == [msg.Accepted(key("a"))]
     assert look.only(effects, DeclineStream)[0].reason == "known"
     again = server.store(key("a"))
-    assert look.said(again) == [msg.Accepted(key("a"))]
+    assert look.sent(again) == [msg.Accepted(key("a"))]
     assert look.only(again, do.Accumulate) == []
     server.fire()
     server.committed(1)
-    assert look.said(server.offer(key("a"), number=0)) == [msg.Accepted(key("a"))]
+    assert look.sent(server.offer(key("a"), number=0)) == [msg.Accepted(key("a"))]
     assert look.only(server.store(key("a")), do.Accumulate) == []
 
 
 def test_quarantine(server, look):
-    """NaN costs its sender the delta and nobody else anything; offered again it is refused again."""
+    """Only the delta with NaN is excluded; offered again it is refused again."""
     server.begin("a", "b")
     server.fire()
     server.store(key("b"))
     effects = server.store(key("a"), problem="2 values are not finite")
-    assert look.said(effects, "a") == [
+    assert look.sent(effects, "a") == [
         msg.Declined(key("a"), "quarantined", "2 values are not finite")
     ]
     assert "quarantined delta a/1/0/1" in look.notes(effects)
     (average,) = look.only(effects, do.Average)
     assert [one.key.client for one in average.merged] == ["b"]
-    assert look.said(server.offer(key("a"), number=0))[0].code == "quarantined"
-    assert look.said(server.store(key("a")))[0].code == "quarantined"
+    assert look.sent(server.offer(key("a"), number=0))[0].code == "quarantined"
+    assert look.sent(server.store(key("a")))[0].code == "quarantined"
 
 
-def test_a_delta_of_a_client_that_left_counts_all_the_same(server, look):
-    """It was complete before the session ended; the client hears of it when it offers again."""
+def test_a_delta_of_a_client_that_left_counts(server, look):
+    """It was complete before the session ended; the client's next offer gets the answer."""
     server.begin("a", "b")
     server.fire()
     server.left("a")
     effects = server.store(key("a"))
-    assert look.said(effects) == []
+    assert look.sent(effects) == []
     assert len(look.only(effects, do.Accumulate)) == 1
     effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
     assert len(look.only(effects, do.Average)) == 1
 
 
 def test_a_transfer_that_broke_off_is_asked_for_again(server, look):
-    """Before, a delta that arrived whole and then could not be stored was never answered, and its client sent no other."""
+    """A delta that arrived and could not be stored gets an answer, so its client goes on."""
     server.begin("a")
     server.fire()
     effects = server.feed(StreamLost("a", "delta:a/1/0/1", "disk full"))
-    assert look.said(effects) == [msg.Declined(key("a"), "later", "disk full")]
-    assert look.said(server.feed(StreamLost("gone", "delta:gone/1/0/1", "x"))) == []
+    assert look.sent(effects) == [msg.Declined(key("a"), "later", "disk full")]
+    assert look.sent(server.feed(StreamLost("gone", "delta:gone/1/0/1", "x"))) == []
 
 
-def test_disk_full_at_commit_is_retried_with_what_came_meanwhile(make_server, look):
-    """Nothing is lost, and versions still come one at a time."""
+def test_disk_full_at_commit_is_retried_with_later_deltas(make_server, look):
+    """Nothing is lost, and versions are still made one at a time."""
     server = make_server(every_s=100.0)
     server.begin("a", "b")
     server.fire()
@@ -417,12 +419,12 @@ def test_disk_full_at_commit_is_retried_with_what_came_meanwhile(make_server, lo
 
 
 def test_an_average_is_reduced_before_it_becomes_a_version(make_server, look):
-    """With several servers; what fails on the way is tried again from the average on."""
+    """With several parameter servers; after a failure the average is made again."""
     server = make_server(reduces=True)
     server.begin("a")
     server.fire()
     assert [type(one) for one in server.store(key("a"))[-2:]] == [do.Average, do.Reduce]
-    server.feed(ev.CommitFailed(1, "the other server is away"))
+    server.feed(ev.CommitFailed(1, "the other parameter server is away"))
     assert [type(one) for one in server.fire()] == [do.Average, do.Reduce]
     assert server.machine.phase is Phase.MERGING
     assert server.feed(ev.Reduced(1)) == [do.Commit(1)]
@@ -430,8 +432,8 @@ def test_an_average_is_reduced_before_it_becomes_a_version(make_server, look):
     assert server.machine.version == 1
 
 
-def test_deltas_that_come_while_merging_go_to_the_next_version(server, look):
-    """The commit under way names what it merges; the rest waits."""
+def test_deltas_during_a_merge_go_to_the_next_version(server, look):
+    """The current commit has its deltas; others wait."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
@@ -443,7 +445,7 @@ def test_deltas_that_come_while_merging_go_to_the_next_version(server, look):
 
 
 def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
-    """Only a digest of this run, not too far back, makes an update fit."""
+    """An update needs a known digest of this run."""
     server = make_server(keep_versions=2)
     server.begin("a")
     for version in range(3):
@@ -457,21 +459,21 @@ def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
     assert asked(2, "d2") == [do.SendVersion("a", "update", 3)]
     assert asked(1, "d1") == [do.SendVersion("a", "update", 2)]
     assert asked(0, "d0") == [do.SendVersion("a", "update", 1)], (
-        "the shell sends 3 whole where 1 is gone"
+        "the shell sends 3 in full if update 1 is deleted"
     )
     assert asked(2, "alien") == asked(9, "d9") == [do.SendVersion("a", "full", 3)]
-    assert look.said(asked(3, "d3")) == [msg.Announce(3, "d3")]
+    assert look.sent(asked(3, "d3")) == [msg.Announce(3, "d3")]
     assert server.feed(ev.FetchAsked("stranger", 2, "d2")) == []
 
 
-def test_a_digest_that_differs_is_answered_with_the_whole_version(server, look):
-    """All who hold a version must hold the same bits."""
+def test_a_differing_digest_is_answered_with_the_full_version(server, look):
+    """All clients that hold a version must hold the same bits."""
     server.begin("a")
     effects = server.hold("a", 0, "other")
     assert look.only(effects, do.SendVersion) == [do.SendVersion("a", "full", 0)]
     assert "computed digest other for version 0, which has d0" in look.notes(effects)
     assert server.hold("stranger", 0) == []
-    assert server.hold("a", 77) == [], "nothing is known of that version"
+    assert server.hold("a", 77) == [], "that version is unknown"
 
 
 def test_hellos_that_are_refused(server, look):
@@ -482,12 +484,12 @@ def test_hellos_that_are_refused(server, look):
 
 
 def test_another_model_is_rejected_and_not_waited_for(server, look):
-    """The text names the tensor; a client that changes its model in mid-round is out of the round too."""
+    """The text names the tensor; a client that changes its model leaves the round too."""
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
     effects = server.attach("b", difference="head.weight is (3, 4) there and (3, 5) here")
-    (reject,) = look.said(effects, "b")
+    (reject,) = look.sent(effects, "b")
     assert (reject.code, "head.weight" in reject.text) == ("model", True)
     assert "b" not in server.machine.members
     assert len(look.only(effects, do.Average)) == 1
@@ -495,7 +497,7 @@ def test_another_model_is_rejected_and_not_waited_for(server, look):
 
 
 def test_what_changes_no_decision(server):
-    """Beats and served bytes are for the journal."""
+    """Heartbeats and sent bytes are for the journal."""
     server.begin("a")
     assert server.feed(ev.HeartbeatReceived("a", {})) == []
     assert server.feed(ev.VersionSent("a", "full", 0, 1)) == []
@@ -507,7 +509,7 @@ def test_what_changes_no_decision(server):
     [(0.0, 60.0), (20.0, 40.0), (59.0, 5.0), (1e9, 5.0), (-1e9, 60.0)],
 )
 def test_the_clock_goes_on_over_a_restart(make_server, since_version_s, in_s):
-    """A round comes a period after the last version; its clients get a moment, and a wrong clock costs a period at the most."""
+    """A round opens a period after the last version; a wrong clock costs at most a period."""
     server = make_server(every_s=60.0, drain_s=5.0)
     server.recover(2, "d2", digests={2: "d2"}, since_version_s=since_version_s)
     assert server.machine.next_deadline() - server.now == pytest.approx(in_s)

@@ -1,4 +1,4 @@
-"""When a round merges, and why."""
+"""When a round merges, and the reason."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def decide(open_, now, pending=1, history=None):
 
 
 def test_all_have_answered():
-    """Nobody is left to wait for."""
+    """No client is missing."""
     open_ = open_round("a", "b")
     assert open_.answer("a", contributed=True)
     assert open_.answer("b", contributed=False)
@@ -29,8 +29,8 @@ def test_all_have_answered():
     )
 
 
-def test_nobody_had_anything():
-    """A round without a delta makes no version, unless a late one waits."""
+def test_no_client_had_a_delta():
+    """A round without a delta makes no version, unless a late delta is pending."""
     open_ = open_round("a")
     open_.answer("a", contributed=False)
     assert decide(open_, 1001.0, pending=0).action == "close"
@@ -38,16 +38,16 @@ def test_nobody_had_anything():
 
 
 def test_an_answer_counts_once_and_only_if_asked():
-    """A delta offered again must not fill the quorum."""
+    """A delta offered again must not count twice for the quorum."""
     open_ = open_round("a", "b")
     assert open_.answer("a", contributed=True)
     assert not open_.answer("a", contributed=True)
-    assert not open_.answer("stranger", contributed=True)
+    assert not open_.answer("uncalled", contributed=True)
     assert (open_.contributors(), open_.missing()) == (1, ["b"])
 
 
 def test_first_rounds_give_a_fixed_grace_from_the_quorum_on():
-    """Too little is known to guess from."""
+    """Too few arrivals are known."""
     open_ = open_round("a", "b")
     assert decide(open_, 1005.0).action == "wait"
     open_.answer("a", contributed=True)
@@ -58,8 +58,8 @@ def test_first_rounds_give_a_fixed_grace_from_the_quorum_on():
     assert "without b" in over.reason
 
 
-def test_grace_is_learnt_from_past_arrivals():
-    """Median plus four deviations after the call, at least the minimum after the quorum."""
+def test_grace_is_computed_from_past_arrivals():
+    """Median plus four deviations after the call, and at least the minimum after the quorum."""
     history = ArrivalHistory()
     history.offsets_s.extend([10.0, 12.0, 14.0])
     assert history.grace_until(RULES, 1000.0, 1010.0) == 1000.0 + 12.0 + 4.0 * 2.0
@@ -67,7 +67,7 @@ def test_grace_is_learnt_from_past_arrivals():
 
 
 def test_the_cap_bounds_the_grace_but_a_late_quorum_merges_at_once():
-    """The next round's time must not be eaten by waiting."""
+    """Waiting must not delay the next round."""
     open_ = open_round("a", "b", cap_s=20.0)
     open_.answer("a", contributed=True)
     assert decide(open_, 1010.0).until == 1020.0
@@ -77,7 +77,7 @@ def test_the_cap_bounds_the_grace_but_a_late_quorum_merges_at_once():
 
 
 def test_without_a_quorum_it_stays_open():
-    """A version needs a quorum, but clients that hang must not stop the others for ever."""
+    """A version needs a quorum, but clients that hang must not stop the others forever."""
     open_ = open_round(*"abcdefgh")
     open_.answer("a", contributed=True)
     verdict = decide(open_, 1150.0)
@@ -89,14 +89,14 @@ def test_without_a_quorum_it_stays_open():
 
 
 def test_a_quorum_whose_deltas_are_merged_already_waits_on():
-    """Without a pending delta there is nothing to merge, quorum or not."""
+    """Without a pending delta there is nothing to merge, even with a quorum."""
     open_ = open_round("a", "b")
     open_.answer("a", contributed=True)
     assert decide(open_, 5000.0, pending=0).action == "wait"
 
 
-def test_leaving_rejoining_and_other_lives():
-    """Only the life that was called counts, and only as long as it is here."""
+def test_leaving_rejoining_and_other_incarnations():
+    """Only the incarnation that was called counts, while it is connected."""
     open_ = open_round("a", "b")
     assert not open_.leave("a", 2)
     assert open_.leave("a", 1)
@@ -107,20 +107,20 @@ def test_leaving_rejoining_and_other_lives():
     open_.rejoin("a", 1)
     assert open_.awaits("a", 1)
     open_.answer("a", contributed=True)
-    assert not open_.leave("a", 1), "who has answered may go"
+    assert not open_.leave("a", 1), "it has answered"
     assert open_.contributors() == 1
 
 
 def test_giving_up_on_the_missing():
-    """The last round of a run does not outlast its cap."""
+    """The last round of a run ends at its cap."""
     open_ = open_round("a", "b")
     open_.answer("a", contributed=True)
     open_.dismiss(open_.missing())
     assert decide(open_, 1001.0).action == "merge"
 
 
-def test_recall_of_those_who_had_nothing():
-    """In a round that stays open they have trained by now; not those that left since."""
+def test_recall_of_clients_that_skipped():
+    """In a round that stays open they have progress by now; clients that left are not recalled."""
     open_ = open_round("a", "b", "c", "d")
     open_.answer("a", contributed=False)
     open_.answer("b", contributed=False)
@@ -131,7 +131,7 @@ def test_recall_of_those_who_had_nothing():
 
 @pytest.mark.parametrize(("quorum", "needed"), [(0.0, 1), (0.5, 2), (0.51, 3), (1.0, 4)])
 def test_quorum_rounds_up_and_is_at_least_one(quorum, needed):
-    """Half of four is two, and none is never enough."""
+    """Half of four is two, and zero is never enough."""
     open_ = open_round("a", "b", "c", "d")
     rules = RoundRules(quorum=quorum)
     verdict = QuorumAndGrace(rules).verdict(open_, ArrivalHistory(), 1001.0, pending=0)
@@ -147,5 +147,5 @@ def test_quorum_rounds_up_and_is_at_least_one(quorum, needed):
     ],
 )
 def test_one_and_many(here, needed, words):
-    """A line that every operator sees should be a sentence."""
+    """The line is a correct sentence."""
     assert here_of(here, needed) == words

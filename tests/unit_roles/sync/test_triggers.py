@@ -1,4 +1,4 @@
-"""Rounds that are trained as such: rounds, turns, sequential. The clock has test_ps_run."""
+"""The triggers rounds, turns and sequential; test_ps_run has the clock."""
 
 import pytest
 from buffered import K, buffered
@@ -18,7 +18,7 @@ def key(client, sequence=1, base=0, incarnation=1):
 
 
 def begin(server, *names):
-    """Clients join, with the shards 0, 1, ... in this order, and version 0 is the first one's."""
+    """Let clients join with shards 0, 1, ... in this order; the first one publishes version 0."""
     for name in names:
         server.join(name)
     server.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
@@ -29,7 +29,7 @@ def begin(server, *names):
 
 
 def called(effects):
-    """Who was told that it is its turn, in order."""
+    """The clients that were sent a Turn, and its round, in order."""
     return [
         (effect.peer, effect.message.round)
         for effect in effects
@@ -39,7 +39,7 @@ def called(effects):
 
 @pytest.fixture
 def run(make_server):
-    """Make a server whose first round needs `len(names)` clients, and let them join."""
+    """Make a parameter server whose first round needs `len(names)` clients, and let them join."""
 
     def make(trigger, *names, **rules):
         rules = {"min_clients": len(names), "round_cap_s": 100.0, **rules}
@@ -56,30 +56,30 @@ def run(make_server):
         ("sequential", [("b", 0)], None),
     ],
 )
-def test_who_is_called_when(run, look, trigger, at_first, after_a):
-    """All at once, one after another by shard, or one per version."""
+def test_the_order_of_calls(run, look, trigger, at_first, after_a):
+    """All at once, one after another in shard order, or one per version."""
     server = run(trigger, "b", "a")
     assert called(server.fire()) == at_first
-    assert server.now == 0.0, "as soon as the version is there"
+    assert server.now == 0.0, "as soon as there is a version"
     effects = server.store(key("b"))
     if after_a is None:
         assert look.only(effects, do.Average)
         effects = server.committed(1)
-        assert look.said(effects) == [], "only the next one is told"
+        assert look.sent(effects) == [], "it is announced to the next one only"
         effects = server.fire()
-        assert look.said(effects, "a") == [msg.Announce(1, "d1"), msg.Turn(1)]
+        assert look.sent(effects, "a") == [msg.Announce(1, "d1"), msg.Turn(1)]
         return
     assert called(effects) == after_a
     effects = server.store(key("a"))
     assert "2 of 2 called clients sent a delta" in look.notes(effects)
     assert len(look.only(effects, do.Average)[0].merged) == 2
-    assert look.said(server.committed(1)) == [msg.Announce(1, "d1")] * 2
+    assert look.sent(server.committed(1)) == [msg.Announce(1, "d1")] * 2
     assert called(server.fire()) == [(name, 1) for name, _ in at_first]
 
 
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_the_first_round_waits_for_enough(run, look, trigger):
-    """And begins when the one that was missing holds the version, not at some beat of a clock."""
+    """It begins when the missing client holds the version, not at a fixed time."""
     server = run(trigger, "a", min_clients=2)
     effects = server.fire()
     assert "no round: 1 client is here, 2 are needed" in look.notes(effects)
@@ -91,8 +91,8 @@ def test_the_first_round_waits_for_enough(run, look, trigger):
     assert called(server.fire())
 
 
-def test_a_member_that_leaves_and_one_that_comes(run):
-    """A client that leaves is not waited for; one that comes is called in the next round."""
+def test_a_member_that_leaves_and_one_that_joins(run):
+    """The round does not wait for a lost client; a new one is called in the next round."""
     server = run("rounds", "a", "b")
     server.fire()
     server.store(key("a"))
@@ -104,18 +104,18 @@ def test_a_member_that_leaves_and_one_that_comes(run):
     assert {name for name, _ in called(server.fire())} == {"a", "b", "c"}
 
 
-def test_the_same_life_is_called_again(run, look):
-    """The call may have been lost with its session."""
+def test_the_same_incarnation_is_called_again(run, look):
+    """The call may be lost with its session."""
     server = run("turns", "a", "b")
     server.fire()
     server.left("a")
     server.hello("a")
-    assert look.said(server.attach("a"))[-1] == msg.Turn(0)
+    assert look.sent(server.attach("a"))[-1] == msg.Turn(0)
 
 
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_a_client_that_hangs(run, look, trigger):
-    """The cap ends the wait for it, but not where nothing has come; or the next has its turn."""
+    """The cap ends the wait for it if there is a delta, or gives the next client its turn."""
     server = run(trigger, "a", "b")
     server.fire()
     if trigger == "rounds":
@@ -136,16 +136,16 @@ def test_a_client_that_hangs(run, look, trigger):
     assert server.now == (201.0 if trigger == "turns" else 101.0), "not in a tight loop"
 
 
-def test_those_who_had_nothing_are_called_again(run, look):
-    """When a round stays open, and not in a loop."""
+def test_clients_that_skipped_are_called_again(run, look):
+    """They are called when a round stays open, and not in a loop."""
     server = run("rounds", "a", "b")
     server.fire()
-    assert look.said(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
+    assert look.sent(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
     assert called(server.fire()) == [("a", 0)]
 
 
-def test_turns_pass_over_who_has_left(run):
-    """The order was made when the round opened; whoever is here when the turn comes has it."""
+def test_turns_pass_over_lost_clients(run):
+    """The order is fixed when the round opens; clients that left later are skipped."""
     server = run("turns", "a", "b", "c")
     server.fire()
     server.left("b")
@@ -164,7 +164,7 @@ def test_turns_pass_over_who_has_left(run):
     server.left("a")
     assert server.machine.phase is Phase.COLLECTING
     server.left("b", 3)
-    assert server.machine.phase is Phase.READY, "nobody is left, nothing has come"
+    assert server.machine.phase is Phase.READY, "no client is left, and there is no delta"
 
 
 def recover(make_server, trigger, pending=(), settled=(), version=1):
@@ -184,8 +184,8 @@ def recover(make_server, trigger, pending=(), settled=(), version=1):
     ("trigger", "expected"),
     [("rounds", [("a", 1), ("c", 1)]), ("turns", [("a", 1)]), ("sequential", [])],
 )
-def test_after_a_restart_nobody_trains_a_round_twice(make_server, look, trigger, expected):
-    """Clients get a moment to come back; whose delta is durable has done its part."""
+def test_after_a_restart_no_client_trains_a_round_twice(make_server, look, trigger, expected):
+    """Clients get time to reconnect; one with a durable delta is not called."""
     server = recover(make_server, trigger, pending=[key("b", 1, 1, 4)])
     effects = server.fire()
     assert server.now == 10.0
@@ -193,19 +193,19 @@ def test_after_a_restart_nobody_trains_a_round_twice(make_server, look, trigger,
     if trigger == "sequential":
         assert len(look.only(effects, do.Average)) == 1
         server.committed(2)
-        assert called(server.fire()) == [("a", 2)], "nobody knows whose turn it was: from the start"
+        assert called(server.fire()) == [("a", 2)], "it starts from the first"
     else:
         assert server.machine.round.contributors() == 1
 
 
-def test_sequential_goes_on_after_a_restart(make_server):
-    """After the one whose delta the newest version was made of."""
+def test_sequential_continues_after_a_restart(make_server):
+    """The next client follows that of the newest version."""
     server = recover(make_server, "sequential", settled=[key("c", 1, -1), key("a", 1, 0)])
     assert called(server.fire()) == [("b", 1)]
 
 
-def test_sequential_goes_round(run):
-    """By shard, then from the first again; a client that leaves changes nothing for others."""
+def test_sequential_repeats_the_order(run):
+    """In shard order, then from the first again; a client that leaves changes no other turn."""
     server = run("sequential", "a", "b", "c")
     order = []
     for version in range(5):
@@ -225,21 +225,21 @@ def test_sequential_goes_round(run):
     assert order == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_a_turn_that_is_over_has_made_nothing(run, look):
-    """The weights are at another client by then: a late delta would be averaged into its work."""
+def test_a_delta_of_a_turn_that_is_over_is_refused(run, look):
+    """Another client trains those weights by then."""
     server = run("sequential", "a", "b")
     server.fire()
     server.fire()
     server.fire()
     effects = server.offer(key("a"))
-    assert look.said(effects)[0].code == "turn"
+    assert look.sent(effects)[0].code == "turn"
     assert look.only(server.offer(key("b")), do.ReceiveDelta)
     server.left("b")
-    assert look.said(server.offer(key("a")))[0].code == "turn", "also between two rounds"
+    assert look.sent(server.offer(key("a")))[0].code == "turn", "also between two rounds"
 
 
 def test_full_versions_by_sequential(run):
-    """Who had no turn for a while has no use for the versions in between."""
+    """A client does not need the versions between its turns."""
     server = run("sequential", "a")
     for version in range(3):
         server.fire()
@@ -251,25 +251,25 @@ def test_full_versions_by_sequential(run):
 
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_the_last_round_is_called_as_such(run, look, trigger):
-    """With a limit of rounds; the run ends when everybody holds what came of it."""
+    """With a limit of rounds, the run ends when all clients hold the last version."""
     server = run(trigger, "a", limit_rounds=1)
-    assert look.said(server.fire())[-1] == msg.Turn(0, True)
+    assert look.sent(server.fire())[-1] == msg.Turn(0, True)
     server.store(key("a"))
     effects = server.committed(1)
-    assert msg.Announce(1, "d1") in look.said(effects)
+    assert msg.Announce(1, "d1") in look.sent(effects)
     effects = server.hold("a", 1)
-    assert look.said(effects)[0] == msg.Stop("the run's limit of 1 rounds is reached")
+    assert look.sent(effects)[0] == msg.Stop("the run's limit of 1 rounds is reached")
     assert server.machine.ended
 
 
 @pytest.mark.parametrize("when", ["collecting", "ready", "merging"])
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_asked_to_end(run, look, trigger, when):
-    """The open round is the last; nobody trains between rounds, so there is no further one."""
+    """The open round is the last: no client trains between rounds, so none follows."""
     server = run(trigger, "a", "b")
     if when == "ready":
         effects = server.feed(DrainAsked("Ctrl-C"))
-        assert look.said(effects)[-1] == msg.Stop("Ctrl-C")
+        assert look.sent(effects)[-1] == msg.Stop("Ctrl-C")
         assert server.machine.ended
         return
     server.fire()
@@ -280,7 +280,7 @@ def test_asked_to_end(run, look, trigger, when):
     effects = server.feed(DrainAsked("Ctrl-C"))
     assert "no further round" in look.notes(effects)
     if when == "collecting":
-        assert called(server.store(key("a"))) == [], "whose turn had not come has none"
+        assert called(server.store(key("a"))) == [], "clients that had no turn get none"
         if server.machine.phase is Phase.COLLECTING:
             server.fire()  # b is not waited for any longer
     assert server.machine.phase is Phase.MERGING
@@ -290,8 +290,8 @@ def test_asked_to_end(run, look, trigger, when):
     assert server.machine.ended
 
 
-def test_what_came_while_the_last_version_was_made_is_merged_too(run, look):
-    """It was acknowledged, and the next version was never made."""
+def test_deltas_during_the_last_merge_are_merged_too(run, look):
+    """They are acknowledged, so one more version follows."""
     server = run("rounds", "a", "b")
     server.fire()
     server.store(key("a"))
@@ -309,7 +309,7 @@ def test_what_came_while_the_last_version_was_made_is_merged_too(run, look):
 
 
 def test_a_limit_of_tokens_needs_no_further_round(run, look):
-    """As of the operator's wish."""
+    """It ends like a drain."""
     server = run("rounds", "a", limit_tokens=8)
     server.fire()
     server.store(key("a"))
@@ -318,7 +318,7 @@ def test_a_limit_of_tokens_needs_no_further_round(run, look):
 
 
 def test_a_restart_after_the_last_round(make_server, look):
-    """Killed between its last version and its end: clients get the version, and no round."""
+    """Killed between its last version and its end, it serves the version and calls no round."""
     server = make_server(trigger="rounds", limit_tokens=5, drain_s=10.0)
     server.recover(1, "d1", digests={1: "d1"}, tokens_total=9)
     server.hello("a")
@@ -328,7 +328,7 @@ def test_a_restart_after_the_last_round(make_server, look):
 
 
 def test_names():
-    """The settings and the machines know the same triggers."""
+    """The settings and the machines have the same triggers."""
     from typing import get_args
 
     from fsl_async.config import settings
@@ -338,8 +338,8 @@ def test_names():
         trigger_of(ParameterServerRules(trigger="other"))
 
 
-def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
-    """It may come late: no round is dismissed, and none is called, because of it."""
+def test_a_late_answer_about_transfers(run, look):
+    """It does not close or call a round."""
     server = run("rounds", "a")
     assert server.feed(ev.TransfersChecked(())) == []
     server.fire()
@@ -350,7 +350,7 @@ def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
 
 
 def served(effects):
-    """What is sent to whom, in order, with the announcements."""
+    """Peers and versions of streams and announcements, in order."""
     return [
         (
             effect.peer,
@@ -363,7 +363,7 @@ def served(effects):
 
 
 def test_a_version_is_sent_with_its_announcement_once(run):
-    """It saves a round trip; the client's question that crosses it gets no second answer."""
+    """It saves a round trip; the Fetch that crosses it gets no second answer."""
     server = run("rounds", "a", "b", "late")
     server.fire()
     for name in ("a", "b", "late"):
@@ -377,16 +377,16 @@ def test_a_version_is_sent_with_its_announcement_once(run):
     server.hello("late")
     server.attach("late")
     assert served(server.committed(2)) == [("a", 2), ("a", 2), ("b", 2), ("b", 2), ("late", 2)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [], "it is on its way"
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [], "it was pushed"
     again = [do.SendVersion("a", "update", 2)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == again, "asked a second time it is wanted"
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == again, "a second Fetch is answered"
     assert server.feed(ev.FetchAsked("late", -1, "")) == [do.SendVersion("late", "full", 2)]
     assert server.feed(ev.FetchAsked("b", 1, "alien")) == [do.SendVersion("b", "full", 2)]
 
 
 @pytest.mark.parametrize("how", ["declined", "held", "new session"])
-def test_a_question_after_it_is_an_honest_one(run, how):
-    """A version sent unasked may be declined or lost: a client that asks then gets it."""
+def test_a_fetch_after_a_failed_push_is_answered(run, how):
+    """A pushed version may be declined or lost: then the client's Fetch is answered."""
     server = run("rounds", "a")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
@@ -394,7 +394,7 @@ def test_a_question_after_it_is_an_honest_one(run, how):
     if how == "declined":
         server.feed(ev.SendVersionFailed("a", 1))
     elif how == "held":
-        server.hold("a", 1, "other")  # is answered with the whole version
+        server.hold("a", 1, "other")  # is answered with the full version
         server.hold("a", 1)
     else:
         server.hello("a")
@@ -402,8 +402,8 @@ def test_a_question_after_it_is_an_honest_one(run, how):
     assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.SendVersion("a", "update", 1)]
 
 
-def test_by_sequential_it_is_sent_in_full_to_the_client_that_is_next(run):
-    """It has missed the versions in between."""
+def test_sequential_sends_the_full_version_to_the_next_client(run):
+    """It lacks the versions in between."""
     server = run("sequential", "a", "b")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
@@ -418,7 +418,7 @@ def test_a_buffered_trigger_is_a_completion_and_an_entry(run, look, monkeypatch)
     """Asynchronous merging needs no change of the machine: every K deltas make a version."""
     monkeypatch.setitem(TRIGGERS, "buffered", buffered)
     server = run("buffered", "a", "b", "c", "d", every_s=100.0)
-    assert [m.round for m in look.said(server.fire()) if isinstance(m, msg.Call)] == [0] * 4
+    assert [m.round for m in look.sent(server.fire()) if isinstance(m, msg.Call)] == [0] * 4
     for name in "abc":
         assert server.machine.phase is Phase.COLLECTING
         effects = server.store(key(name))

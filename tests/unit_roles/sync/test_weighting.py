@@ -36,7 +36,7 @@ def average(strategy, merged, deltas):
 @pytest.mark.parametrize("name", list(WEIGHTINGS))
 @given(merged=contributions)
 def test_equal_fresh_deltas_average_to_themselves(name, merged):
-    """A weighting may prefer one client to another, but must not change what all agree on."""
+    """A weighting may prefer a client, but must not change a delta that all agree on."""
     fresh = [work(one.delta.tokens, 7) for one in merged]
     strategy = weighting_named(name)
     assert average(strategy, fresh, [3.0] * len(fresh)) == pytest.approx(3.0)
@@ -44,7 +44,7 @@ def test_equal_fresh_deltas_average_to_themselves(name, merged):
 
 @given(merged=contributions)
 def test_tokens_is_the_average_over_the_data(merged):
-    """The default: every token counts the same, whoever trained on it."""
+    """The default: every token counts the same at every client."""
     deltas = np.arange(len(merged), dtype=float)
     discounts = [(1 + one.staleness) ** -0.5 for one in merged]
     tokens = np.array([one.delta.tokens for one in merged], dtype=float)
@@ -63,7 +63,7 @@ def test_uniform_is_the_mean(merged):
 
 @given(merged=contributions)
 def test_fednova_is_its_paper(merged):
-    """Normalised steps: sum_i p_i H_i times sum_i p_i Delta_i / H_i, with p_i the share of the tokens."""
+    """Normalized steps: sum_i p_i H_i times sum_i p_i Delta_i / H_i, p_i: share of the tokens."""
     fresh = [work(one.delta.tokens, one.delta.steps) for one in merged]
     deltas = np.arange(len(fresh), dtype=float)
     tokens = np.array([one.delta.tokens for one in fresh], dtype=float)
@@ -73,8 +73,8 @@ def test_fednova_is_its_paper(merged):
     assert average(weighting_named("fednova"), fresh, deltas) == pytest.approx(expected)
 
 
-def test_fednova_does_not_favour_many_steps():
-    """Two clients that walk in opposite directions with the same speed must cancel, however far each went."""
+def test_fednova_does_not_favor_many_steps():
+    """Two clients with opposite mean steps cancel, for any number of steps."""
     merged = [work(100, 10), work(100, 40)]
     assert average(weighting_named("fednova"), merged, [10.0, -40.0]) == pytest.approx(0.0)
     assert average(weighting_named("tokens"), merged, [10.0, -40.0]) < -1.0
@@ -82,7 +82,7 @@ def test_fednova_does_not_favour_many_steps():
 
 @pytest.mark.parametrize("name", list(WEIGHTINGS))
 def test_a_stale_delta_counts_less_even_alone(name):
-    """If the discount were divided out again, a server that merges one stale delta would take it at full weight."""
+    """The discount is not normalized away, so a single stale delta makes a smaller step."""
     strategy = weighting_named(name)
     values = [average(strategy, [work(10, 10, stale)], [1.0]) for stale in (0, 3, 8)]
     assert values == pytest.approx([1.0, 0.5, 1 / 3])
@@ -97,7 +97,7 @@ def test_the_exponent_is_the_users():
 
 @pytest.mark.parametrize("name", list(WEIGHTINGS))
 def test_no_work_at_all_is_no_change(name):
-    """Deltas without tokens or steps must give zero, not a division by zero."""
+    """Deltas without tokens or steps give zero instead of a division by zero."""
     strategy = weighting_named(name)
     assert strategy.scale([]) == 0.0
     for idle in (work(0, 5), work(5, 0), work(0, 0)):
@@ -105,6 +105,6 @@ def test_no_work_at_all_is_no_change(name):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    """The message must let the user fix the line without reading the source."""
+    """The message names the valid values."""
     with pytest.raises(ValueError, match="tokens, uniform, fednova"):
         weighting_named("median")

@@ -8,10 +8,10 @@
     fsl-sage     rounds/turns  every q-th step           per client  x_c        x_s, x_a per client
     fedavg       rounds/turns  none                                  x          there is none
 
-x_c is the client's part of the model, x_s the server's, x_a an auxiliary model at the client. The
-trigger `turns` is that of lockstep, where one client trains at a time and has one upload in flight,
-so that a run is the same computation as in one process. In free mode all train at their own pace;
-uploads overlap computation.
+x_c is the client's part of the model, x_s the split server's, x_a an auxiliary model at the client.
+The trigger `turns` is that of lockstep, where one client trains at a time and has one upload in
+flight, so that a run is the same computation as in one process. In free mode all train at their own
+pace; uploads overlap computation.
 
 A local step is a generator. It yields what has to cross the cut and is sent what came back:
 
@@ -47,8 +47,9 @@ Tensor = Any
 """A torch.Tensor. This package does not import torch."""
 
 Auxiliary = Literal["none", "trained", "aligned"]
-"""The auxiliary model at the clients: none, trained there and averaged, or aligned by the server,
-one per client."""
+"""The auxiliary model at the clients: none, trained there and averaged, or aligned by the split
+server, one per client.
+"""
 
 
 @frozen
@@ -184,7 +185,7 @@ class Method(ABC):
     """Whether an upload is answered, and the client's step waits for that."""
     auxiliary: ClassVar[Auxiliary] = "none"
     replicas: ClassVar[bool] = False
-    """Whether the server keeps one x_s per client, and averages them after a round."""
+    """Whether the split server keeps one x_s per client, and averages them after a round."""
 
     def __init__(self, rules: SplitRules) -> None:
         self.rules = rules
@@ -198,7 +199,7 @@ class Method(ABC):
 
     @property
     def aligned(self) -> bool:
-        """Whether the server keeps and aligns an auxiliary model per client."""
+        """Whether the split server keeps and aligns an auxiliary model per client."""
         return self.auxiliary == "aligned"
 
     @property
@@ -223,7 +224,7 @@ class Method(ABC):
 
     @property
     def waits_at_round_end(self) -> bool:
-        """Whether a round ends at the client only when the server has noted it.
+        """Whether a round ends at the client only when the split server has noted it.
 
         With replicas the others' average is made of what it has then; where clients take turns, the
         next one trains with x_s as this one leaves it.
@@ -277,7 +278,7 @@ class Method(ABC):
     def serve(self, server: Server, client: str, crossing: Crossing) -> Any:
         """Answer what crossed.
 
-        Raises as `train_upload`, and ModelPartMisused for what the server has no part for.
+        Raises as `train_upload`, and ModelPartMisused for what the split server has no part for.
         """
         if isinstance(crossing, Activations):
             return self.train_upload(server, client, crossing.smashed)
@@ -296,7 +297,7 @@ class Method(ABC):
 
 
 class GradientMethod(Method):
-    """Every step waits for the server's own gradient, as in SL, SplitFed V1 and V2."""
+    """Every step waits for the split server's own gradient, as in SL, SplitFed V1 and V2."""
 
     gradients: ClassVar[bool] = True
 

@@ -1,13 +1,13 @@
 """CSE-FSL (Mu and Shen, arXiv:2302.05599).
 
-Clients train by an auxiliary loss, the server by every q-th batch:
+Clients train by an auxiliary loss, the split server by every q-th batch:
 
     client i, step k:   z = f_c(x; x_c,i)
                         if k mod q == 0: send (z, y);   S, on arrival: loss of f_s(z), x_s step
                         loss of f_a(z; x_a,i): x_c,i and x_a,i step
     end of a round:     x_c <- sum p_i x_c,i;   x_a <- sum p_i x_a,i
 
-An upload is made with the weights before the step that follows it. No signal of the server's
+An upload is made with the weights before the step that follows it. No signal of the split server's
 reaches clients.
 """
 

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629): every client trains a whole model.
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629): every client trains the full model.
 
     client i, each batch:   loss of f(x; x_i): x_i step
     end of a round:         x <- sum p_i x_i
@@ -16,7 +16,7 @@ from fsl_async.roles.split.methods.base import Client, Method, Position, Steps
 
 
 class FedAvg(Method):
-    """The whole model at the clients; there is no split server."""
+    """The full model at the clients; there is no split server."""
 
     name: ClassVar[str] = "fedavg"
     has_server: ClassVar[bool] = False

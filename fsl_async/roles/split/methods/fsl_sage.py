@@ -1,6 +1,6 @@
 """FSL-SAGE (Nair et al., ICML 2025, arXiv:2505.23182).
 
-Clients train by auxiliary models that the server aligns with its gradients:
+Clients train by auxiliary models that the split server aligns with its gradients:
 
     client i, step k of round t:
         z = f_c(x; x_c,i)
@@ -32,7 +32,7 @@ from fsl_async.roles.split.methods.base import (
 
 
 class FslSage(Method):
-    """Auxiliary models aligned by the server, one per client."""
+    """Auxiliary models aligned by the split server, one per client."""
 
     name: ClassVar[str] = "fsl-sage"
     auxiliary: ClassVar[Auxiliary] = "aligned"

@@ -1,17 +1,17 @@
-"""The ways to run rounds, by the name that `sync.trigger` gives them. Pure.
+"""The ways to run rounds, by their names in `sync.trigger`. Pure.
 
     trigger     a round opens (schedule)  it calls (selection)            complete (completion)
     clock       every `every_s`           all at once                     quorum and grace window
     rounds      as soon as there is a     all at once                     all have answered
                 version
-    turns       the same                  all, one after another by shard the last one has answered
+    turns       the same                  all, one by one in shard order  the last one has answered
     sequential  the same                  one, the next by shard          it has answered
 
-By the clock, a client is called to send what it has trained (`messages.Call`): pretraining. With
-the others it is called to train a round (`messages.Turn`), from the version that the round starts
-from to the round's end, where it waits for the version that comes of it: split learning.
+With `clock`, a client is called to send its progress (`messages.Call`): pretraining. With the
+others it is called to train a round (`messages.Turn`), from the version that the round starts from
+to the round's end, where it waits for the resulting version: split learning.
 
-To add one: a file beside these with the part that is new, and an entry in TRIGGERS.
+To add one, add a file with the new part, and an entry in TRIGGERS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When an open round is complete. Pure."""
+"""Decides when an open round is complete. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fsl_async.roles.sync.round import ArrivalHistory, Round, RoundRules
 class Verdict:
     """What to do with a round now, and why. until: when a "wait" is over, if that is known.
 
-    merge   make a version of what is pending
+    merge   make a version of the pending deltas
     close   end the round without a version
-    wait    for answers
+    wait    wait for answers
     next    call the next client of those that wait for their turn
-    pass    wait no longer for those that are missing
+    pass    stop waiting for the missing clients
     """
 
     action: Literal["merge", "close", "wait", "next", "pass"]
@@ -28,7 +28,7 @@ class Verdict:
 
 
 class Completion(Protocol):
-    """any_delta: evaluate the round at a delta that answers another one, too."""
+    """A rule of completion. any_delta: evaluate the round also at a delta for another round."""
 
     any_delta: ClassVar[bool]
 
@@ -43,12 +43,12 @@ class Completion(Protocol):
 class QuorumAndGrace:
     """A quorum of the expected clients, then a grace window for the others.
 
-    - All of the still expected have answered: merge at once.
-    - A quorum of them has: wait for the others during a grace window, learned from how long answers
-      took in past rounds (median + k times the median absolute deviation, after hivemind#676: fixed
-      timeouts have to be guessed), and never beyond the round's cap.
-    - No quorum at the cap: the round stays open for `patience` caps, then it merges what it has.
-      Clients that live but hang must not stop the others.
+    - All expected clients have answered: merge at once.
+    - A quorum has answered: wait for the others during a grace window, computed from the times of
+      answers in past rounds (median + k times the median absolute deviation, after hivemind#676:
+      fixed timeouts have to be guessed), and never beyond the round's cap.
+    - No quorum at the cap: the round stays open for `patience` caps, then it merges the pending
+      deltas. Connected clients that hang must not stop the others.
     """
 
     any_delta: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class QuorumAndGrace:
     def verdict(
         self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
     ) -> Verdict:
-        """Quorum, then grace."""
+        """Decide by quorum, then by grace window."""
         rules = self.rules
         contributors = open_.contributors()
         sent = f"{share_of(contributors, open_.called)} sent a delta"
@@ -67,7 +67,7 @@ class QuorumAndGrace:
         if len(open_.answered) >= len(open_.expected) and not open_.missing():
             if pending:
                 return Verdict("merge", f"{sent}, all have answered")
-            return Verdict("close", "nobody had anything to send")
+            return Verdict("close", "no client had a delta to send")
         needed = max(1, math.ceil(rules.quorum * len(open_.expected)))
         if contributors >= needed and pending:
             if open_.quorum_at is None:
@@ -96,10 +96,10 @@ class QuorumAndGrace:
 
 @frozen
 class AllAnswered:
-    """All of the called that are still here have answered, each within the cap.
+    """All called clients that are still here have answered, each within the cap.
 
-    passes: at the cap, the turn of the missing is over. Else what has come is merged without them;
-    of a round of which nothing has come, all are waited for.
+    passes: at the cap, the turn of the missing client is over. Else pending deltas are merged
+    without the missing clients; a round without any delta waits for all.
     """
 
     any_delta: ClassVar[bool] = False
@@ -109,7 +109,7 @@ class AllAnswered:
     def verdict(
         self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
     ) -> Verdict:
-        """All, or the cap."""
+        """Decide by missing answers, then by the cap."""
         missing = open_.missing()
         sent = f"{share_of(open_.contributors(), open_.called)} sent a delta"
         if not missing:

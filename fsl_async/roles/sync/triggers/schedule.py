@@ -1,4 +1,4 @@
-"""When a round opens, and how long it waits for answers. Pure. Times in seconds."""
+"""Decides when a round opens, and how long it waits for answers. Pure. Times in seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Protocol
 from attrs import frozen
 
 PAUSE_S = 1.0
-"""After a round without a version: clients with nothing to send are not called in a loop."""
+"""Pause after a round without a version, so that idle clients are not called in a loop."""
 
 
 class Schedule(Protocol):
-    """cap_s: how long an answer is waited for. again_s: how long a round that is open beyond its
+    """A rule of times.
+
+    cap_s: how long a round waits for an answer. again_s: how long a round that is open beyond its
     cap waits before it is evaluated again.
     """
 
@@ -21,7 +23,7 @@ class Schedule(Protocol):
     def again_s(self) -> float: ...  # noqa: D102
 
     def after_version(self, called_at: float | None, now: float) -> float:
-        """When to open a round after a version. called_at: of the last round, None for version 0."""
+        """When to open a round after a version. called_at: of the last round; None at version 0."""
         ...
 
     def after_close(self, called_at: float, now: float) -> float:
@@ -39,23 +41,23 @@ class Schedule(Protocol):
 
 @frozen
 class Periodic:
-    """A round every `every_s`. drain_s: for clients to come back after a restart."""
+    """A round every `every_s`. drain_s: for clients to reconnect after a restart."""
 
     every_s: float
     drain_s: float
 
     @property
     def cap_s(self) -> float:
-        """A round is over before the next one."""
+        """A little less than a period, so that a round is over before the next one."""
         return 0.95 * self.every_s
 
     @property
     def again_s(self) -> float:
-        """Once in a period."""
+        """A period."""
         return self.every_s
 
     def after_version(self, called_at: float | None, now: float) -> float:
-        """A period after the last call; after a long round clients first get time to move on."""
+        """A period after the last call, and at least a tenth of one for clients to rebase."""
         if called_at is None:
             return now + self.every_s
         return max(called_at + self.every_s, now + 0.1 * self.every_s)
@@ -68,7 +70,7 @@ class Periodic:
         """A period after the last version, as without the restart.
 
         So a parameter server that is often killed still makes versions. The clients get `drain_s`
-        to come back, and a wall clock that was set wrong costs a period at most.
+        to reconnect, and a wrong wall clock costs at most a period.
         """
         left_s = max(self.every_s - since_version_s, self.drain_s)
         return now + min(left_s, self.every_s)
@@ -80,7 +82,7 @@ class Periodic:
 
 @frozen
 class BackToBack:
-    """A round as soon as there is a version. drain_s: for clients to come back after a restart."""
+    """A round as soon as there is a version. drain_s: for clients to reconnect after a restart."""
 
     cap_s: float
     drain_s: float
@@ -99,7 +101,7 @@ class BackToBack:
         return now + PAUSE_S
 
     def after_start(self, since_version_s: float, now: float) -> float:
-        """When clients had time to come back."""
+        """After the time for clients to reconnect."""
         return now + self.drain_s
 
     def when_short(self, now: float) -> float | None:

@@ -1,7 +1,7 @@
-"""Which clients a round calls, and in which order. Pure.
+"""Decides which clients a round calls, and in which order. Pure.
 
-A client whose delta of the open round is durable already, because the parameter server ended
-before it was merged, is not called to train that round again.
+A client whose delta of the open round is durable already, because the parameter server was
+restarted before the merge, is not called to train that round again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class Opening:
 
 
 class Selection(Protocol):
-    """tells_all: a new version is announced to all at once, and a client far behind gets update
-    after update.
+    """A rule of choice.
+
+    announces_to_all: a new version is announced to all clients at once, and a client far behind
+    gets update after update.
     """
 
-    tells_all: ClassVar[bool]
+    announces_to_all: ClassVar[bool]
 
     def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
         """The clients of the next round, of those that are here and hold a version."""
@@ -44,26 +46,26 @@ class Selection(Protocol):
         ...
 
     def recovered(self, settled: Mapping[DeltaKey, str]) -> None:
-        """The parameter server continues a run; settled: the outcomes of its deltas so far."""
+        """Restore the state of a run that continues. settled: the outcomes of its deltas."""
         ...
 
 
 class _Any:
-    """Takes deltas from any client and remembers nothing."""
+    """Accepts deltas of any client and has no state."""
 
-    tells_all: ClassVar[bool] = True
+    announces_to_all: ClassVar[bool] = True
 
     def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
-        """None."""
+        """No objection."""
         return None
 
     def recovered(self, settled: Mapping[DeltaKey, str]) -> None:
-        """Nothing to remember."""
+        """Do nothing: there is no state."""
 
 
 @frozen
 class Everyone(_Any):
-    """All at once. skips_done: not a client whose delta of this round is durable already."""
+    """All at once. skips_done: clients whose delta of this round is durable count as answered."""
 
     skips_done: bool
 
@@ -76,7 +78,7 @@ class Everyone(_Any):
 
 @frozen
 class InTurns(_Any):
-    """All, one after another by shard."""
+    """All, one after another in shard order."""
 
     def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
         """All that are here, the first one now."""
@@ -89,20 +91,20 @@ class InTurns(_Any):
 
 @define
 class OneByOne:
-    """One client to a version, the next by shard: it starts from what the last one made.
+    """One client per version, in shard order: it starts from the weights of the one before.
 
-    Only that client is told of a version, and gets it in full: the others do not need it, and it
-    lacks the versions in between. `_last` is known after a restart too: the client whose delta
-    made the newest version.
+    A version is announced to that client only, and sent in full: the others do not need it, and it
+    lacks the versions in between. `_last`, the client whose delta made the newest version, is
+    restored after a restart.
     """
 
-    tells_all: ClassVar[bool] = False
+    announces_to_all: ClassVar[bool] = False
 
     _last: str = ""
     _last_shard: int = -1
 
     def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
-        """The next by shard; none when a delta of the newest version is here already."""
+        """The next in shard order; none when a delta of the newest version is pending."""
         if done_before(here, deltas) or deltas.pending:
             return Opening()
         order = in_order(here)
@@ -114,25 +116,25 @@ class OneByOne:
         return Opening({self._last: here[self._last].incarnation})
 
     def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
-        """A turn that is over has made nothing: the weights are at another client by now."""
+        """Object to a delta of a turn that is over: another client trains those weights now."""
         name = offer.key.client
         if open_ is not None and open_.awaits(name, offer.key.incarnation):
             return None
         return "turn", f"it is not, or no longer, the turn of {name}"
 
     def recovered(self, settled: Mapping[DeltaKey, str]) -> None:
-        """The newest version is of the delta with the highest base."""
+        """Find the client of the newest version: its delta has the highest base."""
         merged = [key for key, outcome in settled.items() if outcome == "merged"]
         if merged:
             self._last = max(merged, key=lambda key: key.base).client
 
 
 def in_order(here: Mapping[str, Member]) -> list[str]:
-    """The names by shard."""
+    """The names in shard order."""
     return sorted(here, key=lambda name: (here[name].shard, name))
 
 
 def done_before(here: Mapping[str, Member], deltas: DeltaBook) -> tuple[str, ...]:
-    """Clients whose delta of the newest version waits to be merged, of whichever incarnation."""
+    """Clients whose delta of the newest version is pending, of any incarnation."""
     durable = {key.client for key in deltas.pending if key.base == deltas.version}
     return tuple(name for name in in_order(here) if name in durable)

@@ -13,11 +13,10 @@ from fsl_async.roles.sync.triggers.selection import Selection
 
 @frozen
 class Trigger:
-    """One way to run rounds. A new one for each run: a selection may remember which client was last.
+    """One way to run rounds. Each run has its own: a selection may have state.
 
-    trains: a call is a Turn: train this round, and wait for the version that comes of it. Else it
-    is a Call: send what was trained since the last one; the end of the run then calls one more
-    round.
+    trains: a call is a Turn: train this round, and wait for the resulting version. Else it is a
+    Call: send the progress since the last one; the end of the run then calls one more round.
     """
 
     schedule: Schedule
