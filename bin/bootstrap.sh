@@ -1,5 +1,6 @@
 # Sourced by bin/fsl-node and bin/test: makes .venv once, and again when pyproject.toml,
-# constraints.txt or the native codec's sources change. Sets $root and $venv. Needs Python 3.11+; pick one with PYTHON=...
+# constraints.txt or the native codec's sources change. Sets $root and $venv. Needs Python 3.11+;
+# pick one with PYTHON=...
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${FSL_VENV:-$root/.venv}"
 
@@ -28,7 +29,8 @@ fsl_bootstrap() {
     fi
     echo "fsl-async: first use, installing into $venv (a minute or two)" >&2
     "$python" -m venv "$venv" || { echo "cannot make $venv with $python -m venv" >&2; return 2; }
-    # pip compiles its 12,000 files to bytecode one after another; compileall takes all cores. Some packages hold files that are no Python.
+    # pip compiles its 12,000 files to bytecode one after another; compileall takes all cores. Some
+    # packages hold files that are no Python.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
         -c "$root/constraints.txt" -e "$root[dev,live]" >&2 ||
         { echo "pip install failed; the lines above say why" >&2; return 2; }
