@@ -1,8 +1,8 @@
 """Accumulator: the sum of weight_i * Delta_i of the round. It holds the one vector of the model's
-size that the parameter server keeps.
+size that the server keeps.
 
 Deltas are added in the order in which `add` is called. An addition in fp32 cannot be undone by a
-subtraction, so where a delta is removed, the frames that it is in are computed again from
+subtraction, so where something has to come out again, the frames that it is in are made anew from
 the other deltas, which are still in the spool, before the sum is used: `chunks` is always, to the
 bit, the sum of the deltas in `weights` in their order.
 

@@ -9,11 +9,10 @@
     quarantined   a delta is kept out: on arrival, or removed later; with `held` it may be released
     released      a delta that was held is pending again
     version       a version exists; the deltas it lists are merged
-    rollback      the run is at version `to` again; `pending` lists the deltas that are pending
-                  again, `gone` those that are lost
-    renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
-                  lists the records up to it that are left, `aside` the deltas that were in the
-                  spool; they are unknown again, so a client without an answer may send one anew
+    rollback      the run is at version `to` again; `pending` lists the deltas that wait again, `gone` those that are lost
+    renewed       the ledger was lost and this one begins: the run is at version `to`, `versions` lists the records that are left up to it,
+                  `aside` the deltas that were in the spool; they are unknown again, so a client
+                  that was not answered may send one anew
 
 A key is in at most one of `pending`, `merged` and `quarantined`: that is what "merged at most once"
 means here.

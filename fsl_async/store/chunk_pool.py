@@ -1,5 +1,5 @@
 """A small pool of threads for work on chunks, which are independent: the native codec, the disk and
-hashing release the GIL.
+hashing let go of the interpreter.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ChunkPool:
         return wait
 
     def _submit(self, job: Callable[..., B], *arguments: object) -> Future[B]:
-        """NoWorkerThread where none can be started. After any error no thread works any more, and
+        """NoWorkerThread where none can be started. After any error nobody is at work any more, and
         what had not begun never will.
         """
         if self._pool is None:

@@ -28,7 +28,7 @@ class ManifestError(LearnError):
     """A list of tensors makes no sense; the message names the first tensor at fault."""
 
 
-class FrameRefused(LearnError):  # noqa: N818 - named after what happened
+class FrameRefused(LearnError):  # noqa: N818 - named after what happened, as the contract between the rooms has it
     """A coded frame is damaged, of the wrong length or out of order. The sender is at fault, not
     this node.
     """
@@ -55,7 +55,7 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
 
 class Damaged(StoreError):  # noqa: N818
-    """The disk does not hold what was written. Trying again does not help; the message says
+    """What is on the disk is not what was written. Trying again does not help; the message says
     what does.
     """
 

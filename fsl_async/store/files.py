@@ -29,8 +29,7 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 class Files:
     """The disk. Every method raises OSError as the system gives it."""
 
-    # --- changing calls
-    # -----------------------------------------------------------------------------------
+    # --- changing calls ---
 
     def make_directory(self, path: Path) -> None:
         """Create `path` for its owner alone (0700); one that is there keeps its mode. Its parent
@@ -80,8 +79,7 @@ class Files:
         """Remove the empty folder at `path`."""
         path.rmdir()
 
-    # --- calls that change nothing on the disk
-    # ------------------------------------------------------------
+    # --- calls that change nothing on the disk ---
 
     def open_existing(self, path: Path, *, writable: bool = False) -> int:
         """Open the file at `path`."""
@@ -136,8 +134,7 @@ class Files:
         except FileNotFoundError:
             return []
 
-    # --- built from the calls above
-    # -----------------------------------------------------------------------
+    # --- built from the calls above ---
 
     def read_whole(self, path: Path, limit: int) -> bytes:
         """The content of a file of at most `limit` bytes; OSError (EFBIG) when it is longer."""

@@ -10,12 +10,12 @@ The layout is from the safetensors README, section "Format"
     the rest   the tensors' bytes, little-endian, row-major, without holes
 
 So a checkpoint's weights open in the safetensors library and everything built on it. The library
-itself is not used here because it needs all tensors in memory at once; a flat vector in the
+itself is not used here because it wants all tensors in memory at once; a flat vector in the
 manifest's order is already the data part. The header is padded so that the data begins at a
 multiple of 64 bytes, which lets a reader map it aligned.
 
-Beside the SHA-256 of the file there is a CRC-32 of each chunk, so that a chunk that is read back is
-checked before it is used. Both are kept in the version's manifest.json.
+Beside its SHA-256, which is of the whole, a flat file has a CRC-32 of each chunk, so that what is
+read back chunk by chunk is checked before it is used. Both are kept in the version's manifest.json.
 
 The header follows from the manifest alone, so a reader compares it byte by byte, and the SHA-256 of
 a flat file means that of its data part: for weights.safetensors it is the very digest that the

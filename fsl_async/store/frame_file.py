@@ -1,4 +1,4 @@
-"""Frame files: coded chunks one after the other, as they arrived. Used for spooled deltas and for a
+"""Frame files: coded chunks one after the other, as they came. Used for spooled deltas and for a
 version's update.
 
     8 bytes    b"FSLFRM01"

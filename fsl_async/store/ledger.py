@@ -6,13 +6,15 @@ acknowledged.
                     served, over all its processes)
 
 "up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, and not the
-time since the first line: a parameter server that was off over a weekend must not find its run
-over, and a wall clock may be set. A crash loses the time since the last line, at most a round.
+time since the first line: a server that lay still over a weekend shall not come back to a run that
+is over, and a wall clock may be set. What a crash takes from it is the time since the last line, a
+round at the most.
 
 Rules.
   1. A fact holds from the moment `append` returns: the line is written and synced. Before that it
      never happened.
-  2. Lines are only appended. A partly written line is cut off before the next one.
+  2. Lines are only appended. A line that could not be written whole is cut off again before the
+     next one.
   3. So after a crash only the last line can be torn: its beginning is there and no more, or a block
      of it is zeros. It is cut off when the ledger is opened. Anything else that does not match its
      checksum is damage to what was acknowledged: LedgerDamaged names the line, and nothing is
@@ -72,7 +74,7 @@ class Ledger:
     ) -> str | None:
         """Create or read the ledger, calling `apply` with every fact in order.
 
-        may_be_new: called when it is missing or has no complete line, before anything is created or
+        may_be_new: called when it is missing or has no whole line, before anything is created or
         cut off; raises where that must not be. Returns one line about a torn last line that was cut
         off, or None. Raises StoreError when another process has the ledger, LedgerDamaged, OSError,
         and what `may_be_new` raises; then it is closed again.

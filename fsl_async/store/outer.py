@@ -1,5 +1,5 @@
-"""Outer step: from the average pseudo-gradient to the change that every node applies. Pure, chunk
-by chunk, fp32.
+"""Outer step: from the average pseudo-gradient to the change that everybody applies. Pure, chunk by
+chunk, fp32.
 
 Signs. A client that got from Theta_v to u sends the pseudo-gradient Delta = Theta_v - u, so that
 "descend along Delta" moves towards u, as for any gradient (Douillard et al., DiLoCo,
@@ -12,8 +12,8 @@ arXiv:2311.08105).
     Theta_next = Theta + sent                                     one fp32 add, equal on all nodes
     residual   = desired - sent                                   added to the next desired change
 
-The parameter server applies what it sent, not what it desired, so all nodes stay equal to the bit;
-the residual is error feedback (Seide et al. 2014, 1-bit SGD; Karimireddy et al., arXiv:1901.09847).
+The server applies to itself what it sent, not what it wished, so nobody ever differs; the residual
+is error feedback (Seide et al. 2014, 1-bit SGD; Karimireddy et al., arXiv:1901.09847).
 
 Nesterov momentum is that of torch.optim.SGD(nesterov=True, dampening=0): momentum = m * momentum +
 g; step = g + m * momentum, with a momentum of zeros at the start. Plain averaging makes the new
@@ -25,9 +25,9 @@ difference, plain averaging is
 
     Theta_next = (sum_i weight_i * u_i + (1 / scale - sum_i weight_i) * Theta) * scale
 
-in float64, rounded to fp32 once: the formula above with one rounding instead of four, so the
-average of one client's weights is these weights, to the bit. The second summand is the share that
-discounts for staleness leave to the previous weights; it is zero without stale deltas.
+which is the formula above with one rounding in place of four: of one member it is u to the bit. The
+second summand is what discounts for staleness leave to the weights of before; without stale members
+it is nothing.
 
 All functions work in place on C-contiguous float32 vectors of one length, so that the caller
 decides about memory. Every operation rounds to fp32 once; there is no fused multiply-add anywhere.

@@ -1,7 +1,7 @@
 """The store's records: frozen values, and their form in the ledger. Pure.
 
 A delta is known by its key from the moment it is acknowledged: it is accepted (spooled, not merged
-yet), merged (part of a version) or quarantined (kept out, never merged). The classes of deltas
+yet), merged (part of a version) or quarantined (kept aside, never merged). The classes of deltas
 are those of `fsl_async.roles.sync.delta`; in the ledger a delta is one flat object.
 """
 

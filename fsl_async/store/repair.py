@@ -6,8 +6,9 @@ all.
                      where both are on disk and the settings are the same
     weights          the previous version and update.bin, by the addition that every client makes
 
-The result is used only if its length, SHA-256 and chunk checksums are those of the damaged file in
-manifest.json. Other settings or another damaged file give other bytes, and no repair.
+What is made counts only when its length, SHA-256 and chunk checksums are those that manifest.json
+has of the damaged file. So nothing has to be known here about what else may have changed: other
+settings or another damaged file give other bytes, and no repair.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Robust aggregator: applies a rule of aggregation to the deltas of a round, chunk by chunk.
+"""Gathering: what a rule of aggregation makes of the deltas of a round, from the spool, chunk by
+chunk.
 
-The counterpart of the accumulator for rules that need all deltas at once. Nothing is held
+The counterpart of the accumulator for rules that have to see all deltas at once. Nothing is held
 between rounds but keys and weights; a merge reads the deltas from the spool, once (twice where the
 rule looks at distances first), and holds the same chunk of each client's: O(clients x chunk)
 memory. The sum of a client's own deltas is made in the order of their keys. So a merge that a crash
-cut short gives the same bits when it is made again, in whatever order its deltas were accepted
+cut short gives the same bits when it is made again, in whatever order its deltas were booked
 meanwhile.
 """
 

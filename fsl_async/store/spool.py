@@ -1,17 +1,18 @@
-"""Spool: coded deltas on disk, from their first chunk until no kept version needs them.
+"""Spool: deltas on disk as they came, coded, from their first chunk until no kept version could
+need them again.
 
     spool/client@incarnation@base@sequence.frames         being received, pending, or merged in a
                                                           version above the oldest kept
     quarantine/client@incarnation@base@sequence.frames    not finite, or removed from the run; kept
                                                           for a person to look at
 
-The ledger records whether the delta of a file in spool/ was acknowledged. So a crash before the
-ledger line leaves a file that recovery removes, and the client, which keeps a
+A file in spool/ means nothing by itself: the ledger says whether its delta was acknowledged. So a
+crash before the ledger line leaves a file that recovery removes, and the client, which keeps a
 delta until it is acknowledged, offers it again.
 
 Frames arrive in order. Each is checked when it arrives, as the kind of the run's deltas has it
 (fsl_async.store.delta_kind), and only one is ever decoded at a time. A delta that was interrupted
-resumes at `next_chunk`, as long as the process lives.
+goes on at `next_chunk`, within the life of the process.
 """
 
 from __future__ import annotations
@@ -69,8 +70,7 @@ class Spool:
         self._files.make_directory(self._directory)
         self._files.make_directory(self._aside)
 
-    # --- receiving
-    # ----------------------------------------------------------------------------------------
+    # --- receiving ---
 
     def begin(self, delta: Delta) -> bool:
         """Start receiving, or go on when the same delta was begun before; whether it starts."""
@@ -156,8 +156,7 @@ class Spool:
         for other in [one for one in self._parts if one.client == key.client and one != key]:
             self.abort(other)
 
-    # --- acknowledged deltas
-    # ------------------------------------------------------------------------------
+    # --- acknowledged deltas ---
 
     def frames(
         self, key: DeltaKey, count: int, indices: Sequence[int] | None = None

@@ -11,7 +11,7 @@ Rules, which hold whenever the process dies, at whichever call to the disk:
      lineage, or pending, or quarantined.
   2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
      nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
-     if the crash came between the two.
+     if the crash fell between the two.
   3. A version that `advance` returned stays, with the digest that it returned.
   4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried
      again. One exception: a delta whose sync failed is given up, and its client sends it again.
@@ -113,8 +113,7 @@ class Store:
         bytes. Called in the store's thread.
         """
 
-    # --- start and end
-    # ------------------------------------------------------------------------------------
+    # --- start and end ---
 
     def recover(self) -> Recovered:
         """Read the run directory (created when it is new), verify, repair.
@@ -223,8 +222,7 @@ class Store:
         """What became of a delta, or None when it was never acknowledged."""
         return self._open.facts.book.known(key)
 
-    # --- small facts
-    # --------------------------------------------------------------------------------------
+    # --- small facts ---
 
     def start_run(self, run: str) -> str:
         """Name the run, once; returns the name it has, which is the first one it got."""
@@ -270,8 +268,7 @@ class Store:
             with disk(f"cannot write the incarnation of {name} to the ledger"):
                 facts.record("incarnation", {"name": name, "incarnation": incarnation})
 
-    # --- version 0
-    # ----------------------------------------------------------------------------------------
+    # --- version 0 ---
 
     def begin_initial(self, manifest: Manifest) -> None:
         """Start to receive version 0; what was received before is dropped."""
@@ -329,8 +326,7 @@ class Store:
         self._open.run.manifest = initial.manifest
         return self._adopt(checkpoint)
 
-    # --- deltas
-    # -------------------------------------------------------------------------------------------
+    # --- deltas ---
 
     def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
         """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is
@@ -429,8 +425,7 @@ class Store:
             self._open.run.spool.bring_back(key)  # recovery undoes this where the line is missing
             facts.record("released", to_fact(facts.book.held[key]))
 
-    # --- the outer step
-    # -----------------------------------------------------------------------------------
+    # --- the outer step ---
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add `weight` times a pending delta to the accumulator. StoreError: the same deltas are in
@@ -490,8 +485,7 @@ class Store:
             notice,
         )
 
-    # --- what clients fetch
-    # -------------------------------------------------------------------------------
+    # --- what clients fetch ---
 
     def keep_from(self, version: int | None) -> None:
         """Keep `version` and all after it while a client is fetching them, beyond keep_versions;

@@ -35,8 +35,7 @@ def deltas(count=6, seed=3):
     return np.random.default_rng(seed).standard_normal((count, MODEL.values)).astype(np.float32)
 
 
-# --- the formulas, one coordinate or one pair at a time, in double precision
-# ------------------------------------
+# --- the formulas, one coordinate or one pair at a time, in double precision ---
 
 
 def trimmed(rows, f):
@@ -246,8 +245,7 @@ def test_unknown_rules_are_named():
         rule_named("krumm")
 
 
-# --- what is kept out
-# ---------------------------------------------------------------------------------------------
+# --- what is kept out ---
 
 
 def test_a_held_delta_can_be_released(make_run):

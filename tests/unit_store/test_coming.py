@@ -478,8 +478,7 @@ def test_rules_that_see_deltas_side_by_side_wait_until_they_are_whole(run_root):
     store.close()
 
 
-# --- all of it at once: one store adds while deltas come, its twin when they are whole
-# ----------------------
+# --- all of it at once: one store adds while deltas come, its twin when they are whole ---
 
 CLIENTS = 4
 STEPS = st.one_of(

@@ -30,8 +30,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
 
 
-# --- dense and full
-# -----------------------------------------------------------------------------------------------
+# --- dense and full ---
 
 
 @pytest.mark.parametrize("kind", [Dense(), FullWeights()])
@@ -78,8 +77,7 @@ def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
     assert len(decoded) == MANIFEST.chunks
 
 
-# --- a kind of another make
-# ---------------------------------------------------------------------------------------
+# --- a kind of another make ---
 
 
 def direction(seed, values):

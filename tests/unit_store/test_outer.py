@@ -20,7 +20,7 @@ def vectors(count, length=257, seed=3):
 
 
 def test_nesterov_is_that_of_torch():
-    """DiLoCo's numbers were found with torch.optim.SGD; ours must be that optimizer, to one
+    """DiLoCo's numbers were found with torch.optim.SGD; ours must be that optimiser, to one
     rounding per operation.
     """
     settings = OuterSettings(learning_rate=0.7, momentum=0.9)

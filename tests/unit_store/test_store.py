@@ -33,8 +33,7 @@ def key(name="a", base=0, sequence=1):
     return DeltaKey(name, 1, base, sequence)
 
 
-# --- versions
-# -------------------------------------------------------------------------------------------------
+# --- versions ---
 
 
 def test_version_0_is_what_was_published(run):
@@ -159,8 +158,7 @@ def test_memory_is_one_vector(make_run):
     assert committing < 2.0 * vector_bytes
 
 
-# --- what the store refuses
-# -----------------------------------------------------------------------------------
+# --- what the store refuses ---
 
 
 def test_nothing_works_before_recover(run_root):
@@ -327,8 +325,7 @@ def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
     assert (recovered.leases, recovered.loans) == ({"c": 0, "b": 1}, frozenset())
 
 
-# --- other facts
-# ----------------------------------------------------------------------------------------------
+# --- other facts ---
 
 
 def test_a_shard_stays_with_its_client(run):

@@ -39,8 +39,7 @@ class HealthyDisk(Files):
         """Do nothing."""
 
 
-# --- the scenario and, computed without the store, what must come out of it
-# ------------------------------------
+# --- the scenario and, computed without the store, what must come out of it ---
 
 DOWN = CodecSpec(format="e4m3", entropy=False)
 UP = CodecSpec(format="bf16", entropy=False)

@@ -222,8 +222,7 @@ def test_a_damaged_delta_ends_the_run_and_not_the_next_start(make_run, rule):
     assert recovered.settled == {key("b"): "quarantined"}
 
 
-# --- a ledger that is gone
-# -------------------------------------------------------------------------------------
+# --- a ledger that is gone ---
 
 
 def lose(path, how):

@@ -42,8 +42,7 @@ def key(name="a", base=0, sequence=1):
     return DeltaKey(name, 1, base, sequence)
 
 
-# --- versions that are there, or not quite
-# ---------------------------------------------------------------------
+# --- versions that are there, or not quite ---
 
 
 def test_a_version_that_may_not_last_is_taken_back(run):
@@ -115,8 +114,7 @@ def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
     assert [delta.key for delta in recovered.pending] == [key("a", 1, 2)]
 
 
-# --- damage and fallback
-# --------------------------------------------------------------------------------------
+# --- damage and fallback ---
 
 
 def do_harm(path, harm):

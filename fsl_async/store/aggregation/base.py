@@ -3,10 +3,10 @@
 The store hands a rule the same chunk of every client's delta at a time, as rows of a matrix: row i
 is weight_i * Delta_i, one for each client, in the order of their names, so that the same deltas
 give the same bits whatever the order in which they came. Several deltas of one client are one row,
-their sum: a client that sends twice counts once.
+their sum: who sends twice shall not count twice.
 
 Weights. `Mean` is the weighted sum that `fsl_async.roles.sync.weighting` describes, and needs no
-rows. The robust rules count each client once, whatever work it claims, because tokens are what
+rows. The robust rules count each client once, whatever it says of its work, because tokens are what
 a liar would claim: weight_i is the discount for staleness (times what clipping leaves), and the
 store's scale is not used.
 
