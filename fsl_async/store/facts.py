@@ -1,10 +1,10 @@
-"""Facts: a run's ledger and the book that its lines add up to, kept in step while the run goes on.
+"""Facts: a run's ledger and the book derived from it, kept consistent while the run goes on.
 
-After a failed write two things may be missing in the ledger. They are written before anything else:
+After a failed write, two things may be outstanding, and come before anything else is written:
 
-    a doubtful version    its folder may exist although its commit failed: it is taken back, because
+    a doubtful version    its folder may exist although its commit failed: it is removed, because
                           after a crash it would count as a version
-    lines of versions     the version exists, and its line could not be written
+    lines of versions     the version exists, but its line could not be written
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """What is durable of one open run. Methods raise OSError as the system gives it."""
+    """The durable facts of one open run. Methods raise OSError unchanged."""
 
     def __init__(self, ledger: Ledger, book: Book, checkpoints: Checkpoints) -> None:
         self.book = book
@@ -32,22 +32,22 @@ class Facts:
         self._owed: list[VersionRecord] = []
 
     def record(self, fact: str, members: Mapping[str, Any]) -> None:
-        """Make a fact durable, then enter it into the book."""
+        """Make a fact durable, then apply it to the book."""
         self.settle()
         self.book.apply(self._ledger.append(fact, members))
 
     def doubt(self, version: int) -> None:
-        """From now on the version's folder may appear, and does not count until `believe`."""
+        """Mark a version as doubtful until `believe`: its folder may appear, but does not count."""
         self._doubtful = version
 
     def believe(self, record: VersionRecord) -> None:
-        """A version exists: enter it into the book; `settle` writes its line."""
+        """Apply a version that exists to the book; `settle` writes its line."""
         self._doubtful = None
         self.book.apply({"fact": "version", **record.to_fact()})
         self._owed.append(record)
 
     def settle(self) -> None:
-        """Write what is missing."""
+        """Write or undo what is outstanding."""
         if self._doubtful is not None:
             self._checkpoints.retract(self._doubtful)
             self._doubtful = None
@@ -56,7 +56,7 @@ class Facts:
             self._owed.pop(0)
 
     def close(self) -> None:
-        """Write missing lines where that is possible, and return the ledger."""
+        """Try to write outstanding lines, then release the ledger."""
         if self._owed:
             with suppress(OSError):
                 self.settle()
