@@ -80,8 +80,7 @@ class Accumulator:
             self.total.clear(index)
 
     def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Add a frame of a delta that is still arriving; only one delta at a time is added this
-        way.
+        """Add a frame of a delta that is still arriving; one delta at a time.
 
         content: as `DeltaKind.check` returned it. `add` adds the frames that are left out here.
         """

@@ -56,7 +56,7 @@ class Advanced:
     update_norm: float
 
 
-class _Room:
+class _Buffers:
     """Buffers for one chunk of the next version.
 
     vectors: weights, momentum and change, float32. coded: the coded change.
@@ -105,16 +105,16 @@ class _OuterStep:
         """Number of values in the longest chunk."""
         return min(CHUNK_VALUES, self._manifest.values)
 
-    def room(self) -> _Room:
-        """Return buffers for one chunk."""
-        return _Room(self.longest, bound(self.longest, self._spec))
+    def buffers(self) -> _Buffers:
+        """Allocate the buffers for one chunk."""
+        return _Buffers(self.longest, bound(self.longest, self._spec))
 
     def compute(
-        self, index: int, average: NDArray[np.float32], room: _Room
+        self, index: int, average: NDArray[np.float32], buffer: _Buffers
     ) -> list[Callable[[], None]]:
-        """Compute a chunk of the next version in `room`; return the writes, one per file."""
+        """Compute a chunk of the next version in `buffer`; return the writes, one per file."""
         start, stop = self._manifest.chunk_range(index)
-        weights, momentum, change = (vector[: stop - start] for vector in room.vectors)
+        weights, momentum, change = (vector[: stop - start] for vector in buffer.vectors)
         residual, sent = self._residual[: stop - start], self._sent[: stop - start]
         assert self._old_weights is not None, "a verified checkpoint has weights"
         self._old_weights.read_into(index, weights)
@@ -127,7 +127,7 @@ class _OuterStep:
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(change, average)
             desired_change(change, momentum, residual, self._outer)
-            frame = room.coded[: encode_into(change, room.coded, self._spec)]
+            frame = buffer.coded[: encode_into(change, buffer.coded, self._spec)]
             decode_into(frame, sent)
             apply_change(weights, sent)
             lost_in_coding(change, sent)
@@ -167,11 +167,11 @@ def advance(
             files, manifest, current, writer=writer, settings=settings, closing=closing
         )
         # One chunk is written and hashed while the next one is computed.
-        rooms = step.room(), step.room()
+        buffers = step.buffers(), step.buffers()
         wait_for_writes = pool.begin([])
         try:
             for index, average in zip(range(manifest.chunks), averages, strict=True):
-                writes = step.compute(index, average, rooms[index % 2])
+                writes = step.compute(index, average, buffers[index % 2])
                 # A chunk's writes begin when those of the chunk before have ended, so that each
                 # file receives its chunks in order.
                 wait_for_writes()
@@ -192,9 +192,9 @@ def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArra
 
     A chunk is valid until the next.
     """
-    room = np.empty(CHUNK_VALUES, np.float32)
+    buffer = np.empty(CHUNK_VALUES, np.float32)
     for total in sums:
-        part = room[: len(total)]
+        part = buffer[: len(total)]
         with np.errstate(over="ignore", invalid="ignore"):
             np.multiply(total, np.float32(scale), out=part)
         yield part
@@ -224,11 +224,11 @@ def advance_full(
         closing.callback(old.close)
         new = writer.flat(WEIGHTS)
         longest = min(CHUNK_VALUES, manifest.values)
-        before, room = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
+        before, buffer = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
         norm_squared = 0.0
         for index, total in zip(range(manifest.chunks), sums, strict=True):
             start, stop = manifest.chunk_range(index)
-            weights, change = room[: stop - start], before[: stop - start]
+            weights, change = buffer[: stop - start], before[: stop - start]
             old.read_into(index, weights)
             change[:] = weights
             with np.errstate(over="ignore", invalid="ignore"):

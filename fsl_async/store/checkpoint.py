@@ -180,7 +180,7 @@ class Checkpoints:
                 self._files.sync_directory(self.directory)
                 self._files.remove_tree(leaving)
 
-    def move_aside(self, version: int, generation: int) -> str:
+    def rename_void(self, version: int, generation: int) -> str:
         """Rename a void version's folder; return the new name.
 
         If a power cut undoes that, recovery repeats it.
@@ -204,7 +204,7 @@ class VersionWriter:
 
     A context manager that removes the folder unless `publish` succeeded.
 
-    repairs: the version exists, and files of it are recomputed for `put_back`.
+    repairs: the version exists, and files of it are recomputed for `replace`.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class VersionWriter:
         self._checkpoints.publish(self._version, self._path)
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 
-    def put_back(self, name: str) -> None:
+    def replace(self, name: str) -> None:
         """Replace a file of the existing version, durably, with the sealed one written here."""
         target = self._checkpoints.path(self._version)
         self._files.rename(self._path / name, target / name)

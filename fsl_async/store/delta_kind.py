@@ -112,7 +112,7 @@ class Dense(DeltaKind):
     dtype: ClassVar[type[np.floating[Any]]] = np.float32
 
     def __init__(self) -> None:
-        self._room = np.empty(0, np.float32)
+        self._buffer = np.empty(0, np.float32)
 
     def frames(self, manifest: Manifest) -> int:
         """One per chunk."""
@@ -120,9 +120,9 @@ class Dense(DeltaKind):
 
     def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
         """See `DeltaKind.check`; the content is float32, (values of the chunk,)."""
-        if not len(self._room):
-            self._room = np.empty(manifest.chunk_values(0), np.float32)
-        values = decode_checked(frame, index, manifest, self._room)
+        if not len(self._buffer):
+            self._buffer = np.empty(manifest.chunk_values(0), np.float32)
+        values = decode_checked(frame, index, manifest, self._buffer)
         return Checked(values, squared_norm(values))
 
     def total(self, manifest: Manifest) -> ChunkTotal:
@@ -131,9 +131,9 @@ class Dense(DeltaKind):
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
         """See `DeltaKind.sums`. Uses one chunk of memory; the same order gives the same bits."""
-        room = np.zeros(manifest.chunk_values(0), self.dtype)
+        buffer = np.zeros(manifest.chunk_values(0), self.dtype)
         for index in range(manifest.chunks):
-            total = room[: manifest.chunk_values(index)]
+            total = buffer[: manifest.chunk_values(index)]
             total.fill(0.0)
             for frames, weight in sources:
                 self.add_frame(total, next(frames), weight)

@@ -54,20 +54,19 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
 
 class Damaged(StoreError):  # noqa: N818
-    """What is on the disk is not what was written. Trying again does not help; the message says
-    what does.
+    """Data on disk is not what was written.
+
+    Trying again does not help; the message says what does.
     """
 
 
 class LedgerDamaged(Damaged):
-    """Line `line` (counted from 1) of the ledger does not match its checksum, and no crash causes
-    that.
-    """
+    """Line `line` (counted from 1) of the ledger fails its checksum, and no crash causes that."""
 
     def __init__(self, path: str, line: int) -> None:
         super().__init__(
             f"{path} line {line} is damaged, and not by a crash; "
-            "put the ledger back from a backup, or move it away and start again: that says how to "
+            "restore the ledger from a backup, or move it away and start again: that says how to "
             "go on without it"
         )
         self.path = path
@@ -119,10 +118,10 @@ class CheckpointDamaged(Damaged):
 
     def __init__(self, version: int, file: str, previous_version: int | None, reason: str) -> None:
         if previous_version is None:
-            advice = "no older version is intact; put the file back from a backup"
+            advice = "no older version is intact; restore the file from a backup"
         else:
             advice = (
-                f"put it back from a backup, or start again with --from-version {previous_version}"
+                f"restore it from a backup, or start again with --from-version {previous_version}"
             )
         super().__init__(f"version {version} is damaged: {file} {reason}; {advice}")
         self.version = version

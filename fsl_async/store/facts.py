@@ -2,9 +2,9 @@
 
 After a failed write, two things may be outstanding, and come before anything else is written:
 
-    a doubtful version    its folder may exist although its commit failed: it is removed, because
-                          after a crash it would count as a version
-    lines of versions     the version exists, but its line could not be written
+    an unconfirmed version    its folder may exist although its commit failed: it is removed,
+                              because after a crash it would count as a version
+    lines of versions         the version exists, but its line could not be written
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ class Facts:
         self.book = book
         self._ledger = ledger
         self._checkpoints = checkpoints
-        self._doubtful: int | None = None
-        self._owed: list[VersionRecord] = []
+        self._unconfirmed: int | None = None
+        self._outstanding: list[VersionRecord] = []
 
     def record(self, fact: str, members: Mapping[str, Any]) -> None:
         """Make a fact durable, then apply it to the book."""
-        self.settle()
+        self.write_outstanding()
         self.book.apply(self._ledger.append(fact, members))
 
-    def doubt(self, version: int) -> None:
-        """Mark a version as doubtful until `believe`: its folder may appear, but does not count."""
-        self._doubtful = version
+    def begin_version(self, version: int) -> None:
+        """Note that the version's folder may appear; it counts only after `confirm_version`."""
+        self._unconfirmed = version
 
-    def believe(self, record: VersionRecord) -> None:
-        """Apply a version that exists to the book; `settle` writes its line."""
-        self._doubtful = None
+    def confirm_version(self, record: VersionRecord) -> None:
+        """Apply a version that exists to the book; `write_outstanding` writes its line."""
+        self._unconfirmed = None
         self.book.apply({"fact": "version", **record.to_fact()})
-        self._owed.append(record)
+        self._outstanding.append(record)
 
-    def settle(self) -> None:
-        """Write or undo what is outstanding."""
-        if self._doubtful is not None:
-            self._checkpoints.retract(self._doubtful)
-            self._doubtful = None
-        while self._owed:
-            self._ledger.append("version", self._owed[0].to_fact())
-            self._owed.pop(0)
+    def write_outstanding(self) -> None:
+        """Remove an unconfirmed version, and write outstanding lines."""
+        if self._unconfirmed is not None:
+            self._checkpoints.retract(self._unconfirmed)
+            self._unconfirmed = None
+        while self._outstanding:
+            self._ledger.append("version", self._outstanding[0].to_fact())
+            self._outstanding.pop(0)
 
     def close(self) -> None:
         """Try to write outstanding lines, then release the ledger."""
-        if self._owed:
+        if self._outstanding:
             with suppress(OSError):
-                self.settle()
+                self.write_outstanding()
         with suppress(OSError):
             self._ledger.close()

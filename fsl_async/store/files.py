@@ -32,15 +32,11 @@ class Files:
     # --- changing calls ---
 
     def make_directory(self, path: Path) -> None:
-        """Create `path` for its owner alone (0700); one that is there keeps its mode. Its parent
-        must exist.
-        """
+        """Create `path` (0700) in an existing parent; an existing folder keeps its mode."""
         path.mkdir(FOLDER_MODE, exist_ok=True)
 
     def create(self, path: Path) -> int:
-        """Create (0600) or empty the file at `path` and return a descriptor for reading and
-        writing.
-        """
+        """Create (0600) or empty the file at `path`; return a read-write descriptor."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
 
     def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
@@ -90,9 +86,7 @@ class Files:
         os.close(descriptor)
 
     def lock(self, descriptor: int) -> bool:
-        """Lock the file for this process until it is closed; False when another process holds the
-        lock.
-        """
+        """Lock the file until it is closed; False when another process holds the lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -110,8 +104,9 @@ class Files:
         return os.fstat(descriptor).st_nlink > 0
 
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
-        """Fill the byte view `buffer` from `offset`; return the bytes read before the end of the
-        file.
+        """Fill the byte view `buffer` from `offset`; return the bytes read.
+
+        Reads fewer only at the end of the file.
         """
         filled = 0
         while filled < len(buffer):
@@ -137,7 +132,7 @@ class Files:
     # --- built from the calls above ---
 
     def read_whole(self, path: Path, limit: int) -> bytes:
-        """The content of a file of at most `limit` bytes; OSError (EFBIG) when it is longer."""
+        """Return the content of a file; OSError (EFBIG) when it is longer than `limit` bytes."""
         descriptor = self.open_existing(path)
         try:
             if self.size(descriptor) > limit:

@@ -59,9 +59,7 @@ def check_chunk(name: str, crcs: str, index: int, data: memoryview | bytes) -> N
 
 
 def header_for(manifest: Manifest) -> bytes:
-    """Return the length field and the JSON header of a file that holds the flat vector of
-    `manifest`.
-    """
+    """Return the length field and the JSON header of `manifest`'s flat file."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     for tensor in manifest.tensors:
         begin = tensor.offset * VALUE_BYTES

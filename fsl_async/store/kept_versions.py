@@ -81,8 +81,7 @@ class KeptVersions:
         return version in self._kept and UPDATE in self._kept[version].files
 
     def read_update(self, version: int, index: int, manifest: Manifest) -> bytes | None:
-        """Return the coded chunk `index` of the change that leads to `version`; None if it is not
-        kept.
+        """Return the coded chunk `index` of the change to `version`; None if it is not kept.
 
         Raises IndexError.
         """

@@ -15,8 +15,7 @@ Rules.
    one.
 3. After a crash only the last line can be torn: it is incomplete, or a block of it is zeros. It is
    cut off when the ledger is opened. Any other line that does not match its checksum is damage to
-   what was
-acknowledged: LedgerDamaged names the line, and nothing is guessed.
+   what was acknowledged: LedgerDamaged names the line, and nothing is guessed.
 4. One process at a time: the file is locked while it is open.
 """
 
@@ -133,15 +132,16 @@ class Ledger:
             yield rest, position + len(rest)
 
     def append(self, fact: str, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Write and sync one line; return the fact as `open` will read it. OSError: it does not
-        hold.
+        """Write and sync one line; return the fact as `open` reads it.
+
+        OSError: the fact does not hold.
         """
         if self._descriptor is None:
             raise StoreError("the ledger is closed")
         if not self._files.is_linked(self._descriptor):
             raise StoreError(
                 f"{self._path} was removed while the run went on: nothing more is acknowledged; "
-                "put it back from a backup"
+                "restore it from a backup"
             )
         clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
         entry = {**clocks, "fact": fact, **members}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_VALUES = 131_072
-"""Values in a chunk: 512 KiB of fp32, inside the 64-256 Ki values the codec is made for."""
+"""Values in a chunk: 512 KiB of fp32, within the codec's range of 64-256 Ki values."""
 
 DIGEST_CHARACTERS = 32
 
@@ -45,8 +45,9 @@ RESERVED_NAME = "__metadata__"
 
 @frozen
 class TensorSpec:
-    """One tensor: its `shape`, row-major, and the `offset` of its first value in the flat vector,
-    in values.
+    """One tensor: its row-major `shape`, and the `offset` of its first value in the flat vector.
+
+    offset: in values.
     """
 
     name: str
@@ -114,8 +115,9 @@ class Manifest:
         raise IndexError(f"value {position} of {self.values}")
 
     def difference(self, other: Manifest) -> str | None:
-        """What differs first, as one sentence with both shapes; None when the two are equal. `self`
-        is "here".
+        """Return the first difference as one sentence, or None if the two are equal.
+
+        The sentence calls `self` "here" and `other` "there".
         """
         if self.tensors == other.tensors:
             if self.frozen == other.frozen:
@@ -137,9 +139,7 @@ class Manifest:
         return f"tensor {extra.name!r} {_shape(extra)} exists {place}"
 
     def to_wire(self) -> list[list[Any]]:
-        """Return [[name, [dimension, ...], offset], ...]: lists, strings and ints, for msgpack or
-        JSON.
-        """
+        """Return [[name, [dimension, ...], offset], ...], for msgpack or JSON."""
         return [[tensor.name, list(tensor.shape), tensor.offset] for tensor in self.tensors]
 
     @classmethod

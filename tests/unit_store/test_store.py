@@ -239,7 +239,7 @@ def test_only_what_was_accumulated_is_merged(run):
     run.store.accumulate(key("a"), 1.0)
     one, other = merged_of(key("a")), merged_of(key("b"))
     for merged in ([], [one, other], [other], [one, one]):
-        with pytest.raises(StoreError, match="in the accumulator"):
+        with pytest.raises(StoreError, match="the accumulator holds"):
             run.store.commit(1, merged, 1.0)
     with pytest.raises(StoreError, match="already"):
         run.store.accumulate(key("a"), 1.0)

@@ -16,7 +16,7 @@ from fsl_async.store.records import file_name
 from fsl_codecs import CodecSpec, decode
 
 FLAT = ["weights.safetensors", "momentum.safetensors", "residual.safetensors"]
-OTHERS = "made again from the version before and the deltas that it merged"
+OTHERS = "recomputed from the version before and the deltas that it merged"
 
 
 def key(name="a", base=0, sequence=1):
@@ -119,7 +119,7 @@ def test_weights_follow_from_the_update_where_the_deltas_are_gone(make_twins):
     flip(folder(hurt, 2) / FLAT[0])
     assert np.array_equal(hurt.weights(2), sound.weights(2))
     (line,) = hurt.told
-    assert line.endswith("it was made again from the version before and update.bin")
+    assert line.endswith("it was recomputed from the version before and update.bin")
 
 
 @pytest.mark.parametrize("file", FLAT)
@@ -289,7 +289,7 @@ def test_a_crash_while_the_ledger_is_renewed_is_finished_by_the_next_start(make_
         raise SystemExit("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fsl_async.store.recovery.Checkpoints.move_aside", killed)
+        patched.setattr("fsl_async.store.recovery.Checkpoints.rename_void", killed)
         with pytest.raises(SystemExit):
             run.open(from_version=1)
     run.store = None

@@ -159,7 +159,7 @@ def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
         assert recovered.digest == digests[1]
         (line,) = run.store.notices
         assert line.startswith(f"version 2 was damaged: {file} ")
-        assert line.endswith("made again from the version before and the deltas that it merged")
+        assert line.endswith("recomputed from the version before and the deltas that it merged")
         assert path.read_bytes() == whole
         run.close()
         do_harm(path, harm)
@@ -305,5 +305,5 @@ def test_a_lost_manifest_says_what_to_do(run):
     with pytest.raises(StoreError, match="does not match its checksum"):
         run.open()
     path.unlink()
-    with pytest.raises(StoreError, match="is missing; put it back"):
+    with pytest.raises(StoreError, match="is missing; restore it"):
         run.open()
