@@ -1,6 +1,4 @@
-"""Rules of aggregation: the formulas of the papers, written again with NumPy; the same bits after a
-crash; who counts, on record.
-"""
+"""Aggregation rules: the papers' formulas in NumPy, the same bits after a crash, and the record."""
 
 import itertools
 import json
@@ -73,22 +71,13 @@ def merge(run, keys, weights=None):
     return run.store.commit(run.store.version + 1, merged, 1 / len(keys))
 
 
-@pytest.mark.parametrize(
-    ("name", "f", "count"),
-    [
-        ("trimmed", 1, 6),
-        ("trimmed", 2, 5),
-        ("trimmed", 0, 3),
-        ("median", 1, 5),
-        ("median", 1, 6),
-        ("median", 0, 1),
-        ("multi-krum", 1, 6),
-        ("multi-krum", 1, 5),
-        ("multi-krum", 0, 4),
-    ],
-)
+@pytest.mark.parametrize(("name", "f", "count"), [
+    ("trimmed", 1, 6), ("trimmed", 2, 5), ("trimmed", 0, 3),
+    ("median", 1, 5), ("median", 1, 6), ("median", 0, 1),
+    ("multi-krum", 1, 6), ("multi-krum", 1, 5), ("multi-krum", 0, 4),
+])  # fmt: skip
 def test_a_rule_is_its_formula(make_run, name, f, count):
-    """Through spool, chunks and outer step, against the definition."""
+    """The result through spool, chunks and outer step equals the definition."""
     run = started(make_run, name, f)
     rows = deltas(count)
     rows[0] *= -10
@@ -117,9 +106,7 @@ def test_the_order_of_arrival_changes_no_bit(make_run, name):
 
 
 def test_two_deltas_of_one_client_are_one_row(make_run):
-    """Who sends twice must not have two votes: the median of (1, 2), 3 and 9 is that of 3, 3 and
-    9.
-    """
+    """A client that sends twice has one vote: the median of (1, 2), 3.5 and 9 is 3.5."""
     run = started(make_run, "median")
     parts = {
         DeltaKey("a", 1, 0, 1): 1,
@@ -135,7 +122,7 @@ def test_two_deltas_of_one_client_are_one_row(make_run):
 
 
 def test_weights_are_discounts(make_run):
-    """A stale or clipped delta counts as a smaller one, as in the mean."""
+    """A stale or clipped delta counts as a smaller one, as with the mean."""
     run = started(make_run, "trimmed", 0)
     keys = [DeltaKey(client, 1, 0, 1) for client in "ab"]
     for key in keys:
@@ -146,9 +133,7 @@ def test_weights_are_discounts(make_run):
 
 
 def test_the_ledger_says_who_counts(make_run):
-    """Of a version made by multi-Krum: the chosen with their weights, the others with none, all as
-    merged.
-    """
+    """A version made by multi-Krum lists all deltas as merged; rejected ones have weight 0."""
     run = started(make_run, "multi-krum")
     rows = deltas(5)
     rows[3] += 100
@@ -190,9 +175,7 @@ def test_too_few_clients_make_no_version(make_run, name):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_disk, name):
-    """A crash in the middle of a merge: what was acknowledged is merged once, and the version has
-    the same digest.
-    """
+    """After a crash in a merge each acknowledged delta is merged once, with the same digest."""
     rows = deltas(5)
     keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:5]]
 
@@ -216,7 +199,7 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
             merge(run, keys)
         except SystemExit:
             killed = True
-        run.store._parts = None  # nothing of the process runs on
+        run.store._parts = None  # nothing of the process continues
         disk.bury()
         recovered = run.open()
         pending = [delta.key for delta in reversed(recovered.pending)]
@@ -234,18 +217,18 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
 
 
 def test_whole_weights_know_only_the_mean():
-    """Their path through the store is another one."""
+    """Full weights take another path through the store."""
     with pytest.raises(ValueError, match="full deltas cannot be aggregated by median"):
         StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), kind=FullWeights())
 
 
 def test_unknown_rules_are_named():
-    """A typing error must say what there is."""
+    """After a typing error the message lists the rules."""
     with pytest.raises(ValueError, match="mean, trimmed, median, multi-krum"):
         rule_named("krumm")
 
 
-# --- what is kept out ---
+# --- quarantine ---
 
 
 def test_a_held_delta_can_be_released(make_run):
@@ -273,7 +256,7 @@ def test_a_held_delta_can_be_released(make_run):
 
 
 def test_what_was_quarantined_for_good_is_not_released(make_run):
-    """Only what was said to be held comes back."""
+    """Only held deltas can be released."""
     run = started(make_run, "mean")
     key = DeltaKey("a", 1, 0, 1)
     run.send(key, deltas()[0])
@@ -283,7 +266,7 @@ def test_what_was_quarantined_for_good_is_not_released(make_run):
 
 
 def test_killed_while_it_is_released(make_run, crash_disk):
-    """At every call: the delta is held or waits, never neither, and its file is where that says."""
+    """At every call: the delta is held or pending, never neither, and its file matches that."""
     for at in itertools.count(1):
         run = started(make_run, "mean", run=f"run-{at}")
         key = DeltaKey("a", 1, 0, 1)

@@ -1,6 +1,4 @@
-"""Chunks in several threads: results in order, bounded memory, and nobody at work after an
-error.
-"""
+"""Chunks in several threads: ordered results, bounded memory, no running job after an error."""
 
 import threading
 import time
@@ -39,7 +37,7 @@ def test_only_a_few_chunks_are_taken_ahead(pool):
 
 
 def test_after_an_error_nobody_works_any_more(pool):
-    """The caller clears the accumulator then; a late addition would stay in it."""
+    """The caller then clears the accumulator; a late addition would stay in it."""
     at_work, lock = [], threading.Lock()
 
     def job(number):
@@ -57,7 +55,7 @@ def test_after_an_error_nobody_works_any_more(pool):
 
 
 def test_several_threads_work_at_the_same_time():
-    """What the pool is for; two jobs that wait for each other end only when both run."""
+    """Two jobs that wait for each other end only if both run."""
     pool, both = ChunkPool(2), threading.Barrier(2, timeout=10)
     pool.run(lambda _: both.wait(), range(4))
     pool.close()
@@ -88,7 +86,7 @@ def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
 
 
 def test_whoever_began_jobs_works_meanwhile():
-    """Else the next chunk waits for the disk."""
+    """Otherwise the next chunk waits for the disk."""
     pool, go_on, told = ChunkPool(2), threading.Event(), []
     wait = pool.begin([lambda: told.append(go_on.wait(20))])
     go_on.set()
@@ -98,19 +96,21 @@ def test_whoever_began_jobs_works_meanwhile():
 
 
 def begin_and_wait(pool, job):
-    """Six times."""
+    """Run the job six times."""
     pool.begin([job] * 6)()
 
 
 def run_for_each(pool, job):
-    """Six times."""
+    """Run the job six times."""
     pool.run(lambda _: job(), range(6))
 
 
 @pytest.mark.parametrize("do", [begin_and_wait, run_for_each])
 def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monkeypatch, do):
-    """The executor keeps the job that it could not start a thread for; another thread would do it
-    after all, on files that are closed by then.
+    """No job runs after NoWorkerThread.
+
+    The executor keeps the job for which it could not start a thread; another thread would run it
+    later, on files that are closed by then.
     """
     pool, at_work, done = ChunkPool(3), [], []
 
@@ -141,7 +141,7 @@ def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monk
 
 
 def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
-    """Jobs that had not begun are cancelled."""
+    """Queued jobs are cancelled."""
     pool, go_on, told = ChunkPool(2), threading.Event(), []
     wait = pool.begin([lambda: go_on.wait(20)] * 4)
 
@@ -155,7 +155,7 @@ def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
     threads = [threading.Thread(target=one, daemon=True) for one in (pool.close, wait_and_tell)]
     for thread in threads:
         thread.start()
-    # What has not begun is cancelled before the queue is empty but for the word that it is over.
+    # Queued jobs are cancelled once the queue holds nothing but the executor's end marker.
     while not (executor._shutdown and executor._work_queue.qsize() <= 1):
         time.sleep(0.01)
     go_on.set()
@@ -165,7 +165,7 @@ def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
 
 
 def test_a_pool_that_was_closed_starts_again():
-    """A store is closed and opened."""
+    """A store is closed and opened again."""
     pool = ChunkPool(2)
     for _ in range(2):
         assert list(pool.each(abs, [-1, -2, -3])) == [1, 2, 3]

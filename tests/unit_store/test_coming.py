@@ -1,6 +1,7 @@
-# ruff: noqa: D102 - the methods mirror those of Files, and the helpers say what they are by name
-"""Deltas that are added while they come: whatever comes of them, the sum is that of the whole ones
-in their order, to the bit.
+# ruff: noqa: D102 - the methods mirror those of Files, and the helpers are named after what they do
+"""Deltas that are added while they arrive.
+
+In every case the sum is, to the bit, that of the complete deltas in their order.
 """
 
 import itertools
@@ -42,7 +43,7 @@ def small_chunks(monkeypatch):
 
 
 class Disk(Files):
-    """Counts what is read of each file, and fails where it is told to."""
+    """Counts the bytes read of each file, and fails for the files in `unreadable`."""
 
     def __init__(self):
         self.reads = {}
@@ -119,17 +120,17 @@ def sent(store, which, seed, weight=3.0):
 
 
 def raw(store):
-    """The vector as it is now, with what may be in it of a delta that is not whole."""
+    """Return the vector as it is now, including frames of an incomplete delta."""
     return store._sum.total.values.copy()
 
 
 def sum_of(store):
-    """What the next version would be made of."""
+    """Return what the next version would be made from."""
     return np.concatenate(list(store._sum.chunks()))
 
 
 def added(*members):
-    """What adding (seed, weight) one after the other comes to."""
+    """Return the sum of (seed, weight) members, added in order."""
     total = np.zeros(MANIFEST.values, np.float32)
     for seed, weight in members:
         coded = np.concatenate([decode(frame) for frame in frames(vector(seed))])
@@ -138,9 +139,7 @@ def added(*members):
 
 
 def test_a_chunk_is_in_the_sum_before_the_next_one_comes(store):
-    """That is the point: what is left to do when the last chunk is there does not grow with the
-    model.
-    """
+    """The work left when the last chunk has arrived does not grow with the model."""
     begin(store, key("a"))
     for index in range(CHUNKS):
         write(store, key("a"), 1, [index])
@@ -157,7 +156,7 @@ def test_a_chunk_is_in_the_sum_before_the_next_one_comes(store):
 
 
 def test_nobody_sees_a_delta_that_is_not_whole(store):
-    """A version that is made meanwhile has the whole ones in it and nothing else."""
+    """A version that is made in the meantime contains complete deltas only."""
     sent(store, key("a"), 1)
     begin(store, key("b"))
     write(store, key("b"), 2, [0, 1])
@@ -165,16 +164,14 @@ def test_nobody_sees_a_delta_that_is_not_whole(store):
     assert np.array_equal(sum_of(store), added((1, 3.0)))
     store.commit(1, [merged_of(key("a"), 3.0)], 1.0)
     write(store, key("b"), 2, [2, 3])
-    assert not raw(store).any(), "its weight was that of the version that is gone"
+    assert not raw(store).any(), "its weight was for an earlier version"
     store.spool_finish(key("b"))
     store.accumulate(key("b"), 2.0)
     assert np.array_equal(sum_of(store), added((2, 2.0)))
 
 
 def test_who_is_whole_first_is_added_first(store):
-    """The order is the ledger's, however they came: fp32 sums depend on it, and a restart goes by
-    the ledger.
-    """
+    """The order is the ledger's: fp32 sums depend on it, and a restart reads the ledger."""
     sent(store, key("a"), 1, 0.3)
     begin(store, key("b"), 0.7)
     write(store, key("b"), 2, [0, 1, 2])
@@ -188,7 +185,7 @@ def test_who_is_whole_first_is_added_first(store):
 
 
 def test_another_weight_than_was_said_counts(store):
-    """The norm of a whole delta may lower its weight."""
+    """The norm of a complete delta may lower its weight."""
     begin(store, key("a"), 3.0)
     write(store, key("a"), 1, range(CHUNKS))
     store.spool_finish(key("a"))
@@ -197,8 +194,8 @@ def test_another_weight_than_was_said_counts(store):
 
 
 def test_the_weight_is_the_last_one_that_was_said(store):
-    """A client that comes back offers its delta again; what was added with another weight is not in
-    the sum.
+    """A client that reconnects offers its delta again; frames added with another weight are
+    removed.
     """
     begin(store, key("a"), 3.0)
     write(store, key("a"), 1, [0])
@@ -212,7 +209,7 @@ def test_the_weight_is_the_last_one_that_was_said(store):
 
 
 def test_an_offer_after_a_version_counts_again(store):
-    """What was said before was for the version before."""
+    """The earlier weight was for the version before."""
     sent(store, key("a"), 1)
     begin(store, key("b"), 3.0)
     write(store, key("b"), 2, [0])
@@ -229,7 +226,7 @@ def test_an_offer_after_a_version_counts_again(store):
 
 
 def test_one_after_the_other_each_is_added_while_it_comes(store):
-    """The first one must not be the only one."""
+    """The second delta is added on arrival too."""
     begin(store, key("a"))
     write(store, key("a"), 1, range(CHUNKS))
     store.spool_finish(key("a"))
@@ -240,7 +237,7 @@ def test_one_after_the_other_each_is_added_while_it_comes(store):
 
 
 def test_taking_another_one_out_leaves_nothing_behind(store):
-    """The sum is made again then, without what has come of this one."""
+    """The sum is then recomputed without the frames of the incomplete delta."""
     sent(store, key("a"), 1)
     begin(store, key("b"))
     write(store, key("b"), 2, [0, 1])
@@ -256,8 +253,8 @@ def test_taking_another_one_out_leaves_nothing_behind(store):
 @pytest.mark.parametrize("weight", [0.0, 1e12])
 @pytest.mark.parametrize("bad", [0x7FC00000, 0x7F800001, 0x7F800000, 0x7F61B1E6])
 def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, weight, options):
-    """NaN, a signalling one, infinity and what becomes infinite by its weight are in the sum for a
-    while, and in no version.
+    """Values that are not finite, or overflow by their weight, are in the sum for a while but in no
+    version.
     """
     store = opened(run_root / "run", **options)
     begin(store, key("a"), weight)
@@ -272,9 +269,7 @@ def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, we
 
 
 def test_what_comes_a_second_time_is_added_once(store):
-    """A delta whose sync failed is given up, and sent again under its name, perhaps with other
-    values.
-    """
+    """A delta whose sync failed is sent again under its key, perhaps with other values."""
     begin(store, key("a"))
     write(store, key("a"), 1, range(CHUNKS))
     store._files.sync_fails = True
@@ -289,9 +284,7 @@ def test_what_comes_a_second_time_is_added_once(store):
 
 
 def test_a_chunk_that_is_there_already_is_not_added_again(store):
-    """Whoever sends it twice, with other values, has the first ones in the spool; a restart would
-    add those.
-    """
+    """The spool keeps the first values of a repeated chunk; a restart would add those."""
     begin(store, key("a"), None)
     write(store, key("a"), 1, [0])
     begin(store, key("a"), 3.0)
@@ -303,7 +296,7 @@ def test_a_chunk_that_is_there_already_is_not_added_again(store):
 
 
 def test_half_a_chunk_is_none(store, monkeypatch):
-    """An addition that stops in the middle is not taken for one that was made."""
+    """An addition that stops half-way does not count as done."""
 
     def stop_half_way(index, content, weight):
         store._sum.total.values[index * CHUNK :][:3] = 99.0
@@ -322,7 +315,7 @@ def test_half_a_chunk_is_none(store, monkeypatch):
 
 
 def test_a_delta_that_is_taken_out_of_the_run_before_it_counts(store):
-    """An outlier is known by its norm, when all of it has come; released, it is added like any
+    """An outlier is detected by the norm of the complete delta; released, it is added like any
     other.
     """
     begin(store, key("a"))
@@ -361,9 +354,7 @@ def test_a_sum_that_could_not_be_made_again_is_made_before_it_is_used(store):
 
 
 def test_a_stranger_who_breaks_off_makes_little_work(store):
-    """For each chunk of whoever is added while he comes, and breaks off, a chunk of few others is
-    added again, however many there are.
-    """
+    """A delta that breaks off costs one chunk of at most MOST_BEFORE others per added chunk."""
     names = [f"c{number}" for number in range(accumulator.MOST_BEFORE + 1)]
     lengths = len(b"FSLFRM01") + 4 * CHUNKS
     for seed, name in enumerate(names):
@@ -396,7 +387,7 @@ def test_who_breaks_off_alone_stands_in_nobodys_way(store):
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("weight", [1e39, math.inf, math.nan, -1.0])
 def test_a_weight_that_is_none_adds_nothing(run_root, weight, whole):
-    """It would make everything infinite, when no chunk is left to be read that could refuse it."""
+    """It would make the sum infinite when no chunk is left to be checked."""
     store = opened(run_root / "run", **(WHOLE if whole else {}))
     begin(store, key("a"), weight)
     write(store, key("a"), 1, range(CHUNKS))
@@ -434,9 +425,7 @@ def test_the_bits_do_not_depend_on_what_a_library_does_to_small_numbers(run_root
 @pytest.mark.parametrize("options", [{}, {"threads": 3}, WHOLE], ids=["", "threads", "whole"])
 @pytest.mark.parametrize("error", [NoWorkerThread("a test"), MemoryError("a test")])
 def test_half_an_addition_is_none(run_root, monkeypatch, options, error):
-    """Whatever stops it, the sum is that of the deltas that are said to be in it, and it can be
-    tried again.
-    """
+    """Whatever stops it, the sum is that of the accumulated deltas, and it can be tried again."""
     store = opened(run_root / "run", **options)
     sent(store, key("a"), 1)
     begin(store, key("b"), None)
@@ -478,7 +467,7 @@ def test_rules_that_see_deltas_side_by_side_wait_until_they_are_whole(run_root):
     store.close()
 
 
-# --- all of it at once: one store adds while deltas come, its twin when they are whole ---
+# --- all at once: one store adds deltas on arrival, its twin when they are complete ---
 
 CLIENTS = 4
 STEPS = st.one_of(
@@ -514,7 +503,7 @@ class Transfer:
 
 
 class Server:
-    """A store, and what its clients are sending."""
+    """A store, and the transfers of its clients."""
 
     def __init__(self, root, options, *, early):
         self.early = early
@@ -533,9 +522,7 @@ class Server:
         self.coming[client] = transfer
 
     def patiently(self, act):
-        """Do it with a disk that cannot be read, if that was asked for, and then again with one
-        that can.
-        """
+        """Run `act`; if a fault is due, first with an unreadable disk, then with a readable one."""
         if self.is_faulty:
             self.is_faulty = False
             before = self.store.accumulated

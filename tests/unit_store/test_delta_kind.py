@@ -1,7 +1,5 @@
 # ruff: noqa: D102 - the methods of the stand-in are those of DeltaKind
-"""Kinds of deltas: decoded once as they arrive, added to the same bits either way; and a kind that
-is not made of chunks.
-"""
+"""Kinds of deltas: decoded once on arrival, the same bits later, and a kind without chunks."""
 
 import json
 import math
@@ -37,9 +35,7 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize("spec", [CodecSpec("fp32"), CodecSpec("e4m3"), CodecSpec("uniform")])
 @pytest.mark.parametrize("weight", [0.0, 1.0, 0.3, 1e-42, 1e30])
 def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
-    """A restart reads from the spool what was added on arrival before: the version may not depend
-    on it.
-    """
+    """A restart reads from the spool what was added on arrival: the version must not change."""
     chance = np.random.default_rng(1)
     values = chance.standard_normal(20).astype(np.float32)
     values[:5] *= np.float32(1e-40)
@@ -77,7 +73,7 @@ def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
     assert len(decoded) == MANIFEST.chunks
 
 
-# --- a kind of another make ---
+# --- another kind ---
 
 
 def direction(seed, values):
@@ -85,7 +81,7 @@ def direction(seed, values):
 
 
 class SeedsTotal(Total):
-    """The pairs so far. What they stand for is made when it is asked for."""
+    """The (seed, scalar) pairs so far; the vectors are generated in `chunks`."""
 
     def __init__(self, manifest):
         self.manifest = manifest
@@ -111,7 +107,7 @@ class SeedsTotal(Total):
 
 
 class Seeds(DeltaKind):
-    """As a client of zeroth-order training sends it: one frame of pairs, a seed and a scalar."""
+    """A zeroth-order client's delta: one frame of (seed, scalar) pairs."""
 
     name = "seeds"
 
@@ -149,9 +145,7 @@ def send(store, key, pairs, weight=None):
 @pytest.mark.parametrize("early", [1.0, None])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
-    """Spool, ledger, weights and restart are common: a kind brings its check, its size and its
-    accumulation only.
-    """
+    """Spool, ledger, weights and restart are common: a kind adds check, size and accumulation."""
     run = seeds_run
     for key, pairs in zip(KEYS, ([[1, 0.5], [2, -1.0]], [[3, 2.0]]), strict=True):
         assert send(run.store, key, pairs, early).problem is None
@@ -167,12 +161,12 @@ def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     assert not run.store.verify(1)
     assert np.allclose(run.weights(1), before - 0.5 * change, atol=1e-6), (
-        "made again from the spool"
+        "recomputed from the spool"
     )
 
 
 def test_another_kind_has_its_own_check(seeds_run):
-    """What is no frame of it is refused; what is not finite goes to quarantine as ever."""
+    """An invalid frame is refused; values that are not finite go to quarantine as always."""
     store = seeds_run.store
     store.spool_begin(delta_of(KEYS[0]))
     with pytest.raises(FrameRefused, match="not a list of seeds and scalars"):

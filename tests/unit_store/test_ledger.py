@@ -1,4 +1,4 @@
-"""The ledger: what is torn is cut, what is damaged is named, what was acknowledged stays."""
+"""The ledger: torn lines are cut off, damage is named, acknowledged facts stay."""
 
 import json
 
@@ -33,7 +33,7 @@ def path(run_root):
 
 
 def test_facts_come_back_in_order(path):
-    """The order of facts is their meaning: accepted, then merged."""
+    """The order of facts matters: accepted, then merged."""
     ledger, facts, notice = opened(path)
     ledger.close()
     assert notice is None
@@ -42,9 +42,7 @@ def test_facts_come_back_in_order(path):
 
 
 def test_the_time_that_a_run_was_served_survives_its_processes(path):
-    """It adds up over restarts; the time between two processes, and what the wall clock says, do
-    not count.
-    """
+    """It adds up over restarts; downtime and the wall clock do not count."""
     for begun, worked in ((1000.0, 40.0), (7.0, 2.5)):
         now = [begun]
         ledger, _, _ = opened(path, clock=lambda now=now: now[0])
@@ -59,15 +57,13 @@ def test_the_time_that_a_run_was_served_survives_its_processes(path):
 
 
 def test_every_line_is_json(path):
-    """An auditor reads the ledger with any tool, without ours."""
+    """An auditor can read the ledger with any tool."""
     lines = path.read_text().splitlines()
     assert [json.loads(line)["name"] for line in lines] == NAMES
 
 
 def test_a_torn_last_line_is_cut_at_every_length(path):
-    """A crash may leave any part of the last line; the lines before it must survive and new ones
-    follow cleanly.
-    """
+    """A crash may leave any part of the last line; the lines before survive, new ones follow."""
     whole = path.read_bytes()
     last = whole[: whole.rindex(b"\n", 0, -1) + 1]
     for size in range(len(last) + 1, len(whole)):
@@ -85,9 +81,7 @@ def test_a_torn_last_line_is_cut_at_every_length(path):
 
 @pytest.mark.parametrize("line", [1, 2, 3])
 def test_a_flipped_bit_is_named(path, line):
-    """Damage to what was acknowledged must stop the server; guessing would lose or double
-    somebody's work.
-    """
+    """Damage to acknowledged facts stops the ps; guessing would lose or double a client's work."""
     whole = path.read_bytes()
     begin = sum(map(len, whole.splitlines(keepends=True)[: line - 1]))
     end = whole.index(b"\n", begin)
@@ -108,7 +102,7 @@ def test_a_garbled_end_is_a_torn_line(path):
 
 
 def test_a_ledger_longer_than_one_read_is_whole(path, monkeypatch):
-    """A line that lies across two reads must not be taken for a torn one."""
+    """A line across two reads is not taken for a torn one."""
     monkeypatch.setattr("fsl_async.store.ledger._PIECE_BYTES", 7)
     ledger, facts, notice = opened(path)
     ledger.close()
@@ -117,7 +111,7 @@ def test_a_ledger_longer_than_one_read_is_whole(path, monkeypatch):
 
 
 def test_two_processes_cannot_share_a_run(path):
-    """Two servers on one directory would be two truths."""
+    """Two parameter servers on one directory would fork the run."""
     ledger, _, _ = opened(path)
     with pytest.raises(StoreError, match="another process uses"):
         opened(path)
@@ -126,7 +120,7 @@ def test_two_processes_cannot_share_a_run(path):
 
 
 def test_a_closed_ledger_takes_nothing(path):
-    """A late call after the end must not write to somebody else's descriptor."""
+    """A late call must not write to a descriptor that has been reused."""
     ledger, _, _ = opened(path)
     ledger.close()
     ledger.close()
@@ -135,12 +129,11 @@ def test_a_closed_ledger_takes_nothing(path):
 
 
 def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
-    """Half a line from a full disk must not end up in the middle of the ledger."""
+    """Half a line from a full disk must not stay in the middle of the ledger."""
     for failures in (1, 2, 3):
         root = run_root / str(failures)
         root.mkdir()
-        # create, sync_directory, then write and sync of the first line; the second line's calls
-        # fail
+        # Calls: create, sync_directory, write and sync of the first line; then those that fail.
         disk = crash_disk(root, 5, "error", failures)
         ledger, _, _ = opened(root / "ledger.jsonl", disk)
         ledger.append("lease", {"name": "a", "index": 0})
@@ -156,7 +149,7 @@ def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
 
 
 def test_a_seal_finds_every_single_byte_error():
-    """The checksum is only worth something if it covers the whole line."""
+    """The checksum covers the complete line."""
     line = to_checksummed({"fact": "lease", "name": "é\n", "index": 3})
     assert b"\n" not in line
     assert from_checksummed(line) == {"fact": "lease", "name": "é\n", "index": 3}
@@ -174,15 +167,13 @@ def test_numbers_that_json_lacks_are_refused():
 
 
 def test_a_fact_from_the_future_stops_an_old_release():
-    """Skipping a fact that it does not know, an old release might merge a delta twice."""
+    """If it skipped an unknown fact, an old release might merge a delta twice."""
     with pytest.raises(StoreError, match="newer release"):
         Book(3).apply({"fact": "forked"})
 
 
 def test_what_a_delta_takes_in_the_ledger(path):
-    """docs/ARCHITECTURE.md says how large a ledger gets in a year: about 550 bytes for each
-    delta.
-    """
+    """docs/ARCHITECTURE.md states the ledger's growth per year: about 550 bytes per delta."""
     key = DeltaKey("site-001.example", 1763722149000000001, 51234, 51235)
     digest, norm = "0123456789abcdef" * 2, 12.345678901234567
     metrics = {"loss": 2.3456789012345, "snapshot_s": 0.123456789}
@@ -202,9 +193,7 @@ def test_what_a_delta_takes_in_the_ledger(path):
 
 
 def test_a_zero_inside_a_whole_line_is_damage(path):
-    """A torn write leaves zeros up to its end or to the end of a disk's block, not one among the
-    bytes of a line that was synced.
-    """
+    """A torn write leaves zeros up to its end or a block's end, never one inside a synced line."""
     whole = path.read_bytes()
     begin = whole.rindex(b"\n", 0, -1) + 1
     for position in range(begin, len(whole) - 1):
@@ -214,7 +203,7 @@ def test_a_zero_inside_a_whole_line_is_damage(path):
 
 
 def test_a_line_whose_block_was_not_written_is_torn(path):
-    """The file has its new length, and one of two blocks its bytes."""
+    """The file has its new length, but only one of two blocks was written."""
     line = to_checksummed({"fact": "lease", "name": "x" * 2000})
     begin = path.stat().st_size
     block = -(-begin // 512) * 512 - begin
@@ -227,7 +216,7 @@ def test_a_line_whose_block_was_not_written_is_torn(path):
 
 
 def test_a_ledger_that_is_removed_under_a_run_acknowledges_nothing_more(path):
-    """Lines went on into a file without a name, and were gone with the process."""
+    """Further lines would go into a file without a name and be lost with the process."""
     ledger, _, _ = opened(path)
     path.unlink()
     with pytest.raises(StoreError, match="removed while the run went on"):

@@ -1,4 +1,4 @@
-"""The store as its caller sees it: versions, deltas, refusals."""
+"""The store's interface: versions, deltas, refusals."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def key(name="a", base=0, sequence=1):
 
 
 def test_version_0_is_what_was_published(run):
-    """The publishing client trains on: its own weights must be version 0 to the bit."""
+    """The publishing client trains on: its own weights are version 0 to the bit."""
     committed = run.start()
     weights = noise(SMALL, 0)
     assert (committed.version, committed.digest) == (0, digest_of(weights))
@@ -71,9 +71,7 @@ def test_the_weights_open_as_safetensors(run):
 @pytest.mark.parametrize("optimizer", ["nesterov", "average"])
 @pytest.mark.parametrize("down", ["fp32", "bf16", "e4m3"])
 def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimizer, down):
-    """The heart of a run: decode, one fp32 add, and every node has the digest that the server
-    announced.
-    """
+    """Decode and one fp32 add give every node the digest that the ps announced."""
     run = make_run(codec_down=CodecSpec(format=down), outer=OuterSettings(optimizer=optimizer))
     run.start()
     theta = noise(SMALL, 0)
@@ -93,7 +91,7 @@ def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimize
 
 
 def test_several_real_chunks_go_through(make_run):
-    """The production chunk size, with a last chunk that is shorter."""
+    """The production chunk size, with a shorter last chunk."""
     manifest = Manifest.from_shapes([("w", (CHUNK_VALUES, 2)), ("b", (77,))])
     run = make_run(manifest=manifest, outer=OuterSettings(optimizer="average"))
     run.start()
@@ -107,9 +105,7 @@ def test_several_real_chunks_go_through(make_run):
 
 
 def test_the_record_of_a_version_is_the_audit_trail(run):
-    """Who made version v, with how much work, how stale, and what it weighed: without this no
-    result can be checked.
-    """
+    """Version v's clients, work, staleness and weights: a result is checked by these."""
     run.start()
     first = run.round(1, "a", "b")
     (_, record) = run.store.records
@@ -125,7 +121,7 @@ def test_the_record_of_a_version_is_the_audit_trail(run):
 
 
 def test_old_versions_and_their_deltas_are_removed(run):
-    """A run of a month must not fill the disk; what a fallback may still need must stay."""
+    """A run of a month must not fill the disk; what a rollback may need stays."""
     run.start()
     for version in range(1, 6):
         run.round(version, "a")
@@ -138,9 +134,7 @@ def test_old_versions_and_their_deltas_are_removed(run):
 
 
 def test_memory_is_one_vector(make_run):
-    """The server may have to hold a model that barely fits: nothing but the accumulator has the
-    model's size.
-    """
+    """The model may barely fit on the ps's machine: only the accumulator has the model's size."""
     manifest = Manifest.from_shapes([("w", (20 * CHUNK_VALUES,))])
     bf16 = CodecSpec(format="bf16", entropy=False)
     run = make_run(manifest=manifest, codec_down=bf16)
@@ -154,7 +148,7 @@ def test_memory_is_one_vector(make_run):
     _, committing = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     run.close()
-    assert spooling < 1.5 * vector_bytes  # the test's own zeros are one vector
+    assert spooling < 1.5 * vector_bytes  # includes the test's own vector of zeros
     assert committing < 2.0 * vector_bytes
 
 
@@ -162,14 +156,14 @@ def test_memory_is_one_vector(make_run):
 
 
 def test_nothing_works_before_recover(run_root):
-    """A store that was not recovered does not know what was acknowledged."""
+    """Before `recover` the store has no record of what was acknowledged."""
     store = Store(run_root / "run")
     with pytest.raises(StoreError, match="call recover first"):
         store.lease("a", 1)
 
 
 def test_a_running_run_takes_no_fresh_weights(run):
-    """A fresh node's weights must never become the truth of a running run."""
+    """A fresh node's weights never replace those of a running run."""
     run.start()
     with pytest.raises(StoreError, match="never replaced"):
         run.store.begin_initial(SMALL)
@@ -186,7 +180,7 @@ def test_a_running_run_takes_no_fresh_weights(run):
     ],
 )
 def test_bad_initial_frames_are_refused(run, index, frame, words):
-    """Version 0 is what everyone starts from; a wrong or lossy one must not get in."""
+    """Every node starts from version 0; a wrong or lossy one is refused."""
     run.open()
     run.store.begin_initial(SMALL)
     with pytest.raises(FrameRefused, match=words):
@@ -196,7 +190,7 @@ def test_bad_initial_frames_are_refused(run, index, frame, words):
 
 
 def test_publishing_can_start_over(run):
-    """The first client may be preempted while it publishes; another one begins again with its own
+    """The first client may be preempted while it publishes; another one starts with its own
     weights.
     """
     run.open()
@@ -222,7 +216,7 @@ def test_publishing_can_start_over(run):
     ],
 )
 def test_a_commit_that_does_not_match_is_refused(run, version, scale, given, words):
-    """What the record says was merged must be what was merged."""
+    """The record lists exactly what was merged."""
     run.start()
     run.send(key(), noise(SMALL, 1))
     run.store.accumulate(key(), 1.0)
@@ -232,7 +226,7 @@ def test_a_commit_that_does_not_match_is_refused(run, version, scale, given, wor
 
 
 def test_only_what_was_accumulated_is_merged(run):
-    """Neither more nor fewer deltas, none twice, and none at all is no version."""
+    """More deltas, fewer, repeated ones or none at all make no version."""
     run.start()
     run.send(key("a"), noise(SMALL, 1))
     run.send(key("b"), noise(SMALL, 2))
@@ -252,7 +246,7 @@ def test_only_what_was_accumulated_is_merged(run):
 
 
 def test_a_step_that_overflows_makes_no_version(run):
-    """One version with infinity in it would spread to every client at once."""
+    """A version that contains infinity would reach every client at once."""
     run.start()
     large = np.full(SMALL.values, 1e18, dtype=np.float32)
     run.send(key("a"), large)
@@ -266,9 +260,7 @@ def test_a_step_that_overflows_makes_no_version(run):
 
 
 def test_an_absurd_norm_is_quarantined(run):
-    """Finite, but summed with a large weight it would overflow, at this commit and at each one
-    after a restart.
-    """
+    """A finite delta may overflow with a large weight, in this commit and after every restart."""
     run.start()
     huge = np.full(SMALL.values, 3e38, dtype=np.float32)
     result = run.send(key("a"), huge)
@@ -287,8 +279,8 @@ def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
 
 
 def test_what_is_being_fetched_is_kept(run):
-    """A whole version may take longer to send than keep_versions last; and the updates after it are
-    wanted next.
+    """A complete version may take longer to send than keep_versions last; its updates are needed
+    next.
     """
     run.start()
     run.store.keep_from(1)
@@ -301,7 +293,7 @@ def test_what_is_being_fetched_is_kept(run):
 
 
 def test_a_wanted_shard_is_given_when_it_is_free(run):
-    """The server told the client which one before it was written down."""
+    """The ps announced the index to the client before it was written down."""
     run.start()
     assert run.store.lease("a", 4, 2) == 2
     assert run.store.lease("b", 4, 2) == 0
@@ -309,9 +301,7 @@ def test_a_wanted_shard_is_given_when_it_is_free(run):
 
 
 def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
-    """What a client that never trained was told must not be lost to the run, and must survive a
-    restart until then.
-    """
+    """A provisional lease survives a restart, and another client can take the shard on request."""
     run.start()
     assert run.store.lease("a", 2, 0, loan=True) == 0
     assert run.store.lease("b", 2) == 1
@@ -329,9 +319,7 @@ def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
 
 
 def test_a_shard_stays_with_its_client(run):
-    """Two clients on one shard would count the same data twice, also after a restart of the
-    server.
-    """
+    """Two clients on one shard would count the same data twice, also after a restart of the ps."""
     run.open()
     assert [run.store.lease(name, 2) for name in ("a", "b", "c", "a")] == [0, 1, None, 0]
     assert run.open().leases == {"a": 0, "b": 1}
@@ -340,9 +328,7 @@ def test_a_shard_stays_with_its_client(run):
 
 
 def test_names_and_lives_are_remembered(run):
-    """A restarted server must still know the run and tell a ghost from the newest life of a
-    client.
-    """
+    """After a restart the ps still has the run's name and each client's newest incarnation."""
     run.open()
     assert run.store.start_run("first") == "first"
     assert run.store.start_run("second") == "first"
