@@ -76,7 +76,7 @@ def merge(run, keys, weights=None):
     ("median", 1, 5), ("median", 1, 6), ("median", 0, 1),
     ("multi-krum", 1, 6), ("multi-krum", 1, 5), ("multi-krum", 0, 4),
 ])  # fmt: skip
-def test_a_rule_is_its_formula(make_run, name, f, count):
+def test_a_rule_equals_its_formula(make_run, name, f, count):
     """The result through spool, chunks and outer step equals the definition."""
     run = started(make_run, name, f)
     rows = deltas(count)
@@ -92,7 +92,7 @@ def test_a_rule_is_its_formula(make_run, name, f, count):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_the_order_of_arrival_changes_no_bit(make_run, name):
-    """Recovery books the deltas in another order than they came: the version must be the same."""
+    """Recovery lists deltas in another order than they arrived; the version is the same."""
     rows = deltas(5)
     digests = set()
     for number, order in enumerate(itertools.islice(itertools.permutations(range(5)), 0, 120, 17)):
@@ -132,7 +132,7 @@ def test_weights_are_discounts(make_run):
     np.testing.assert_allclose(before - run.weights(1), 0.75, atol=1e-6)
 
 
-def test_the_ledger_says_who_counts(make_run):
+def test_the_ledger_lists_the_selected_deltas(make_run):
     """A version made by multi-Krum lists all deltas as merged; rejected ones have weight 0."""
     run = started(make_run, "multi-krum")
     rows = deltas(5)
@@ -155,9 +155,7 @@ def test_the_ledger_says_who_counts(make_run):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_too_few_clients_make_no_version(make_run, name):
-    """The rule's promise needs its numbers; the deltas stay, and one more client makes the
-    version.
-    """
+    """A rule needs enough clients; the deltas stay, and one more client makes the version."""
     run = started(make_run, name)
     least = rule_named(name, 1).least
     keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:least]]
@@ -174,7 +172,7 @@ def test_too_few_clients_make_no_version(make_run, name):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_disk, name):
+def test_a_crash_at_any_call_of_a_merge_changes_no_bit(make_run, crash_disk, name):
     """After a crash in a merge each acknowledged delta is merged once, with the same digest."""
     rows = deltas(5)
     keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:5]]
@@ -183,9 +181,9 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
         for key, row in zip(keys, rows, strict=True):
             run.send(key, row)
 
-    whole = started(make_run, name, run="whole")
-    prepared(whole)
-    expected = merge(whole, keys).digest
+    complete = started(make_run, name, run="complete")
+    prepared(complete)
+    expected = merge(complete, keys).digest
     for at in itertools.count(1):
         run = started(make_run, name, run=f"run-{at}")
         prepared(run)
@@ -216,13 +214,13 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
     assert at > 10
 
 
-def test_whole_weights_know_only_the_mean():
+def test_full_weights_allow_only_the_mean():
     """Full weights take another path through the store."""
     with pytest.raises(ValueError, match="full deltas cannot be aggregated by median"):
         StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), kind=FullWeights())
 
 
-def test_unknown_rules_are_named():
+def test_an_unknown_rule_gets_the_list():
     """After a typing error the message lists the rules."""
     with pytest.raises(ValueError, match="mean, trimmed, median, multi-krum"):
         rule_named("krumm")
@@ -232,9 +230,7 @@ def test_unknown_rules_are_named():
 
 
 def test_a_held_delta_can_be_released(make_run):
-    """Out of the merge, on record with its reason, over restarts; then merged once, like any
-    other.
-    """
+    """It stays excluded, with its reason, over restarts; once released it is merged once."""
     run = started(make_run, "mean")
     a, b = DeltaKey("a", 1, 0, 1), DeltaKey("b", 1, 0, 1)
     run.send(a, deltas()[0])
@@ -255,7 +251,7 @@ def test_a_held_delta_can_be_released(make_run):
     assert not recovered.held
 
 
-def test_what_was_quarantined_for_good_is_not_released(make_run):
+def test_a_delta_that_is_not_held_is_not_released(make_run):
     """Only held deltas can be released."""
     run = started(make_run, "mean")
     key = DeltaKey("a", 1, 0, 1)
@@ -265,7 +261,7 @@ def test_what_was_quarantined_for_good_is_not_released(make_run):
         run.store.release(key)
 
 
-def test_killed_while_it_is_released(make_run, crash_disk):
+def test_a_crash_during_a_release_loses_nothing(make_run, crash_disk):
     """At every call: the delta is held or pending, never neither, and its file matches that."""
     for at in itertools.count(1):
         run = started(make_run, "mean", run=f"run-{at}")

@@ -17,7 +17,7 @@ def pool(request):
     pool.close()
 
 
-def test_results_come_in_the_order_of_the_chunks(pool):
+def test_results_are_in_the_order_of_the_chunks(pool):
     """A digest over the results must not depend on which thread was faster."""
 
     def job(number):
@@ -36,7 +36,7 @@ def test_only_a_few_chunks_are_taken_ahead(pool):
     results.close()
 
 
-def test_after_an_error_nobody_works_any_more(pool):
+def test_no_job_runs_after_an_error(pool):
     """The caller then clears the accumulator; a late addition would stay in it."""
     at_work, lock = [], threading.Lock()
 
@@ -54,17 +54,15 @@ def test_after_an_error_nobody_works_any_more(pool):
     assert at_work == []
 
 
-def test_several_threads_work_at_the_same_time():
+def test_several_threads_run_at_the_same_time():
     """Two jobs that wait for each other end only if both run."""
     pool, both = ChunkPool(2), threading.Barrier(2, timeout=10)
     pool.run(lambda _: both.wait(), range(4))
     pool.close()
 
 
-def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
-    """One that fails is told only when the others are done, for they write to files that are closed
-    then.
-    """
+def test_begun_jobs_have_ended_after_the_wait(pool):
+    """An error is raised after the other jobs have ended: their files are closed next."""
     done = []
 
     def slowly():
@@ -85,14 +83,14 @@ def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
     assert len(done) == (3 if pool.threads > 1 else 2)
 
 
-def test_whoever_began_jobs_works_meanwhile():
+def test_begin_does_not_wait():
     """Otherwise the next chunk waits for the disk."""
-    pool, go_on, told = ChunkPool(2), threading.Event(), []
-    wait = pool.begin([lambda: told.append(go_on.wait(20))])
+    pool, go_on, results = ChunkPool(2), threading.Event(), []
+    wait = pool.begin([lambda: results.append(go_on.wait(20))])
     go_on.set()
     wait()
     pool.close()
-    assert told == [True]
+    assert results == [True]
 
 
 def begin_and_wait(pool, job):
@@ -106,7 +104,7 @@ def run_for_each(pool, job):
 
 
 @pytest.mark.parametrize("do", [begin_and_wait, run_for_each])
-def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monkeypatch, do):
+def test_no_job_runs_after_a_thread_cannot_be_started(monkeypatch, do):
     """No job runs after NoWorkerThread.
 
     The executor keeps the job for which it could not start a thread; another thread would run it
@@ -140,19 +138,19 @@ def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monk
     pool.close()
 
 
-def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
+def test_closing_a_pool_ends_every_wait():
     """Queued jobs are cancelled."""
-    pool, go_on, told = ChunkPool(2), threading.Event(), []
+    pool, go_on, results = ChunkPool(2), threading.Event(), []
     wait = pool.begin([lambda: go_on.wait(20)] * 4)
 
-    def wait_and_tell():
+    def wait_and_record():
         try:
             wait()
         except CancelledError as error:
-            told.append(error)
+            results.append(error)
 
     executor = pool._pool
-    threads = [threading.Thread(target=one, daemon=True) for one in (pool.close, wait_and_tell)]
+    threads = [threading.Thread(target=one, daemon=True) for one in (pool.close, wait_and_record)]
     for thread in threads:
         thread.start()
     # Queued jobs are cancelled once the queue holds nothing but the executor's end marker.
@@ -161,10 +159,10 @@ def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
     go_on.set()
     for thread in threads:
         thread.join(20)
-    assert len(told) == 1
+    assert len(results) == 1
 
 
-def test_a_pool_that_was_closed_starts_again():
+def test_a_closed_pool_can_be_used_again():
     """A store is closed and opened again."""
     pool = ChunkPool(2)
     for _ in range(2):

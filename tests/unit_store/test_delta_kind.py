@@ -36,8 +36,8 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize("weight", [0.0, 1.0, 0.3, 1e-42, 1e30])
 def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
     """A restart reads from the spool what was added on arrival: the version must not change."""
-    chance = np.random.default_rng(1)
-    values = chance.standard_normal(20).astype(np.float32)
+    random = np.random.default_rng(1)
+    values = random.standard_normal(20).astype(np.float32)
     values[:5] *= np.float32(1e-40)
     values[5] = -0.0
     frame = encode(values, spec)
@@ -50,9 +50,7 @@ def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
 
 
 def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
-    """The check and the addition share it: entropy decoding is most of what a server does with a
-    chunk.
-    """
+    """Check and addition share the result: decoding is most of the ps's work for a chunk."""
     decoded = []
     for name in ("decode_into", "decode_accumulate"):
         real = getattr(delta_kind, name)
@@ -144,7 +142,7 @@ def send(store, key, pairs, weight=None):
 
 @pytest.mark.parametrize("early", [1.0, None])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
+def test_another_kind_uses_the_common_path(seeds_run, early, restarts):
     """Spool, ledger, weights and restart are common: a kind adds check, size and accumulation."""
     run = seeds_run
     for key, pairs in zip(KEYS, ([[1, 0.5], [2, -1.0]], [[3, 2.0]]), strict=True):
@@ -175,7 +173,7 @@ def test_another_kind_has_its_own_check(seeds_run):
     assert send(store, KEYS[1], [[1, math.nan]]).problem == "it holds NaN or infinity"
 
 
-def test_rules_that_compare_chunks_need_a_kind_that_has_them():
+def test_rules_that_compare_chunks_need_a_kind_with_chunks():
     """Seeds of two clients cannot be sorted by value."""
     with pytest.raises(ValueError, match="seeds deltas cannot be aggregated by median"):
         StoreSettings(rule=rule_named("median"), kind=Seeds())

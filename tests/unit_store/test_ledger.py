@@ -32,7 +32,7 @@ def path(run_root):
     return path
 
 
-def test_facts_come_back_in_order(path):
+def test_facts_are_read_in_order(path):
     """The order of facts matters: accepted, then merged."""
     ledger, facts, notice = opened(path)
     ledger.close()
@@ -41,7 +41,7 @@ def test_facts_come_back_in_order(path):
     assert facts[0] == {"at": 12.346, "up": 0.0, "fact": "lease", "name": "site-a", "index": 0}
 
 
-def test_the_time_that_a_run_was_served_survives_its_processes(path):
+def test_served_time_adds_up_over_processes(path):
     """It adds up over restarts; downtime and the wall clock do not count."""
     for begun, worked in ((1000.0, 40.0), (7.0, 2.5)):
         now = [begun]
@@ -64,10 +64,10 @@ def test_every_line_is_json(path):
 
 def test_a_torn_last_line_is_cut_at_every_length(path):
     """A crash may leave any part of the last line; the lines before survive, new ones follow."""
-    whole = path.read_bytes()
-    last = whole[: whole.rindex(b"\n", 0, -1) + 1]
-    for size in range(len(last) + 1, len(whole)):
-        path.write_bytes(whole[:size])
+    data = path.read_bytes()
+    last = data[: data.rindex(b"\n", 0, -1) + 1]
+    for size in range(len(last) + 1, len(data)):
+        path.write_bytes(data[:size])
         ledger, facts, notice = opened(path)
         assert len(facts) == 2
         assert f"{size - len(last)} bytes" in notice
@@ -82,17 +82,17 @@ def test_a_torn_last_line_is_cut_at_every_length(path):
 @pytest.mark.parametrize("line", [1, 2, 3])
 def test_a_flipped_bit_is_named(path, line):
     """Damage to acknowledged facts stops the ps; guessing would lose or double a client's work."""
-    whole = path.read_bytes()
-    begin = sum(map(len, whole.splitlines(keepends=True)[: line - 1]))
-    end = whole.index(b"\n", begin)
+    data = path.read_bytes()
+    begin = sum(map(len, data.splitlines(keepends=True)[: line - 1]))
+    end = data.index(b"\n", begin)
     for position in range(begin, end + 1):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
         with pytest.raises(LedgerDamaged, match=f"line {line} is damaged") as caught:
             opened(path)
         assert caught.value.line == line
 
 
-def test_a_garbled_end_is_a_torn_line(path):
+def test_zeros_at_the_end_are_a_torn_line(path):
     """After a power cut the last block may hold zeros instead of the line."""
     path.write_bytes(path.read_bytes() + bytes(100))
     ledger, facts, notice = opened(path)
@@ -101,7 +101,7 @@ def test_a_garbled_end_is_a_torn_line(path):
     assert "100 bytes" in notice
 
 
-def test_a_ledger_longer_than_one_read_is_whole(path, monkeypatch):
+def test_a_ledger_longer_than_one_read_is_complete(path, monkeypatch):
     """A line across two reads is not taken for a torn one."""
     monkeypatch.setattr("fsl_async.store.ledger._PIECE_BYTES", 7)
     ledger, facts, notice = opened(path)
@@ -119,7 +119,7 @@ def test_two_processes_cannot_share_a_run(path):
     opened(path)[0].close()
 
 
-def test_a_closed_ledger_takes_nothing(path):
+def test_a_closed_ledger_refuses_facts(path):
     """A late call must not write to a descriptor that has been reused."""
     ledger, _, _ = opened(path)
     ledger.close()
@@ -148,7 +148,7 @@ def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
         assert notice is None
 
 
-def test_a_seal_finds_every_single_byte_error():
+def test_a_checksum_detects_every_single_byte_error():
     """The checksum covers the complete line."""
     line = to_checksummed({"fact": "lease", "name": "é\n", "index": 3})
     assert b"\n" not in line
@@ -166,13 +166,13 @@ def test_numbers_that_json_lacks_are_refused():
         to_checksummed({"norm": float("nan")})
 
 
-def test_a_fact_from_the_future_stops_an_old_release():
+def test_an_unknown_fact_stops_an_old_release():
     """If it skipped an unknown fact, an old release might merge a delta twice."""
     with pytest.raises(StoreError, match="newer release"):
         Book(3).apply({"fact": "forked"})
 
 
-def test_what_a_delta_takes_in_the_ledger(path):
+def test_the_ledger_takes_550_bytes_per_delta(path):
     """docs/ARCHITECTURE.md states the ledger's growth per year: about 550 bytes per delta."""
     key = DeltaKey("site-001.example", 1763722149000000001, 51234, 51235)
     digest, norm = "0123456789abcdef" * 2, 12.345678901234567
@@ -192,12 +192,12 @@ def test_what_a_delta_takes_in_the_ledger(path):
     assert 450 < line + entries / 100 < 600
 
 
-def test_a_zero_inside_a_whole_line_is_damage(path):
+def test_a_zero_inside_a_complete_line_is_damage(path):
     """A torn write leaves zeros up to its end or a block's end, never one inside a synced line."""
-    whole = path.read_bytes()
-    begin = whole.rindex(b"\n", 0, -1) + 1
-    for position in range(begin, len(whole) - 1):
-        path.write_bytes(whole[:position] + b"\0" + whole[position + 1 :])
+    data = path.read_bytes()
+    begin = data.rindex(b"\n", 0, -1) + 1
+    for position in range(begin, len(data) - 1):
+        path.write_bytes(data[:position] + b"\0" + data[position + 1 :])
         with pytest.raises(LedgerDamaged):
             opened(path)
 
@@ -215,7 +215,7 @@ def test_a_line_whose_block_was_not_written_is_torn(path):
     assert "torn by a crash" in notice
 
 
-def test_a_ledger_that_is_removed_under_a_run_acknowledges_nothing_more(path):
+def test_a_removed_ledger_acknowledges_nothing(path):
     """Further lines would go into a file without a name and be lost with the process."""
     ledger, _, _ = opened(path)
     path.unlink()

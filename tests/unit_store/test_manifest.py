@@ -39,7 +39,7 @@ def test_chunks_cover_every_value_once():
             manifest.chunk_range(index)
 
 
-def test_the_wire_form_comes_back_equal():
+def test_the_wire_form_is_read_back_equal():
     """A client compares its own manifest with the received one."""
     manifest = Manifest.from_shapes(SHAPES)
     again = Manifest.from_wire(manifest.to_wire())
@@ -119,7 +119,7 @@ def test_hostile_manifests_are_refused(wire):
         Manifest.from_wire(wire)
 
 
-def test_too_many_tensors_are_refused_before_they_are_read(monkeypatch):
+def test_too_many_tensors_are_refused_unread(monkeypatch):
     """The limit is checked before the work."""
     monkeypatch.setattr(module, "MAX_TENSORS", 2)
     with pytest.raises(ManifestError, match="2 tensors, not 3"):

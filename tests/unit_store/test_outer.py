@@ -20,9 +20,7 @@ def vectors(count, length=257, seed=3):
 
 
 def test_nesterov_is_that_of_torch():
-    """DiLoCo's numbers were found with torch.optim.SGD; ours must be that optimiser, to one
-    rounding per operation.
-    """
+    """DiLoCo's settings were found with torch.optim.SGD: equal up to one rounding per operation."""
     settings = OuterSettings(learning_rate=0.7, momentum=0.9)
     (start,) = vectors(1, seed=1)
     parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
@@ -58,10 +56,8 @@ def test_without_momentum_it_is_plain_descent():
     assert momentum.tolist() == [7.0, 7.0]
 
 
-def test_averaging_lands_on_the_average_of_the_clients():
-    """Plain averaging is FedAvg whatever the learning rate says: new weights = mean of the clients'
-    weights.
-    """
+def test_averaging_gives_the_average_of_the_clients():
+    """Plain averaging is FedAvg at any learning rate: the mean of the clients' weights."""
     base, first, second = vectors(3)
     average = ((base - first) + (base - second)) * np.float32(0.5)
     settings = OuterSettings(optimizer="average")
@@ -81,7 +77,7 @@ def test_descent_moves_towards_the_snapshot():
     assert np.sign(change).tolist() == [1.0, -1.0]
 
 
-def test_error_feedback_keeps_what_coding_lost():
+def test_error_feedback_keeps_the_coding_error():
     """Without it the fp8 downlink would lose every change below its step size."""
     settings = OuterSettings(optimizer="average")
     spec = CodecSpec(format="e4m3")
@@ -111,13 +107,13 @@ def test_error_feedback_keeps_what_coding_lost():
         {"momentum": -0.1},
     ],
 )
-def test_senseless_settings_are_refused(wrong):
+def test_invalid_settings_are_refused(wrong):
     """A run of days must not start with a momentum that diverges."""
     with pytest.raises(ValueError, match="must be"):
         OuterSettings(**wrong)
 
 
-def test_the_norm_tells_whether_all_is_finite():
+def test_the_norm_is_finite_exactly_when_the_vector_is():
     """One pass detects NaN and infinity; the largest finite values are not taken for infinite."""
     huge = np.full(1000, np.finfo(np.float32).max, dtype=np.float32)
     assert np.isfinite(squared_norm(huge))

@@ -36,7 +36,7 @@ def key(name="a", base=0, sequence=1):
 # --- versions ---
 
 
-def test_version_0_is_what_was_published(run):
+def test_version_0_equals_the_published_weights(run):
     """The publishing client trains on: its own weights are version 0 to the bit."""
     committed = run.start()
     weights = noise(SMALL, 0)
@@ -46,7 +46,7 @@ def test_version_0_is_what_was_published(run):
 
 
 def test_the_weights_open_as_safetensors(run):
-    """A user takes the checkpoint to other tools; here it is read by the published layout alone."""
+    """Other tools can read the checkpoint; the test parses the published layout."""
     run.start()
     data = (run.root / "checkpoints/v00000000/weights.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -90,7 +90,7 @@ def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimize
     run.close()
 
 
-def test_several_real_chunks_go_through(make_run):
+def test_several_chunks_of_production_size(make_run):
     """The production chunk size, with a shorter last chunk."""
     manifest = Manifest.from_shapes([("w", (CHUNK_VALUES, 2)), ("b", (77,))])
     run = make_run(manifest=manifest, outer=OuterSettings(optimizer="average"))
@@ -162,7 +162,7 @@ def test_nothing_works_before_recover(run_root):
         store.lease("a", 1)
 
 
-def test_a_running_run_takes_no_fresh_weights(run):
+def test_a_running_run_refuses_initial_weights(run):
     """A fresh node's weights never replace those of a running run."""
     run.start()
     with pytest.raises(StoreError, match="never replaced"):
@@ -190,9 +190,7 @@ def test_bad_initial_frames_are_refused(run, index, frame, words):
 
 
 def test_publishing_can_start_over(run):
-    """The first client may be preempted while it publishes; another one starts with its own
-    weights.
-    """
+    """The first client may be preempted while it publishes; another one starts over."""
     run.open()
     run.store.begin_initial(SMALL)
     run.store.write_initial(0, frames_of(SMALL, noise(SMALL, 5))[0])
@@ -259,7 +257,7 @@ def test_a_step_that_overflows_makes_no_version(run):
     assert run.store.version == 1
 
 
-def test_an_absurd_norm_is_quarantined(run):
+def test_a_huge_norm_is_quarantined(run):
     """A finite delta may overflow with a large weight, in this commit and after every restart."""
     run.start()
     huge = np.full(SMALL.values, 3e38, dtype=np.float32)
@@ -270,7 +268,7 @@ def test_an_absurd_norm_is_quarantined(run):
     assert run.store.version == 1
 
 
-def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
+def test_a_client_has_one_unfinished_delta(run):
     """A client that is preempted in mid-upload again and again must not fill the disk."""
     run.start()
     for sequence in range(1, 6):
@@ -278,10 +276,8 @@ def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
     assert len(list((run.store._run_dir / "spool").iterdir())) == 1
 
 
-def test_what_is_being_fetched_is_kept(run):
-    """A complete version may take longer to send than keep_versions last; its updates are needed
-    next.
-    """
+def test_versions_being_fetched_are_kept(run):
+    """A full version may take longer to send than keep_versions last; updates come after it."""
     run.start()
     run.store.keep_from(1)
     for version in range(1, 8):
@@ -292,7 +288,7 @@ def test_what_is_being_fetched_is_kept(run):
     assert not run.store.has_update(1)
 
 
-def test_a_wanted_shard_is_given_when_it_is_free(run):
+def test_a_requested_shard_is_leased_when_it_is_free(run):
     """The ps announced the index to the client before it was written down."""
     run.start()
     assert run.store.lease("a", 4, 2) == 2
@@ -300,7 +296,7 @@ def test_a_wanted_shard_is_given_when_it_is_free(run):
     assert run.store.lease("a", 4, 3) == 2
 
 
-def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
+def test_a_provisional_lease_can_be_taken_over(run):
     """A provisional lease survives a restart, and another client can take the shard on request."""
     run.start()
     assert run.store.lease("a", 2, 0, loan=True) == 0
@@ -327,7 +323,7 @@ def test_a_shard_stays_with_its_client(run):
     assert run.store.lease("b", 1) is None
 
 
-def test_names_and_lives_are_remembered(run):
+def test_names_and_incarnations_survive_a_restart(run):
     """After a restart the ps still has the run's name and each client's newest incarnation."""
     run.open()
     assert run.store.start_run("first") == "first"
