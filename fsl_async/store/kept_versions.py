@@ -109,7 +109,7 @@ class KeptVersions:
         except FileNotFoundError:
             raise Damage(UPDATE, "is missing") from None
         except StoreError:
-            raise Damage(UPDATE, "does not hold complete frames") from None
+            raise Damage(UPDATE, "holds an incomplete frame") from None
         check_chunk(UPDATE, kept.files[UPDATE].crcs, index, frame)
         return frame
 

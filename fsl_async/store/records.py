@@ -35,7 +35,7 @@ def file_name(key: DeltaKey) -> str:
     """Return `client@incarnation@base@sequence.frames`; FrameRefused when the key is invalid."""
     numbers = (key.incarnation, key.base, key.sequence)
     if not NAME.fullmatch(key.client) or not all(0 <= n < 2**63 for n in numbers):
-        raise FrameRefused(f"delta key {key.text[:120]!a} is not one this ps can store")
+        raise FrameRefused(f"delta key {key.text[:120]!a} cannot be a file name here")
     return key.text.replace("/", "@") + _FILE_SUFFIX
 
 

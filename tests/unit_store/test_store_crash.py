@@ -113,7 +113,7 @@ def small_chunks(monkeypatch):
 
 @attrs.define
 class Promises:
-    """What clients and operators were told: the store may never take it back."""
+    """What was reported outside: the store may never take it back."""
 
     acknowledged: set = attrs.field(factory=set)
     version: int = -1

@@ -247,7 +247,7 @@ def test_a_rollback_makes_deltas_pending_again(run):
 
 
 def test_two_rollbacks_in_a_row_work(run):
-    """Names of void versions do not collide, and the second lineage is told from the first."""
+    """Names of void versions do not collide, and the lineages stay distinct."""
     run.start()
     for version in (1, 2):
         run.round(version, "a")
