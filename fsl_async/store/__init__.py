@@ -1,3 +1,1 @@
-"""The parameter server's durable state in one run directory: ledger, spool, versions, outer step.
-NumPy only.
-"""
+"""The parameter server's durable state in one run directory. NumPy only."""

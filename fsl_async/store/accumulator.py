@@ -1,13 +1,12 @@
-"""Accumulator: the sum of weight_i * Delta_i of the round. It holds the one vector of the model's
-size that the parameter server keeps.
+"""Accumulator: the sum of weight_i * Delta_i of a round, the ps's only vector of model size.
 
-Deltas are added in the order in which `add` is called. An addition in fp32 cannot be undone by a
-subtraction, so where a delta is removed, the frames that it is in are computed again from
-the other deltas, which are still in the spool, before the sum is used: `chunks` is always, to the
-bit, the sum of the deltas in `weights` in their order.
+Deltas are added in the order of the calls to `add`. A subtraction cannot undo an addition in fp32.
+To remove a delta, the frames that contain it are recomputed from the other deltas, which are still
+in the spool, before the sum is used: `chunks` always yields, to the bit, the sum of the deltas in
+`weights` in their order.
 
-So one delta at a time may be added while it is still arriving, frame by frame, because it will
-probably be the next one that is complete (docs/adr/0095).
+One delta at a time may be added frame by frame while it arrives, because it is probably the next
+one to be complete (docs/adr/0095).
 """
 
 from __future__ import annotations
@@ -32,28 +31,27 @@ if TYPE_CHECKING:
     from fsl_async.store.spool import Spool
 
 MOST_BEFORE: Final = 2
-"""How many deltas may be in the sum when another is added while it arrives: at most so many are
-added again where it has to come out.
+"""A delta is added while it arrives if the sum holds at most this many deltas.
+
+Removing it means adding those deltas again.
 """
 
 
 @define
 class _Extra:
-    """What is in the sum beside the complete deltas: frames of one that is arriving, first <= index
-    < stop.
-    """
+    """Frames in the sum, first <= index < stop, that belong to no complete delta."""
 
     key: DeltaKey | None
-    """None: whatever it is, it has to come out."""
+    """The delta that is arriving. None: the frames must be recomputed."""
     weight: float
     first: int
     stop: int
 
 
 class Accumulator:
-    """The sum, and what is in it.
+    """The sum, and the weights of the deltas in it.
 
-    After any error `weights` are as before, and the sum fits them; the work that this takes is done
+    After any error `weights` is as before and the sum agrees with it; the work for this is done
     when the sum is used next.
     """
 
@@ -67,28 +65,28 @@ class Accumulator:
         """The weight of every complete delta in the sum, in the order of addition."""
 
     def chunks(self) -> Iterator[NDArray[Any]]:
-        """The sum of the deltas in `weights`, chunk by chunk. StoreError: one of them cannot be
-        read back.
+        """Yield the sum of the deltas in `weights`, chunk by chunk.
+
+        StoreError: a delta cannot be read back from the spool.
         """
         self._clean()
         return self.total.chunks()
 
     def clear(self) -> None:
-        """Back to zero, for the next round; the memory is kept."""
+        """Set the sum to zero for the next round; the memory is kept."""
         self.weights.clear()
         self._extra = None
         for index in range(self._frames):
             self.total.clear(index)
 
     def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Add a frame of a delta that is still arriving, unless another one is being added like
-        that.
+        """Add a frame of a delta that is still arriving; one delta at a time.
 
-        content: as `DeltaKind.check` returned it. `add` adds what is left out here.
+        content: as `DeltaKind.check` returned it. `add` adds the frames that are left out here.
         """
         extra = self._extra
         if extra is not None and extra.key is None and not self.weights:
-            self._clean()  # nothing has to be read for that
+            self._clean()  # reads nothing: the sum holds no complete delta
             extra = None
         if extra is None:
             if len(self.weights) > MOST_BEFORE:
@@ -96,14 +94,15 @@ class Accumulator:
             extra = self._extra = _Extra(key, weight, index, index)
         if (extra.key, extra.weight, extra.stop) != (key, weight, index):
             return
-        extra.key, extra.stop = None, index + 1  # unless all goes well
+        extra.key, extra.stop = None, index + 1  # until the addition has succeeded
         if not self.total.add(index, content, weight):
             extra.stop = index
         extra.key = key
 
     def add(self, key: DeltaKey, weight: float) -> None:
-        """Add a delta from the spool. StoreError: it cannot be read, or one that is in the sum
-        cannot.
+        """Add a delta from the spool.
+
+        StoreError: this delta, or one that is in the sum, cannot be read.
         """
         extra = self._extra
         there = range(0)
@@ -112,21 +111,22 @@ class Accumulator:
         else:
             self._clean()
         indices = range(self._frames)
-        self._extra = _Extra(None, 0.0, 0, len(indices))  # unless all goes well
+        self._extra = _Extra(None, 0.0, 0, len(indices))  # until the addition has succeeded
         self._add(key, weight, [index for index in indices if index not in there])
         self.weights[key] = weight
         self._extra = None
 
     def remove(self, key: DeltaKey) -> None:
-        """Take a delta out again, or what has arrived of it; fine when it is not in the sum."""
+        """Remove a delta, or the frames of it that have arrived. Absent keys are ignored."""
         if self.weights.pop(key, None) is not None:
             self._extra = _Extra(None, 0.0, 0, self._frames)
         elif self._extra is not None and self._extra.key == key:
             self._extra.key = None
 
     def _clean(self) -> None:
-        """Make the frames anew that something else is in. StoreError: the next call tries it
-        again.
+        """Recompute the frames that hold something else.
+
+        After a StoreError the next call tries again.
         """
         extra = self._extra
         if extra is None:
@@ -140,8 +140,9 @@ class Accumulator:
         self._extra = None
 
     def _add(self, key: DeltaKey, weight: float, indices: Sequence[int]) -> None:
-        """Add these frames of a delta. StoreError: they cannot be read; some of them may be in the
-        sum.
+        """Add these frames of a delta.
+
+        StoreError: they cannot be read; some of them may be in the sum.
         """
 
         def add(numbered: tuple[int, bytes]) -> None:

@@ -1,14 +1,13 @@
-"""Advance: the streaming outer step, from one version's files and the accumulator to the next
-version's files.
+"""Advance: the streaming outer step, from one version's files and the average to the next version.
 
-Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of
-the average; compute (fsl_async.store.outer); write the next version's three vectors and the coded
-update. Besides the accumulator this needs a handful of chunks (about 7 MiB), whatever the model's
-size. Writing and hashing take longer than computing, and the four files do not depend on each
-other: they are written by the threads that also decode, while the next chunk is computed
-(docs/adr/0093). A version of full weights is one file, written in the caller's thread.
+For each chunk: read weights, momentum and residual of the current version, take the same chunk of
+the average, compute (fsl_async.store.outer), and write the next version's three vectors and the
+coded update. Besides the accumulator this needs a few chunks (about 7 MiB) for any model size.
+Writing and hashing take longer than computing, and the four files are independent: the decoding
+threads write them while the next chunk is computed (docs/adr/0093). A version of full weights is
+one file, written in the caller's thread.
 
-Of full weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
+Full weights (docs/adr/0045) have no coded update: clients fetch such a version in full.
 """
 
 from __future__ import annotations
@@ -48,18 +47,19 @@ if TYPE_CHECKING:
 
 @frozen
 class Advanced:
-    """The next version's files are written and durable, under a temporary name."""
+    """The next version's files, durable under a temporary name."""
 
     stored: Mapping[str, StoredFile]
     digest: str
     update_bytes: int
-    """Of the coded frames alone, as they travel to one client; 0 where there is no update."""
+    """Bytes of the coded frames, as sent to one client; 0 when there is no update."""
     update_norm: float
 
 
-class _Room:
-    """What a chunk of the next version is computed in: float32 vectors for weights, momentum and
-    change, and the coded change.
+class _Buffers:
+    """Buffers for one chunk of the next version.
+
+    vectors: weights, momentum and change, float32. coded: the coded change.
     """
 
     def __init__(self, values: int, coded_bytes: int) -> None:
@@ -68,9 +68,7 @@ class _Room:
 
 
 class _OuterStep:
-    """The files of the current version and of the next one, and the way from one to the other for a
-    chunk.
-    """
+    """The open files of the current and the next version, and the outer step on one chunk."""
 
     def __init__(
         self,
@@ -95,7 +93,7 @@ class _OuterStep:
         )
         self._new_weights = writer.flat(WEIGHTS)
         self._new_momentum = writer.flat(MOMENTUM) if self._outer.has_momentum else None
-        # fp32 frames lose nothing, so the residual stays zero.
+        # fp32 frames are lossless, so the residual stays zero.
         self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
         self._update = writer.frames(UPDATE)
         self._residual, self._sent = new_vector(self.longest), new_vector(self.longest)
@@ -104,21 +102,19 @@ class _OuterStep:
 
     @property
     def longest(self) -> int:
-        """Values of the longest chunk."""
+        """Number of values in the longest chunk."""
         return min(CHUNK_VALUES, self._manifest.values)
 
-    def room(self) -> _Room:
-        """For one chunk."""
-        return _Room(self.longest, bound(self.longest, self._spec))
+    def buffers(self) -> _Buffers:
+        """Allocate the buffers for one chunk."""
+        return _Buffers(self.longest, bound(self.longest, self._spec))
 
     def compute(
-        self, index: int, average: NDArray[np.float32], room: _Room
+        self, index: int, average: NDArray[np.float32], buffer: _Buffers
     ) -> list[Callable[[], None]]:
-        """A chunk of the next version in `room`; what is to be written of it, each to another
-        file.
-        """
+        """Compute a chunk of the next version in `buffer`; return the writes, one per file."""
         start, stop = self._manifest.chunk_range(index)
-        weights, momentum, change = (vector[: stop - start] for vector in room.vectors)
+        weights, momentum, change = (vector[: stop - start] for vector in buffer.vectors)
         residual, sent = self._residual[: stop - start], self._sent[: stop - start]
         assert self._old_weights is not None, "a verified checkpoint has weights"
         self._old_weights.read_into(index, weights)
@@ -131,7 +127,7 @@ class _OuterStep:
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(change, average)
             desired_change(change, momentum, residual, self._outer)
-            frame = room.coded[: encode_into(change, room.coded, self._spec)]
+            frame = buffer.coded[: encode_into(change, buffer.coded, self._spec)]
             decode_into(frame, sent)
             apply_change(weights, sent)
             lost_in_coding(change, sent)
@@ -159,23 +155,25 @@ def advance(
     settings: StoreSettings,
     pool: ChunkPool,
 ) -> Advanced:
-    """Write the version after `current`; `averages`: what the round comes to, chunk by chunk
-    (float32), each looked at once.
+    """Write the version after `current`.
 
-    Raises StoreError when the result would not be finite, Damage when a file of `current` is not
-    what was written, OSError.
+    averages: the round's average, chunk by chunk (float32), each read once.
+
+    Raises StoreError when the result is not finite, Damage when a file of `current` was altered,
+    OSError.
     """
     with ExitStack() as closing:
         step = _OuterStep(
             files, manifest, current, writer=writer, settings=settings, closing=closing
         )
-        rooms = step.room(), step.room()  # one is written and hashed while the other is computed in
+        # One chunk is written and hashed while the next one is computed.
+        buffers = step.buffers(), step.buffers()
         wait_for_writes = pool.begin([])
         try:
             for index, average in zip(range(manifest.chunks), averages, strict=True):
-                writes = step.compute(index, average, rooms[index % 2])
-                # The order within a file is kept: a chunk's writes begin when those of the one
-                # before have ended.
+                writes = step.compute(index, average, buffers[index % 2])
+                # A chunk's writes begin when those of the chunk before have ended, so that each
+                # file receives its chunks in order.
                 wait_for_writes()
                 wait_for_writes = pool.begin(writes)
         except BaseException:
@@ -190,12 +188,13 @@ def advance(
 
 
 def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:
-    """Sums times `scale`, chunk by chunk; one fp32 multiplication. A chunk is valid until the
-    next.
+    """Yield the sums times `scale`, chunk by chunk, with one fp32 multiplication.
+
+    A chunk is valid until the next.
     """
-    room = np.empty(CHUNK_VALUES, np.float32)
+    buffer = np.empty(CHUNK_VALUES, np.float32)
     for total in sums:
-        part = room[: len(total)]
+        part = buffer[: len(total)]
         with np.errstate(over="ignore", invalid="ignore"):
             np.multiply(total, np.float32(scale), out=part)
         yield part
@@ -212,10 +211,12 @@ def advance_full(
     scale: float,
     pool: ChunkPool,
 ) -> Advanced:
-    """The same for a run whose deltas are full weights; `sums`: their weighted sums, chunk by chunk
-    (float64); `member_weight`: the sum of their weights.
+    """Write the version after `current` for a run whose deltas are full weights.
 
-    Raises StoreError when the result would not be finite, Damage, OSError.
+    sums: weighted sums of the clients' weights, chunk by chunk (float64).
+    member_weight: sum of the clients' weights in the average.
+
+    Raises StoreError when the result is not finite, Damage, OSError.
     """
     with ExitStack() as closing:
         old = open_flat(files, current, WEIGHTS, manifest)
@@ -223,11 +224,11 @@ def advance_full(
         closing.callback(old.close)
         new = writer.flat(WEIGHTS)
         longest = min(CHUNK_VALUES, manifest.values)
-        before, room = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
+        before, buffer = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
         norm_squared = 0.0
         for index, total in zip(range(manifest.chunks), sums, strict=True):
             start, stop = manifest.chunk_range(index)
-            weights, change = room[: stop - start], before[: stop - start]
+            weights, change = buffer[: stop - start], before[: stop - start]
             old.read_into(index, weights)
             change[:] = weights
             with np.errstate(over="ignore", invalid="ignore"):

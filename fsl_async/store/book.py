@@ -1,21 +1,22 @@
-"""Book: what the facts of a ledger add up to. Pure.
+"""Book: the state that the facts of a ledger add up to. Pure.
 
     fact          effect
     run           names the run; the first one counts
-    lease         `name` holds shard `index`; with `loan` a provisional lease, until another client
-                  needs the shard
+    lease         `name` holds shard `index`; with `loan` the lease is provisional: another client
+                  may take the shard until `name` leases it for good
     incarnation   the newest incarnation of `name`
-    accepted      a delta is acknowledged and waits to be merged
-    quarantined   a delta is kept out: on arrival, or removed later; with `held` it may be released
-    released      a delta that was held is pending again
+    accepted      a delta is acknowledged and pending
+    quarantined   a delta is excluded from merging, on arrival or later; with `held` it may be
+                  released
+    released      a held delta is pending again
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
                   again, `gone` those that are lost
     renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
-                  lists the records up to it that are left, `aside` the deltas that were in the
-                  spool; they are unknown again, so a client without an answer may send one anew
+                  lists the remaining records up to it, `aside` the deltas that were in the spool;
+                  those are unknown again, so a client without an answer may send one again
 
-A key is in at most one of `pending`, `merged` and `quarantined`: that is what "merged at most once"
+A key is in at most one of `pending`, `merged` and `quarantined`: this is what "merged at most once"
 means here.
 """
 
@@ -35,19 +36,18 @@ if TYPE_CHECKING:
 
 
 REMEMBERED = 64
-"""Deltas that the median norm is taken of."""
+"""How many of the newest accepted deltas define the usual norm."""
 
 
 class Book:
-    """The sum of the facts so far. `apply` them in order; everything else only reads."""
+    """The state after the facts so far. `apply` changes it; everything else only reads."""
 
     def __init__(self, keep_versions: int) -> None:
         self._keep_versions = keep_versions
         self.run = ""
         self.version = -1
-        self.version_at = (
-            0.0  # when its line was written, seconds since 1970; 0 before there is one
-        )
+        # When its line was written, seconds since 1970; 0 before version 0.
+        self.version_at = 0.0
         self.digests: dict[int, str] = {}
         self.tokens_total = 0
         self.generation = 0
@@ -55,18 +55,18 @@ class Book:
         self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merged: dict[DeltaKey, int] = {}
         self.quarantined: dict[DeltaKey, str] = {}
-        self.held: dict[DeltaKey, StoredDelta] = {}  # of these, those that may be released
-        # Norms and tokens of the newest accepted deltas, whatever became of them, oldest first.
+        self.held: dict[DeltaKey, StoredDelta] = {}  # the quarantined ones that may be released
+        # The newest accepted deltas, pending, merged or quarantined, oldest first.
         self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
-        self.loans: set[str] = set()  # whose lease is not for good yet
+        self.loans: set[str] = set()  # clients with a provisional lease
         self.incarnations: dict[str, int] = {}
         # Details of the deltas in recent versions, by version: a rollback makes them pending again.
         self._details: dict[int, dict[DeltaKey, StoredDelta]] = {}
         self._tokens_at: dict[int, int] = {}
 
     def known(self, key: DeltaKey) -> Outcome | None:
-        """What became of `key`; None when it was never acknowledged."""
+        """Return the outcome of `key`; None when it was never acknowledged."""
         if key in self.pending:
             return "accepted"
         if key in self.merged:
@@ -75,15 +75,15 @@ class Book:
 
     @property
     def usual(self) -> list[StoredDelta]:
-        """The newest deltas that are merged, oldest first: what is pending is looked at anew, what
-        is quarantined does not count.
+        """The newest merged deltas, oldest first.
+
+        Pending ones are left out because they are still to be judged, quarantined ones because they
+        do not count.
         """
         return [delta for delta in self.accepted if delta.key in self.merged]
 
     def merged_after(self, version: int) -> list[StoredDelta]:
-        """The deltas merged in versions above `version`, as far as their details are still kept, in
-        merge order.
-        """
+        """The deltas merged after `version` whose details are kept, in merge order."""
         return [
             delta
             for number in sorted(self._details)
@@ -92,7 +92,7 @@ class Book:
         ]
 
     def apply(self, fact: Mapping[str, Any]) -> None:
-        """Add one fact; Raises StoreError for a kind unknown to this release."""
+        """Apply one fact. StoreError: this release does not know its type."""
         match fact["fact"]:
             case "run":
                 self.run = self.run or fact["run"]
@@ -152,12 +152,11 @@ class Book:
 
     def _apply_rollback(self, fact: Mapping[str, Any]) -> None:
         target: int = fact["to"]
-        # The line holds the deltas' details itself: how many versions' details are kept may have
-        # changed since.
+        # The line holds the deltas' details, because keep_versions may have changed since.
         again = [from_fact(member) for member in fact["pending"]]
         self.pending = {delta.key: delta for delta in again} | self.pending
-        # What is neither merged any more nor pending is unknown again: if its client still has it,
-        # it may come again.
+        # A delta that is neither merged any more nor pending is unknown again: a client that still
+        # has it may send it again.
         self.merged = {key: version for key, version in self.merged.items() if version <= target}
         self.digests = {v: digest for v, digest in self.digests.items() if v <= target}
         self._details = {v: details for v, details in self._details.items() if v <= target}
@@ -169,7 +168,6 @@ class Book:
     def _apply_renewed(self, fact: Mapping[str, Any]) -> None:
         for record in fact["versions"]:
             self._apply_version(VersionRecord.from_fact(record))
-        # Above every generation that is on disk, so that whatever is above `to` is void (see
-        # recovery).
+        # Above every generation on disk, so that every version above `to` is void (see recovery).
         self.generation = fact["generation"]
         self.rollback_targets = [fact["to"]] * self.generation

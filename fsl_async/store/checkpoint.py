@@ -1,19 +1,20 @@
-"""Checkpoints: one folder per version, which appears at once and complete, or not at all.
+"""Checkpoints: one folder per version, which appears complete in one step, or not at all.
 
     checkpoints/v00000012/
         weights.safetensors     Theta, opens in the safetensors library
-        momentum.safetensors    momentum of the outer optimizer; absent where all are zero
-        residual.safetensors    error feedback of the coded updates; absent where all are zero
+        momentum.safetensors    the outer optimizer's momentum; absent without one, and in
+                                version 0 (zeros)
+        residual.safetensors    the coding error not yet sent; absent when there is none (zeros)
         update.bin              the coded change from version 11, as clients receive it
                                 (fsl_async.store.frame_file)
         manifest.json           with a checksum: the version's record, and length, SHA-256 and chunk
                                 checksums of every file; written last
 
-Order of a commit: files and manifest.json into tmp-v00000012, each synced; the folder synced;
-renamed to v00000012, which is the commit point; checkpoints/ synced. A file that was damaged and
-made again is written into tmp-repair-v00000012 and renamed over the damaged one. Whatever begins
-with "tmp-" is left over from a crash and is removed. A version that goes is renamed to "tmp-"
-first, for the same reason. Versions that a rollback made void are renamed to
+Commit order: write files and manifest.json into tmp-v00000012 and sync each; sync the folder;
+rename it to v00000012, which is the commit point; sync checkpoints/. A damaged file that was
+recomputed is written into tmp-repair-v00000012 and renamed over the damaged one. Names that begin
+with "tmp-" are left over from a crash and are removed. A version is renamed to "tmp-" before it is
+removed, for the same reason. Versions that a rollback made void are renamed to
 "rolled-back-<generation>-v00000012" and never removed here.
 """
 
@@ -48,7 +49,7 @@ UPDATE = "update.bin"
 MANIFEST = "manifest.json"
 
 FORMAT = 2
-"""1 had no chunk checksums."""
+"""Format 1 had no chunk checksums."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
 _FLAT = (WEIGHTS, MOMENTUM, RESIDUAL)
@@ -58,9 +59,7 @@ _TEMPORARY = "tmp-"
 
 @frozen
 class StoredFile:
-    """Length of a file in bytes, and the SHA-256 of it; of its data part alone when it is a flat
-    file.
-    """
+    """Length of a file in bytes, and its SHA-256: of a flat file, that of its data part."""
 
     bytes: int
     sha256: str
@@ -77,37 +76,38 @@ class Checkpoint:
     path: Path
 
     def without(self, names: Collection[str]) -> Self:
-        """The same without these files."""
+        """Return a copy without these files."""
         kept = {name: stored for name, stored in self.files.items() if name not in names}
         return evolve(self, files=kept)
 
 
 class Checkpoints:
-    """The folder of all versions. Methods raise OSError as the system gives it."""
+    """The folder of all versions. Methods raise OSError unchanged."""
 
     def __init__(self, files: Files, run_dir: Path) -> None:
         self._files = files
         self.directory = run_dir / "checkpoints"
 
     def path(self, version: int) -> Path:
-        """Where version `version` is, or would be."""
+        """Return the folder of version `version`, existing or not."""
         return self.directory / f"v{version:08d}"
 
     def versions(self) -> list[int]:
-        """All versions that have a folder, oldest first."""
+        """Return all versions that have a folder, oldest first."""
         found = (_FOLDER.fullmatch(name) for name in self._files.names(self.directory))
         return sorted(int(match[1]) for match in found if match)
 
     def remove_leftovers(self) -> list[str]:
-        """Remove what crashes left; returns the names."""
+        """Remove temporary folders of crashed commits; return their names."""
         left = [name for name in self._files.names(self.directory) if name.startswith(_TEMPORARY)]
         for name in left:
             self._files.remove_tree(self.directory / name)
         return left
 
     def load(self, version: int) -> Checkpoint:
-        """Read a version's manifest.json; Damage when it is missing, altered, or of another
-        version.
+        """Read a version's manifest.json.
+
+        Damage: it is missing, altered, or describes another version.
         """
         path = self.path(version)
         try:
@@ -128,10 +128,10 @@ class Checkpoints:
         return Checkpoint(VersionRecord.from_fact(members), stored, path)
 
     def verify(self, version: int, manifest: Manifest, without: Collection[str] = ()) -> Checkpoint:
-        """Load a version and compare every file with its digest, reading piece by piece; Damage
-        names the first bad one.
+        """Load a version and compare every file with its digest, reading it in pieces.
 
-        without: damaged files, left out of the result.
+        without: files known to be damaged, left out of the result. Damage names the first damaged
+        file.
         """
         checkpoint = self.load(version).without(without)
         record = checkpoint.record
@@ -151,7 +151,7 @@ class Checkpoints:
         return checkpoint
 
     def damaged(self, version: int, damage: Damage, manifest: Manifest) -> CheckpointDamaged:
-        """The error for the user: with the newest version below that is good in every byte."""
+        """Return the error for a damaged version; it names the newest intact version below."""
         for candidate in reversed(self.versions()):
             if candidate < version:
                 with suppress(Damage, OSError):
@@ -160,9 +160,7 @@ class Checkpoints:
         return CheckpointDamaged(version, damage.file, None, damage.reason)
 
     def retract(self, version: int) -> None:
-        """Take back, durably, a version whose commit did not come to its end; fine when there is
-        none.
-        """
+        """Remove, durably, a version whose commit did not finish. Absent versions are ignored."""
         temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
         self._files.remove_tree(temporary)
         if self.path(version).is_dir():
@@ -177,22 +175,24 @@ class Checkpoints:
                 leaving = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
                 self._files.remove_tree(leaving)
                 self._files.rename(self.path(version), leaving)
-                # Else a power cut may undo the renaming and not the removals: a version with half
-                # of its files.
+                # Without this sync a power cut may undo the rename but not the removals, and leave
+                # a version with half of its files.
                 self._files.sync_directory(self.directory)
                 self._files.remove_tree(leaving)
 
-    def move_aside(self, version: int, generation: int) -> str:
-        """Rename a void version's folder; returns the new name. If a power cut undoes that,
-        recovery does it again.
+    def rename_void(self, version: int, generation: int) -> str:
+        """Rename a void version's folder; return the new name.
+
+        If a power cut undoes that, recovery repeats it.
         """
         name = f"rolled-back-{generation}-{self.path(version).name}"
         self._files.rename(self.path(version), self.directory / name)
         return name
 
     def publish(self, version: int, temporary: Path) -> None:
-        """Give the finished folder its name, durably. OSError may come after the rename: then call
-        `retract`.
+        """Rename the finished folder to its final name, durably.
+
+        OSError may come after the rename: then call `retract`.
         """
         self._files.sync_directory(temporary)
         self._files.rename(temporary, self.path(version))
@@ -200,10 +200,11 @@ class Checkpoints:
 
 
 class VersionWriter:
-    """Writes one version into its temporary folder; a context manager that removes it unless
-    `publish` succeeded.
+    """Writes one version into its temporary folder.
 
-    repairs: the version exists, and files of it are made again, for `put_back`.
+    A context manager that removes the folder unless `publish` succeeded.
+
+    repairs: the version exists, and files of it are recomputed for `replace`.
     """
 
     def __init__(
@@ -248,21 +249,19 @@ class VersionWriter:
             self._files.remove_tree(self._path)
 
     def flat(self, name: str) -> FlatWriter:
-        """Start a flat file."""
+        """Create a flat file and return its writer."""
         writer = FlatWriter(self._files, self._path / name, self._manifest)
         self._open.callback(writer.close)
         self._flat[name] = writer
         return writer
 
     def frames(self, name: str) -> FrameWriter:
-        """Start a frame file."""
+        """Create a frame file and return its writer."""
         self._frames[name] = FrameWriter(self._files, self._path / name)
         return self._frames[name]
 
     def seal(self, pool: ChunkPool) -> dict[str, StoredFile]:
-        """Make the content of all files durable, as many at a time as `pool` has threads; their
-        lengths and digests.
-        """
+        """Make all files durable, on the threads of `pool`; return their lengths and digests."""
 
         def sync(writer: FlatWriter | FrameWriter) -> StoredFile:
             return StoredFile(*writer.sync(), writer.crcs)
@@ -278,10 +277,8 @@ class VersionWriter:
         self._checkpoints.publish(self._version, self._path)
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 
-    def put_back(self, name: str) -> None:
-        """Replace a file of the version that exists by the one that was written here and sealed,
-        durably.
-        """
+    def replace(self, name: str) -> None:
+        """Replace a file of the existing version, durably, with the sealed one written here."""
         target = self._checkpoints.path(self._version)
         self._files.rename(self._path / name, target / name)
         self._files.sync_directory(target)
@@ -290,8 +287,9 @@ class VersionWriter:
 def open_flat(
     files: Files, checkpoint: Checkpoint, name: str, manifest: Manifest
 ) -> FlatReader | None:
-    """A reader of one of the version's vectors, or None when the version has none, which means
-    zeros. Raises Damage, OSError.
+    """Return a reader of one of the version's vectors, or None when it has none (zeros).
+
+    Raises Damage, OSError.
     """
     if name not in checkpoint.files:
         return None

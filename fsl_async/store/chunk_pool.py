@@ -1,6 +1,4 @@
-"""A small pool of threads for work on chunks, which are independent: the native codec, the disk and
-hashing release the GIL.
-"""
+"""A thread pool for independent chunks: codec, disk calls and hashing release the GIL."""
 
 from __future__ import annotations
 
@@ -19,21 +17,21 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 _AHEAD = 2
-"""Chunks under way for each thread: one that is worked on and one that waits."""
+"""Chunks in progress per thread: one being processed and one queued."""
 
 
 class ChunkPool:
-    """Runs one job for each chunk, `threads` at a time; with one thread, in the caller's."""
+    """Runs one job per chunk on `threads` threads; with one thread, in the caller's thread."""
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
     def each(self, job: Callable[[A], B], chunks: Iterable[A]) -> Iterator[B]:
-        """The results of job(chunk), in order; a few chunks at a time are taken from `chunks`.
+        """Yield job(chunk) in order, taking a few chunks at a time from `chunks`.
 
-        When a job raises, or the caller stops asking, the jobs that have begun end first: after
-        that no thread touches anything.
+        When a job raises, or the caller stops iterating, the started jobs end first: afterwards no
+        thread touches anything.
         """
         if self.threads <= 1:
             yield from map(job, chunks)
@@ -52,16 +50,15 @@ class ChunkPool:
                     future.exception()  # waits
 
     def run(self, job: Callable[[A], object], chunks: Iterable[A]) -> None:
-        """`each`, for jobs that return nothing."""
+        """Call `each` for jobs that return nothing."""
         for _ in self.each(job, chunks):
             pass
 
     def begin(self, jobs: Sequence[Callable[[], object]]) -> Callable[[], None]:
-        """Start the jobs; the call that is returned waits for all of them, and raises what the
-        first in their order that failed raised.
+        """Start the jobs; return a function that waits for all of them.
 
-        With one thread they are done, in their order and up to the first that fails, when this
-        returns or raises.
+        That function raises the error of the first failed job, in the order of `jobs`. With one
+        thread the jobs run before this returns; the first error ends it.
         """
         if self.threads <= 1:
             for job in jobs:
@@ -77,24 +74,26 @@ class ChunkPool:
         return wait
 
     def _submit(self, job: Callable[..., B], *arguments: object) -> Future[B]:
-        """NoWorkerThread where none can be started. After any error no thread works any more, and
-        what had not begun never will.
+        """Queue a job. NoWorkerThread: the system cannot start a thread.
+
+        After any error no job is running any more, and queued jobs never start.
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="chunks")
         try:
             return self._pool.submit(job, *arguments)
         except BaseException as error:
-            # The job is in the queue all the same, and others may be at work on what the caller is
-            # about to close.
+            # The job is queued all the same, and others may be using files that the caller is about
+            # to close.
             self.close()
             if isinstance(error, RuntimeError):
                 raise NoWorkerThread(str(error)) from error
             raise
 
     def close(self) -> None:
-        """End the threads; not from one of them. Jobs that have not begun are cancelled, and who
-        waits for them gets CancelledError.
+        """Stop the threads; never call it from one of them.
+
+        Queued jobs are cancelled; a call that waits for one gets CancelledError.
         """
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -102,9 +101,7 @@ class ChunkPool:
 
 
 def _error_of(ended: Future[Any]) -> BaseException | None:
-    """What a job raised, once it has ended; CancelledError where the pool was closed before it
-    began.
-    """
+    """Wait for a job and return what it raised, or CancelledError if the pool was closed first."""
     try:
         return ended.exception()
     except futures.CancelledError as error:

@@ -1,14 +1,14 @@
-"""Kinds of deltas: what frames a delta of a run has, what each must hold, and how deltas add up.
+"""Kinds of deltas: which frames a run's deltas have, how each is checked, and how deltas add up.
 
-    dense    the base minus the client's weights: one frame a chunk of the flat vector, sums in fp32
-    full     the client's weights themselves (docs/adr/0045): the same frames, sums in float64
+    dense    the base minus the client's weights: one frame per chunk of the flat vector, fp32 sums
+    full     the client's weights (docs/adr/0045): the same frames, float64 sums
 
 Ledger, spool, weights, staleness and quarantine are the same for all kinds. A run has one kind
-(`StoreSettings.kind`). To add one: a class below DeltaKind, and for what does not lie chunk by
-chunk in the flat vector a total of its own.
+(`StoreSettings.kind`). To add one: a subclass of DeltaKind, and a Total of its own if its frames
+are not chunks of the flat vector.
 
-A frame that arrives is decoded once: `check` returns what it holds, and `Total.add` takes that.
-What is added later is read from the spool and decoded there (`Total.add_frame`); both ways give the
+An arriving frame is decoded once: `check` returns its content, and `Total.add` takes that. A frame
+that is added later is read from the spool and decoded there (`Total.add_frame`); both ways give the
 same bits.
 """
 
@@ -41,17 +41,15 @@ _SUBNORMAL, _ONE = np.array([[1e-40], [1.0]], np.float32)
 
 @frozen
 class Checked:
-    """What a frame holds, decoded; valid until the next frame is checked."""
+    """The decoded content of a frame; valid until the next frame is checked."""
 
     content: Any
     squared_norm: float
-    """Its part of the delta's squared norm; not finite when a value is not finite."""
+    """The frame's part of the delta's squared norm; not finite when a value is not finite."""
 
 
 class Total(ABC):
-    """A sum of deltas times their weights. Frames are independent: each index has a part of its
-    own, zero at first.
-    """
+    """A sum of deltas times their weights. Each frame index has its own part, zero at first."""
 
     @abstractmethod
     def clear(self, index: int) -> None:
@@ -59,50 +57,46 @@ class Total(ABC):
 
     @abstractmethod
     def add(self, index: int, content: Any, weight: float) -> bool:
-        """Add a frame that was checked; its content may be changed. False: nothing was added,
-        `add_frame` has to.
+        """Add a checked frame; its content may be changed.
+
+        False: nothing was added, and the caller must use `add_frame`.
         """
 
     @abstractmethod
     def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
-        """Add a frame from the spool. Raises CodecError. Several threads may call it, each for
-        another index.
+        """Add a frame from the spool. Raises CodecError.
+
+        Several threads may call it at the same time with different indices.
         """
 
     @abstractmethod
     def chunks(self) -> Iterator[NDArray[Any]]:
-        """The sum as chunks of the flat vector, in order; each is valid until the next."""
+        """Yield the sum as chunks of the flat vector, in order; each is valid until the next."""
 
 
 class DeltaKind(ABC):
-    """What a delta is made of. An object belongs to one store and is used in its thread."""
+    """What a delta consists of. An object belongs to one store and is used in its thread."""
 
     name: ClassVar[str]
     comparable: ClassVar[bool] = False
-    """Whether frames are chunks of the flat vector, so that a rule can see those of several clients
-    side by side.
-    """
+    """Whether frames are chunks of the flat vector, which a rule can compare between clients."""
     is_full: ClassVar[bool] = False
-    """Whether the average of deltas is the next version itself, and not a change of the version
-    before.
-    """
+    """Whether the average of deltas is the next version, instead of a change of the current one."""
 
     @abstractmethod
     def frames(self, manifest: Manifest) -> int:
-        """How many frames a complete delta has."""
+        """Return the number of frames of a complete delta."""
 
     @abstractmethod
     def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
-        """Decode a peer's frame. Raises FrameRefused when it is not frame `index` of a delta."""
+        """Decode a peer's frame. FrameRefused: it is not frame `index` of a delta."""
 
     @abstractmethod
     def total(self, manifest: Manifest) -> Total:
-        """A sum of nothing."""
+        """Return an empty sum."""
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
-        """What a total of these deltas comes to, chunk by chunk, with as little memory as
-        possible.
-        """
+        """Yield the sum of these deltas, chunk by chunk, with as little memory as possible."""
         total = self.total(manifest)
         for index in range(self.frames(manifest)):
             for frames, weight in sources:
@@ -111,63 +105,62 @@ class DeltaKind(ABC):
 
 
 class Dense(DeltaKind):
-    """Differences. One fp32 multiplication and one fp32 addition per value, never fused."""
+    """Pseudo-gradients: one fp32 multiplication and one fp32 addition per value, never fused."""
 
     name = "dense"
     comparable = True
     dtype: ClassVar[type[np.floating[Any]]] = np.float32
 
     def __init__(self) -> None:
-        self._room = np.empty(0, np.float32)
+        self._buffer = np.empty(0, np.float32)
 
     def frames(self, manifest: Manifest) -> int:
-        """One a chunk."""
+        """One per chunk."""
         return manifest.chunks
 
     def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
-        """See `DeltaKind.check`; the content is float32 (values of the chunk,)."""
-        if not len(self._room):
-            self._room = np.empty(manifest.chunk_values(0), np.float32)
-        values = decode_checked(frame, index, manifest, self._room)
+        """See `DeltaKind.check`; the content is float32, (values of the chunk,)."""
+        if not len(self._buffer):
+            self._buffer = np.empty(manifest.chunk_values(0), np.float32)
+        values = decode_checked(frame, index, manifest, self._buffer)
         return Checked(values, squared_norm(values))
 
     def total(self, manifest: Manifest) -> ChunkTotal:
-        """One vector of the model's size."""
+        """One vector of model size."""
         return ChunkTotal(self, manifest)
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
-        """In one chunk of memory: additions in the same order give the same bits."""
-        room = np.zeros(manifest.chunk_values(0), self.dtype)
+        """See `DeltaKind.sums`. Uses one chunk of memory; the same order gives the same bits."""
+        buffer = np.zeros(manifest.chunk_values(0), self.dtype)
         for index in range(manifest.chunks):
-            total = room[: manifest.chunk_values(index)]
+            total = buffer[: manifest.chunk_values(index)]
             total.fill(0.0)
             for frames, weight in sources:
                 self.add_frame(total, next(frames), weight)
             yield total
 
     def add(self, total: NDArray[Any], values: NDArray[np.float32], weight: float) -> bool:
-        """Add weight * values to `total`, in place; `values` are changed. False: see
-        `Total.add`.
-        """
-        # A library may have set this thread to take subnormal numbers for zero. The codec does not
-        # obey that, NumPy does.
+        """Add weight * values to `total`, in place; `values` is changed. False: see `Total.add`."""
+        # A library may have set this thread to flush subnormal numbers to zero. NumPy then does so,
+        # the codec does not.
         if not np.multiply(_SUBNORMAL, _ONE)[0]:
             return False
-        # What is not finite, or becomes so, is taken out again before anything reads the sum.
+        # A delta that makes the sum infinite or NaN is removed before the sum is read.
         with np.errstate(over="ignore", invalid="ignore"):
             np.multiply(values, np.float32(weight), out=values)
             np.add(total, values, out=total)
         return True
 
     def add_frame(self, total: NDArray[Any], frame: BytesLike, weight: float) -> None:
-        """The same of a coded chunk. Raises CodecError."""
+        """Add weight times the values of a coded chunk to `total`, in place. Raises CodecError."""
         decode_accumulate(frame, total, weight)
 
 
 class FullWeights(Dense):
-    """Weights. In float64, because weights of opposite sign may cancel down to nearly nothing, and
-    an average that is nearly nothing has to be as right as any other. A product of two fp32
-    numbers, and most sums of such products, are exact in float64.
+    """Full weights, summed in float64.
+
+    Weights of opposite sign may cancel almost completely, and the average must be accurate then
+    too. A product of two fp32 numbers, and most sums of such products, are exact in float64.
     """
 
     name = "full"
@@ -189,13 +182,13 @@ class FullWeights(Dense):
 
 
 class ChunkTotal(Total):
-    """A sum in a flat vector."""
+    """A sum held in one flat vector."""
 
     def __init__(self, kind: Dense, manifest: Manifest) -> None:
         self._kind = kind
         self._manifest = manifest
         self.values: NDArray[Any] = new_vector(manifest.values, kind.dtype)
-        """Of the whole model: float32, of full weights float64."""
+        """The sum over the complete model: float32, or float64 for full weights."""
 
     def _chunk(self, index: int) -> NDArray[Any]:
         start, stop = self._manifest.chunk_range(index)
@@ -214,15 +207,16 @@ class ChunkTotal(Total):
         self._kind.add_frame(self._chunk(index), frame, weight)
 
     def chunks(self) -> Iterator[NDArray[Any]]:
-        """Views of the vector."""
+        """Yield views of the vector."""
         return map(self._chunk, range(self._manifest.chunks))
 
 
 def decode_checked(
     frame: BytesLike, index: int, manifest: Manifest, out: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Decode a peer's frame for chunk `index` into the start of `out`; FrameRefused when it is not
-    one.
+    """Decode a peer's frame for chunk `index` into the start of `out`.
+
+    FrameRefused: it is damaged or has the wrong length.
     """
     try:
         expected = manifest.chunk_values(index)

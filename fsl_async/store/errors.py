@@ -1,51 +1,50 @@
-"""Errors of the store and of weights.
+"""Errors of the store and of training.
 
     LearnError
-    ├── ManifestError          a list of tensors makes no sense (a peer's, or our own)
+    ├── ManifestError          a list of tensors, a peer's or our own, is invalid
     ├── FrameRefused           a coded frame does not fit its place in the stream: the peer's fault
-    ├── LearnerError           a client's weights cannot do what is asked of them
-    └── StoreError             the run directory cannot be read or written, or calls were in the
+    ├── LearnerError           a client's weights do not allow the request
+    └── StoreError             the run directory cannot be read or written, or calls came in the
         │                      wrong order
-        ├── NoWorkerThread           the system gives no further thread
-        └── Damaged            what is on the disk was altered: trying again does not help
+        ├── NoWorkerThread     the system cannot start another thread
+        └── Damaged            data on disk was altered: trying again does not help
             ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
-            ├── LedgerLost         there are versions, and no ledger, or an empty one
-            ├── DeltaDamaged       a spooled delta cannot be decoded any more
+            ├── LedgerLost         there are versions, but the ledger is missing or empty
+            ├── DeltaDamaged       a spooled delta can no longer be decoded
             └── CheckpointDamaged  a file of a version does not match its digest
-    Damage                     one damaged file, until a repair was tried; never leaves the store
+    Damage                     the same for one file, until a repair was tried; stays in the store
 
-Every message is one line: what happened, to which file or peer, and what to do.
+Every message is one line: what happened, to which object, and what to do.
 """
 
 from __future__ import annotations
 
 
 class LearnError(Exception):
-    """Base of all errors of the store and of weights."""
+    """Base class of the errors of the store and of training."""
 
 
 class ManifestError(LearnError):
-    """A list of tensors makes no sense; the message names the first tensor at fault."""
+    """A list of tensors is invalid; the message names the first wrong tensor."""
 
 
 class FrameRefused(LearnError):  # noqa: N818 - named after what happened
-    """A coded frame is damaged, of the wrong length or out of order. The sender is at fault, not
-    this node.
-    """
+    """A coded frame is damaged, of the wrong length or out of order. The sender is at fault."""
 
 
 class LearnerError(LearnError):
-    """A request that cannot be met, in one line. Model and reference are untouched; a fetch may be
-    begun again.
+    """A request that cannot be met.
+
+    Model and reference weights are unchanged; a fetch may be started again.
     """
 
 
 class StoreError(LearnError):
-    """The run directory could not be read or written, or the store was used in the wrong order."""
+    """The run directory cannot be read or written, or calls came in the wrong order."""
 
 
 class NoWorkerThread(StoreError):  # noqa: N818
-    """The system gives no further thread; nothing on the disk is at fault."""
+    """The system cannot start another thread; the data on disk is good."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -55,20 +54,19 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
 
 class Damaged(StoreError):  # noqa: N818
-    """The disk does not hold what was written. Trying again does not help; the message says
-    what does.
+    """Data on disk is not what was written.
+
+    Trying again does not help; the message says what does.
     """
 
 
 class LedgerDamaged(Damaged):
-    """Line `line` (counted from 1) of the ledger does not match its checksum, and no crash could
-    have torn it so.
-    """
+    """Line `line` (counted from 1) of the ledger fails its checksum, and no crash causes that."""
 
     def __init__(self, path: str, line: int) -> None:
         super().__init__(
             f"{path} line {line} is damaged, and not by a crash; "
-            "put the ledger back from a backup, or move it away and start again: that says how to "
+            "restore the ledger from a backup, or move it away and start again: that says how to "
             "go on without it"
         )
         self.path = path
@@ -76,7 +74,7 @@ class LedgerDamaged(Damaged):
 
 
 class LedgerLost(Damaged):
-    """The ledger at `path` is missing or empty, and there are versions."""
+    """The ledger at `path` is missing or empty although there are versions."""
 
     def __init__(self, path: str, there: str, newest_good: int | None) -> None:
         if newest_good is None:
@@ -91,8 +89,9 @@ class LedgerLost(Damaged):
 
 
 class DeltaDamaged(Damaged):
-    """The spool file of an acknowledged delta was altered; the next start moves it to quarantine
-    and goes on without it.
+    """The spool file of an acknowledged delta was altered.
+
+    The next start moves it to quarantine and continues without it.
     """
 
     def __init__(self, key: str, reason: str) -> None:
@@ -112,16 +111,17 @@ class Damage(Exception):  # noqa: N818 - becomes CheckpointDamaged where it cann
 
 
 class CheckpointDamaged(Damaged):
-    """`file` of version `version` is missing or altered; `previous_version` is the newest good one
-    below, or None.
+    """`file` of version `version` is missing or altered.
+
+    previous_version: the newest intact version below it, or None.
     """
 
     def __init__(self, version: int, file: str, previous_version: int | None, reason: str) -> None:
         if previous_version is None:
-            advice = "no older version is intact; put the file back from a backup"
+            advice = "no older version is intact; restore the file from a backup"
         else:
             advice = (
-                f"put it back from a backup, or start again with --from-version {previous_version}"
+                f"restore it from a backup, or start again with --from-version {previous_version}"
             )
         super().__init__(f"version {version} is damaged: {file} {reason}; {advice}")
         self.version = version

@@ -1,10 +1,10 @@
-"""Facts: a run's ledger and the book that its lines add up to, kept in step while the run goes on.
+"""Facts: a run's ledger and the book derived from it, kept consistent while the run goes on.
 
-After a failed write two things may be missing in the ledger. They are written before anything else:
+After a failed write, two things may be outstanding, and come before anything else is written:
 
-    a doubtful version    its folder may exist although its commit failed: it is taken back, because
-                          after a crash it would count as a version
-    lines of versions     the version exists, and its line could not be written
+    an unconfirmed version    its folder may exist although its commit failed: it is removed,
+                              because after a crash it would count as a version
+    lines of versions         the version exists, but its line could not be written
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """What is durable of one open run. Methods raise OSError as the system gives it."""
+    """The durable facts of one open run. Methods raise OSError unchanged."""
 
     def __init__(self, ledger: Ledger, book: Book, checkpoints: Checkpoints) -> None:
         self.book = book
         self._ledger = ledger
         self._checkpoints = checkpoints
-        self._doubtful: int | None = None
-        self._owed: list[VersionRecord] = []
+        self._unconfirmed: int | None = None
+        self._outstanding: list[VersionRecord] = []
 
     def record(self, fact: str, members: Mapping[str, Any]) -> None:
-        """Make a fact durable, then enter it into the book."""
-        self.settle()
+        """Make a fact durable, then apply it to the book."""
+        self.write_outstanding()
         self.book.apply(self._ledger.append(fact, members))
 
-    def doubt(self, version: int) -> None:
-        """From now on the version's folder may appear, and does not count until `believe`."""
-        self._doubtful = version
+    def begin_version(self, version: int) -> None:
+        """Note that the version's folder may appear; it counts only after `confirm_version`."""
+        self._unconfirmed = version
 
-    def believe(self, record: VersionRecord) -> None:
-        """A version exists: enter it into the book; `settle` writes its line."""
-        self._doubtful = None
+    def confirm_version(self, record: VersionRecord) -> None:
+        """Apply a version that exists to the book; `write_outstanding` writes its line."""
+        self._unconfirmed = None
         self.book.apply({"fact": "version", **record.to_fact()})
-        self._owed.append(record)
+        self._outstanding.append(record)
 
-    def settle(self) -> None:
-        """Write what is missing."""
-        if self._doubtful is not None:
-            self._checkpoints.retract(self._doubtful)
-            self._doubtful = None
-        while self._owed:
-            self._ledger.append("version", self._owed[0].to_fact())
-            self._owed.pop(0)
+    def write_outstanding(self) -> None:
+        """Remove an unconfirmed version, and write outstanding lines."""
+        if self._unconfirmed is not None:
+            self._checkpoints.retract(self._unconfirmed)
+            self._unconfirmed = None
+        while self._outstanding:
+            self._ledger.append("version", self._outstanding[0].to_fact())
+            self._outstanding.pop(0)
 
     def close(self) -> None:
-        """Write missing lines where that is possible, and return the ledger."""
-        if self._owed:
+        """Try to write outstanding lines, then release the ledger."""
+        if self._outstanding:
             with suppress(OSError):
-                self.settle()
+                self.write_outstanding()
         with suppress(OSError):
             self._ledger.close()

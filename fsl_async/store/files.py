@@ -1,14 +1,14 @@
-"""Files: every call of the store that changes or reads the disk, in one small class.
+"""Files: every disk call of the store, in one small class.
 
-Nothing else here calls `os` on the run directory. So a test can count the calls, make the n-th fail
-with a full disk, end the "process" before, in the middle of or after it, and forget what was not
-synced, as a power cut would.
+Nothing else here calls `os` on the run directory. Tests can therefore count the calls, let call n
+fail with a full disk, end the "process" before, during or after it, and drop what was not synced,
+as a power cut would.
 
 A file's content is durable after `sync`; its name, a rename and a removal are durable after
-`sync_directory` of the folder that holds it (fsync(2), rename(2)). Order is all there is to crash
-safety, so the callers spell it out. Several threads may use it at the same time, each another file.
-Offsets are explicit everywhere: a write that failed half-way is overwritten by the next try at the
-same offset.
+`sync_directory` of the folder that holds it (fsync(2), rename(2)). Crash safety depends on this
+order, so callers make each call explicitly. Several threads may use the object at the same time,
+each on another file. Offsets are explicit: after a failed write the next try overwrites at the same
+offset.
 """
 
 from __future__ import annotations
@@ -27,21 +27,16 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 
 class Files:
-    """The disk. Every method raises OSError as the system gives it."""
+    """The disk. Every method raises OSError unchanged."""
 
-    # --- changing calls
-    # -----------------------------------------------------------------------------------
+    # --- changing calls ---
 
     def make_directory(self, path: Path) -> None:
-        """Create `path` for its owner alone (0700); one that is there keeps its mode. Its parent
-        must exist.
-        """
+        """Create `path` (0700) in an existing parent; an existing folder keeps its mode."""
         path.mkdir(FOLDER_MODE, exist_ok=True)
 
     def create(self, path: Path) -> int:
-        """Create (0600) or empty the file at `path` and return a descriptor for reading and
-        writing.
-        """
+        """Create (0600) or empty the file at `path`; return a read-write descriptor."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
 
     def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
@@ -69,7 +64,7 @@ class Files:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give `source` the name `target`, replacing a file of that name at once and entirely."""
+        """Rename `source` to `target`, replacing an existing file atomically."""
         source.rename(target)
 
     def remove(self, path: Path) -> None:
@@ -80,21 +75,18 @@ class Files:
         """Remove the empty folder at `path`."""
         path.rmdir()
 
-    # --- calls that change nothing on the disk
-    # ------------------------------------------------------------
+    # --- calls that change nothing on the disk ---
 
     def open_existing(self, path: Path, *, writable: bool = False) -> int:
         """Open the file at `path`."""
         return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
 
     def close(self, descriptor: int) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(descriptor)
 
     def lock(self, descriptor: int) -> bool:
-        """Take the file for this process alone until it is closed; False when another one has
-        it.
-        """
+        """Lock the file until it is closed; False when another process holds the lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -112,8 +104,9 @@ class Files:
         return os.fstat(descriptor).st_nlink > 0
 
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
-        """Fill the byte view `buffer` from `offset`; returns how much there was before the end of
-        the file.
+        """Fill the byte view `buffer` from `offset`; return the bytes read.
+
+        Reads fewer only at the end of the file.
         """
         filled = 0
         while filled < len(buffer):
@@ -124,23 +117,22 @@ class Files:
         return filled
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """Up to `count` bytes from `offset`; shorter only at the end of the file."""
+        """Return up to `count` bytes from `offset`; fewer only at the end of the file."""
         pieces = bytearray(max(0, min(count, self.size(descriptor) - offset)))
         filled = self.read_into(descriptor, memoryview(pieces), offset)
         return bytes(pieces[:filled])
 
     def names(self, path: Path) -> list[str]:
-        """The sorted names in the folder `path`; empty when there is no such folder."""
+        """Return the sorted names in the folder `path`; empty when it does not exist."""
         try:
             return sorted(entry.name for entry in path.iterdir())
         except FileNotFoundError:
             return []
 
-    # --- built from the calls above
-    # -----------------------------------------------------------------------
+    # --- built from the calls above ---
 
     def read_whole(self, path: Path, limit: int) -> bytes:
-        """The content of a file of at most `limit` bytes; OSError (EFBIG) when it is longer."""
+        """Return the content of a file; OSError (EFBIG) when it is longer than `limit` bytes."""
         descriptor = self.open_existing(path)
         try:
             if self.size(descriptor) > limit:
@@ -159,7 +151,7 @@ class Files:
             self.close(descriptor)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove the folder `path`, which holds files only; fine when there is none."""
+        """Remove the folder `path`, which holds files only. An absent folder is ignored."""
         for name in self.names(path):
             self.remove(path / name)
         if path.is_dir():

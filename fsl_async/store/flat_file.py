@@ -9,17 +9,17 @@ The layout is from the safetensors README, section "Format"
                the end of the header
     the rest   the tensors' bytes, little-endian, row-major, without holes
 
-So a checkpoint's weights open in the safetensors library and everything built on it. The library
-itself is not used here because it needs all tensors in memory at once; a flat vector in the
-manifest's order is already the data part. The header is padded so that the data begins at a
+A checkpoint's weights therefore open in the safetensors library and everything built on it. The
+library is not used here because it needs all tensors in memory at once; a flat vector in the
+manifest's order already is the data part. The header is padded so that the data begins at a
 multiple of 64 bytes, which lets a reader map it aligned.
 
-Beside the SHA-256 of the file there is a CRC-32 of each chunk, so that a chunk that is read back is
-checked before it is used. Both are kept in the version's manifest.json.
+A flat file has a CRC-32 per chunk, which is checked when the chunk is read, and one SHA-256. Both
+are kept in the version's manifest.json.
 
 The header follows from the manifest alone, so a reader compares it byte by byte, and the SHA-256 of
-a flat file means that of its data part: for weights.safetensors it is the very digest that the
-nodes of a version compare.
+a flat file is that of its data part: for weights.safetensors it is the digest that the nodes of a
+version compare.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ _CRC_CHARACTERS = 8
 
 
 def check_chunk(name: str, crcs: str, index: int, data: memoryview | bytes) -> None:
-    """Compare chunk `index` of the file `name` with its checksum in `crcs`, 8 hex characters a
-    chunk. Raises Damage.
+    """Compare chunk `index` of the file `name` with its checksum. Raises Damage.
+
+    crcs: 8 hex characters per chunk.
     """
     expected = crcs[index * _CRC_CHARACTERS : (index + 1) * _CRC_CHARACTERS]
     if f"{zlib.crc32(data):08x}" != expected:
@@ -58,7 +59,7 @@ def check_chunk(name: str, crcs: str, index: int, data: memoryview | bytes) -> N
 
 
 def header_for(manifest: Manifest) -> bytes:
-    """The length field and the JSON header of a file that holds one flat vector with `manifest`."""
+    """Return the length field and the JSON header of `manifest`'s flat file."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     for tensor in manifest.tensors:
         begin = tensor.offset * VALUE_BYTES
@@ -73,9 +74,7 @@ def header_for(manifest: Manifest) -> bytes:
 
 
 class FlatWriter:
-    """Writes a flat file from its first value to its last, and its digest on the way. Close it in
-    every case.
-    """
+    """Writes a flat file from first to last value, and computes its digest. Always close it."""
 
     def __init__(self, files: Files, path: Path, manifest: Manifest) -> None:
         self._files = files
@@ -111,18 +110,19 @@ class FlatWriter:
         return "".join(self._crcs)
 
     def sync(self) -> tuple[int, str]:
-        """Make the content durable; returns the file's bytes and the SHA-256 of its data part."""
+        """Make the content durable; return the file's bytes and the SHA-256 of its data part."""
         self._files.sync(self._descriptor)
         return self._offset, self._digest.sha256
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._files.close(self._descriptor)
 
 
 class FlatReader:
-    """Reads chunks of a flat file whose manifest and checksums are known, and checks each. Raises
-    Damage, OSError.
+    """Reads and checks chunks of a flat file with known manifest and checksums.
+
+    Raises Damage, OSError.
     """
 
     def __init__(self, files: Files, path: Path, manifest: Manifest, crcs: str) -> None:
@@ -137,7 +137,7 @@ class FlatReader:
             raise Damage(path.name, "is missing") from None
 
     def read_into(self, index: int, out: NDArray[np.float32]) -> None:
-        """Fill `out`, as long as chunk `index`, with that chunk."""
+        """Read chunk `index` into `out`, which has its length."""
         start, _ = self._manifest.chunk_range(index)
         view = out.data.cast("B")
         filled = self._files.read_into(self._descriptor, view, self._data_at + start * VALUE_BYTES)
@@ -148,14 +148,14 @@ class FlatReader:
             out.byteswap(inplace=True)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._files.close(self._descriptor)
 
 
 def check_flat_file(
     files: Files, path: Path, manifest: Manifest, size: int, sha256: str
 ) -> str | None:
-    """What is wrong with a flat file, or None. Reads it in pieces of 4 MiB."""
+    """Return what is wrong with a flat file, or None. Reads it in pieces of 4 MiB."""
     header = header_for(manifest)
     if size != len(header) + manifest.values * VALUE_BYTES:
         return "is listed with a length that does not fit the model"
@@ -165,8 +165,9 @@ def check_flat_file(
 def check_content(
     files: Files, path: Path, size: int, sha256: str, head: bytes = b""
 ) -> str | None:
-    """What is wrong with a file of `size` bytes that begins with `head` and whose rest has
-    `sha256`, or None.
+    """Return what is wrong with a file, or None.
+
+    It must have `size` bytes and begin with `head`; `sha256` is that of the rest.
     """
     try:
         descriptor = files.open_existing(path)

@@ -1,14 +1,14 @@
-"""Frame files: coded chunks one after the other, as they arrived. Used for spooled deltas and for a
-version's update.
+"""Frame files: coded chunks one after the other, as they arrived.
+
+Used for spooled deltas and for a version's update.
 
     8 bytes    b"FSLFRM01"
     then, for every chunk in order:
         4 bytes    length of the frame, unsigned little-endian
         n bytes    the frame, as fsl_codecs made it (it carries its own checksum)
 
-There is no index: the lengths lead from frame to frame, so a file can be written while its frames
-arrive, and one pass over the lengths (a few bytes per half megabyte of weights) finds every frame
-again.
+There is no index: the lengths lead from frame to frame. A file can be written while its frames
+arrive, and one pass over the lengths (a few bytes per half megabyte of weights) finds every frame.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ _LENGTH_BYTES = 4
 
 
 class FrameWriter:
-    """Appends frames to a file that only it writes, keeping length, SHA-256, and the CRC-32 of each
-    frame.
+    """Appends frames to a file, and keeps its length, its SHA-256 and the CRC-32 of each frame.
 
-    The file is opened for each call and closed again, because a thousand clients may send at once
-    and a process has a thousand descriptors. A frame whose write failed is written again at the
-    same place.
+    No other writer may use the file. It is opened and closed for each call, because a thousand
+    clients may send at once and a process has a thousand descriptors. A frame whose write failed is
+    written again at the same offset.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
@@ -74,8 +73,9 @@ class FrameWriter:
         self.frames += 1
 
     def sync(self) -> tuple[int, str]:
-        """Cut what a failed write may have left behind the last frame, and make the content
-        durable; the file's bytes and its SHA-256.
+        """Make the content durable; return the file's bytes and its SHA-256.
+
+        First cuts off the remains of a failed write behind the last frame.
         """
         descriptor = self._files.open_existing(self.path, writable=True)
         try:
@@ -93,14 +93,14 @@ class FrameWriter:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file so far, 64 hex characters."""
+        """SHA-256 of the complete file so far, 64 hex characters."""
         return self._hash.hexdigest()
 
 
 def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
-    """Where each of the `frames` frames begins and ends in the file: int64, shape (frames, 2).
+    """Return where each frame begins and ends in the file: int64, shape (frames, 2).
 
-    Raises StoreError when the file does not hold exactly that many.
+    StoreError: the file does not hold exactly `frames` frames.
     """
     places = np.zeros((frames, 2), dtype=np.int64)
     descriptor = files.open_existing(path)
@@ -124,7 +124,7 @@ def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
 
 
 def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
-    """The frame at one row of `frame_places`."""
+    """Return the frame at one row of `frame_places`."""
     begin, end = int(place[0]), int(place[1])
     descriptor = files.open_existing(path)
     try:
@@ -139,8 +139,9 @@ def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
 def each_frame(
     files: Files, path: Path, frames: int, wanted: Sequence[int] | None = None
 ) -> Iterator[bytes]:
-    """The `wanted` ones of all `frames` frames, or all, in order, one in memory at a time. Raises
-    StoreError as `frame_places` does.
+    """Yield the `wanted` frames, or all `frames` frames, in order, one in memory at a time.
+
+    Raises StoreError as `frame_places` does.
     """
     places = frame_places(files, path, frames)
     for index in range(frames) if wanted is None else wanted:

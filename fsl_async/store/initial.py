@@ -1,8 +1,8 @@
-"""Initial weights: version 0 while it is being received from the client that publishes it.
+"""Initial weights: version 0 while the publishing client sends it.
 
-Its frames must be fp32, which loses nothing, so that the publishing client holds version 0 already,
-to the bit. The values go straight into the version's weights file; momentum and residual of version
-0 are zeros, which means no file.
+Its frames must be fp32, which is lossless: the publishing client then already holds version 0, to
+the bit. The values go straight into the version's weights file; momentum and residual of version 0
+are zeros, so they have no file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 class InitialWeights:
-    """Version 0 in the making. Close it in every case. Methods raise OSError as the system gives
-    it.
-    """
+    """Version 0 in progress. Always close it. Methods raise OSError unchanged."""
 
     def __init__(self, files: Files, checkpoints: Checkpoints, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -42,9 +40,7 @@ class InitialWeights:
             raise
 
     def write(self, index: int, frame: BytesLike) -> None:
-        """Check a frame and write its values; one that is there already is left alone. Raises
-        FrameRefused.
-        """
+        """Check a frame and write its values; a repeated one is ignored. Raises FrameRefused."""
         if index < self.next_chunk:
             return
         if index > self.next_chunk:
@@ -80,5 +76,5 @@ class InitialWeights:
         return self._writer.publish(record, stored)
 
     def close(self) -> None:
-        """Give the descriptors back, and remove what is not published."""
+        """Close the files and remove what is not published."""
         self._writer.close()

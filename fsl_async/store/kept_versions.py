@@ -1,12 +1,11 @@
-"""Kept versions: what clients fetch, and what the next version is made from. Every chunk is checked
-before it is used.
+"""Kept versions: what clients fetch and the next version is computed from.
 
-Damage is reported in one line and repaired from what is still good (fsl_async.store.repair). Where
-it cannot be:
+Every chunk is checked before it is used. Damage is reported in one line and repaired from intact
+files (fsl_async.store.repair). If the repair fails:
 
     update.bin of any version            that version is served in full
     a file of an older version           that version is not served any more
-    a file of the newest version         CheckpointDamaged: nothing may be made of it, or served
+    a file of the newest version         CheckpointDamaged: it is neither served nor built upon
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _LOSSLESS = CodecSpec(format="fp32")
 
 @contextmanager
 def disk(doing: str) -> Iterator[None]:
-    """Turn the system's errors into one line with what to do."""
+    """Turn OSError into a StoreError of one line that says what to do."""
     try:
         yield
     except OSError as error:
@@ -47,7 +46,7 @@ def disk(doing: str) -> Iterator[None]:
 
 
 class KeptVersions:
-    """The checkpoints that are kept, by version."""
+    """The kept checkpoints, by version."""
 
     def __init__(self, repairer: Repairer, kept: Iterable[Checkpoint]) -> None:
         self._repairer = repairer
@@ -57,19 +56,19 @@ class KeptVersions:
 
     @property
     def records(self) -> tuple[VersionRecord, ...]:
-        """Of all of them, oldest first."""
+        """The records of all of them, oldest first."""
         return tuple(self._kept[version].record for version in sorted(self._kept))
 
     def get(self, version: int) -> Checkpoint:
-        """One of them; KeyError."""
+        """Return one of them. Raises KeyError."""
         return self._kept[version]
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """A version was made."""
+        """Add a new version."""
         self._kept[checkpoint.record.version] = checkpoint
 
     def drop_below(self, oldest: int) -> None:
-        """Older ones are removed from the disk next."""
+        """Drop versions below `oldest`, which are removed from disk next."""
         for version in [version for version in self._kept if version < oldest]:
             self._drop(version)
 
@@ -82,8 +81,9 @@ class KeptVersions:
         return version in self._kept and UPDATE in self._kept[version].files
 
     def read_update(self, version: int, index: int, manifest: Manifest) -> bytes | None:
-        """The coded chunk `index` of the change that leads to `version`; None when it is not kept;
-        IndexError.
+        """Return the coded chunk `index` of the change to `version`; None if it is not kept.
+
+        Raises IndexError.
         """
         manifest.chunk_range(index)
         may_repair = True
@@ -114,8 +114,9 @@ class KeptVersions:
         return frame
 
     def read_full(self, version: int, index: int, manifest: Manifest) -> bytes | None:
-        """Chunk `index` of a version's weights as a lossless fp32 frame; None when it is not kept;
-        IndexError. Raises CheckpointDamaged.
+        """Return chunk `index` of a version's weights as an fp32 frame; None if it is not kept.
+
+        Raises IndexError, CheckpointDamaged.
         """
         values = np.empty(manifest.chunk_values(index), dtype=np.float32)
         may_repair = True
@@ -143,9 +144,7 @@ class KeptVersions:
             reader.close()
 
     def _give_up(self, version: int, damage: Damage, manifest: Manifest) -> None:
-        """An older version that cannot be repaired is dropped. Raises CheckpointDamaged for the
-        newest.
-        """
+        """Drop an older version that cannot be repaired. CheckpointDamaged: it is the newest."""
         if version == max(self._kept):
             raise self._repairer.checkpoints.damaged(version, damage, manifest) from damage
         self._drop(version)
@@ -158,8 +157,9 @@ class KeptVersions:
             self._give_up(newest, damage, manifest)
 
     def verify(self, version: int, manifest: Manifest) -> bool:
-        """Read every byte of a version, and repair what is damaged: whether nothing was. Raises
-        CheckpointDamaged for the newest.
+        """Read every byte of a version and repair damage; return whether there was none.
+
+        CheckpointDamaged: the newest version cannot be repaired.
         """
         if version not in self._kept:
             return False

@@ -1,23 +1,22 @@
-"""Ledger: what happened in a run, one synced line per fact. The file that decides what was
-acknowledged.
+"""Ledger: what happened in a run, one synced line per fact. It decides what was acknowledged.
 
-    ledger.jsonl    a JSON object with a checksum per line (fsl_async.files.checksummed_json), with
-                    "at" (seconds since 1970), "fact" and "up" (seconds that the run has been
+    ledger.jsonl    one JSON object with a checksum per line (fsl_async.files.checksummed_json),
+                    with "at" (seconds since 1970), "fact" and "up" (seconds that the run has been
                     served, over all its processes)
 
-"up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, and not the
-time since the first line: a parameter server that was off over a weekend must not find its run
-over, and a wall clock may be set. A crash loses the time since the last line, at most a round.
+"up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, not the time
+since the first line: a run whose ps was down over a weekend must not be over when it restarts, and
+a wall clock may be set. A crash loses the time since the last line, at most one round.
 
 Rules.
-  1. A fact holds from the moment `append` returns: the line is written and synced. Before that it
-     never happened.
-  2. Lines are only appended. A partly written line is cut off before the next one.
-  3. So after a crash only the last line can be torn: its beginning is there and no more, or a block
-     of it is zeros. It is cut off when the ledger is opened. Anything else that does not match its
-     checksum is damage to what was acknowledged: LedgerDamaged names the line, and nothing is
-     guessed.
-  4. One process at a time: the file is locked while it is open.
+1. A fact holds from the moment `append` returns: the line is written and synced. Before that it
+   does not hold.
+2. Lines are only appended. A line that could not be written completely is cut off before the next
+   one.
+3. After a crash only the last line can be torn: it is incomplete, or a block of it is zeros. It is
+   cut off when the ledger is opened. Any other line that does not match its checksum is damage to
+   what was acknowledged: LedgerDamaged names the line, and nothing is guessed.
+4. One process at a time: the file is locked while it is open.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 
 
 class Ledger:
-    """An open ledger. `open` first, `close` last."""
+    """An open ledger. Call `open` first, `close` last."""
 
     def __init__(
         self,
@@ -53,11 +52,10 @@ class Ledger:
         self._clock = clock
         self._opened_at = clock()
         self.served_before_s = 0.0
-        """How long the processes before this one served the run, in seconds."""
+        """How long earlier processes served the run, in seconds."""
         self._descriptor: int | None = None
-        self._bytes = (
-            0  # length of the good lines; what lies behind is cut off before the next append
-        )
+        # Length of the good lines; anything after them is cut off before the next append.
+        self._bytes = 0
         self._clean = True
 
     @property
@@ -73,9 +71,9 @@ class Ledger:
         """Create or read the ledger, calling `apply` with every fact in order.
 
         may_be_new: called when it is missing or has no complete line, before anything is created or
-        cut off; raises where that must not be. Returns one line about a torn last line that was cut
-        off, or None. Raises StoreError when another process has the ledger, LedgerDamaged, OSError,
-        and what `may_be_new` raises; then it is closed again.
+        cut off; raises if a new ledger is not allowed. Returns one line about a torn last line that
+        was cut off, or None. Raises StoreError when another process holds the ledger,
+        LedgerDamaged, OSError, and what `may_be_new` raises; the ledger is then closed.
         """
         try:
             return self._open(apply, may_be_new)
@@ -118,11 +116,11 @@ class Ledger:
 
     @property
     def served_s(self) -> float:
-        """How long the run has been served, over all its processes."""
+        """How long the run has been served, over all its processes, in seconds."""
         return self.served_before_s + (self._clock() - self._opened_at)
 
     def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int]]:
-        """Every line with its newline (the last one perhaps without), and where it ends."""
+        """Yield every line with its newline (the last one may lack it), and its end offset."""
         rest = b""
         position = 0
         while piece := self._files.read(descriptor, _PIECE_BYTES, position + len(rest)):
@@ -134,30 +132,32 @@ class Ledger:
             yield rest, position + len(rest)
 
     def append(self, fact: str, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Write and sync one line; returns the fact as `open` will give it. OSError: it did not
-        happen.
+        """Write and sync one line; return the fact as `open` reads it.
+
+        OSError: the fact does not hold.
         """
         if self._descriptor is None:
             raise StoreError("the ledger is closed")
         if not self._files.is_linked(self._descriptor):
             raise StoreError(
                 f"{self._path} was removed while the run went on: nothing more is acknowledged; "
-                "put it back from a backup"
+                "restore it from a backup"
             )
         clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
-        whole = {**clocks, "fact": fact, **members}
-        line = to_checksummed(whole) + b"\n"
+        entry = {**clocks, "fact": fact, **members}
+        line = to_checksummed(entry) + b"\n"
         self._cut()
         self._clean = False
         self._files.write(self._descriptor, line, self._bytes)
         self._files.sync(self._descriptor)
         self._clean = True
         self._bytes += len(line)
-        return whole
+        return entry
 
     def _cut(self) -> None:
-        """Remove what a failed append left, durably: an old line must not come back behind a newer,
-        shorter one.
+        """Cut off, durably, what a failed append left.
+
+        Otherwise an old line could reappear behind a newer, shorter one.
         """
         if self._clean or self._descriptor is None:
             return
@@ -166,7 +166,7 @@ class Ledger:
         self._clean = True
 
     def close(self) -> None:
-        """Give the file and its lock back; fine when it is closed already."""
+        """Close the file and release its lock; a closed ledger is ignored."""
         if self._descriptor is not None:
             self._files.close(self._descriptor)
             self._descriptor = None

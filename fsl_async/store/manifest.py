@@ -1,12 +1,11 @@
-"""Manifest: the names and shapes of a model's tensors, and where each lies in the flat vector.
-Pure.
+"""Manifest: names and shapes of a model's tensors, and their place in the flat vector. Pure.
 
-The parameter server knows no model code. It knows one flat fp32 vector, in which the tensors of the
-manifest lie one after the other, row-major, without holes, in the manifest's order. The vector is
-cut into chunks of CHUNK_VALUES values (the last one is shorter); a chunk is what one coded frame
+The parameter server has no model code. It holds one flat fp32 vector, in which the tensors of the
+manifest follow each other, row-major, without holes, in the manifest's order. The vector is divided
+into chunks of CHUNK_VALUES values (the last one is shorter); a chunk is what one coded frame
 carries and what one read or write of a checkpoint moves.
 
-A manifest that came from a peer is hostile until `Manifest.from_wire` has checked it.
+A manifest from a peer is untrusted until `Manifest.from_wire` has checked it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_VALUES = 131_072
-"""Values in a chunk: 512 KiB of fp32, inside the 64-256 Ki values the codec is made for."""
+"""Values in a chunk: 512 KiB of fp32, within the codec's range of 64-256 Ki values."""
 
 DIGEST_CHARACTERS = 32
 
@@ -35,21 +34,20 @@ MAX_TENSORS = 100_000
 MAX_NAME_BYTES = 512
 MAX_DIMENSIONS = 16
 MAX_VALUES = 2**40
-"""4 TiB of fp32. A limit only against nonsense: it keeps every product below what a C long
-holds.
-"""
+"""4 TiB of fp32. Rejects nonsense only: it keeps every product below what a C long holds."""
 
 _SHOWN = 80
-"""Characters of a tensor's name in a refusal."""
+"""Characters of a tensor's name in an error message."""
 
 RESERVED_NAME = "__metadata__"
-"""Means something else in a safetensors file, so no tensor may have it."""
+"""Has another meaning in a safetensors file, so no tensor may have this name."""
 
 
 @frozen
 class TensorSpec:
-    """One tensor: its `shape`, row-major, and the `offset` of its first value in the flat vector,
-    in values.
+    """One tensor: its row-major `shape`, and the `offset` of its first value in the flat vector.
+
+    offset: in values.
     """
 
     name: str
@@ -58,14 +56,15 @@ class TensorSpec:
 
     @property
     def values(self) -> int:
-        """How many values it has; 1 for a scalar, 0 when a dimension is 0."""
+        """Number of values: 1 for a scalar, 0 when a dimension is 0."""
         return math.prod(self.shape)
 
 
 @frozen
 class Manifest:
-    """The tensors of a model in flat order. Raises ManifestError when they overlap, leave holes or
-    break a limit.
+    """The tensors of a model in flat order.
+
+    ManifestError: they overlap, leave holes or exceed a limit.
     """
 
     tensors: tuple[TensorSpec, ...] = field()
@@ -83,7 +82,7 @@ class Manifest:
 
     @classmethod
     def from_shapes(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> Self:
-        """Lay the named shapes out one after the other."""
+        """Place the named shapes one after the other."""
         tensors = []
         offset = 0
         for name, shape in shapes:
@@ -93,33 +92,32 @@ class Manifest:
 
     @property
     def chunks(self) -> int:
-        """How many chunks the flat vector has."""
+        """Number of chunks of the flat vector."""
         return -(-self.values // CHUNK_VALUES)
 
     def chunk_range(self, index: int) -> tuple[int, int]:
-        """First value and one past the last value of chunk `index`; IndexError when there is no
-        such chunk.
-        """
+        """Return first and one past last value of chunk `index`; IndexError when there is none."""
         if not 0 <= index < self.chunks:
             raise IndexError(f"chunk {index} of {self.chunks}")
         start = index * CHUNK_VALUES
         return start, min(start + CHUNK_VALUES, self.values)
 
     def chunk_values(self, index: int) -> int:
-        """How many values chunk `index` has."""
+        """Return the number of values of chunk `index`."""
         start, stop = self.chunk_range(index)
         return stop - start
 
     def tensor_at(self, position: int) -> str:
-        """The name of the tensor that holds value `position` of the flat vector."""
+        """Return the name of the tensor that holds value `position` of the flat vector."""
         for tensor in self.tensors:
             if tensor.offset <= position < tensor.offset + tensor.values:
                 return tensor.name
         raise IndexError(f"value {position} of {self.values}")
 
     def difference(self, other: Manifest) -> str | None:
-        """What differs first, as one sentence with both shapes; None when the two are equal. `self`
-        is "here".
+        """Return the first difference as one sentence, or None if the two are equal.
+
+        The sentence calls `self` "here" and `other` "there".
         """
         if self.tensors == other.tensors:
             if self.frozen == other.frozen:
@@ -141,16 +139,14 @@ class Manifest:
         return f"tensor {extra.name!r} {_shape(extra)} exists {place}"
 
     def to_wire(self) -> list[list[Any]]:
-        """[[name, [dimension, ...], offset], ...]: only lists, strings and ints, for msgpack or
-        JSON.
-        """
+        """Return [[name, [dimension, ...], offset], ...], for msgpack or JSON."""
         return [[tensor.name, list(tensor.shape), tensor.offset] for tensor in self.tensors]
 
     @classmethod
     def from_wire(cls, wire: object, frozen: str = "") -> Self:
-        """Read what `to_wire` gave, trusting nothing; raises ManifestError.
+        """Parse the output of `to_wire` from an untrusted peer. Raises ManifestError.
 
-        frozen: as in the manifest, checked to be a digest already.
+        frozen: as in the manifest, already checked to be a digest.
         """
         if not isinstance(wire, list):
             raise ManifestError("a manifest must be a list of tensors")
@@ -204,8 +200,9 @@ def _check(tensors: tuple[TensorSpec, ...]) -> int:
 
 
 def _checked_values(tensor: TensorSpec, label: str) -> int:
-    """How many values the tensor has, one dimension at a time: the whole product could be
-    astronomical.
+    """Return the tensor's number of values.
+
+    Checks after each dimension, because the complete product may be huge.
     """
     if len(tensor.shape) > MAX_DIMENSIONS:
         raise ManifestError(f"tensor {label} has more than {MAX_DIMENSIONS} dimensions")
@@ -242,15 +239,13 @@ def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: str) -> str:
 
 
 class WeightsDigest:
-    """The digest of a flat vector, chunk by chunk: SHA-256 of its little-endian fp32 bytes, in flat
-    order.
-    """
+    """SHA-256 over a flat vector's little-endian fp32 bytes, updated chunk by chunk."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
     def update(self, values: NDArray[np.float32]) -> None:
-        """Add the next values: float32, one-dimensional, contiguous. The GIL is free meanwhile."""
+        """Add the next values: float32, one-dimensional, contiguous. Releases the GIL."""
         self._hash.update(values.astype("<f4", copy=False).data.cast("B"))
 
     def add_bytes(self, data: memoryview) -> None:
@@ -269,7 +264,7 @@ class WeightsDigest:
 
 
 def digest_of(values: NDArray[np.float32]) -> str:
-    """The 32-character digest of a whole flat vector (float32, one-dimensional, contiguous)."""
+    """Return the 32-character digest of a flat vector (float32, one-dimensional, contiguous)."""
     digest = WeightsDigest()
     digest.update(values)
     return digest.text

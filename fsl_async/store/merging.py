@@ -1,11 +1,11 @@
-"""Merging: the deltas of a round, their average, and the version made of it.
+"""Merging: the deltas of a round, their average, and the version made from it.
 
-    accumulate   a delta is in the round from now on
-    average      fix what the round comes to, as chunks
-    advance      make the next version of the average (fsl_async.store.advance)
+    accumulate   add a delta to the round
+    average      fix the round's average, as chunks
+    advance      make the next version from the average (fsl_async.store.advance)
 
-A reduction over several servers stands between the last two: it takes the chunks of an average and
-gives others (`Average.through`). What is accumulated meanwhile waits, and is of the round after.
+A reduction over several parameter servers goes between the last two: it maps the chunks of an
+average to others (`Average.through`). Deltas accumulated in the meantime wait for the next round.
 """
 
 from __future__ import annotations
@@ -46,37 +46,36 @@ _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 def is_weight(weight: float | None) -> TypeGuard[float]:
-    """Whether a delta can be in the sum with that weight."""
+    """Whether `weight` is valid for a delta in the sum."""
     return weight is not None and 0.0 <= weight <= _LARGEST_WEIGHT
 
 
 @frozen
 class Average:
-    """What a round comes to. Iterate over its chunks, float32, in flat order; each is valid until
-    the next.
+    """The average of a round. Iterating yields its chunks, float32, in flat order.
 
-    It may be iterated more than once, as long as the version is not made. Of full weights the
-    chunks are their weighted sums, float64 (fsl_async.store.outer).
+    Each chunk is valid until the next. It may be iterated several times until the version is made.
+    For full weights the chunks are their weighted sums, float64 (fsl_async.store.outer).
     """
 
     version: int
     merged: tuple[MergedDelta, ...]
-    """As they go on record: a delta that the rule of aggregation left out has the weight 0."""
+    """As recorded: a delta that the aggregation rule left out has the weight 0."""
     scale: float
     member_weight: float
-    """The sum of the weights with which they were accumulated."""
+    """Sum of the weights with which they were accumulated."""
     _chunks: Callable[[], Chunks]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return iter(self._chunks())
 
     def through(self, change: Callable[[Chunks], Chunks]) -> Average:
-        """The same round with other chunks: what `change` makes of these."""
+        """Return the same round with the chunks that `change` makes from these."""
         return evolve(self, chunks=lambda: change(self._chunks()))
 
 
 class Merging:
-    """The round that is being made into the next version, of one open run."""
+    """The current round of one open run, and the step to the next version."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class Merging:
         self._pool = pool
         self._settings = settings
         self._sum: Accumulator | RobustAggregator | None = None
-        self._is_fixed = False  # an average is taken, and its version not made
+        self._is_fixed = False  # an average is taken, and its version is not made yet
         self._later: dict[DeltaKey, float] = {}
 
     @property
@@ -105,7 +104,7 @@ class Merging:
 
     @property
     def sum(self) -> Accumulator | RobustAggregator:
-        """Where the deltas of the round are; made when it is first used."""
+        """The sum of the round's deltas; created when it is first used."""
         rule = self._settings.rule
         spool = self._run.spool
         if self._sum is None and rule.by_rows:
@@ -120,9 +119,7 @@ class Merging:
         return {**(self._sum.weights if self._sum is not None else {}), **self._later}
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta. StoreError: the same deltas are in the sum as
-        before.
-        """
+        """Add `weight` times a pending delta. After a StoreError the sum is as before."""
         if key not in self._facts.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
         if key in self.accumulated:
@@ -141,44 +138,42 @@ class Merging:
                 raise
 
     def arriving(self, key: DeltaKey, weight: float | None, index: int, content: Any) -> None:
-        """A frame of a delta that is not complete may be added already
-        (`Accumulator.add_arriving`).
-        """
+        """Add a frame of an incomplete delta if possible (`Accumulator.add_arriving`)."""
         if is_weight(weight) and not self._is_fixed:
             self.sum.add_arriving(key, weight, index, content)
 
     def drop(self, key: DeltaKey) -> None:
-        """Take out whatever is in the sum of a delta."""
+        """Remove a delta, or its frames, from the sum."""
         self._later.pop(key, None)
         if self._sum is not None:
             self._sum.remove(key)
 
     def _catch_up(self) -> None:
-        """Add what had to wait."""
+        """Add the deltas that had to wait."""
         while self._later:
             key = next(iter(self._later))
             self.sum.add(key, self._later[key])
             del self._later[key]
 
     def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
-        """Fix what the next version is made of: exactly `merged`. StoreError: all is as it was.
+        """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
 
-        average = scale * sum of weight * delta, or what the rule of aggregation makes of them.
+        average = scale * sum of weight * delta, or the aggregation rule's result.
         """
         self._is_fixed = False
         self._catch_up()
         self._check(version, merged, scale)
-        gathered = self.sum
+        round_sum = self.sum
         chunks: Callable[[], Chunks]
-        if isinstance(gathered, RobustAggregator):
+        if isinstance(round_sum, RobustAggregator):
             with disk("cannot read the deltas of the round"):
-                chosen = gathered.chosen()
+                chosen = round_sum.chosen()
             used = {key for keys in chosen for key in keys}
-            chunks = lambda: gathered.averages(chosen)  # noqa: E731
+            chunks = lambda: round_sum.averages(chosen)  # noqa: E731
         else:
             used = {one.key for one in merged}
             is_full = self._settings.kind.is_full
-            chunks = gathered.chunks if is_full else lambda: scaled(gathered.chunks(), scale)
+            chunks = round_sum.chunks if is_full else lambda: scaled(round_sum.chunks(), scale)
         self._is_fixed = True
         book = self._facts.book
         return Average(
@@ -204,9 +199,8 @@ class Merging:
         weights = {one.key: one.weight for one in merged}
         if not merged or len(weights) != len(merged) or weights != self.accumulated:
             raise StoreError(
-                f"version {version} is to merge {len(merged)} deltas, but other ones or other "
-                "weights "
-                f"are in the accumulator ({len(self.accumulated)} deltas)"
+                f"version {version} is to merge {len(merged)} deltas, but the accumulator holds "
+                f"other ones or other weights ({len(self.accumulated)} deltas)"
             )
         if not math.isfinite(scale):
             raise StoreError(f"version {version} has the scale {scale}; it must be finite")
@@ -219,11 +213,10 @@ class Merging:
                 )
 
     def advance(self, average: Average) -> Checkpoint:
-        """Make the version of an average; the round is over then. StoreError: version and round are
-        as they were.
+        """Make the version of an average, which ends the round.
 
-        A damaged file of the current version is repaired first; Damaged where that, or a delta in
-        the spool, is beyond repair.
+        StoreError: version and round are as before. A damaged file of the current version is
+        repaired first; Damaged: that file, or a delta in the spool, cannot be repaired.
         """
         if not self._is_fixed or average.version != self._facts.book.version + 1:
             raise StoreError(f"version {average.version} has no average; take it first")
@@ -233,7 +226,7 @@ class Merging:
             try:
                 checkpoint = self._make(average)
             except Damage as damage:
-                # It was found before it was used, and nothing of the next version is left.
+                # The file was checked before it was used, and the temporary folder is removed.
                 if damage.file in repaired:
                     raise self._run.checkpoints.damaged(
                         self._facts.book.version, damage, self._manifest
@@ -246,8 +239,9 @@ class Merging:
                 return checkpoint
 
     def _make(self, average: Average) -> Checkpoint:
-        """Write a version. Raises Damage where a file of the current one is not what was written;
-        nothing of it is left then.
+        """Write a version.
+
+        Damage: a file of the current version was altered; nothing of the new one is left.
         """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
@@ -276,7 +270,7 @@ class Merging:
                     settings=self._settings,
                     pool=self._pool,
                 )
-            self._facts.doubt(version)
+            self._facts.begin_version(version)
             tokens = sum(one.delta.tokens for one in average.merged)
             record = VersionRecord(
                 version=version,

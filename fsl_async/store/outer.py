@@ -1,36 +1,35 @@
-"""Outer step: from the average pseudo-gradient to the change that every node applies. Pure, chunk
-by chunk, fp32.
+"""Outer step: from the average pseudo-gradient to the change that every node applies.
 
-Signs. A client that got from Theta_v to u sends the pseudo-gradient Delta = Theta_v - u, so that
-"descend along Delta" moves towards u, as for any gradient (Douillard et al., DiLoCo,
-arXiv:2311.08105).
+Pure, chunk by chunk, fp32. Signs: a client that trained from Theta_v to u sends the pseudo-gradient
+Delta = Theta_v - u, so descending along Delta moves towards u, as for any gradient (Douillard et
+al., DiLoCo, arXiv:2311.08105).
 
-    average    = scale * sum_i weight_i * Delta_i                 (fsl_async.roles.sync.weighting)
+    average    = scale * sum_i weight_i * Delta_i       (fsl_async.roles.sync.weighting)
     step       = nesterov(average, momentum)
     desired    = -learning_rate * step + residual
-    sent       = decode(encode(desired))                          lossy; the clients receive this
-    Theta_next = Theta + sent                                     one fp32 add, equal on all nodes
-    residual   = desired - sent                                   added to the next desired change
+    sent       = decode(encode(desired))                lossy; this is what clients receive
+    Theta_next = Theta + sent                           one fp32 add, bit-identical on every node
+    residual   = desired - sent                         coding error, sent with the next version
 
-The parameter server applies what it sent, not what it desired, so all nodes stay equal to the bit;
-the residual is error feedback (Seide et al. 2014, 1-bit SGD; Karimireddy et al., arXiv:1901.09847).
+The ps applies what it sent, not what it wanted to send, so all nodes stay equal; the residual is
+error feedback (Seide et al. 2014, 1-bit SGD; Karimireddy et al., arXiv:1901.09847).
 
 Nesterov momentum is that of torch.optim.SGD(nesterov=True, dampening=0): momentum = m * momentum +
-g; step = g + m * momentum, with a momentum of zeros at the start. Plain averaging makes the new
-weights the average of the clients' weights (McMahan et al., FedAvg, arXiv:1602.05629): step =
-average with a learning rate of exactly one.
+g; step = g + m * momentum, with momentum zero at the start. Plain averaging makes the new weights
+the average of the clients' weights (McMahan et al., FedAvg, arXiv:1602.05629): step = average with
+a learning rate of exactly one.
 
-Full weights (docs/adr/0045). Where clients send what they have got to, u itself, instead of a
-difference, plain averaging is
+Full weights (docs/adr/0045). Where clients send u itself instead of a difference, plain averaging
+is
 
     Theta_next = (sum_i weight_i * u_i + (1 / scale - sum_i weight_i) * Theta) * scale
 
-in float64, rounded to fp32 once: the formula above with one rounding instead of four, so the
-average of one client's weights is these weights, to the bit. The second summand is the share that
-discounts for staleness leave to the previous weights; it is zero without stale deltas.
+in float64, rounded to fp32 once. It is the formula above with one rounding instead of four: with
+one client the result is u to the bit. The second summand is the share that staleness discounts
+leave to the current weights; without stale clients it is zero.
 
 All functions work in place on C-contiguous float32 vectors of one length, so that the caller
-decides about memory. Every operation rounds to fp32 once; there is no fused multiply-add anywhere.
+controls memory. Every operation rounds to fp32 once; there is no fused multiply-add.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 OptimizerName = Literal["nesterov", "average"]
 
 ROUNDING = 1e-9
-"""Above what adding thousands of weights in double precision can leave, below any discount."""
+"""Relative; above the error of adding thousands of float64 weights, below any discount."""
 
 
 @frozen
@@ -74,10 +73,9 @@ def desired_change(
     residual: NDArray[np.float32],
     settings: OuterSettings,
 ) -> None:
-    """Turn `average` into the desired change of the weights, in place, and advance `momentum` in
-    place.
+    """Turn `average` into the desired change of the weights and advance `momentum`, in place.
 
-    `residual` is read only. `momentum` stays as it is when the optimizer has none.
+    `residual` is read only. `momentum` is unchanged when the optimizer has none.
     """
     desired = average
     if settings.has_momentum:
@@ -91,9 +89,7 @@ def desired_change(
 
 
 def apply_change(weights: NDArray[np.float32], sent: NDArray[np.float32]) -> None:
-    """Add `sent` to `weights` in place: the one fp32 add that the server and every client make
-    alike.
-    """
+    """Add `sent` to `weights` in place: the one fp32 add that the ps and every client make."""
     np.add(weights, sent, out=weights)
 
 
@@ -102,13 +98,13 @@ def average_full(
 ) -> None:
     """Set `weights` to the average of full weights, in place.
 
-    total: sum of weight_i * u_i, read only. member_weight: sum of weight_i. scale: as the commit
-    has it.
+    total: sum of weight_i * u_i, read only. member_weight: sum of weight_i. scale: that of the
+    commit.
     """
     left = 1.0 / scale - member_weight
     if abs(left) <= ROUNDING * member_weight:
-        # A division: of what is the same at all members, or half way between two fp32 numbers, it
-        # is exact.
+        # A division is exact where all clients have the same value, or where the mean is half way
+        # between two fp32 numbers.
         np.divide(total, member_weight, out=weights, casting="same_kind")
     else:
         kept = np.multiply(weights, left, dtype=np.float64)
@@ -122,13 +118,12 @@ def lost_in_coding(desired: NDArray[np.float32], sent: NDArray[np.float32]) -> N
 
 
 def squared_norm(values: NDArray[np.float32]) -> float:
-    """Sum of squares in double precision; not finite exactly when a value is not finite.
+    """Return the sum of squares in double precision; not finite exactly when a value is not finite.
 
     The square of the largest fp32 value is far below the largest double, so a finite vector cannot
     overflow here.
     """
     with np.errstate(invalid="ignore"):
         wide = values.astype(np.float64)
-        # Not np.dot: for these 30 us the threads of its BLAS wake up, and then turn around in wait
-        # for more.
+        # Not np.dot: it wakes the threads of its BLAS for 30 us of work, and they then spin.
         return float(np.einsum("i,i->", wide, wide))

@@ -1,8 +1,8 @@
 """The store's records: frozen values, and their form in the ledger. Pure.
 
-A delta is known by its key from the moment it is acknowledged: it is accepted (spooled, not merged
-yet), merged (part of a version) or quarantined (kept out, never merged). The classes of deltas
-are those of `fsl_async.roles.sync.delta`; in the ledger a delta is one flat object.
+Once acknowledged, a delta is known by its key: it is accepted (spooled, not merged yet), merged
+(part of a version) or quarantined (never merged). The classes of deltas are those of
+`fsl_async.roles.sync.delta`; in the ledger a delta is one flat object.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ _FILE_SUFFIX = ".frames"
 
 
 def file_name(key: DeltaKey) -> str:
-    """`client@incarnation@base@sequence.frames`; FrameRefused when the key is unfit for a file
-    name.
-    """
+    """Return `client@incarnation@base@sequence.frames`; FrameRefused when the key is invalid."""
     numbers = (key.incarnation, key.base, key.sequence)
     if not NAME.fullmatch(key.client) or not all(0 <= n < 2**63 for n in numbers):
         raise FrameRefused(f"delta key {key.text[:120]!a} cannot be a file name here")
@@ -42,7 +40,7 @@ def file_name(key: DeltaKey) -> str:
 
 
 def key_of_file(name: str) -> DeltaKey | None:
-    """The key that `file_name` turned into `name`, or None for any other file."""
+    """Return the key whose `file_name` is `name`, or None for any other file."""
     if not name.endswith(_FILE_SUFFIX):
         return None
     try:
@@ -52,8 +50,9 @@ def key_of_file(name: str) -> DeltaKey | None:
 
 
 def _clean_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """At most MAX_METRICS numbers with short names; what is not finite becomes None, as JSON has no
-    NaN.
+    """Keep at most MAX_METRICS numbers with short names.
+
+    Values that are not finite become None, as JSON has no NaN.
     """
     clean: dict[str, float | None] = {}
     for name, value in list(metrics.items())[:MAX_METRICS]:
@@ -63,7 +62,7 @@ def _clean_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def recordable(delta: Delta) -> Delta:
-    """A delta whose metrics are fit for the ledger; StoreError when its counts make no sense."""
+    """Return a delta with metrics fit for the ledger; StoreError when its counts are invalid."""
     if not all(type(count) is int and count >= 0 for count in (delta.tokens, delta.steps)):
         raise StoreError(
             f"delta {delta.key.text} has {delta.tokens!r} tokens and {delta.steps!r} steps;"
@@ -73,7 +72,7 @@ def recordable(delta: Delta) -> Delta:
 
 
 def to_fact(stored: StoredDelta) -> dict[str, Any]:
-    """Members of the ledger line of a delta."""
+    """Return the members of a delta's ledger line."""
     delta = stored.delta
     return {
         "key": delta.key.text,
@@ -89,7 +88,7 @@ def to_fact(stored: StoredDelta) -> dict[str, Any]:
 
 
 def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
-    """Read `to_fact` back, ignoring other members."""
+    """Parse the output of `to_fact`, ignoring other members."""
     delta = Delta(
         DeltaKey.parse(fact["key"]),
         fact["base_digest"],
@@ -103,7 +102,10 @@ def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
 
 @frozen
 class SpoolResult:
-    """The end of a spooled delta. `problem`: why it is in quarantine; its norm is then 0."""
+    """The result of `spool_finish`.
+
+    problem: why the delta is in quarantine; its norm is then 0.
+    """
 
     stored: StoredDelta
     problem: str | None = None
@@ -111,21 +113,17 @@ class SpoolResult:
 
 @frozen
 class VersionRecord:
-    """One version: what it is made of, and what leads to it. The audit trail of a run is the list
-    of these.
-    """
+    """One version: what it merged, and its parent. A run's audit trail is the list of these."""
 
     version: int
     digest: str
     parent: str
-    """Digest of the version before, or empty for version 0."""
+    """Digest of the version before; empty for version 0."""
     generation: int
-    """How often the run had been rolled back when the version was made."""
+    """How many rollbacks came before the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
-    """Without base digests, rounds and metrics: those are in the lines in which the deltas were
-    accepted.
-    """
+    """Without base digests, rounds and metrics: those are in the lines with "accepted"."""
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -133,18 +131,19 @@ class VersionRecord:
     update_chunks: int
     update_norm: float
     rule: str = "mean"
-    """Of aggregation. Where it is the mean, the average was `scale` times the sum of weight x
-    delta; else see `fsl_async.store.aggregation`.
+    """The aggregation rule. With "mean" the average was `scale` times the sum of weight x delta.
+
+    For the others see `fsl_async.store.aggregation`.
     """
 
     def to_fact(self) -> dict[str, Any]:
-        """Members of the ledger line and of the version's manifest.json."""
+        """Return the members of the ledger line and of the version's manifest.json."""
         members = {name: getattr(self, name) for name in fields_dict(type(self))}
         return {**members, "merged": [_entry(one) for one in self.merged]}
 
     @classmethod
     def from_fact(cls, fact: Mapping[str, Any]) -> Self:
-        """Read `to_fact` back, ignoring other members."""
+        """Parse the output of `to_fact`, ignoring other members."""
         merged = tuple(
             MergedDelta(
                 Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
@@ -159,7 +158,7 @@ class VersionRecord:
 
 
 def _entry(merged: MergedDelta) -> dict[str, Any]:
-    """A delta in a version's line."""
+    """Return a delta's entry in a version's line."""
     delta = merged.delta
     work = {"key": delta.key.text, "tokens": delta.tokens, "steps": delta.steps}
     return work | {
@@ -171,9 +170,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
 
 @frozen
 class Committed:
-    """A version is durable. `notice` is one line about something that can wait (an old version not
-    removed yet).
-    """
+    """A version is durable. `notice`: one line on cleanup that failed and is retried later."""
 
     version: int
     digest: str
@@ -191,13 +188,11 @@ class StoreSettings:
     codec_down: CodecSpec = field(factory=lambda: CodecSpec(format="uniform"))
     outer: OuterSettings = field(factory=OuterSettings)
     threads: int = field(default=1, validator=validators.ge(1))
-    """That decode chunks, and write a version's files, at the same time."""
+    """Threads that decode chunks and write a version's files."""
     rule: Rule = field(factory=Mean)
-    """Of aggregation; of kinds that are not comparable only the mean."""
+    """The aggregation rule; only the mean for kinds that are not comparable."""
     kind: DeltaKind = field(factory=Dense)
-    """What the run's deltas are made of. Of full weights the average is the next version
-    (docs/adr/0045).
-    """
+    """What the run's deltas are. With full weights the average is the next version."""
 
     @kind.validator
     def _check_kind(self, _: object, kind: DeltaKind) -> None:

@@ -1,16 +1,16 @@
-"""Recovery: from whatever a crash left to a run directory in which every rule of the store holds.
+"""Recovery: restores a run directory after a crash, so that all rules of the store hold.
 
-In this order, so that recovery may itself be interrupted anywhere and started again:
-  1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty
-     beside versions (LedgerLost), unless `from_version` says where to go on: then move the spool
-     aside and begin a new ledger with one line, `renewed`
-  2. remove temporary folders; move aside what a rollback made void but a crash left in place
-  3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair
-     what is damaged (repair.py)
-  4. a version without its ledger line (the crash fell between rename and line): write the line
-  5. `from_version` below the newest: write the rollback line, then move the later versions aside
-  6. verify the spool file of every pending delta; a damaged one goes to quarantine, on record
-  7. finish moves into quarantine; remove old versions and files that nothing needs
+In this order, so that recovery may itself be interrupted anywhere and restarted:
+1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty
+   beside versions (LedgerLost), unless `from_version` says where to continue: then move the spool
+   to quarantine and begin a new ledger with one line, `renewed`
+2. remove temporary folders; rename versions that a rollback made void but a crash left in place
+3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair
+   damage (repair.py)
+4. a version without its ledger line (the crash fell between rename and line): write the line
+5. `from_version` below the newest: write the rollback line, then rename the later versions
+6. verify the spool file of every pending delta; quarantine damaged ones, with a ledger line
+7. finish moves into quarantine; remove old versions and unneeded files
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
 @define
 class RunDirectory:
-    """An open run directory: its parts and what they add up to."""
+    """An open run directory: its parts and their state."""
 
     ledger: Ledger
     book: Book
@@ -54,38 +54,38 @@ class RunDirectory:
     spool: Spool
     repairer: Repairer
     notices: list[str]
-    """What was found and repaired, one line each; the repairer adds to it."""
+    """What was found and repaired, one line each; the repairer appends to it."""
     manifest: Manifest | None = None
 
     def prune(self, oldest_kept: int) -> None:
-        """Tidy up: finish moves into quarantine, remove the versions below `oldest_kept`, and
-        unneeded spool files.
+        """Finish moves into quarantine; remove old versions and unneeded spool files.
 
-        A fallback goes to `oldest_kept` at the lowest, so only what was merged above it can come
-        back.
+        oldest_kept: versions below it are removed. A rollback goes back to it at most, so only
+        deltas merged above it can be pending again.
         """
         for key in sorted(self.spool.present() & self.book.quarantined.keys()):
-            self.spool.set_aside(key)
+            self.spool.quarantine(key)
         self.checkpoints.prune(oldest_kept)
         wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
         self.spool.prune(wanted | self.book.pending.keys())
 
-    def set_unknown_aside(self) -> None:
-        """Move whole deltas of the spool that the ledger does not know to quarantine: a line that
-        was lost may have acknowledged them.
+    def quarantine_unknown(self) -> None:
+        """Move complete spooled deltas that are not in the ledger to quarantine.
+
+        A lost line may have acknowledged them.
         """
         if self.manifest is None:
             return
         known = self.book.pending.keys() | self.book.merged.keys() | self.book.quarantined.keys()
         unknown = sorted(self.spool.present() - known)
         for key in [key for key in unknown if self.spool.is_complete(key, self.manifest)]:
-            self.spool.set_aside(key)
+            self.spool.quarantine(key)
             self.notices.append(
                 f"delta {key.text} is in no line of the ledger; moved to quarantine"
             )
 
     def check_pending(self) -> None:
-        """Verify the spool file of every pending delta; a damaged one is quarantined, on record."""
+        """Verify the spool file of every pending delta; record damaged ones as quarantined."""
         for delta in list(self.book.pending.values()):
             problem = self.spool.check(delta)
             if problem:
@@ -105,10 +105,10 @@ def open_run_directory(
     wall_clock: Callable[[], float],
     clock: Callable[[], float],
 ) -> tuple[RunDirectory, list[Checkpoint]]:
-    """Open and repair; returns the directory and the kept checkpoints, oldest first.
+    """Open and repair; return the directory and the kept checkpoints, oldest first.
 
-    Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; then the directory is
-    closed again.
+    Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; the directory is then
+    closed.
     """
     make_durable_folder(files, run_dir)
     checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir, settings.kind)
@@ -137,10 +137,10 @@ def open_run_directory(
         known = run.book.version
         kept = _settle_version(files, run_dir, run, from_version)
         run.check_pending()
-        # A crash loses one version's line. Where more are missing the ledger may be a backup, and
-        # other lines are missing too.
+        # A crash loses one version's line. If more are missing, the ledger may be a backup that
+        # lacks other lines too.
         if from_version is None and run.book.version > known + 1:
-            run.set_unknown_aside()
+            run.quarantine_unknown()
         oldest = run.book.version - settings.keep_versions + 1
         run.prune(oldest)
     except BaseException:
@@ -150,10 +150,9 @@ def open_run_directory(
 
 
 def make_durable_folder(files: Files, folder: Path) -> None:
-    """Create `folder` with its parents, or find it, so that a power cut takes none of its names
-    back.
+    """Create `folder` and its parents, and make their names durable.
 
-    Also where the folder exists: whatever made it may not have synced it.
+    An existing folder is synced too: its creator may have been a shell, or died before the sync.
     """
     missing = [one for one in folder.parents if not one.exists()]
     for one in (*reversed(missing), folder):
@@ -164,27 +163,23 @@ def make_durable_folder(files: Files, folder: Path) -> None:
 
 
 def _finish_rollback(run: RunDirectory) -> None:
-    """Move aside the versions that a rollback on record made void, when a crash came before that
-    was done.
-    """
+    """Rename the versions that a recorded rollback made void, if a crash prevented that."""
     book = run.book
     for version in run.checkpoints.versions():
         try:
             made_in = run.checkpoints.load(version).record.generation
         except Damage:
-            continue  # if it matters, the choice of the version says so
+            continue  # if that version is needed, `_settle_version` reports it
         void = any(version > target for target in book.rollback_targets[made_in:])
         if void:
-            name = run.checkpoints.move_aside(version, book.generation)
-            run.notices.append(f"version {version} was rolled back; moved aside to {name}")
+            name = run.checkpoints.rename_void(version, book.generation)
+            run.notices.append(f"version {version} was rolled back; renamed to {name}")
 
 
 def _settle_version(
     files: Files, run_dir: Path, run: RunDirectory, from_version: int | None
 ) -> list[Checkpoint]:
-    """Steps 3 to 5; returns the checkpoints up to the chosen version that can be read, oldest
-    first.
-    """
+    """Do steps 3 to 5; return the readable checkpoints up to the chosen version, oldest first."""
     book, checkpoints = run.book, run.checkpoints
     versions = checkpoints.versions()
     newest = max([*versions, book.version])
@@ -200,9 +195,8 @@ def _settle_version(
     ):
         raise StoreError(
             f"{run_dir / LEDGER_FILE} ends at version {book.version}, and the versions on disk are "
-            f"{', '.join(map(str, versions))}: it is older"
-            " than they are; put the newest one back, or move it away and start with "
-            f"--from-version {target}"
+            f"{', '.join(map(str, versions))}: it is older than they are; restore the newest "
+            f"ledger, or move this one away and start with --from-version {target}"
         )
     # More than one can be missing when the disk was too full for the ledger but not for a version.
     for version in range(book.version + 1, target + 1):
@@ -218,7 +212,7 @@ def _settle_version(
         if version == target:
             kept.append(chosen)
         elif version < target:
-            # Its files are checked chunk by chunk, when they are used.
+            # Its files are checked chunk by chunk when they are used.
             try:
                 kept.append(checkpoints.load(version))
             except Damage as damage:
@@ -227,8 +221,9 @@ def _settle_version(
 
 
 def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
-    """A version that is good in every byte, perhaps after a repair, and of the ledger's lineage, or
-    CheckpointDamaged.
+    """Return an intact version of the ledger's lineage, after repairs if necessary.
+
+    Raises CheckpointDamaged.
     """
     expected = run.book.digests.get(version)
     checkpoint = run.repairer.verified(version, manifest)
@@ -245,7 +240,7 @@ def _check_there(versions: list[int], wanted: int) -> None:
 
 
 def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
-    """The message about a ledger that is missing or empty beside versions."""
+    """Return the error for a ledger that is missing or empty beside versions."""
     versions, spooled = run.checkpoints.versions(), len(run.spool.present())
     named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
     there = (
@@ -262,8 +257,9 @@ def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
 
 
 def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
-    """Begin a new ledger at version `target`. Which deltas were acknowledged is not known any more:
-    all of the spool is moved aside.
+    """Begin a new ledger at version `target`.
+
+    Which deltas were acknowledged is unknown now, so the complete spool is moved to quarantine.
     """
     checkpoints, versions = run.checkpoints, run.checkpoints.versions()
     _check_there(versions, target)
@@ -276,8 +272,8 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
             if version <= target:
                 records.append(record.to_fact())
     spooled = sorted(run.spool.present())
-    for key in spooled:  # before the line: a file that no line knows would be removed
-        run.spool.set_aside(key)
+    for key in spooled:  # before the line: a file without a ledger line would be removed
+        run.spool.quarantine(key)
     fact = {
         "to": target,
         "generation": newest_generation + 1,
@@ -318,7 +314,7 @@ def _roll_back(run: RunDirectory, target: int, newest: int) -> None:
     )
     for version in run.checkpoints.versions():
         if version > target:
-            run.checkpoints.move_aside(version, run.book.generation)
+            run.checkpoints.rename_void(version, run.book.generation)
 
 
 def _deltas(count: int) -> str:
@@ -327,7 +323,7 @@ def _deltas(count: int) -> str:
 
 def _read_manifest(files: Files, run_dir: Path) -> Manifest:
     path = run_dir / MANIFEST_FILE
-    advice = "put it back from a backup of the run directory"
+    advice = "restore it from a backup of the run directory"
     try:
         members = from_checksummed(files.read_whole(path, MAX_MANIFEST_BYTES).rstrip())
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""Repair: makes a damaged file of a version again from what is still good, to the bit, or not at
-all.
+"""Repair: recomputes a damaged file of a version from intact ones, to the bit, or not at all.
 
-    damaged          made again from
-    any file         the previous version and the deltas merged into this one, by the outer step,
-                     where both are on disk and the settings are the same
-    weights          the previous version and update.bin, by the addition that every client makes
+    damaged          recomputed from
+    any file         the version before and the deltas merged, by the outer step, if both are on
+                     disk and the settings are the same
+    weights          the version before and update.bin, by the addition that every client makes
 
-The result is used only if its length, SHA-256 and chunk checksums are those of the damaged file in
-manifest.json. Other settings or another damaged file give other bytes, and no repair.
+A result counts only if its length, SHA-256 and chunk checksums are those of the damaged file in
+manifest.json. Other causes need no check: other settings or another damaged file give other bytes,
+and no repair.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Repairer:
-    """Repairs the versions of one run directory. Methods raise OSError as the system gives it."""
+    """Repairs the versions of one run directory. Methods raise OSError unchanged."""
 
     files: Files
     checkpoints: Checkpoints
@@ -51,25 +51,24 @@ class Repairer:
     settings: StoreSettings
     pool: ChunkPool
     report: Callable[[str], None]
-    """Takes one line about each damage that was repaired, or that costs nothing but bytes."""
+    """Receives one line about each damage that was repaired, or that costs only bandwidth."""
 
     def repair(self, version: int, damage: Damage, manifest: Manifest) -> bool:
-        """Put a damaged file back and report it; False where that cannot be done."""
+        """Restore a damaged file and report it; False when that is impossible."""
         with suppress(Damage):
             damaged, before = self.checkpoints.load(version), self.checkpoints.load(version - 1)
-            source = self._make_again(damaged, before, damage.file, manifest)
+            source = self._recompute(damaged, before, damage.file, manifest)
             if source:
                 self.report(
-                    f"version {version} was damaged: {damage}; it was made again from {source}"
+                    f"version {version} was damaged: {damage}; it was recomputed from {source}"
                 )
                 return True
         return False
 
     def verified(self, version: int, manifest: Manifest) -> Checkpoint:
-        """A version that is good in every byte, after repairs; without update.bin where that is
-        damaged beyond repair.
+        """Return an intact version, after repairs if necessary.
 
-        Raises CheckpointDamaged.
+        Without update.bin if that cannot be repaired. Raises CheckpointDamaged for any other file.
         """
         tried: set[str] = set()
         left_out: set[str] = set()
@@ -86,17 +85,17 @@ class Repairer:
                 left_out.add(UPDATE)
                 self.report(update_lost(version, damage))
 
-    def _make_again(
+    def _recompute(
         self, damaged: Checkpoint, before: Checkpoint, name: str, manifest: Manifest
     ) -> str:
-        """Put file `name` of `damaged` back; returns from what, or "" when it cannot be made."""
+        """Restore file `name` of `damaged`; return its source, or "" when that is impossible."""
         if before.record.digest != damaged.record.parent or name not in damaged.files:
             return ""
         ways = [(self._step, "the version before and the deltas that it merged")]
         if name == WEIGHTS and UPDATE in damaged.files:
             ways.append((self._add_update, f"the version before and {UPDATE}"))
         for make, source in ways:
-            # Of what it needs something may be damaged as well, or gone: then this is no way.
+            # The files that this way needs may be damaged or missing too.
             with (
                 suppress(Damage, StoreError, CodecError, FileNotFoundError),
                 VersionWriter(
@@ -105,14 +104,14 @@ class Repairer:
             ):
                 made = make(damaged, before, writer, manifest)
                 if made.get(name) == damaged.files[name]:
-                    writer.put_back(name)
+                    writer.replace(name)
                     return source
         return ""
 
     def _step(
         self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
     ) -> dict[str, StoredFile]:
-        """Make the outer step of `damaged` again."""
+        """Repeat the outer step of `damaged`."""
         record, rule = damaged.record, self.settings.rule
         if record.rule != rule.name:
             return {}
@@ -131,10 +130,10 @@ class Repairer:
             return dict(done.stored)
         averages: Iterator[NDArray[np.float32]]
         if rule.by_rows:
-            gathering = RobustAggregator(manifest, self.spool, self.pool, rule)
+            aggregator = RobustAggregator(manifest, self.spool, self.pool, rule)
             # The record has a weight of 0 for a delta that the rule did not choose.
-            gathering.weights |= {key: weight for key, weight in weights.items() if weight}
-            averages = gathering.averages(gathering.clients)
+            aggregator.weights |= {key: weight for key, weight in weights.items() if weight}
+            averages = aggregator.averages(aggregator.clients)
         else:
             averages = scaled(self._sums(damaged, manifest), record.scale)
         done = advance(
@@ -149,9 +148,7 @@ class Repairer:
         return dict(done.stored)
 
     def _sums(self, damaged: Checkpoint, manifest: Manifest) -> Iterator[NDArray[Any]]:
-        """What the accumulator held, chunk by chunk: additions in the same order give the same
-        bits.
-        """
+        """Yield what the accumulator held: additions in the same order give the same bits."""
         kind = self.settings.kind
         count = kind.frames(manifest)
         sources = [
@@ -162,24 +159,24 @@ class Repairer:
     def _add_update(
         self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
     ) -> dict[str, StoredFile]:
-        """Make the weights of `damaged` as a client makes them."""
+        """Compute the weights of `damaged` as a client does."""
         old, new = open_flat(self.files, before, WEIGHTS, manifest), writer.flat(WEIGHTS)
         assert old is not None, "every version has weights"
-        room, sent = np.zeros((2, manifest.chunk_values(0)), np.float32)
+        buffer, sent = np.zeros((2, manifest.chunk_values(0)), np.float32)
         try:
             frames = each_frame(self.files, damaged.path / UPDATE, manifest.chunks)
             for index, frame in enumerate(frames):
                 values = manifest.chunk_values(index)
                 check_chunk(UPDATE, damaged.files[UPDATE].crcs, index, frame)
-                old.read_into(index, room[:values])
+                old.read_into(index, buffer[:values])
                 decode_into(frame, sent[:values])
-                apply_change(room[:values], sent[:values])
-                new.append(room[:values])
+                apply_change(buffer[:values], sent[:values])
+                new.append(buffer[:values])
         finally:
             old.close()
         return writer.seal(self.pool)
 
 
 def update_lost(version: int, damage: Damage) -> str:
-    """The line for an update that cannot be made again."""
+    """Return the line for an update that cannot be recomputed."""
     return f"version {version} was damaged: {damage}; clients get that version in full"

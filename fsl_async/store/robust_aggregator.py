@@ -1,11 +1,10 @@
-"""Robust aggregator: applies a rule of aggregation to the deltas of a round, chunk by chunk.
+"""Robust aggregator: applies an aggregation rule to a round's spooled deltas, by chunk.
 
-The counterpart of the accumulator for rules that need all deltas at once. Nothing is held
-between rounds but keys and weights; a merge reads the deltas from the spool, once (twice where the
-rule looks at distances first), and holds the same chunk of each client's: O(clients x chunk)
-memory. The sum of a client's own deltas is made in the order of their keys. So a merge that a crash
-cut short gives the same bits when it is made again, in whatever order its deltas were accepted
-meanwhile.
+The counterpart of the accumulator for rules that need all deltas at once. Between rounds it holds
+only keys and weights. A merge reads the deltas from the spool once (twice if the rule needs
+distances) and holds one chunk per client: O(clients x chunk) memory. A client's own deltas are
+summed in the order of their keys. A merge that a crash interrupted therefore gives the same bits
+when it is repeated, in whatever order its deltas were accumulated.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RobustAggregator:
-    """The deltas of the round, and what they come to."""
+    """The deltas of the round, and their aggregate."""
 
     def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule) -> None:
         self._manifest = manifest
@@ -41,15 +40,13 @@ class RobustAggregator:
         self._pool = pool
         self._rule = rule
         self.weights: dict[DeltaKey, float] = {}
-        """The weight of every delta that is in, in the order in which they came."""
+        """The weight of every delta of the round, in the order of the calls to `add`."""
 
     def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Do nothing: a rule sees deltas side by side, so one that is still arriving is of no
-        use.
-        """
+        """Do nothing: a rule needs complete deltas."""
 
     def add(self, key: DeltaKey, weight: float) -> None:
-        """Take a delta in. StoreError: it cannot be read."""
+        """Include a delta. StoreError: it cannot be read."""
         try:
             next(iter(self._spool.frames(key, self._manifest.chunks)))
         except (FileNotFoundError, StoreError) as error:
@@ -61,11 +58,11 @@ class RobustAggregator:
         self.weights[key] = weight
 
     def remove(self, key: DeltaKey) -> None:
-        """Take a delta out again; fine when it is not in."""
+        """Remove a delta. Absent keys are ignored."""
         self.weights.pop(key, None)
 
     def clear(self) -> None:
-        """For the next round."""
+        """Remove all deltas, for the next round."""
         self.weights.clear()
 
     @property
@@ -74,7 +71,10 @@ class RobustAggregator:
         return [list(keys) for _, keys in groupby(sorted(self.weights), lambda key: key.client)]
 
     def squared_distances(self) -> NDArray[np.float64]:
-        """Between all rows, float64 (n, n): summed over the chunks, of each in fp32."""
+        """Return the squared distances between all rows, float64 (n, n).
+
+        Each chunk's difference is computed in fp32; the sums over chunks are float64.
+        """
         count = len(self.clients)
         total = np.zeros((count, count))
         for rows in self._chunks(self.clients):
@@ -86,13 +86,12 @@ class RobustAggregator:
         return total
 
     def chosen(self) -> list[list[DeltaKey]]:
-        """The clients whose deltas the rule uses. Raises StoreError where there are too few."""
+        """Return the keys of the clients that the rule uses. StoreError: there are too few."""
         clients = self.clients
         if len(clients) < self._rule.least:
             raise StoreError(
-                f"{self._rule.name} against {self._rule.byzantine} liars needs deltas of "
-                f"{self._rule.least}"
-                f" clients, there are {len(clients)}"
+                f"{self._rule.name} against {self._rule.byzantine} attackers needs deltas of "
+                f"{self._rule.least} clients, there are {len(clients)}"
             )
         if not self._rule.needs_distances:
             return clients
@@ -100,15 +99,15 @@ class RobustAggregator:
         return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
 
     def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
-        """The change, chunk by chunk; each is valid until the next. Raises StoreError."""
+        """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError."""
         out = np.empty(min(self._manifest.values, self._manifest.chunk_values(0)), np.float32)
         for rows in self._chunks(chosen):
             self._rule.combine(rows, out[: rows.shape[1]])
             yield out[: rows.shape[1]]
 
     def _chunks(self, clients: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
-        """The same chunk of each client's weighted delta, float32 (n, values)."""
-        room = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
+        """Yield the same chunk of each client's weighted delta, float32 (n, values)."""
+        buffer = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
         frames = [
             [
                 (key, self._spool.frames(key, self._manifest.chunks), self.weights[key])
@@ -117,7 +116,7 @@ class RobustAggregator:
             for keys in clients
         ]
         for index in range(self._manifest.chunks):
-            rows = room[:, : self._manifest.chunk_values(index)]
+            rows = buffer[:, : self._manifest.chunk_values(index)]
             rows.fill(0.0)
 
             def add(number: int, rows: NDArray[np.float32] = rows) -> None:

@@ -1,17 +1,17 @@
-"""Spool: coded deltas on disk, from their first chunk until no kept version needs them.
+"""Spool: coded deltas on disk, from their first chunk until no kept version can need them.
 
-    spool/client@incarnation@base@sequence.frames         being received, pending, or merged in a
-                                                          version above the oldest kept
-    quarantine/client@incarnation@base@sequence.frames    not finite, or removed from the run; kept
-                                                          for a person to look at
+    spool/client@incarnation@base@sequence.frames
+        being received, pending, or merged in a version above the oldest kept
+    quarantine/client@incarnation@base@sequence.frames
+        not finite, or quarantined later; kept for inspection
 
-The ledger records whether the delta of a file in spool/ was acknowledged. So a crash before the
-ledger line leaves a file that recovery removes, and the client, which keeps a
+A file in spool/ means nothing by itself: the ledger decides whether its delta was acknowledged. A
+crash before the ledger line leaves a file that recovery removes, and the client, which keeps a
 delta until it is acknowledged, offers it again.
 
-Frames arrive in order. Each is checked when it arrives, as the kind of the run's deltas has it
-(fsl_async.store.delta_kind), and only one is ever decoded at a time. A delta that was interrupted
-resumes at `next_chunk`, as long as the process lives.
+Frames arrive in order. Each is checked on arrival, as the kind of the run's deltas defines
+(fsl_async.store.delta_kind), and only one is decoded at a time. An interrupted delta resumes at
+`next_chunk`, as long as the process runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Part:
     squared_norm: float = 0.0
     durable: bool = False
     weight: float | None = None
-    """What it would weigh in the version after `version`."""
+    """Its weight if it is merged into the version after `version`."""
     version: int = -1
 
     @property
@@ -55,25 +55,24 @@ class Part:
 
 
 class Spool:
-    """The two folders. Every method that touches them raises OSError as the system gives it."""
+    """The two folders. Every method that touches them raises OSError unchanged."""
 
     def __init__(self, files: Files, run_dir: Path, kind: DeltaKind) -> None:
         self._files = files
         self._kind = kind
         self._directory = run_dir / "spool"
-        self._aside = run_dir / "quarantine"
+        self._quarantine = run_dir / "quarantine"
         self._parts: dict[DeltaKey, Part] = {}
 
     def make_directories(self) -> None:
         """Create both folders; their names are durable once the run directory is synced."""
         self._files.make_directory(self._directory)
-        self._files.make_directory(self._aside)
+        self._files.make_directory(self._quarantine)
 
-    # --- receiving
-    # ----------------------------------------------------------------------------------------
+    # --- receiving ---
 
     def begin(self, delta: Delta) -> bool:
-        """Start receiving, or go on when the same delta was begun before; whether it starts."""
+        """Start to receive a delta, or resume the same one; return whether it starts."""
         key = delta.key
         part = self._parts.get(key)
         if part is not None and part.delta == delta:
@@ -84,22 +83,20 @@ class Spool:
         return True
 
     def part(self, key: DeltaKey) -> Part:
-        """The delta that is being received; StoreError when it was not begun."""
+        """Return the delta that is being received; StoreError when it was not begun."""
         if key not in self._parts:
             raise StoreError(f"delta {key.text} was not begun; call spool_begin first")
         return self._parts[key]
 
     def next_chunk(self, key: DeltaKey) -> int:
-        """The chunk that `write` expects next; 0 for a delta that was not begun."""
+        """Return the chunk that `write` expects next; 0 for a delta that was not begun."""
         part = self._parts.get(key)
         return part.writer.frames if part else 0
 
     def write(
         self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest
     ) -> Checked | None:
-        """Check and append a frame; returns what it holds. One that is there already is left alone:
-        None.
-        """
+        """Check and append a frame; return its content, or None for a repeated frame."""
         part = self.part(key)
         if index < part.writer.frames:
             return None
@@ -116,18 +113,17 @@ class Spool:
         return checked
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
-        """Make a complete delta durable. When that fails the delta is given up: it must be sent
-        again.
+        """Make a complete delta durable. If that fails, it is dropped and must be sent again.
 
         After a failed fsync(2) the system may have dropped what it could not write, and a second
-        call would report success for data that is gone.
+        call would report success for lost data.
         """
         part = self.part(key)
         wanted = self._kind.frames(manifest)
         if part.writer.frames != wanted:
             raise StoreError(
                 f"delta {key.text} has {part.writer.frames} of {wanted} chunks; "
-                f"finish it when all have come"
+                f"finish it when all have arrived"
             )
         if not part.durable:
             try:
@@ -140,29 +136,26 @@ class Spool:
         return part
 
     def done(self, key: DeltaKey) -> None:
-        """The ledger has the delta: nothing is being received any more."""
+        """Stop tracking a delta whose ledger line is written."""
         self._parts.pop(key, None)
 
     def abort(self, key: DeltaKey) -> None:
-        """Forget a delta that is being received, and its file; fine when there is none."""
+        """Drop a delta that is being received, and its file. Absent keys are ignored."""
         part = self._parts.pop(key, None)
         if part is not None:
             self._files.remove(part.writer.path)
 
     def abort_others(self, key: DeltaKey) -> None:
-        """Forget what the client of `key` began before and will not go on with: it sends one delta
-        at a time.
-        """
+        """Drop other unfinished deltas of the client of `key`: a client sends one at a time."""
         for other in [one for one in self._parts if one.client == key.client and one != key]:
             self.abort(other)
 
-    # --- acknowledged deltas
-    # ------------------------------------------------------------------------------
+    # --- acknowledged deltas ---
 
     def frames(
         self, key: DeltaKey, count: int, indices: Sequence[int] | None = None
     ) -> Iterator[bytes]:
-        """The `count` frames of a delta, or these of them, in order, one in memory at a time."""
+        """Yield the `count` frames of a delta, or those at `indices`, one in memory at a time."""
         return each_frame(self._files, self._directory / file_name(key), count, indices)
 
     def holds(self, delta: StoredDelta) -> bool:
@@ -170,7 +163,7 @@ class Spool:
         return file_name(delta.key) in self._files.names(self._directory)
 
     def check(self, delta: StoredDelta) -> str | None:
-        """What is wrong with the delta's file, or None. Reads all of it."""
+        """Return what is wrong with the delta's file, or None. Reads all of it."""
         path = self._directory / file_name(delta.key)
         return check_content(self._files, path, delta.bytes, delta.sha256)
 
@@ -183,24 +176,24 @@ class Spool:
             return False
         return True
 
-    def set_aside(self, key: DeltaKey) -> None:
-        """Move the delta's file into quarantine; fine when it is there already or nowhere."""
+    def quarantine(self, key: DeltaKey) -> None:
+        """Move the delta's file into quarantine. Files already there, or absent, are ignored."""
         name = file_name(key)
         if name in self._files.names(self._directory):
-            self._files.rename(self._directory / name, self._aside / name)
-            self._files.sync_directory(self._aside)
+            self._files.rename(self._directory / name, self._quarantine / name)
+            self._files.sync_directory(self._quarantine)
             self._files.sync_directory(self._directory)
 
-    def bring_back(self, key: DeltaKey) -> None:
-        """Undo `set_aside`, durably; fine when the file is in the spool already."""
+    def release(self, key: DeltaKey) -> None:
+        """Undo `quarantine`, durably. A file already in the spool is ignored."""
         name = file_name(key)
         if name not in self._files.names(self._directory):
-            self._files.rename(self._aside / name, self._directory / name)
+            self._files.rename(self._quarantine / name, self._directory / name)
             self._files.sync_directory(self._directory)
-            self._files.sync_directory(self._aside)
+            self._files.sync_directory(self._quarantine)
 
     def present(self) -> set[DeltaKey]:
-        """The keys of all files in the spool."""
+        """Return the keys of all files in the spool."""
         return {key for name in self._files.names(self._directory) if (key := key_of_file(name))}
 
     def prune(self, keep: Collection[DeltaKey]) -> None:

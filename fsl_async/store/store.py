@@ -2,24 +2,24 @@
 
     run_dir/ledger.jsonl     what was acknowledged (fsl_async.store.ledger)
     run_dir/manifest.json    the model's tensors
-    run_dir/spool/           coded deltas (fsl_async.store.spool)
+    run_dir/spool/           deltas as they arrived (fsl_async.store.spool)
     run_dir/quarantine/      deltas that must not be merged
     run_dir/checkpoints/     the last few versions (fsl_async.store.checkpoint)
 
-Rules, which hold whenever the process dies, at whichever call to the disk:
-  1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the
-     lineage, or pending, or quarantined.
-  2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
-     nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
-     if the crash came between the two.
-  3. A version that `advance` returned stays, with the digest that it returned.
-  4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried
-     again. One exception: a delta whose sync failed is given up, and its client sends it again.
+Rules, which hold whenever the process dies, at any call to the disk:
+1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the lineage,
+   or pending, or quarantined.
+2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
+   nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
+   if the crash fell between the two.
+3. A version that `advance` returned stays, with the digest that it returned.
+4. When a call fails (disk full), nothing has changed, and it can be tried again. One exception: a
+   delta whose sync failed is dropped, and its client sends it again.
 
-Everything here is synchronous and belongs to one worker thread; `threads` others help it with
-chunks, and have nothing left to do when a call returns. Besides one fp32 vector of the model's
-size, the accumulator, it holds a few chunks. Methods raise StoreError (or a class below it) when
-the disk or the order of calls is at fault, and FrameRefused when a peer's bytes are.
+Everything here is synchronous and runs in one worker thread; `threads` others help it with chunks,
+and are idle when a call returns. Besides one fp32 vector of model size, the accumulator, it holds a
+few chunks. Methods raise StoreError (or a subclass) when the disk or the order of calls is at
+fault, and FrameRefused when a peer's bytes are.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ if TYPE_CHECKING:
     from fsl_async.store.robust_aggregator import RobustAggregator
 
 LARGEST_NORM = 1e20
-"""Of a delta. Times the most tokens a delta may claim, and summed over thousands of them, it is
-still far inside fp32.
+"""Largest norm of a delta.
+
+Times the most tokens that a delta may report, summed over thousands of deltas, it is far inside
+fp32.
 """
 
 
@@ -82,10 +84,10 @@ class _Open:
 
 
 class Store:
-    """The durable state of one run. `recover` first, `close` last.
+    """The durable state of one run. Call `recover` first, `close` last.
 
-    `from_version` falls back to that version: later ones are moved aside, and what only they had
-    merged is pending again.
+    from_version: rolls back to that version: later ones are renamed, and deltas that only they had
+    merged are pending again.
     """
 
     def __init__(
@@ -109,15 +111,15 @@ class Store:
         self._pool = ChunkPool(self._settings.threads)
         self._serving_from: int | None = None
         self.report: Callable[[str], None] = lambda _: None
-        """Takes one line about each damage that was found and repaired, or that costs nothing but
-        bytes. Called in the store's thread.
+        """Receives one line about each damage that was repaired, or that costs only bandwidth.
+
+        Called in the store's thread.
         """
 
-    # --- start and end
-    # ------------------------------------------------------------------------------------
+    # --- start and end ---
 
     def recover(self) -> Recovered:
-        """Read the run directory (created when it is new), verify, repair.
+        """Read the run directory, or create it, verify and repair.
 
         Raises CheckpointDamaged, LedgerDamaged, StoreError (also when another process uses the
         directory).
@@ -181,7 +183,7 @@ class Store:
 
     @property
     def kind(self) -> DeltaKind:
-        """What the run's deltas are made of."""
+        """The kind of the run's deltas."""
         return self._settings.kind
 
     @property
@@ -216,18 +218,17 @@ class Store:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """One line each about what `recover` found and repaired."""
+        """What `recover` found and repaired, one line each."""
         return tuple(self._open.run.notices)
 
     def known(self, key: DeltaKey) -> Outcome | None:
-        """What became of a delta, or None when it was never acknowledged."""
+        """Return the outcome of a delta, or None when it was never acknowledged."""
         return self._open.facts.book.known(key)
 
-    # --- small facts
-    # --------------------------------------------------------------------------------------
+    # --- small facts ---
 
     def start_run(self, run: str) -> str:
-        """Name the run, once; returns the name it has, which is the first one it got."""
+        """Name the run, once; return its name, which is the first one it got."""
         facts = self._open.facts
         if not facts.book.run:
             with disk("cannot write the ledger"):
@@ -237,10 +238,10 @@ class Store:
     def lease(
         self, name: str, limit: int, index: int | None = None, *, loan: bool = False
     ) -> int | None:
-        """The shard index of `name`: its old one, else `index` or the lowest free one below
-        `limit`, or None; durable on return.
+        """Return the shard index of `name`, durably leased, or None when there is no free one.
 
-        loan: a provisional lease; another name may take that `index` until it is leased for good.
+        The index is its old one, else `index`, else the lowest free one below `limit`. loan: the
+        lease is provisional; another client that asks for this `index` may take it.
         """
         book = self._open.facts.book
         held = book.leases.get(name)
@@ -262,19 +263,16 @@ class Store:
             self._open.facts.record("lease", fact | {"loan": True} if loan else fact)
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
-        """Remember the newest incarnation of a client, so that an older one is known after a
-        restart.
-        """
+        """Record a client's newest incarnation, to detect older ones after a restart."""
         facts = self._open.facts
         if facts.book.incarnations.get(name, -1) < incarnation:
             with disk(f"cannot write the incarnation of {name} to the ledger"):
                 facts.record("incarnation", {"name": name, "incarnation": incarnation})
 
-    # --- version 0
-    # ----------------------------------------------------------------------------------------
+    # --- version 0 ---
 
     def begin_initial(self, manifest: Manifest) -> None:
-        """Start to receive version 0; what was received before is dropped."""
+        """Start to receive version 0; chunks received before are dropped."""
         if self.version >= 0:
             raise StoreError(
                 f"the run is at version {self.version}; its weights are never replaced"
@@ -284,12 +282,13 @@ class Store:
             self._initial = InitialWeights(self._files, self._open.run.checkpoints, manifest)
 
     def initial_next_chunk(self) -> int:
-        """The chunk that `write_initial` expects next."""
+        """Return the chunk that `write_initial` expects next."""
         return self._initial.next_chunk if self._initial else 0
 
     def write_initial(self, index: int, frame: BytesLike) -> None:
-        """Take chunk `index` of version 0: an fp32 frame, finite, in order. One that is there
-        already is left alone.
+        """Store chunk `index` of version 0: an fp32 frame, finite, in order.
+
+        Repeats are ignored.
         """
         if self._initial is None:
             raise StoreError("version 0 was not begun; call begin_initial first")
@@ -297,52 +296,49 @@ class Store:
             self._initial.write(index, frame)
 
     def abort_initial(self) -> None:
-        """Drop what was received of version 0; fine when there is nothing."""
+        """Drop what was received of version 0, if anything."""
         if self._initial is not None:
             self._initial.close()
             self._initial = None
 
     def finish_initial(self) -> Committed:
-        """Make version 0 exist. When that fails, begin again."""
+        """Make version 0 exist. If that fails, it must be begun again."""
         initial = self._initial
         if initial is None or initial.next_chunk != initial.manifest.chunks:
             raise StoreError(
-                f"version 0 has {self.initial_next_chunk()} chunks only; send the rest"
+                f"version 0 has only {self.initial_next_chunk()} chunks; send the rest"
             )
         manifest = initial.manifest
         members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen}
         facts = self._open.facts
         if not facts.book.run:
-            # A version beside an empty ledger would mean that the ledger was lost.
+            # Recovery takes a version beside an empty ledger for a lost ledger.
             self.start_run(f"run-{initial.manifest.fingerprint[:8]}")
         try:
             with disk("cannot write version 0"):
-                # No version refers to this file yet, so half of one does no harm.
+                # No version refers to this file yet, so a partial one does no harm.
                 self._files.write_whole(
                     self._run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n"
                 )
                 self._files.sync_directory(self._run_dir)
-                facts.doubt(0)
+                facts.begin_version(0)
                 checkpoint = initial.publish(facts.book.generation)
         finally:
             self.abort_initial()
         self._open.run.manifest = initial.manifest
         return self._adopt(checkpoint)
 
-    # --- deltas
-    # -------------------------------------------------------------------------------------------
+    # --- deltas ---
 
     def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
-        """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is
-        known already.
+        """Start or resume a delta (see `spool_next_chunk`), or return its known outcome.
 
-        weight: the one it would be accumulated with if it were complete now, so that its chunks can
-        be added as they arrive.
+        weight: its weight if it were complete now, so that its chunks can be added as they arrive.
         """
         key = delta.key
         if self.version < 0:
             raise StoreError(
-                f"delta {key.text} came before version 0; publish the initial weights first"
+                f"delta {key.text} arrived before version 0; publish the initial weights first"
             )
         known = self.known(key)
         if known is None:
@@ -351,21 +347,18 @@ class Store:
                 spool = self._open.run.spool
                 spool.abort_others(key)
                 if spool.begin(delta):
-                    self._open.merging.drop(
-                        key
-                    )  # of what came under this name before nothing counts
+                    # Frames that arrived under this key before do not count.
+                    self._open.merging.drop(key)
                 part = spool.part(key)
                 part.weight, part.version = weight, self.version
         return known
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
-        """The chunk that `spool_write` expects next; 0 for a delta that is not being received."""
+        """Return the chunk that `spool_write` expects next; 0 for an unknown delta."""
         return self._open.run.spool.next_chunk(key)
 
     def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
-        """Check and store a coded chunk, in order, and perhaps add it already; one that is there
-        already is left alone.
-        """
+        """Check and store a coded chunk, in order, and add it if possible. Repeats are ignored."""
         spool = self._open.run.spool
         with disk(f"cannot spool delta {key.text}"):
             checked = spool.write(key, index, frame, self.manifest)
@@ -374,9 +367,7 @@ class Store:
             self._open.merging.arriving(key, part.weight, index, checked.content)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
-        """Acknowledge a complete delta: once this returns it is durable, in the spool or in
-        quarantine.
-        """
+        """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""
         spool, facts = self._open.run.spool, self._open.facts
         with disk(f"cannot spool delta {key.text}"):
             part = spool.seal(key, self.manifest)
@@ -400,15 +391,14 @@ class Store:
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
-            spool.set_aside(key)
+            spool.quarantine(key)
         return SpoolResult(stored, problem)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
-        """Take a pending delta out of the run: it is not merged, and kept aside for a person to
-        look at; `held`: until it is released.
+        """Exclude a pending delta from merging, until `release` if `held`; its file is kept.
 
-        When it is in the accumulator already, that is made anew without it, from the spool, before
-        it is used.
+        If the accumulator holds it, the sum is recomputed without it, from the spool, before it is
+        used.
         """
         facts = self._open.facts
         if key not in facts.book.pending:
@@ -418,24 +408,21 @@ class Store:
             facts.record("quarantined", fact | {"held": True} if held else fact)
         self._open.merging.drop(key)
         with suppress(OSError):  # recovery moves it if this does not
-            self._open.run.spool.set_aside(key)
+            self._open.run.spool.quarantine(key)
 
     def release(self, key: DeltaKey) -> None:
-        """Let a delta that was quarantined as `held` wait to be merged again."""
+        """Make a delta that was quarantined as `held` pending again."""
         facts = self._open.facts
         if key not in facts.book.held:
             raise StoreError(f"delta {key.text} is not held, so it cannot be released")
         with disk(f"cannot release delta {key.text}"):
-            self._open.run.spool.bring_back(key)  # recovery undoes this where the line is missing
+            self._open.run.spool.release(key)  # recovery undoes this where the line is missing
             facts.record("released", to_fact(facts.book.held[key]))
 
-    # --- the outer step
-    # -----------------------------------------------------------------------------------
+    # --- the outer step ---
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta to the accumulator. StoreError: the same deltas are in
-        the accumulator as before.
-        """
+        """Add `weight` times a pending delta. After a StoreError the accumulator is as before."""
         self._open.merging.accumulate(key, weight)
 
     @property
@@ -448,39 +435,41 @@ class Store:
         return self._open.merging.accumulated
 
     def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
-        """What the next version is made of, out of the accumulator, which must hold exactly
-        `merged`; see `Merging.average`.
+        """Return the next version's average; the accumulator must hold exactly `merged`.
+
+        See `Merging.average`.
         """
         return self._open.merging.average(version, merged, scale)
 
     def advance(self, average: Average) -> Committed:
-        """Make the next version; see `Merging.advance`. StoreError: the current version and the
-        accumulator are as they were.
+        """Make the next version; see `Merging.advance`.
+
+        StoreError: current version and accumulator are as before.
         """
         return self._adopt(self._open.merging.advance(average))
 
     def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
-        """`average` and `advance` with nothing between them."""
+        """Call `average` and `advance` with nothing between them."""
         return self.advance(self.average(version, merged, scale))
 
     def _adopt(self, checkpoint: Checkpoint) -> Committed:
-        """A version exists: enter it, tell the ledger, and remove what is not needed any more."""
+        """Take over a new version: apply it, write its ledger line, and remove unneeded files."""
         opened, record = self._open, checkpoint.record
         opened.kept.add(checkpoint)
-        opened.facts.believe(record)
+        opened.facts.confirm_version(record)
         oldest = record.version - self._settings.keep_versions + 1
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
         opened.kept.drop_below(oldest)
-        # The version exists whatever happens now, so nothing from here on may make the commit fail.
+        # The version exists, so nothing from here on may make the commit fail.
         notice = None
         try:
-            # In this order: until the ledger has its line, a version's folder is the only record of
-            # what it merged.
-            opened.facts.settle()
+            # In this order: until its line is written, only the version's folder says what it
+            # merged.
+            opened.facts.write_outstanding()
             opened.run.prune(oldest)
         except OSError as error:
-            notice = f"tidying up after version {record.version} failed and is tried again: {error}"
+            notice = f"cleanup after version {record.version} failed and is tried again: {error}"
         return Committed(
             record.version,
             record.digest,
@@ -490,12 +479,12 @@ class Store:
             notice,
         )
 
-    # --- what clients fetch
-    # -------------------------------------------------------------------------------
+    # --- what clients fetch ---
 
     def keep_from(self, version: int | None) -> None:
-        """Keep `version` and all after it while a client is fetching them, beyond keep_versions;
-        None: none is.
+        """Keep `version` and all later ones, beyond keep_versions, while clients fetch them.
+
+        None: keep only keep_versions.
         """
         self._serving_from = version
 
@@ -504,19 +493,22 @@ class Store:
         return self._open.kept.has_update(version)
 
     def read_update(self, version: int, index: int) -> bytes | None:
-        """The coded chunk `index` of the change that leads to `version`; None when it is not kept;
-        IndexError.
+        """Return the coded chunk `index` of the change to `version`; None when it is not kept.
+
+        Raises IndexError.
         """
         return self._open.kept.read_update(version, index, self.manifest)
 
     def read_full(self, version: int, index: int) -> bytes | None:
-        """Chunk `index` of a kept version's weights as a lossless fp32 frame; None when it is not
-        kept. Raises CheckpointDamaged.
+        """Return chunk `index` of a version's weights as an fp32 frame; None when it is not kept.
+
+        Raises IndexError, CheckpointDamaged.
         """
         return self._open.kept.read_full(version, index, self.manifest)
 
     def verify(self, version: int) -> bool:
-        """Whether every byte of a kept version is as it was written; what is not is repaired where
-        that is possible. Raises CheckpointDamaged.
+        """Return whether every byte of a kept version is as written; repair what is not.
+
+        CheckpointDamaged: the newest version cannot be repaired.
         """
         return self._open.kept.verify(version, self.manifest)

@@ -138,7 +138,7 @@ def test_damage_under_a_running_server_reaches_nobody(site):
     site.client("late")
     assert server.end() == 0, server.text
     assert [client.end() for client in clients] == [0, 0]
-    assert "made again from the version before" in server.text
+    assert "recomputed from the version before" in server.text
     assert "bug" not in server.text
     for client in clients:
         assert "weights finite True" in client.text

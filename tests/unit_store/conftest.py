@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the methods mirror those of Store
-"""For the store's tests: a run with shorthands."""
+"""Fixtures of the store's tests: a run with shorthands."""
 
 import os
 import tempfile
@@ -23,9 +23,7 @@ FP32 = CodecSpec(format="fp32")
 
 @pytest.fixture
 def run_root(tmp_path):
-    """A folder in memory where there is one: thousands of small files on a shared disk would take
-    minutes.
-    """
+    """A folder in memory where possible: thousands of small files on a shared disk take minutes."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -36,7 +34,7 @@ def run_root(tmp_path):
 
 @pytest.fixture
 def crash_disk():
-    """The class of disks that go wrong."""
+    """The class of disks that fail."""
     return CrashDisk
 
 
@@ -108,7 +106,7 @@ class Run:
 
 @pytest.fixture
 def make_run(run_root):
-    """Makes runs below the test's folder, and closes them in the end."""
+    """Create runs below the test's folder; close them at the end."""
     made = []
 
     def make(name="run", manifest=SMALL, **options):

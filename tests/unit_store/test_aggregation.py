@@ -1,6 +1,4 @@
-"""Rules of aggregation: the formulas of the papers, written again with NumPy; the same bits after a
-crash; who counts, on record.
-"""
+"""Aggregation rules: the papers' formulas in NumPy, the same bits after a crash, and the record."""
 
 import itertools
 import json
@@ -35,8 +33,7 @@ def deltas(count=6, seed=3):
     return np.random.default_rng(seed).standard_normal((count, MODEL.values)).astype(np.float32)
 
 
-# --- the formulas, one coordinate or one pair at a time, in double precision
-# ------------------------------------
+# --- the formulas, one coordinate or one pair at a time, in double precision ---
 
 
 def trimmed(rows, f):
@@ -74,22 +71,13 @@ def merge(run, keys, weights=None):
     return run.store.commit(run.store.version + 1, merged, 1 / len(keys))
 
 
-@pytest.mark.parametrize(
-    ("name", "f", "count"),
-    [
-        ("trimmed", 1, 6),
-        ("trimmed", 2, 5),
-        ("trimmed", 0, 3),
-        ("median", 1, 5),
-        ("median", 1, 6),
-        ("median", 0, 1),
-        ("multi-krum", 1, 6),
-        ("multi-krum", 1, 5),
-        ("multi-krum", 0, 4),
-    ],
-)
-def test_a_rule_is_its_formula(make_run, name, f, count):
-    """Through spool, chunks and outer step, against the definition."""
+@pytest.mark.parametrize(("name", "f", "count"), [
+    ("trimmed", 1, 6), ("trimmed", 2, 5), ("trimmed", 0, 3),
+    ("median", 1, 5), ("median", 1, 6), ("median", 0, 1),
+    ("multi-krum", 1, 6), ("multi-krum", 1, 5), ("multi-krum", 0, 4),
+])  # fmt: skip
+def test_a_rule_equals_its_formula(make_run, name, f, count):
+    """The result through spool, chunks and outer step equals the definition."""
     run = started(make_run, name, f)
     rows = deltas(count)
     rows[0] *= -10
@@ -104,7 +92,7 @@ def test_a_rule_is_its_formula(make_run, name, f, count):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_the_order_of_arrival_changes_no_bit(make_run, name):
-    """Recovery books the deltas in another order than they came: the version must be the same."""
+    """Recovery lists deltas in another order than they arrived; the version is the same."""
     rows = deltas(5)
     digests = set()
     for number, order in enumerate(itertools.islice(itertools.permutations(range(5)), 0, 120, 17)):
@@ -118,9 +106,7 @@ def test_the_order_of_arrival_changes_no_bit(make_run, name):
 
 
 def test_two_deltas_of_one_client_are_one_row(make_run):
-    """Who sends twice must not have two votes: the median of (1, 2), 3 and 9 is that of 3, 3 and
-    9.
-    """
+    """A client that sends twice has one vote: the median of (1, 2), 3.5 and 9 is 3.5."""
     run = started(make_run, "median")
     parts = {
         DeltaKey("a", 1, 0, 1): 1,
@@ -136,7 +122,7 @@ def test_two_deltas_of_one_client_are_one_row(make_run):
 
 
 def test_weights_are_discounts(make_run):
-    """A stale or clipped delta counts as a smaller one, as in the mean."""
+    """A stale or clipped delta counts as a smaller one, as with the mean."""
     run = started(make_run, "trimmed", 0)
     keys = [DeltaKey(client, 1, 0, 1) for client in "ab"]
     for key in keys:
@@ -146,10 +132,8 @@ def test_weights_are_discounts(make_run):
     np.testing.assert_allclose(before - run.weights(1), 0.75, atol=1e-6)
 
 
-def test_the_ledger_says_who_counts(make_run):
-    """Of a version made by multi-Krum: the chosen with their weights, the others with none, all as
-    merged.
-    """
+def test_the_ledger_lists_the_selected_deltas(make_run):
+    """A version made by multi-Krum lists all deltas as merged; rejected ones have weight 0."""
     run = started(make_run, "multi-krum")
     rows = deltas(5)
     rows[3] += 100
@@ -171,9 +155,7 @@ def test_the_ledger_says_who_counts(make_run):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_too_few_clients_make_no_version(make_run, name):
-    """The rule's promise needs its numbers; the deltas stay, and one more client makes the
-    version.
-    """
+    """A rule needs enough clients; the deltas stay, and one more client makes the version."""
     run = started(make_run, name)
     least = rule_named(name, 1).least
     keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:least]]
@@ -190,10 +172,8 @@ def test_too_few_clients_make_no_version(make_run, name):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_disk, name):
-    """A crash in the middle of a merge: what was acknowledged is merged once, and the version has
-    the same digest.
-    """
+def test_a_crash_at_any_call_of_a_merge_changes_no_bit(make_run, crash_disk, name):
+    """After a crash in a merge each acknowledged delta is merged once, with the same digest."""
     rows = deltas(5)
     keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:5]]
 
@@ -201,9 +181,9 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
         for key, row in zip(keys, rows, strict=True):
             run.send(key, row)
 
-    whole = started(make_run, name, run="whole")
-    prepared(whole)
-    expected = merge(whole, keys).digest
+    complete = started(make_run, name, run="complete")
+    prepared(complete)
+    expected = merge(complete, keys).digest
     for at in itertools.count(1):
         run = started(make_run, name, run=f"run-{at}")
         prepared(run)
@@ -217,7 +197,7 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
             merge(run, keys)
         except SystemExit:
             killed = True
-        run.store._parts = None  # nothing of the process runs on
+        run.store._parts = None  # nothing of the process continues
         disk.bury()
         recovered = run.open()
         pending = [delta.key for delta in reversed(recovered.pending)]
@@ -234,26 +214,23 @@ def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_dis
     assert at > 10
 
 
-def test_whole_weights_know_only_the_mean():
-    """Their path through the store is another one."""
+def test_full_weights_allow_only_the_mean():
+    """Full weights take another path through the store."""
     with pytest.raises(ValueError, match="full deltas cannot be aggregated by median"):
         StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), kind=FullWeights())
 
 
-def test_unknown_rules_are_named():
-    """A typing error must say what there is."""
+def test_an_unknown_rule_gets_the_list():
+    """After a typing error the message lists the rules."""
     with pytest.raises(ValueError, match="mean, trimmed, median, multi-krum"):
         rule_named("krumm")
 
 
-# --- what is kept out
-# ---------------------------------------------------------------------------------------------
+# --- quarantine ---
 
 
 def test_a_held_delta_can_be_released(make_run):
-    """Out of the merge, on record with its reason, over restarts; then merged once, like any
-    other.
-    """
+    """It stays excluded, with its reason, over restarts; once released it is merged once."""
     run = started(make_run, "mean")
     a, b = DeltaKey("a", 1, 0, 1), DeltaKey("b", 1, 0, 1)
     run.send(a, deltas()[0])
@@ -274,8 +251,8 @@ def test_a_held_delta_can_be_released(make_run):
     assert not recovered.held
 
 
-def test_what_was_quarantined_for_good_is_not_released(make_run):
-    """Only what was said to be held comes back."""
+def test_a_delta_that_is_not_held_is_not_released(make_run):
+    """Only held deltas can be released."""
     run = started(make_run, "mean")
     key = DeltaKey("a", 1, 0, 1)
     run.send(key, deltas()[0])
@@ -284,8 +261,8 @@ def test_what_was_quarantined_for_good_is_not_released(make_run):
         run.store.release(key)
 
 
-def test_killed_while_it_is_released(make_run, crash_disk):
-    """At every call: the delta is held or waits, never neither, and its file is where that says."""
+def test_a_crash_during_a_release_loses_nothing(make_run, crash_disk):
+    """At every call: the delta is held or pending, never neither, and its file matches that."""
     for at in itertools.count(1):
         run = started(make_run, "mean", run=f"run-{at}")
         key = DeltaKey("a", 1, 0, 1)

@@ -1,6 +1,4 @@
-"""Chunks in several threads: results in order, bounded memory, and nobody at work after an
-error.
-"""
+"""Chunks in several threads: ordered results, bounded memory, no running job after an error."""
 
 import threading
 import time
@@ -19,7 +17,7 @@ def pool(request):
     pool.close()
 
 
-def test_results_come_in_the_order_of_the_chunks(pool):
+def test_results_are_in_the_order_of_the_chunks(pool):
     """A digest over the results must not depend on which thread was faster."""
 
     def job(number):
@@ -38,8 +36,8 @@ def test_only_a_few_chunks_are_taken_ahead(pool):
     results.close()
 
 
-def test_after_an_error_nobody_works_any_more(pool):
-    """The caller clears the accumulator then; a late addition would stay in it."""
+def test_no_job_runs_after_an_error(pool):
+    """The caller then clears the accumulator; a late addition would stay in it."""
     at_work, lock = [], threading.Lock()
 
     def job(number):
@@ -56,17 +54,15 @@ def test_after_an_error_nobody_works_any_more(pool):
     assert at_work == []
 
 
-def test_several_threads_work_at_the_same_time():
-    """What the pool is for; two jobs that wait for each other end only when both run."""
+def test_several_threads_run_at_the_same_time():
+    """Two jobs that wait for each other end only if both run."""
     pool, both = ChunkPool(2), threading.Barrier(2, timeout=10)
     pool.run(lambda _: both.wait(), range(4))
     pool.close()
 
 
-def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
-    """One that fails is told only when the others are done, for they write to files that are closed
-    then.
-    """
+def test_begun_jobs_have_ended_after_the_wait(pool):
+    """An error is raised after the other jobs have ended: their files are closed next."""
     done = []
 
     def slowly():
@@ -87,30 +83,32 @@ def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
     assert len(done) == (3 if pool.threads > 1 else 2)
 
 
-def test_whoever_began_jobs_works_meanwhile():
-    """Else the next chunk waits for the disk."""
-    pool, go_on, told = ChunkPool(2), threading.Event(), []
-    wait = pool.begin([lambda: told.append(go_on.wait(20))])
+def test_begin_does_not_wait():
+    """Otherwise the next chunk waits for the disk."""
+    pool, go_on, results = ChunkPool(2), threading.Event(), []
+    wait = pool.begin([lambda: results.append(go_on.wait(20))])
     go_on.set()
     wait()
     pool.close()
-    assert told == [True]
+    assert results == [True]
 
 
 def begin_and_wait(pool, job):
-    """Six times."""
+    """Run the job six times."""
     pool.begin([job] * 6)()
 
 
 def run_for_each(pool, job):
-    """Six times."""
+    """Run the job six times."""
     pool.run(lambda _: job(), range(6))
 
 
 @pytest.mark.parametrize("do", [begin_and_wait, run_for_each])
-def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monkeypatch, do):
-    """The executor keeps the job that it could not start a thread for; another thread would do it
-    after all, on files that are closed by then.
+def test_no_job_runs_after_a_thread_cannot_be_started(monkeypatch, do):
+    """No job runs after NoWorkerThread.
+
+    The executor keeps the job for which it could not start a thread; another thread would run it
+    later, on files that are closed by then.
     """
     pool, at_work, done = ChunkPool(3), [], []
 
@@ -140,32 +138,32 @@ def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monk
     pool.close()
 
 
-def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
-    """Jobs that had not begun are cancelled."""
-    pool, go_on, told = ChunkPool(2), threading.Event(), []
+def test_closing_a_pool_ends_every_wait():
+    """Queued jobs are cancelled."""
+    pool, go_on, results = ChunkPool(2), threading.Event(), []
     wait = pool.begin([lambda: go_on.wait(20)] * 4)
 
-    def wait_and_tell():
+    def wait_and_record():
         try:
             wait()
         except CancelledError as error:
-            told.append(error)
+            results.append(error)
 
     executor = pool._pool
-    threads = [threading.Thread(target=one, daemon=True) for one in (pool.close, wait_and_tell)]
+    threads = [threading.Thread(target=one, daemon=True) for one in (pool.close, wait_and_record)]
     for thread in threads:
         thread.start()
-    # What has not begun is cancelled before the queue is empty but for the word that it is over.
+    # Queued jobs are cancelled once the queue holds nothing but the executor's end marker.
     while not (executor._shutdown and executor._work_queue.qsize() <= 1):
         time.sleep(0.01)
     go_on.set()
     for thread in threads:
         thread.join(20)
-    assert len(told) == 1
+    assert len(results) == 1
 
 
-def test_a_pool_that_was_closed_starts_again():
-    """A store is closed and opened."""
+def test_a_closed_pool_can_be_used_again():
+    """A store is closed and opened again."""
     pool = ChunkPool(2)
     for _ in range(2):
         assert list(pool.each(abs, [-1, -2, -3])) == [1, 2, 3]

@@ -1,7 +1,5 @@
 # ruff: noqa: D102 - the methods of the stand-in are those of DeltaKind
-"""Kinds of deltas: decoded once as they arrive, added to the same bits either way; and a kind that
-is not made of chunks.
-"""
+"""Kinds of deltas: decoded once on arrival, the same bits later, and a kind without chunks."""
 
 import json
 import math
@@ -30,19 +28,16 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
 
 
-# --- dense and full
-# -----------------------------------------------------------------------------------------------
+# --- dense and full ---
 
 
 @pytest.mark.parametrize("kind", [Dense(), FullWeights()])
 @pytest.mark.parametrize("spec", [CodecSpec("fp32"), CodecSpec("e4m3"), CodecSpec("uniform")])
 @pytest.mark.parametrize("weight", [0.0, 1.0, 0.3, 1e-42, 1e30])
 def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
-    """A restart reads from the spool what was added on arrival before: the version may not depend
-    on it.
-    """
-    chance = np.random.default_rng(1)
-    values = chance.standard_normal(20).astype(np.float32)
+    """A restart reads from the spool what was added on arrival: the version must not change."""
+    random = np.random.default_rng(1)
+    values = random.standard_normal(20).astype(np.float32)
     values[:5] *= np.float32(1e-40)
     values[5] = -0.0
     frame = encode(values, spec)
@@ -55,9 +50,7 @@ def test_a_checked_frame_and_its_bytes_add_the_same_bits(kind, spec, weight):
 
 
 def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
-    """The check and the addition share it: entropy decoding is most of what a server does with a
-    chunk.
-    """
+    """Check and addition share the result: decoding is most of the ps's work for a chunk."""
     decoded = []
     for name in ("decode_into", "decode_accumulate"):
         real = getattr(delta_kind, name)
@@ -78,8 +71,7 @@ def test_an_arriving_chunk_is_decoded_once(make_run, monkeypatch):
     assert len(decoded) == MANIFEST.chunks
 
 
-# --- a kind of another make
-# ---------------------------------------------------------------------------------------
+# --- another kind ---
 
 
 def direction(seed, values):
@@ -87,7 +79,7 @@ def direction(seed, values):
 
 
 class SeedsTotal(Total):
-    """The pairs so far. What they stand for is made when it is asked for."""
+    """The (seed, scalar) pairs so far; the vectors are generated in `chunks`."""
 
     def __init__(self, manifest):
         self.manifest = manifest
@@ -113,7 +105,7 @@ class SeedsTotal(Total):
 
 
 class Seeds(DeltaKind):
-    """As a client of zeroth-order training sends it: one frame of pairs, a seed and a scalar."""
+    """A zeroth-order client's delta: one frame of (seed, scalar) pairs."""
 
     name = "seeds"
 
@@ -150,10 +142,8 @@ def send(store, key, pairs, weight=None):
 
 @pytest.mark.parametrize("early", [1.0, None])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
-    """Spool, ledger, weights and restart are common: a kind brings its check, its size and its
-    accumulation only.
-    """
+def test_another_kind_uses_the_common_path(seeds_run, early, restarts):
+    """Spool, ledger, weights and restart are common: a kind adds check, size and accumulation."""
     run = seeds_run
     for key, pairs in zip(KEYS, ([[1, 0.5], [2, -1.0]], [[3, 2.0]]), strict=True):
         assert send(run.store, key, pairs, early).problem is None
@@ -169,12 +159,12 @@ def test_another_kind_goes_the_way_of_all_deltas(seeds_run, early, restarts):
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     assert not run.store.verify(1)
     assert np.allclose(run.weights(1), before - 0.5 * change, atol=1e-6), (
-        "made again from the spool"
+        "recomputed from the spool"
     )
 
 
 def test_another_kind_has_its_own_check(seeds_run):
-    """What is no frame of it is refused; what is not finite goes to quarantine as ever."""
+    """An invalid frame is refused; values that are not finite go to quarantine as always."""
     store = seeds_run.store
     store.spool_begin(delta_of(KEYS[0]))
     with pytest.raises(FrameRefused, match="not a list of seeds and scalars"):
@@ -183,7 +173,7 @@ def test_another_kind_has_its_own_check(seeds_run):
     assert send(store, KEYS[1], [[1, math.nan]]).problem == "it holds NaN or infinity"
 
 
-def test_rules_that_compare_chunks_need_a_kind_that_has_them():
+def test_rules_that_compare_chunks_need_a_kind_with_chunks():
     """Seeds of two clients cannot be sorted by value."""
     with pytest.raises(ValueError, match="seeds deltas cannot be aggregated by median"):
         StoreSettings(rule=rule_named("median"), kind=Seeds())

@@ -1,4 +1,4 @@
-"""The ledger: what is torn is cut, what is damaged is named, what was acknowledged stays."""
+"""The ledger: torn lines are cut off, damage is named, acknowledged facts stay."""
 
 import json
 
@@ -32,8 +32,8 @@ def path(run_root):
     return path
 
 
-def test_facts_come_back_in_order(path):
-    """The order of facts is their meaning: accepted, then merged."""
+def test_facts_are_read_in_order(path):
+    """The order of facts matters: accepted, then merged."""
     ledger, facts, notice = opened(path)
     ledger.close()
     assert notice is None
@@ -41,10 +41,8 @@ def test_facts_come_back_in_order(path):
     assert facts[0] == {"at": 12.346, "up": 0.0, "fact": "lease", "name": "site-a", "index": 0}
 
 
-def test_the_time_that_a_run_was_served_survives_its_processes(path):
-    """It adds up over restarts; the time between two processes, and what the wall clock says, do
-    not count.
-    """
+def test_served_time_adds_up_over_processes(path):
+    """It adds up over restarts; downtime and the wall clock do not count."""
     for begun, worked in ((1000.0, 40.0), (7.0, 2.5)):
         now = [begun]
         ledger, _, _ = opened(path, clock=lambda now=now: now[0])
@@ -59,19 +57,17 @@ def test_the_time_that_a_run_was_served_survives_its_processes(path):
 
 
 def test_every_line_is_json(path):
-    """An auditor reads the ledger with any tool, without ours."""
+    """An auditor can read the ledger with any tool."""
     lines = path.read_text().splitlines()
     assert [json.loads(line)["name"] for line in lines] == NAMES
 
 
 def test_a_torn_last_line_is_cut_at_every_length(path):
-    """A crash may leave any part of the last line; the lines before it must survive and new ones
-    follow cleanly.
-    """
-    whole = path.read_bytes()
-    last = whole[: whole.rindex(b"\n", 0, -1) + 1]
-    for size in range(len(last) + 1, len(whole)):
-        path.write_bytes(whole[:size])
+    """A crash may leave any part of the last line; the lines before survive, new ones follow."""
+    data = path.read_bytes()
+    last = data[: data.rindex(b"\n", 0, -1) + 1]
+    for size in range(len(last) + 1, len(data)):
+        path.write_bytes(data[:size])
         ledger, facts, notice = opened(path)
         assert len(facts) == 2
         assert f"{size - len(last)} bytes" in notice
@@ -85,20 +81,18 @@ def test_a_torn_last_line_is_cut_at_every_length(path):
 
 @pytest.mark.parametrize("line", [1, 2, 3])
 def test_a_flipped_bit_is_named(path, line):
-    """Damage to what was acknowledged must stop the server; guessing would lose or double
-    somebody's work.
-    """
-    whole = path.read_bytes()
-    begin = sum(map(len, whole.splitlines(keepends=True)[: line - 1]))
-    end = whole.index(b"\n", begin)
+    """Damage to acknowledged facts stops the ps; guessing would lose or double a client's work."""
+    data = path.read_bytes()
+    begin = sum(map(len, data.splitlines(keepends=True)[: line - 1]))
+    end = data.index(b"\n", begin)
     for position in range(begin, end + 1):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
         with pytest.raises(LedgerDamaged, match=f"line {line} is damaged") as caught:
             opened(path)
         assert caught.value.line == line
 
 
-def test_a_garbled_end_is_a_torn_line(path):
+def test_zeros_at_the_end_are_a_torn_line(path):
     """After a power cut the last block may hold zeros instead of the line."""
     path.write_bytes(path.read_bytes() + bytes(100))
     ledger, facts, notice = opened(path)
@@ -107,8 +101,8 @@ def test_a_garbled_end_is_a_torn_line(path):
     assert "100 bytes" in notice
 
 
-def test_a_ledger_longer_than_one_read_is_whole(path, monkeypatch):
-    """A line that lies across two reads must not be taken for a torn one."""
+def test_a_ledger_longer_than_one_read_is_complete(path, monkeypatch):
+    """A line across two reads is not taken for a torn one."""
     monkeypatch.setattr("fsl_async.store.ledger._PIECE_BYTES", 7)
     ledger, facts, notice = opened(path)
     ledger.close()
@@ -117,7 +111,7 @@ def test_a_ledger_longer_than_one_read_is_whole(path, monkeypatch):
 
 
 def test_two_processes_cannot_share_a_run(path):
-    """Two servers on one directory would be two truths."""
+    """Two parameter servers on one directory would fork the run."""
     ledger, _, _ = opened(path)
     with pytest.raises(StoreError, match="another process uses"):
         opened(path)
@@ -125,8 +119,8 @@ def test_two_processes_cannot_share_a_run(path):
     opened(path)[0].close()
 
 
-def test_a_closed_ledger_takes_nothing(path):
-    """A late call after the end must not write to somebody else's descriptor."""
+def test_a_closed_ledger_refuses_facts(path):
+    """A late call must not write to a descriptor that has been reused."""
     ledger, _, _ = opened(path)
     ledger.close()
     ledger.close()
@@ -135,12 +129,11 @@ def test_a_closed_ledger_takes_nothing(path):
 
 
 def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
-    """Half a line from a full disk must not end up in the middle of the ledger."""
+    """Half a line from a full disk must not stay in the middle of the ledger."""
     for failures in (1, 2, 3):
         root = run_root / str(failures)
         root.mkdir()
-        # create, sync_directory, then write and sync of the first line; the second line's calls
-        # fail
+        # Calls: create, sync_directory, write and sync of the first line; then those that fail.
         disk = crash_disk(root, 5, "error", failures)
         ledger, _, _ = opened(root / "ledger.jsonl", disk)
         ledger.append("lease", {"name": "a", "index": 0})
@@ -155,8 +148,8 @@ def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
         assert notice is None
 
 
-def test_a_seal_finds_every_single_byte_error():
-    """The checksum is only worth something if it covers the whole line."""
+def test_a_checksum_detects_every_single_byte_error():
+    """The checksum covers the complete line."""
     line = to_checksummed({"fact": "lease", "name": "é\n", "index": 3})
     assert b"\n" not in line
     assert from_checksummed(line) == {"fact": "lease", "name": "é\n", "index": 3}
@@ -173,16 +166,14 @@ def test_numbers_that_json_lacks_are_refused():
         to_checksummed({"norm": float("nan")})
 
 
-def test_a_fact_from_the_future_stops_an_old_release():
-    """Skipping a fact that it does not know, an old release might merge a delta twice."""
+def test_an_unknown_fact_stops_an_old_release():
+    """If it skipped an unknown fact, an old release might merge a delta twice."""
     with pytest.raises(StoreError, match="newer release"):
         Book(3).apply({"fact": "forked"})
 
 
-def test_what_a_delta_takes_in_the_ledger(path):
-    """docs/ARCHITECTURE.md says how large a ledger gets in a year: about 550 bytes for each
-    delta.
-    """
+def test_the_ledger_takes_550_bytes_per_delta(path):
+    """docs/ARCHITECTURE.md states the ledger's growth per year: about 550 bytes per delta."""
     key = DeltaKey("site-001.example", 1763722149000000001, 51234, 51235)
     digest, norm = "0123456789abcdef" * 2, 12.345678901234567
     metrics = {"loss": 2.3456789012345, "snapshot_s": 0.123456789}
@@ -201,20 +192,18 @@ def test_what_a_delta_takes_in_the_ledger(path):
     assert 450 < line + entries / 100 < 600
 
 
-def test_a_zero_inside_a_whole_line_is_damage(path):
-    """A torn write leaves zeros up to its end or to the end of a disk's block, not one among the
-    bytes of a line that was synced.
-    """
-    whole = path.read_bytes()
-    begin = whole.rindex(b"\n", 0, -1) + 1
-    for position in range(begin, len(whole) - 1):
-        path.write_bytes(whole[:position] + b"\0" + whole[position + 1 :])
+def test_a_zero_inside_a_complete_line_is_damage(path):
+    """A torn write leaves zeros up to its end or a block's end, never one inside a synced line."""
+    data = path.read_bytes()
+    begin = data.rindex(b"\n", 0, -1) + 1
+    for position in range(begin, len(data) - 1):
+        path.write_bytes(data[:position] + b"\0" + data[position + 1 :])
         with pytest.raises(LedgerDamaged):
             opened(path)
 
 
 def test_a_line_whose_block_was_not_written_is_torn(path):
-    """The file has its new length, and one of two blocks its bytes."""
+    """The file has its new length, but only one of two blocks was written."""
     line = to_checksummed({"fact": "lease", "name": "x" * 2000})
     begin = path.stat().st_size
     block = -(-begin // 512) * 512 - begin
@@ -226,8 +215,8 @@ def test_a_line_whose_block_was_not_written_is_torn(path):
     assert "torn by a crash" in notice
 
 
-def test_a_ledger_that_is_removed_under_a_run_acknowledges_nothing_more(path):
-    """Lines went on into a file without a name, and were gone with the process."""
+def test_a_removed_ledger_acknowledges_nothing(path):
+    """Further lines would go into a file without a name and be lost with the process."""
     ledger, _, _ = opened(path)
     path.unlink()
     with pytest.raises(StoreError, match="removed while the run went on"):

@@ -1,4 +1,4 @@
-"""The manifest: its layout, its sentences, and what it refuses."""
+"""The manifest: its layout, its messages, and what it refuses."""
 
 import hashlib
 
@@ -15,9 +15,7 @@ SHAPES = [("layer.weight", (4, 3)), ("layer.scale", ()), ("empty", (0, 5)), ("la
 
 
 def test_tensors_lie_one_after_the_other():
-    """Every node must agree where a tensor lies; a scalar has one value and an empty tensor
-    none.
-    """
+    """All nodes agree on offsets; a scalar has one value and an empty tensor none."""
     manifest = Manifest.from_shapes(SHAPES)
     assert [tensor.offset for tensor in manifest.tensors] == [0, 12, 13, 13]
     assert manifest.values == 17
@@ -28,7 +26,7 @@ def test_tensors_lie_one_after_the_other():
 
 
 def test_chunks_cover_every_value_once():
-    """A gap or an overlap between chunks would be a wrong weight somewhere."""
+    """A gap or an overlap between chunks would be a wrong weight."""
     manifest = Manifest.from_shapes([("w", (CHUNK_VALUES, 2)), ("b", (5,))])
     assert manifest.chunks == 3
     ranges = [manifest.chunk_range(index) for index in range(3)]
@@ -41,8 +39,8 @@ def test_chunks_cover_every_value_once():
             manifest.chunk_range(index)
 
 
-def test_the_wire_form_comes_back_equal():
-    """A client compares its own manifest with the one it was sent."""
+def test_the_wire_form_is_read_back_equal():
+    """A client compares its own manifest with the received one."""
     manifest = Manifest.from_shapes(SHAPES)
     again = Manifest.from_wire(manifest.to_wire())
     assert again == manifest
@@ -60,14 +58,14 @@ def test_the_wire_form_comes_back_equal():
     ],
 )
 def test_the_first_difference_is_named(other, sentence):
-    """A refused client must learn which tensor of its model is wrong, not that something is."""
+    """A refused client needs the name of the tensor that differs."""
     mine, theirs = Manifest.from_shapes([("a", (2,)), ("b", (3, 2))]), Manifest.from_shapes(other)
     assert mine.difference(theirs) == sentence
     assert mine.fingerprint != theirs.fingerprint
 
 
 def test_fingerprints_cannot_be_shifted():
-    """Names that run into shapes must not give the fingerprint of another model."""
+    """Characters moved between names and shapes change the fingerprint."""
     prints = {
         Manifest.from_shapes(shapes).fingerprint
         for shapes in (
@@ -116,13 +114,13 @@ def test_fingerprints_cannot_be_shifted():
     ],
 )
 def test_hostile_manifests_are_refused(wire):
-    """The first thing a stranger sends is a manifest."""
+    """A manifest is the first thing that an unauthenticated peer sends."""
     with pytest.raises(ManifestError):
         Manifest.from_wire(wire)
 
 
-def test_too_many_tensors_are_refused_before_they_are_read(monkeypatch):
-    """A limit that is checked after the work is no limit."""
+def test_too_many_tensors_are_refused_unread(monkeypatch):
+    """The limit is checked before the work."""
     monkeypatch.setattr(module, "MAX_TENSORS", 2)
     with pytest.raises(ManifestError, match="2 tensors, not 3"):
         Manifest.from_wire([object(), object(), object()])
@@ -139,7 +137,7 @@ _junk = st.recursive(
 
 @given(st.lists(_junk | st.tuples(st.text(), st.lists(st.integers()), st.integers()).map(list)))
 def test_junk_never_raises_anything_else(wire):
-    """Whatever a peer sends costs the peer its session and this node nothing."""
+    """Any input costs the peer its session and this node nothing."""
     try:
         manifest = Manifest.from_wire(wire)
     except ManifestError as error:
@@ -152,7 +150,7 @@ def test_junk_never_raises_anything_else(wire):
 
 
 def test_the_digest_is_sha256_of_little_endian_fp32():
-    """Everyone must be able to check a version with nothing but sha256."""
+    """A version can be checked with sha256 alone."""
     values = np.array([1.5, -0.0, np.inf], dtype=np.float32)
     expected = hashlib.sha256(values.astype("<f4").tobytes()).hexdigest()
     digest = WeightsDigest()

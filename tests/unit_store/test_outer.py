@@ -1,4 +1,4 @@
-"""The outer step against torch, and its conventions."""
+"""The outer step against torch, and its sign conventions."""
 
 import numpy as np
 import pytest
@@ -20,17 +20,14 @@ def vectors(count, length=257, seed=3):
 
 
 def test_nesterov_is_that_of_torch():
-    """DiLoCo's numbers were found with torch.optim.SGD; ours must be that optimizer, to one
-    rounding per operation.
-    """
+    """DiLoCo's settings were found with torch.optim.SGD: equal up to one rounding per operation."""
     settings = OuterSettings(learning_rate=0.7, momentum=0.9)
     (start,) = vectors(1, seed=1)
     parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
     optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
     weights, momentum, residual = start.copy(), np.zeros_like(start), np.zeros_like(start)
     for gradient in vectors(6):
-        # From the same state each time, so that what is compared is one step and not a history of
-        # roundings.
+        # Each step starts from the same state, so that rounding errors do not add up.
         parameter.data = torch.from_numpy(weights.copy())
         if "momentum_buffer" in optimizer.state[parameter]:
             optimizer.state[parameter]["momentum_buffer"].copy_(torch.from_numpy(momentum))
@@ -38,8 +35,8 @@ def test_nesterov_is_that_of_torch():
         optimizer.step()
         change = gradient.copy()
         desired_change(change, momentum, residual, settings)
-        # torch may fuse a multiplication and an addition; then the two differ by the rounding of a
-        # term.
+        # torch may fuse a multiplication and an addition; the results then differ by the rounding
+        # of one term.
         terms = np.abs(weights) + np.abs(gradient) + np.abs(momentum)
         apply_change(weights, change)
         buffer = optimizer.state[parameter]["momentum_buffer"].numpy()
@@ -59,10 +56,8 @@ def test_without_momentum_it_is_plain_descent():
     assert momentum.tolist() == [7.0, 7.0]
 
 
-def test_averaging_lands_on_the_average_of_the_clients():
-    """Plain averaging is FedAvg whatever the learning rate says: new weights = mean of the clients'
-    weights.
-    """
+def test_averaging_gives_the_average_of_the_clients():
+    """Plain averaging is FedAvg at any learning rate: the mean of the clients' weights."""
     base, first, second = vectors(3)
     average = ((base - first) + (base - second)) * np.float32(0.5)
     settings = OuterSettings(optimizer="average")
@@ -82,8 +77,8 @@ def test_descent_moves_towards_the_snapshot():
     assert np.sign(change).tolist() == [1.0, -1.0]
 
 
-def test_error_feedback_keeps_what_coding_lost():
-    """Without it the fp8 downlink would lose every change below its grid for good."""
+def test_error_feedback_keeps_the_coding_error():
+    """Without it the fp8 downlink would lose every change below its step size."""
     settings = OuterSettings(optimizer="average")
     spec = CodecSpec(format="e4m3")
     length = 256
@@ -112,14 +107,14 @@ def test_error_feedback_keeps_what_coding_lost():
         {"momentum": -0.1},
     ],
 )
-def test_senseless_settings_are_refused(wrong):
+def test_invalid_settings_are_refused(wrong):
     """A run of days must not start with a momentum that diverges."""
     with pytest.raises(ValueError, match="must be"):
         OuterSettings(**wrong)
 
 
-def test_the_norm_tells_whether_all_is_finite():
-    """One pass finds NaN and infinity; the largest finite values must not be taken for infinite."""
+def test_the_norm_is_finite_exactly_when_the_vector_is():
+    """One pass detects NaN and infinity; the largest finite values are not taken for infinite."""
     huge = np.full(1000, np.finfo(np.float32).max, dtype=np.float32)
     assert np.isfinite(squared_norm(huge))
     assert squared_norm(np.array([3.0, 4.0], dtype=np.float32)) == 25.0

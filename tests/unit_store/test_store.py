@@ -1,4 +1,4 @@
-"""The store as its caller sees it: versions, deltas, refusals."""
+"""The store's interface: versions, deltas, refusals."""
 
 import json
 import math
@@ -33,12 +33,11 @@ def key(name="a", base=0, sequence=1):
     return DeltaKey(name, 1, base, sequence)
 
 
-# --- versions
-# -------------------------------------------------------------------------------------------------
+# --- versions ---
 
 
-def test_version_0_is_what_was_published(run):
-    """The publishing client trains on: its own weights must be version 0 to the bit."""
+def test_version_0_equals_the_published_weights(run):
+    """The publishing client trains on: its own weights are version 0 to the bit."""
     committed = run.start()
     weights = noise(SMALL, 0)
     assert (committed.version, committed.digest) == (0, digest_of(weights))
@@ -47,7 +46,7 @@ def test_version_0_is_what_was_published(run):
 
 
 def test_the_weights_open_as_safetensors(run):
-    """A user takes the checkpoint to other tools; here it is read by the published layout alone."""
+    """Other tools can read the checkpoint; the test parses the published layout."""
     run.start()
     data = (run.root / "checkpoints/v00000000/weights.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -72,9 +71,7 @@ def test_the_weights_open_as_safetensors(run):
 @pytest.mark.parametrize("optimizer", ["nesterov", "average"])
 @pytest.mark.parametrize("down", ["fp32", "bf16", "e4m3"])
 def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimizer, down):
-    """The heart of a run: decode, one fp32 add, and every node has the digest that the server
-    announced.
-    """
+    """Decode and one fp32 add give every node the digest that the ps announced."""
     run = make_run(codec_down=CodecSpec(format=down), outer=OuterSettings(optimizer=optimizer))
     run.start()
     theta = noise(SMALL, 0)
@@ -93,8 +90,8 @@ def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimize
     run.close()
 
 
-def test_several_real_chunks_go_through(make_run):
-    """The production chunk size, with a last chunk that is shorter."""
+def test_several_chunks_of_production_size(make_run):
+    """The production chunk size, with a shorter last chunk."""
     manifest = Manifest.from_shapes([("w", (CHUNK_VALUES, 2)), ("b", (77,))])
     run = make_run(manifest=manifest, outer=OuterSettings(optimizer="average"))
     run.start()
@@ -108,9 +105,7 @@ def test_several_real_chunks_go_through(make_run):
 
 
 def test_the_record_of_a_version_is_the_audit_trail(run):
-    """Who made version v, with how much work, how stale, and what it weighed: without this no
-    result can be checked.
-    """
+    """Version v's clients, work, staleness and weights: a result is checked by these."""
     run.start()
     first = run.round(1, "a", "b")
     (_, record) = run.store.records
@@ -126,7 +121,7 @@ def test_the_record_of_a_version_is_the_audit_trail(run):
 
 
 def test_old_versions_and_their_deltas_are_removed(run):
-    """A run of a month must not fill the disk; what a fallback may still need must stay."""
+    """A run of a month must not fill the disk; what a rollback may need stays."""
     run.start()
     for version in range(1, 6):
         run.round(version, "a")
@@ -139,9 +134,7 @@ def test_old_versions_and_their_deltas_are_removed(run):
 
 
 def test_memory_is_one_vector(make_run):
-    """The server may have to hold a model that barely fits: nothing but the accumulator has the
-    model's size.
-    """
+    """The model may barely fit on the ps's machine: only the accumulator has the model's size."""
     manifest = Manifest.from_shapes([("w", (20 * CHUNK_VALUES,))])
     bf16 = CodecSpec(format="bf16", entropy=False)
     run = make_run(manifest=manifest, codec_down=bf16)
@@ -155,23 +148,22 @@ def test_memory_is_one_vector(make_run):
     _, committing = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     run.close()
-    assert spooling < 1.5 * vector_bytes  # the test's own zeros are one vector
+    assert spooling < 1.5 * vector_bytes  # includes the test's own vector of zeros
     assert committing < 2.0 * vector_bytes
 
 
-# --- what the store refuses
-# -----------------------------------------------------------------------------------
+# --- what the store refuses ---
 
 
 def test_nothing_works_before_recover(run_root):
-    """A store that was not recovered does not know what was acknowledged."""
+    """Before `recover` the store has no record of what was acknowledged."""
     store = Store(run_root / "run")
     with pytest.raises(StoreError, match="call recover first"):
         store.lease("a", 1)
 
 
-def test_a_running_run_takes_no_fresh_weights(run):
-    """A fresh node's weights must never become the truth of a running run."""
+def test_a_running_run_refuses_initial_weights(run):
+    """A fresh node's weights never replace those of a running run."""
     run.start()
     with pytest.raises(StoreError, match="never replaced"):
         run.store.begin_initial(SMALL)
@@ -188,7 +180,7 @@ def test_a_running_run_takes_no_fresh_weights(run):
     ],
 )
 def test_bad_initial_frames_are_refused(run, index, frame, words):
-    """Version 0 is what everyone starts from; a wrong or lossy one must not get in."""
+    """Every node starts from version 0; a wrong or lossy one is refused."""
     run.open()
     run.store.begin_initial(SMALL)
     with pytest.raises(FrameRefused, match=words):
@@ -198,9 +190,7 @@ def test_bad_initial_frames_are_refused(run, index, frame, words):
 
 
 def test_publishing_can_start_over(run):
-    """The first client may be preempted while it publishes; another one begins again with its own
-    weights.
-    """
+    """The first client may be preempted while it publishes; another one starts over."""
     run.open()
     run.store.begin_initial(SMALL)
     run.store.write_initial(0, frames_of(SMALL, noise(SMALL, 5))[0])
@@ -224,7 +214,7 @@ def test_publishing_can_start_over(run):
     ],
 )
 def test_a_commit_that_does_not_match_is_refused(run, version, scale, given, words):
-    """What the record says was merged must be what was merged."""
+    """The record lists exactly what was merged."""
     run.start()
     run.send(key(), noise(SMALL, 1))
     run.store.accumulate(key(), 1.0)
@@ -234,14 +224,14 @@ def test_a_commit_that_does_not_match_is_refused(run, version, scale, given, wor
 
 
 def test_only_what_was_accumulated_is_merged(run):
-    """Neither more nor fewer deltas, none twice, and none at all is no version."""
+    """More deltas, fewer, repeated ones or none at all make no version."""
     run.start()
     run.send(key("a"), noise(SMALL, 1))
     run.send(key("b"), noise(SMALL, 2))
     run.store.accumulate(key("a"), 1.0)
     one, other = merged_of(key("a")), merged_of(key("b"))
     for merged in ([], [one, other], [other], [one, one]):
-        with pytest.raises(StoreError, match="in the accumulator"):
+        with pytest.raises(StoreError, match="the accumulator holds"):
             run.store.commit(1, merged, 1.0)
     with pytest.raises(StoreError, match="already"):
         run.store.accumulate(key("a"), 1.0)
@@ -254,7 +244,7 @@ def test_only_what_was_accumulated_is_merged(run):
 
 
 def test_a_step_that_overflows_makes_no_version(run):
-    """One version with infinity in it would spread to every client at once."""
+    """A version that contains infinity would reach every client at once."""
     run.start()
     large = np.full(SMALL.values, 1e18, dtype=np.float32)
     run.send(key("a"), large)
@@ -267,10 +257,8 @@ def test_a_step_that_overflows_makes_no_version(run):
     assert run.store.version == 1
 
 
-def test_an_absurd_norm_is_quarantined(run):
-    """Finite, but summed with a large weight it would overflow, at this commit and at each one
-    after a restart.
-    """
+def test_a_huge_norm_is_quarantined(run):
+    """A finite delta may overflow with a large weight, in this commit and after every restart."""
     run.start()
     huge = np.full(SMALL.values, 3e38, dtype=np.float32)
     result = run.send(key("a"), huge)
@@ -280,7 +268,7 @@ def test_an_absurd_norm_is_quarantined(run):
     assert run.store.version == 1
 
 
-def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
+def test_a_client_has_one_unfinished_delta(run):
     """A client that is preempted in mid-upload again and again must not fill the disk."""
     run.start()
     for sequence in range(1, 6):
@@ -288,10 +276,8 @@ def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
     assert len(list((run.store._run_dir / "spool").iterdir())) == 1
 
 
-def test_what_is_being_fetched_is_kept(run):
-    """A whole version may take longer to send than keep_versions last; and the updates after it are
-    wanted next.
-    """
+def test_versions_being_fetched_are_kept(run):
+    """A full version may take longer to send than keep_versions last; updates come after it."""
     run.start()
     run.store.keep_from(1)
     for version in range(1, 8):
@@ -302,18 +288,16 @@ def test_what_is_being_fetched_is_kept(run):
     assert not run.store.has_update(1)
 
 
-def test_a_wanted_shard_is_given_when_it_is_free(run):
-    """The server told the client which one before it was written down."""
+def test_a_requested_shard_is_leased_when_it_is_free(run):
+    """The ps announced the index to the client before it was written down."""
     run.start()
     assert run.store.lease("a", 4, 2) == 2
     assert run.store.lease("b", 4, 2) == 0
     assert run.store.lease("a", 4, 3) == 2
 
 
-def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
-    """What a client that never trained was told must not be lost to the run, and must survive a
-    restart until then.
-    """
+def test_a_provisional_lease_can_be_taken_over(run):
+    """A provisional lease survives a restart, and another client can take the shard on request."""
     run.start()
     assert run.store.lease("a", 2, 0, loan=True) == 0
     assert run.store.lease("b", 2) == 1
@@ -327,14 +311,11 @@ def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
     assert (recovered.leases, recovered.loans) == ({"c": 0, "b": 1}, frozenset())
 
 
-# --- other facts
-# ----------------------------------------------------------------------------------------------
+# --- other facts ---
 
 
 def test_a_shard_stays_with_its_client(run):
-    """Two clients on one shard would count the same data twice, also after a restart of the
-    server.
-    """
+    """Two clients on one shard would count the same data twice, also after a restart of the ps."""
     run.open()
     assert [run.store.lease(name, 2) for name in ("a", "b", "c", "a")] == [0, 1, None, 0]
     assert run.open().leases == {"a": 0, "b": 1}
@@ -342,10 +323,8 @@ def test_a_shard_stays_with_its_client(run):
     assert run.store.lease("b", 1) is None
 
 
-def test_names_and_lives_are_remembered(run):
-    """A restarted server must still know the run and tell a ghost from the newest life of a
-    client.
-    """
+def test_names_and_incarnations_survive_a_restart(run):
+    """After a restart the ps still has the run's name and each client's newest incarnation."""
     run.open()
     assert run.store.start_run("first") == "first"
     assert run.store.start_run("second") == "first"

@@ -1,9 +1,9 @@
-"""The store survives a crash, a power cut or a full disk at every single call to the disk.
+"""The store survives a crash, a power cut or a full disk at every call to the disk.
 
 A scenario (version 0, six deltas of which one is not finite, three commits, pruning) runs on a disk
-that counts its calls. Then it runs again for every call and every way in which that call can go
-wrong; after each, the run directory is opened again, every promise is checked, and the scenario
-goes on to its end, which must be the same to the bit.
+that counts its calls. It then runs again for every call and every way in which that call can fail.
+After each, the run directory is opened again, every promise is checked, and the scenario is
+completed; the end must be the same to the bit.
 """
 
 import copy
@@ -28,9 +28,7 @@ from fsl_codecs import CodecSpec, decode, encode
 
 
 class HealthyDisk(Files):
-    """A disk that never fails, and does not wait for the hardware: what it syncs is not put to the
-    test.
-    """
+    """A disk that never fails and does not wait for the hardware."""
 
     def sync(self, descriptor):
         """Do nothing."""
@@ -39,8 +37,7 @@ class HealthyDisk(Files):
         """Do nothing."""
 
 
-# --- the scenario and, computed without the store, what must come out of it
-# ------------------------------------
+# --- the scenario, and its expected versions computed without the store ---
 
 DOWN = CodecSpec(format="e4m3", entropy=False)
 UP = CodecSpec(format="bf16", entropy=False)
@@ -51,14 +48,14 @@ RANDOM = np.random.default_rng(7)
 INITIAL = RANDOM.standard_normal(MANIFEST.values).astype(np.float32)
 ROUNDS = {
     1: [("a", 1), ("b", 1)],
-    2: [("a", 2), ("sick", 1)],
+    2: [("a", 2), ("nan", 1)],
     3: [("a", 3), ("b", 2)],
 }
-TOKENS = {("a", 1): 100, ("b", 1): 300, ("a", 2): 50, ("sick", 1): 9, ("a", 3): 10, ("b", 2): 90}
+TOKENS = {("a", 1): 100, ("b", 1): 300, ("a", 2): 50, ("nan", 1): 9, ("a", 3): 10, ("b", 2): 90}
 DELTAS = {name: RANDOM.standard_normal(MANIFEST.values).astype(np.float32) for name in TOKENS}
-DELTAS["sick", 1][5] = np.nan
+DELTAS["nan", 1][5] = np.nan
 LAST = max(ROUNDS)
-LEASED = ("a", "b", "sick")
+LEASED = ("a", "b", "nan")
 
 
 def key_of(name, version):
@@ -66,15 +63,15 @@ def key_of(name, version):
 
 
 KEYS = {key_of(name, version): version for version, names in ROUNDS.items() for name in names}
-SICK = key_of(("sick", 1), 2)
+NAN = key_of(("nan", 1), 2)
 
 
-def healthy(version):
-    return [name for name in ROUNDS[version] if name[0] != "sick"]
+def finite(version):
+    return [name for name in ROUNDS[version] if name[0] != "nan"]
 
 
 def scale_of(version):
-    return 1.0 / sum(TOKENS[name] for name in healthy(version))
+    return 1.0 / sum(TOKENS[name] for name in finite(version))
 
 
 def chunks_of(vector):
@@ -86,14 +83,14 @@ FRAMES = {name: [encode(c, UP) for c in chunks_of(delta)] for name, delta in DEL
 
 
 def expected_versions():
-    """Weights of every version, by the formulas of the design and nothing else."""
+    """Return the weights of every version, computed from the formulas alone."""
     weights = [INITIAL]
     momentum = np.zeros_like(INITIAL)
     residual = np.zeros_like(INITIAL)
     rate, coefficient = np.float32(0.7), np.float32(0.9)
     for version in ROUNDS:
         total = np.zeros_like(INITIAL)
-        for name in healthy(version):
+        for name in finite(version):
             arrived = np.concatenate([decode(frame) for frame in FRAMES[name]])
             total = total + np.float32(TOKENS[name]) * arrived
         average = total * np.float32(scale_of(version))
@@ -110,13 +107,13 @@ EXPECTED = [digest_of(weights) for weights in expected_versions()]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Two chunks per vector, so that every loop over chunks is really a loop."""
+    """Two chunks per vector, so that every loop over chunks is a loop."""
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
 
 
 @attrs.define
-class Heard:
-    """What the world outside was told: what the store may never take back."""
+class Promises:
+    """What was reported outside: the store may never take it back."""
 
     acknowledged: set = attrs.field(factory=set)
     version: int = -1
@@ -124,31 +121,31 @@ class Heard:
     failures: int = 0
 
 
-def patiently(act, heard, tries=12):
-    """Do it again while the disk fails, as the role does."""
+def retrying(act, promises, tries=12):
+    """Repeat `act` while the disk fails, as the role does."""
     for attempt in range(tries):
         try:
             return act()
         except StoreError:
-            heard.failures += 1
+            promises.failures += 1
             if attempt == tries - 1:
                 raise
     raise AssertionError
 
 
-def publish(store, heard):
+def publish(store, promises):
     def act():
         store.begin_initial(MANIFEST)
         for index, frame in enumerate(INITIAL_FRAMES):
             store.write_initial(index, frame)
         return store.finish_initial()
 
-    committed = patiently(act, heard)
+    committed = retrying(act, promises)
     assert (committed.version, committed.digest) == (0, EXPECTED[0])
-    heard.version = 0
+    promises.version = 0
 
 
-def send(store, heard, name, version):
+def send(store, promises, name, version):
     key = key_of(name, version)
     one = delta_of(key, TOKENS[name], 3, base_digest=EXPECTED[version - 1])
 
@@ -158,45 +155,43 @@ def send(store, heard, name, version):
             for index in range(store.spool_next_chunk(key), len(frames)):
                 store.spool_write(key, index, frames[index])
             result = store.spool_finish(key)
-            assert (result.problem is None) == (key != SICK)
-        heard.acknowledged.add(key)
+            assert (result.problem is None) == (key != NAN)
+        promises.acknowledged.add(key)
 
-    patiently(act, heard)
+    retrying(act, promises)
 
 
-def play(store, heard):
-    """Open the store and bring the scenario to its end from wherever it is. Returns what recovery
-    said.
-    """
-    recovered = patiently(store.recover, heard)
+def play(store, promises):
+    """Open the store and complete the scenario from any state. Return what `recover` returned."""
+    recovered = retrying(store.recover, promises)
     for position, name in enumerate(LEASED):
-        index = patiently(lambda name=name: store.lease(name, len(LEASED)), heard)
+        index = retrying(lambda name=name: store.lease(name, len(LEASED)), promises)
         assert index == position
-        heard.leases[name] = index
+        promises.leases[name] = index
     if recovered.version < 0:
-        publish(store, heard)
+        publish(store, promises)
     for version in range(max(1, store.version + 1), LAST + 1):
         for name in ROUNDS[version]:
-            send(store, heard, name, version)
+            send(store, promises, name, version)
         merged = []
-        for name in healthy(version):
+        for name in finite(version):
             key = key_of(name, version)
-            patiently(lambda key=key, name=name: store.accumulate(key, TOKENS[name]), heard)
+            retrying(lambda key=key, name=name: store.accumulate(key, TOKENS[name]), promises)
             merged.append(merged_of(key, TOKENS[name], tokens=TOKENS[name]))
-        committed = patiently(
+        committed = retrying(
             lambda version=version, merged=merged: store.commit(version, merged, scale_of(version)),
-            heard,
+            promises,
         )
         assert (committed.version, committed.digest) == (version, EXPECTED[version])
-        heard.version = version
+        promises.version = version
     return recovered
 
 
-def live(root, disk, heard, settings=SETTINGS):
-    """One life of the process on `disk`; True when it came to the end of the scenario."""
+def run_process(root, disk, promises, settings=SETTINGS):
+    """Run one process on `disk`; return True when it completed the scenario."""
     store = Store(root, settings, files=disk)
     try:
-        play(store, heard)
+        play(store, promises)
         store.close()
     except SystemExit:
         store._pool.close()
@@ -213,13 +208,14 @@ def facts_of(root):
     return [json.loads(line) for line in lines]
 
 
-def check_promises(root, heard):
-    """Open the directory on a healthy disk and check everything that was promised; returns what
-    recovery said.
+def check_promises(root, promises):
+    """Open the directory on a healthy disk and check every promise.
+
+    Return what `recover` returned.
     """
     store = Store(root, SETTINGS, files=HealthyDisk())
     recovered = store.recover()
-    assert heard.version <= recovered.version <= heard.version + 1
+    assert promises.version <= recovered.version <= promises.version + 1
     version = recovered.version
     assert not any("cannot be used" in notice for notice in store.notices)
     if version >= 0:
@@ -228,62 +224,58 @@ def check_promises(root, heard):
         assert digest_of(np.concatenate([decode(frame) for frame in frames])) == EXPECTED[version]
     pending = {delta.key for delta in recovered.pending}
     known = pending | set(recovered.settled)
-    assert heard.acknowledged <= known, "an acknowledged delta is lost"
+    assert promises.acknowledged <= known, "an acknowledged delta is lost"
     assert not pending & set(recovered.settled), "a delta is in two states"
     for key, planned in KEYS.items():
-        if key in known and key != SICK:
+        if key in known and key != NAN:
             state = "merged" if planned <= version else "accepted"
             assert store.known(key) == state
-    for name, index in heard.leases.items():
+    for name, index in promises.leases.items():
         assert recovered.leases[name] == index
     assert recovered.tokens_total == sum(
-        TOKENS[name] for v in ROUNDS if v <= version for name in healthy(v)
+        TOKENS[name] for v in ROUNDS if v <= version for name in finite(v)
     )
     store.close()
     return recovered
 
 
 def check_end(root):
-    """The end of the scenario, however it was reached: one merge per delta, and nothing left lying
-    about.
-    """
+    """Check the end of the scenario: one merge per delta, and no leftover files."""
     store = Store(root, SETTINGS, files=HealthyDisk())
     recovered = store.recover()
     assert (recovered.version, recovered.digest) == (LAST, EXPECTED[LAST])
     assert recovered.pending == ()
-    assert recovered.settled == {key: "quarantined" if key == SICK else "merged" for key in KEYS}
+    assert recovered.settled == {key: "quarantined" if key == NAN else "merged" for key in KEYS}
     store.close()
     merged = Counter()
     for fact in facts_of(root):
         if fact["fact"] == "version":
             merged.update(entry["key"] for entry in fact["merged"])
-    assert merged == Counter(key.text for key in KEYS if key != SICK)
+    assert merged == Counter(key.text for key in KEYS if key != NAN)
     assert listing(root / "checkpoints") == ["v00000002", "v00000003"]
     kept = {key.text.replace("/", "@") + ".frames" for key, v in KEYS.items() if v == LAST}
     assert set(listing(root / "spool")) == kept
-    assert listing(root / "quarantine") == [SICK.text.replace("/", "@") + ".frames"]
+    assert listing(root / "quarantine") == [NAN.text.replace("/", "@") + ".frames"]
 
 
-def calls_of_a_whole_life(run_root, crash_disk):
+def calls_of_a_complete_run(run_root, crash_disk):
     root = run_root / "dry"
     root.mkdir()
     disk = crash_disk(root)
-    assert live(root, disk, Heard())
+    assert run_process(root, disk, Promises())
     check_end(root)
     shutil.rmtree(root)
     return disk.calls
 
 
-# Dying before a call is dying after the one before it, so there is no need to try both.
+# A crash before a call equals a crash after the previous one, so only one of them is tested.
 @pytest.mark.parametrize(
     ("mode", "power"),
     [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
 )
 def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power):
-    """The promise of the whole room: kill it anywhere, and nothing acknowledged is lost or counted
-    twice.
-    """
-    calls = calls_of_a_whole_life(run_root, crash_disk)
+    """After a crash at any call nothing acknowledged is lost or counted twice."""
+    calls = calls_of_a_complete_run(run_root, crash_disk)
     assert len(calls) > 150
     for at, name in enumerate(calls, start=1):
         if mode == "torn" and name != "write":
@@ -291,12 +283,12 @@ def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power):
         root = run_root / str(at)
         root.mkdir()
         disk = crash_disk(root, at, mode)
-        heard = Heard()
-        assert not live(root, disk, heard)
+        promises = Promises()
+        assert not run_process(root, disk, promises)
         assert disk.fired
         disk.bury(power)
-        check_promises(root, heard)
-        assert live(root, HealthyDisk(), heard)
+        check_promises(root, promises)
+        assert run_process(root, HealthyDisk(), promises)
         check_end(root)
         shutil.rmtree(root)
 
@@ -308,54 +300,50 @@ TWO_THREADS = attrs.evolve(SETTINGS, threads=2)
     ("mode", "power", "stride"), [("torn", None, 2), ("after", "all", 1), ("after", 1, 3)]
 )
 def test_a_crash_among_several_threads_loses_nothing(run_root, crash_disk, mode, power, stride):
-    """Two threads write a version where nobody sets anything: whichever call the kill falls on, and
-    whoever was in the middle of another one.
-    """
-    count_of_calls = len(calls_of_a_whole_life(run_root, crash_disk))
+    """Two threads write a version; a crash stops one in any call, and the other wherever it is."""
+    count_of_calls = len(calls_of_a_complete_run(run_root, crash_disk))
     others = cut_short = 0
     for at in range(1, count_of_calls + 1, stride):
         root = run_root / str(at)
         root.mkdir()
-        disk, heard = crash_disk(root, at, mode, order=at), Heard()
-        assert not live(root, disk, heard, TWO_THREADS)
+        disk, promises = crash_disk(root, at, mode, order=at), Promises()
+        assert not run_process(root, disk, promises, TWO_THREADS)
         assert disk.fired
         others += disk.by_others[-1]
         cut_short += disk.cut_short
         disk.bury(power)
-        check_promises(root, heard)
-        assert live(root, HealthyDisk(), heard, TWO_THREADS)
+        check_promises(root, promises)
+        assert run_process(root, HealthyDisk(), promises, TWO_THREADS)
         check_end(root)
         shutil.rmtree(root)
-    assert others > 30 / stride, "the kill must hit the threads, not their caller alone"
-    assert mode != "torn" or cut_short > 2, "and find more than one at work"
+    assert others > 30 / stride, "the crash must fall on the threads, not only on their caller"
+    assert mode != "torn" or cut_short > 2, "more than one thread must be at work"
 
 
 @pytest.mark.parametrize("power", [None, "all"])
 def test_a_crash_during_recovery_loses_nothing(run_root, crash_disk, power):
-    """A machine that fails often also fails while it recovers; recovery must be able to start
-    over.
-    """
-    calls = calls_of_a_whole_life(run_root, crash_disk)
+    """A crash may also fall into recovery, which must then start over."""
+    calls = calls_of_a_complete_run(run_root, crash_disk)
     crashes = 0
     for at in range(3, len(calls) + 1, 11):
         first = run_root / f"first-{at}"
         first.mkdir()
-        disk, heard = crash_disk(first, at, "after"), Heard()
-        assert not live(first, disk, heard)
+        disk, promises = crash_disk(first, at, "after"), Promises()
+        assert not run_process(first, disk, promises)
         disk.bury(power)
-        for again in count(1):
-            root = run_root / f"{at}-{again}"
+        for crash_at in count(1):
+            root = run_root / f"{at}-{crash_at}"
             shutil.copytree(first, root)
-            disk = crash_disk(root, again, "after")
+            disk = crash_disk(root, crash_at, "after")
             try:
                 store = Store(root, SETTINGS, files=disk)
                 store.recover()
             except SystemExit:
                 pass
             disk.bury(power)
-            check_promises(root, heard)
-            if again % 3 == 0:
-                assert live(root, HealthyDisk(), copy.deepcopy(heard))
+            check_promises(root, promises)
+            if crash_at % 3 == 0:
+                assert run_process(root, HealthyDisk(), copy.deepcopy(promises))
                 check_end(root)
             shutil.rmtree(root)
             if not disk.fired:
@@ -367,18 +355,16 @@ def test_a_crash_during_recovery_loses_nothing(run_root, crash_disk, power):
 
 @pytest.mark.parametrize("failures", [1, 6])
 def test_a_failing_call_can_be_tried_again(run_root, crash_disk, failures):
-    """A full disk costs time, never data: each call fails once or several times in a row, and the
-    run goes on.
-    """
-    calls = calls_of_a_whole_life(run_root, crash_disk)
+    """A full disk costs time, never data: after one or several failures the run goes on."""
+    calls = calls_of_a_complete_run(run_root, crash_disk)
     noticed = 0
     for at in range(1, len(calls) + 1):
         root = run_root / str(at)
         root.mkdir()
-        disk, heard = crash_disk(root, at, "error", failures), Heard()
-        assert live(root, disk, heard)
+        disk, promises = crash_disk(root, at, "error", failures), Promises()
+        assert run_process(root, disk, promises)
         assert disk.fired
-        noticed += heard.failures > 0
+        noticed += promises.failures > 0
         check_end(root)
         shutil.rmtree(root)
     assert noticed > len(calls) // 2
@@ -386,37 +372,33 @@ def test_a_failing_call_can_be_tried_again(run_root, crash_disk, failures):
 
 @pytest.mark.parametrize("power", [None, "all"])
 def test_a_crash_after_a_failing_call_loses_nothing(run_root, crash_disk, power):
-    """A full disk is often followed by a crash: what a failed call left behind must not confuse
-    recovery.
-    """
-    calls = calls_of_a_whole_life(run_root, crash_disk)
+    """A full disk is often followed by a crash: recovery handles what a failed call left."""
+    calls = calls_of_a_complete_run(run_root, crash_disk)
     for at in range(2, len(calls) + 1, 3):
         root = run_root / str(at)
         root.mkdir()
 
-        disk, heard = crash_disk(root, at, "error", die_after=3), Heard()
+        disk, promises = crash_disk(root, at, "error", die_after=3), Promises()
         try:
-            live(root, disk, heard)
+            run_process(root, disk, promises)
         finally:
             disk.bury(power)
-        check_promises(root, heard)
-        assert live(root, HealthyDisk(), heard)
+        check_promises(root, promises)
+        assert run_process(root, HealthyDisk(), promises)
         check_end(root)
         shutil.rmtree(root)
 
 
 @pytest.mark.parametrize("power", [None, "all"])
 def test_a_crash_during_a_rollback_is_finished_by_the_next_start(run_root, crash_disk, power):
-    """Falling back is what one does when things are bad already; half a rollback must never mix two
-    lineages.
-    """
-    whole = run_root / "whole"
-    whole.mkdir()
-    assert live(whole, HealthyDisk(), Heard())
+    """An interrupted rollback must never mix two lineages."""
+    complete = run_root / "complete"
+    complete.mkdir()
+    assert run_process(complete, HealthyDisk(), Promises())
     crashes = 0
     for at in count(1):
         root = run_root / str(at)
-        shutil.copytree(whole, root)
+        shutil.copytree(complete, root)
         disk = crash_disk(root, at, "after")
         store = Store(root, SETTINGS, from_version=LAST - 1, files=disk)
         try:
@@ -437,10 +419,10 @@ def test_a_crash_during_a_rollback_is_finished_by_the_next_start(run_root, crash
         }
         store.close()
         assert sum(fact["fact"] == "rollback" for fact in facts_of(root)) == 1
-        aside = [name for name in listing(root / "checkpoints") if name.startswith("rolled")]
-        assert aside == ["rolled-back-1-v00000003"]
-        assert live(root, HealthyDisk(), Heard(version=LAST - 1))
-        assert check_promises(root, Heard(version=LAST)).version == LAST
+        renamed = [name for name in listing(root / "checkpoints") if name.startswith("rolled")]
+        assert renamed == ["rolled-back-1-v00000003"]
+        assert run_process(root, HealthyDisk(), Promises(version=LAST - 1))
+        assert check_promises(root, Promises(version=LAST)).version == LAST
         shutil.rmtree(root)
         if not disk.fired:
             break

@@ -1,6 +1,4 @@
-"""Deltas on their way in: order, resumption, refusal, quarantine, and what comes back after a
-restart.
-"""
+"""Arriving deltas: order, resumption, refusal, quarantine, and restarts."""
 
 import math
 
@@ -64,7 +62,7 @@ def spooled(store):
 
 
 def test_a_delta_is_acknowledged_with_its_norm(store):
-    """The norm is what a policy against outliers sees, so it must be that of what was decoded."""
+    """The norm guard uses this norm, so it must be that of the decoded values."""
     result = send(store)
     arrived = np.concatenate([decode(frame) for frame in frames(delta())])
     stored = result.stored
@@ -76,9 +74,7 @@ def test_a_delta_is_acknowledged_with_its_norm(store):
 
 
 def test_a_known_key_gets_the_same_answer(store):
-    """A client that missed the acknowledgement asks again; the delta must not be stored, nor
-    merged, twice.
-    """
+    """A client that missed the acknowledgement asks again; the delta is stored and merged once."""
     assert store.known(KEY) is None
     send(store)
     assert store.spool_begin(DELTA) == "accepted"
@@ -89,8 +85,8 @@ def test_a_known_key_gets_the_same_answer(store):
     assert store.spool_begin(DELTA) == "merged"
 
 
-def test_an_interrupted_delta_goes_on_where_it_was(store):
-    """At 10 Mbit/s an hour's upload must not start over because of one lost session."""
+def test_an_interrupted_delta_resumes(store):
+    """At 10 Mbit/s one lost session must not restart an hour's upload."""
     parts = frames(delta())
     store.spool_begin(DELTA)
     store.spool_write(KEY, 0, parts[0])
@@ -104,7 +100,7 @@ def test_an_interrupted_delta_goes_on_where_it_was(store):
 
 
 def test_other_metadata_under_the_same_key_starts_over(store):
-    """Chunks of one attempt must not be completed with chunks of a different one."""
+    """Chunks of different attempts must not be combined."""
     store.spool_begin(DELTA)
     store.spool_write(KEY, 0, frames(delta(1))[0])
     store.spool_begin(evolve(DELTA, tokens=11))
@@ -112,9 +108,7 @@ def test_other_metadata_under_the_same_key_starts_over(store):
 
 
 def test_starting_over_on_a_full_disk_forgets_the_first_try(run_root, crash_disk):
-    """The file was emptied before the disk failed; counting its old chunks would acknowledge a
-    delta that is not there.
-    """
+    """The file was emptied before the disk failed: its old chunks must not count."""
     (run_root / "spool").mkdir()
     disk = crash_disk(run_root, 5, "error")
     spool = Spool(disk, run_root, Dense())
@@ -151,24 +145,24 @@ def test_a_bad_frame_is_the_peers_fault(store, index, frame, words):
 
 @pytest.mark.parametrize("client", ["../../etc/passwd", "a@b", "", "x" * 65, "a/b", "\u00e9"])
 def test_no_client_name_becomes_a_path(store, client):
-    """A name is a stranger's text until it has been checked."""
+    """A peer's name is untrusted until it has been checked."""
     with pytest.raises(FrameRefused, match="cannot be a file name here"):
         store.spool_begin(delta_of(DeltaKey(client, 1, 0, 1)))
 
 
-def test_file_names_and_keys_are_the_same_thing():
-    """Recovery reads keys from names."""
+def test_keys_are_read_from_file_names():
+    """Recovery reads keys from file names."""
     assert key_of_file(file_name(KEY)) == KEY
     for name in ("ledger.jsonl", "a@1@2.frames", "a@x@2@3.frames", "a@1@2@3.frames.new"):
         assert key_of_file(name) is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_delta_that_is_not_finite_is_set_aside(store, bad):
+def test_a_delta_that_is_not_finite_is_quarantined(store, bad):
     """One NaN in the sum would be a NaN in every client's weights."""
-    sick = delta()
-    sick[45] = bad
-    result = send(store, vector=sick)
+    bad_delta = delta()
+    bad_delta[45] = bad
+    result = send(store, vector=bad_delta)
     assert result.problem == "it holds NaN or infinity"
     assert spooled(store) == []
     assert (store._run_dir / "quarantine" / file_name(KEY)).is_file()
@@ -178,10 +172,8 @@ def test_a_delta_that_is_not_finite_is_set_aside(store, bad):
     assert store.recover().settled == {KEY: "quarantined"}
 
 
-def test_a_pending_delta_can_be_taken_out_again(store):
-    """A policy may find an outlier only when the others are there; the sum must be as if it had
-    never come.
-    """
+def test_a_pending_delta_can_be_quarantined(store):
+    """An outlier may be detected only once others have arrived; the sum must not contain it."""
     other = DeltaKey("b", 1, 0, 1)
     send(store)
     send(store, other, delta(1))
@@ -199,7 +191,7 @@ def test_a_pending_delta_can_be_taken_out_again(store):
     assert store.recover().settled == {KEY: "quarantined"}
 
 
-def test_a_delta_that_cannot_be_read_back_leaves_the_sum_alone(store):
+def test_an_unreadable_delta_does_not_change_the_sum(store):
     """Half of a damaged delta in the sum would be merged without a trace."""
     other = DeltaKey("b", 1, 0, 1)
     send(store)
@@ -216,10 +208,8 @@ def test_a_delta_that_cannot_be_read_back_leaves_the_sum_alone(store):
     store.commit(1, [merged_of(other, 3.0)], 1.0)
 
 
-def test_a_sum_that_cannot_be_made_again_is_not_used(store):
-    """With a dying disk it is better to have no sum, and to say so, than something unknown; what is
-    in it is not forgotten.
-    """
+def test_a_sum_that_cannot_be_recomputed_is_not_used(store):
+    """If the disk fails, an error is better than an unknown sum; the sum's deltas stay listed."""
     other = DeltaKey("b", 1, 0, 1)
     send(store)
     send(store, other, delta(1))
@@ -242,9 +232,7 @@ def test_a_sum_that_cannot_be_made_again_is_not_used(store):
 
 
 def test_pending_deltas_survive_a_restart_in_order(store):
-    """fp32 sums depend on the order, so a restarted server must merge in the order of
-    acknowledgement.
-    """
+    """fp32 sums depend on the order: after a restart it is that of acknowledgement."""
     keys = [DeltaKey(name, 1, 0, 1) for name in ("z", "a", "m")]
     for seed, key in enumerate(keys):
         send(store, key, delta(seed))
@@ -257,14 +245,12 @@ def test_pending_deltas_survive_a_restart_in_order(store):
     assert spooled(store) == sorted(file_name(key) for key in keys)
 
 
-@pytest.mark.parametrize("harm", ["flip", "gone"])
-def test_a_damaged_pending_delta_is_put_on_record(store, harm):
-    """An acknowledged delta that the disk lost cannot be helped, but it must be said, and the run
-    must go on.
-    """
+@pytest.mark.parametrize("change", ["flip", "gone"])
+def test_a_damaged_pending_delta_is_recorded(store, change):
+    """If the disk loses an acknowledged delta, this is reported, and the run goes on."""
     send(store)
     path = store._run_dir / "spool" / file_name(KEY)
-    if harm == "gone":
+    if change == "gone":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
@@ -276,10 +262,8 @@ def test_a_damaged_pending_delta_is_put_on_record(store, harm):
     assert store.notices == ()
 
 
-def test_what_a_failed_write_left_is_cut_off(run_root, crash_disk):
-    """A chunk whose write failed may be sent again in a shorter coding; the rest of the first try
-    must not stay.
-    """
+def test_the_rest_of_a_failed_write_is_cut_off(run_root, crash_disk):
+    """A chunk may be sent again in a shorter coding; the rest of the failed write is cut off."""
     disk = crash_disk(run_root, 3, "error")
     writer = FrameWriter(disk, run_root / "part")
     with pytest.raises(OSError, match="No space"):
@@ -290,7 +274,7 @@ def test_what_a_failed_write_left_is_cut_off(run_root, crash_disk):
     assert read_frame(disk, writer.path, place) == b"short"
 
 
-def test_metrics_are_cut_to_size():
+def test_metrics_are_limited():
     """Metrics come from a peer and go into a synced line."""
     many = {f"metric {number}" * 20: float(number) for number in range(100)}
     clean = recordable(delta_of(KEY, metrics=many)).metrics
@@ -301,7 +285,7 @@ def test_metrics_are_cut_to_size():
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": -1}, {"steps": -1}, {"tokens": 1.5}])
-def test_senseless_counts_are_refused(wrong):
+def test_invalid_counts_are_refused(wrong):
     """Tokens are the clock of the run; a negative count would turn it back."""
     with pytest.raises(StoreError, match="whole numbers, not negative"):
         recordable(delta_of(KEY, **wrong))

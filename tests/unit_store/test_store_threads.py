@@ -1,6 +1,4 @@
-"""A version that several threads write: the same bytes, whoever is slow, and nothing changed where
-the disk fails.
-"""
+"""A version written by several threads: the same bytes, and unchanged state after a failure."""
 
 import errno
 import os
@@ -31,8 +29,10 @@ def small_chunks(monkeypatch):
 
 
 class Disk(Files):
-    """Does not wait for the hardware. `hurdle(name, descriptor)` comes before each call that
-    writes, `at_work` are the threads inside one.
+    """Does not wait for the hardware.
+
+    `hurdle(name, descriptor)` is called before each call that writes; `at_work` lists the threads
+    inside one.
     """
 
     def __init__(self, hurdle):
@@ -44,11 +44,11 @@ class Disk(Files):
         self._do("write", descriptor, lambda: Files.write(self, descriptor, data, offset))
 
     def sync(self, descriptor):
-        """The hurdle alone."""
+        """Call the hurdle only."""
         self._do("sync", descriptor, lambda: None)
 
     def open_existing(self, path, *, writable=False):
-        """Open after the hurdle, for what will be written."""
+        """Open; for writing, after the hurdle."""
         found = []
 
         def act():
@@ -72,19 +72,19 @@ class Disk(Files):
 
 
 def noise(seed):
-    """A delta, as `Run.round` sends it."""
+    """Return a delta as `Run.round` sends it."""
     values = np.random.default_rng(seed).standard_normal(SEVEN_CHUNKS.values)
     return values.astype(np.float32)
 
 
 def contents(run, version):
-    """Every file of a version's folder."""
+    """Return every file of a version's folder."""
     folder = run.root / "checkpoints" / f"v{version:08d}"
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def three_versions(run, disk=None):
-    """The files of versions 1 to 3."""
+    """Return the files of versions 1 to 3."""
     run.start()
     run.open(disk)
     written = []
@@ -96,8 +96,8 @@ def three_versions(run, disk=None):
 
 
 @pytest.mark.parametrize("down", ["e4m3", "fp32"])
-def test_several_threads_write_what_one_writes(make_run, down):
-    """Weights, momentum, residual, update and the digests in the manifest."""
+def test_several_threads_write_the_same_bytes_as_one(make_run, down):
+    """Weights, momentum, residual, update and the digests in the manifest are equal."""
     spec = CodecSpec(format=down)
     alone = three_versions(make_run("alone", SEVEN_CHUNKS, codec_down=spec))
     assert len(alone[2]) == (5 if down == "e4m3" else 4)
@@ -105,14 +105,12 @@ def test_several_threads_write_what_one_writes(make_run, down):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_disk_that_is_slow_now_and_then_changes_nothing(make_run, seed):
-    """The next chunk is computed meanwhile, in other memory, and no file gets its chunks in another
-    order.
-    """
-    chance = random.Random(seed)
+def test_a_slow_disk_changes_no_bit(make_run, seed):
+    """The next chunk is computed in other buffers, and each file gets its chunks in order."""
+    slowness = random.Random(seed)
 
     def hurdle(_name, _descriptor):
-        time.sleep(chance.choice([0.0, 0.0, 0.003]))
+        time.sleep(slowness.choice([0.0, 0.0, 0.003]))
 
     alone = three_versions(make_run("alone", SEVEN_CHUNKS))
     slow = three_versions(make_run("slow", SEVEN_CHUNKS, threads=3), Disk(hurdle))
@@ -120,7 +118,7 @@ def test_a_disk_that_is_slow_now_and_then_changes_nothing(make_run, seed):
 
 
 def test_files_are_written_at_the_same_time(make_run):
-    """What the threads are for: two writes that wait for each other end only when both run."""
+    """Two writes that wait for each other end only if both run."""
     run = make_run(manifest=SEVEN_CHUNKS, threads=2)
     run.start()
     caller, both, waited = threading.current_thread(), threading.Barrier(2, timeout=20), []
@@ -144,7 +142,7 @@ WAYS = {
 
 
 def pending(run, disk):
-    """Two deltas, accumulated, and what merges them."""
+    """Accumulate two deltas; return the list that merges them."""
     run.start()
     run.open(disk)
     keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]
@@ -161,11 +159,10 @@ def pending(run, disk):
         *(("as usual", at) for at in (36, 38, 40, 41, 42, 43, 44)),
     ],
 )
-def test_a_call_that_fails_fails_the_commit(make_run, way, at):
-    """And nothing else: the version of before stays, nobody is left at work, and the next try makes
-    the same version.
+def test_a_failing_call_fails_only_the_commit(make_run, way, at):
+    """Only the commit fails: version and threads are as before, and a retry gives the same bytes.
 
-    The first calls are the caller's, the others, two in a row, mostly other threads'.
+    The first calls are the caller's; the others, two in a row, mostly other threads'.
     """
     good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
     good.start()
@@ -196,9 +193,10 @@ def test_a_call_that_fails_fails_the_commit(make_run, way, at):
 
 @pytest.mark.parametrize("disk_fails", [False, True])
 @pytest.mark.parametrize("fault", ["not finite", "read"])
-def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_fails):
-    """The chunk before is being written then, to files that are closed next. What is told is the
-    first fault.
+def test_no_thread_writes_after_an_error(make_run, fault, disk_fails):
+    """The chunk before is still being written to files that are closed next.
+
+    The first error is raised.
     """
     chunks_read, failing = [], [False]
 
@@ -224,10 +222,8 @@ def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_
 
 
 @pytest.mark.parametrize("way", ["as usual", "median"])
-def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way):
-    """Not that a delta is damaged, which somebody might then throw away. What was acknowledged is
-    merged once there are threads again.
-    """
+def test_a_thread_that_cannot_be_started_is_reported(make_run, monkeypatch, way):
+    """The error must not call a delta damaged; it is merged once threads are available again."""
     good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
     good.start()
     good.round(1, "a", "b")
@@ -252,9 +248,9 @@ def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way)
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(
             NoWorkerThread, match=r"no thread can be started .*codec\.threads to 1"
-        ) as told:
+        ) as caught:
             merge()
-    assert "quarantine" not in str(told.value)
+    assert "quarantine" not in str(caught.value)
     assert not disk.at_work
     assert run.store.version == 0
     merge()

@@ -1,5 +1,6 @@
-"""Rules of aggregation: how the deltas of a round become one change. `rule_named` gives them;
-`base` says what a rule is.
+"""Aggregation rules: how the deltas of a round become one change.
+
+`rule_named` returns a rule; `base` defines what a rule is.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ RULES: dict[str, type[Rule]] = {
 
 
 def rule_named(name: str, byzantine: int = 1) -> Rule:
-    """The rule of that name against so many clients that may send anything; ValueError names the
-    ones there are.
+    """Return the rule called `name`, against `byzantine` clients that may send anything.
+
+    ValueError lists the rules.
     """
     if name not in RULES:
         raise ValueError(f"no aggregation is called {name!r}; there are {', '.join(RULES)}")

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class CoordinateMedian(Rule):
-    """Of each coordinate the value in the middle, or the mean of the two there."""
+    """The middle value of each coordinate, or the mean of the two middle ones."""
 
     name = "median"
 
     @property
     def least(self) -> int:
-        """So many that attackers are less than half."""
+        """Enough that attackers are less than half."""
         return 2 * self.byzantine + 1
 
     def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:

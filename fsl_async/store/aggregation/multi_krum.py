@@ -1,6 +1,4 @@
-"""Multi-Krum (Blanchard et al. 2017, "Machine learning with adversaries", section 4 and its
-Multi-Krum variant).
-"""
+"""Multi-Krum (Blanchard et al. 2017, "Machine learning with adversaries", section 4)."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class MultiKrum(Rule):
-    """The mean of the m = n - f - 2 deltas whose n - f - 2 nearest others are nearest; 2 f + 2 < n.
+    """The mean of the m = n - f - 2 deltas with the lowest scores; needs 2 f + 2 < n.
 
-    The score of a delta is the sum of its squared distances to its n - f - 2 nearest others; the
-    lowest m scores win, of equal ones the first. The paper leaves m open: with as many as a score
-    looks at, every chosen one is close to mostly honest ones.
+    The score of a delta is the sum of its squared distances to its n - f - 2 nearest others. Ties
+    go to the first. The paper leaves m open; with m equal to the number of distances in a score,
+    every selected delta is close to mostly honest ones.
     """
 
     name = "multi-krum"
@@ -27,7 +25,7 @@ class MultiKrum(Rule):
 
     @property
     def least(self) -> int:
-        """What the paper's theorem asks for."""
+        """The smallest n that the paper's theorem allows."""
         return 2 * self.byzantine + 3
 
     def choose(self, squared_distances: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -43,5 +41,5 @@ class MultiKrum(Rule):
         return chosen
 
     def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """See `Rule.combine`; the rows are the chosen ones."""
+        """See `Rule.combine`; `rows` are the selected ones."""
         mean_of(rows, out)

@@ -13,18 +13,16 @@ if TYPE_CHECKING:
 
 
 class TrimmedMean(Rule):
-    """Of each coordinate the f largest and the f smallest are left out, and the mean of the others
-    is taken.
-    """
+    """The mean of each coordinate without its f largest and f smallest values."""
 
     name = "trimmed"
 
     @property
     def least(self) -> int:
-        """One more than is left out."""
+        """One more than it leaves out."""
         return 2 * self.byzantine + 1
 
     def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """See `Rule.combine`. What is left is summed from the smallest up."""
+        """See `Rule.combine`. The remaining values are summed from the smallest up."""
         rows.sort(axis=0)
         mean_of(rows[self.byzantine : len(rows) - self.byzantine], out)

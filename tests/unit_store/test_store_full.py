@@ -1,6 +1,4 @@
-"""A store whose deltas are whole weights: the average is as right as fp32 can say it, also of what
-cancels.
-"""
+"""A store of full weights: the average is accurate to fp32, also where weights cancel."""
 
 from fractions import Fraction
 
@@ -29,7 +27,7 @@ def noise(seed):
 
 
 def merge(run, *members):
-    """Merge (name, vector, tokens, staleness) as the machine does."""
+    """Merge (name, vector, tokens, staleness) members as the ps does."""
     work, merged = TokensWeighting(), []
     for name, vector, tokens, staleness in members:
         key = DeltaKey(name, 1, run.store.version, 1 + run.store.version)
@@ -43,10 +41,8 @@ def merge(run, *members):
 
 
 @pytest.mark.parametrize("tokens", [1, 10, 49, 12_345_677])
-def test_one_members_weights_are_the_next_version_to_the_bit(make_run, tokens):
-    """A relay hands weights on; base - (base - u) is u for no weight that is much smaller than the
-    base.
-    """
+def test_the_weights_of_one_client_are_the_next_version(make_run, tokens):
+    """Differences lose weights much smaller than the base; full weights arrive to the bit."""
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     mine = noise(1) * np.float32(1e-6)
@@ -56,10 +52,8 @@ def test_one_members_weights_are_the_next_version_to_the_bit(make_run, tokens):
     assert committed.update_norm == pytest.approx(float(np.linalg.norm(mine - noise(0))), rel=1e-5)
 
 
-def test_an_average_of_opposites_is_right_to_fp32(make_run):
-    """Of weights that cancel, a sum in fp32 keeps noise; whoever compares near-zero weights would
-    see it.
-    """
+def test_an_average_of_opposites_is_accurate_to_fp32(make_run):
+    """An fp32 sum of weights that cancel keeps rounding noise, visible near zero."""
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     one = noise(1)
@@ -73,10 +67,8 @@ def test_an_average_of_opposites_is_right_to_fp32(make_run):
         assert found[index] == np.float32(float(exact))
 
 
-def test_what_is_stale_leaves_its_part_to_the_weights_of_before(make_run):
-    """A late model must pull less, and must not shrink the weights: the discount goes to what was
-    there.
-    """
+def test_a_stale_client_leaves_its_share_to_the_old_weights(make_run):
+    """A stale model pulls less without shrinking the weights: the old ones get its discount."""
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     merge(run, ("a", noise(1), 10, 0), ("b", noise(2), 10, 3))
@@ -84,10 +76,8 @@ def test_what_is_stale_leaves_its_part_to_the_weights_of_before(make_run):
     np.testing.assert_allclose(run.weights(1), wanted, rtol=1e-6, atol=1e-9)
 
 
-def test_there_is_no_update_to_such_a_version_and_it_survives_a_restart(make_run):
-    """Added to their weights, an update would round once more at each client: they fetch the
-    version in full.
-    """
+def test_full_weights_have_no_update_and_survive_a_restart(make_run):
+    """An added update would round once more at each client: they fetch the version in full."""
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     committed = merge(run, ("a", noise(1), 10, 0), ("b", noise(2), 30, 0))
@@ -98,7 +88,7 @@ def test_there_is_no_update_to_such_a_version_and_it_survives_a_restart(make_run
     assert np.array_equal(run.weights(1), wanted.astype(np.float32))
 
 
-def test_whole_weights_are_averaged_and_nothing_else():
-    """Momentum over weights instead of differences would be nonsense that runs."""
+def test_full_weights_can_only_be_averaged():
+    """Momentum over weights instead of differences would be meaningless."""
     with pytest.raises(ValueError, match="averaged"):
         StoreSettings(kind=FullWeights())

@@ -1,4 +1,4 @@
-"""What the store does about damage, doubt and rollbacks."""
+"""The store under damage, unconfirmed versions and rollbacks."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ class NoNewNames(Files):
 
 
 class FullForTheLedger(Files):
-    """A disk that, while `broken`, has room for everything but ledger lines."""
+    """A disk that, while `broken`, has space for everything but ledger lines."""
 
     broken = False
 
@@ -42,14 +42,11 @@ def key(name="a", base=0, sequence=1):
     return DeltaKey(name, 1, base, sequence)
 
 
-# --- versions that are there, or not quite
-# ---------------------------------------------------------------------
+# --- unconfirmed versions ---
 
 
-def test_a_version_that_may_not_last_is_taken_back(run):
-    """Its folder would count after a crash; nothing may be recorded that contradicts it before it
-    is gone.
-    """
+def test_an_unconfirmed_version_is_removed(run):
+    """Its folder would count after a crash, so it is removed before other facts are recorded."""
     run.start()
     disk = NoNewNames()
     run.open(files=disk)
@@ -68,10 +65,8 @@ def test_a_version_that_may_not_last_is_taken_back(run):
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_versions_that_the_ledger_does_not_know_yet_are_kept(make_run, crash):
-    """A version exists by its folder; until the ledger has its line, that folder is the only record
-    of what it merged.
-    """
+def test_versions_without_a_ledger_line_are_kept(make_run, crash):
+    """Until its ledger line is written, only the version's folder says what it merged."""
     run = make_run(keep_versions=1)
     run.start()
     disk = FullForTheLedger()
@@ -96,10 +91,8 @@ def test_versions_that_the_ledger_does_not_know_yet_are_kept(make_run, crash):
     assert [p.name for p in (run.root / "checkpoints").iterdir()] == [f"v0000000{3 - crash}"]
 
 
-def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
-    """The second version 2 differs from the first; recovery must not hold it against what the
-    ledger says of the first.
-    """
+def test_a_crash_after_a_rollback_keeps_the_new_lineage(run):
+    """The second version 2 differs from the first, whose digest the ledger holds."""
     run.start()
     run.round(1, "a")
     first = run.round(2, "a", "b").digest
@@ -115,21 +108,20 @@ def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
     assert [delta.key for delta in recovered.pending] == [key("a", 1, 2)]
 
 
-# --- damage and fallback
-# --------------------------------------------------------------------------------------
+# --- damage and rollback ---
 
 
-def do_harm(path, harm):
+def alter(path, change):
     """Alter a file."""
     data = bytearray(path.read_bytes())
     places = {"first byte": 0, "middle": len(data) // 2, "last byte": len(data) - 3}
-    if harm in places:
-        data[places[harm]] ^= 1
-    elif harm == "shorter":
+    if change in places:
+        data[places[change]] ^= 1
+    elif change == "shorter":
         del data[-4:]
     else:
         data += b"{}"
-    if harm == "gone":
+    if change == "gone":
         path.unlink()
     else:
         path.write_bytes(data)
@@ -145,31 +137,31 @@ def do_harm(path, harm):
         "manifest.json",
     ],
 )
-@pytest.mark.parametrize("harm", ["first byte", "middle", "last byte", "shorter", "longer", "gone"])
-def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
-    """A server that trains on from a damaged file poisons every client; the message must say where
-    to go back to.
-    """
+@pytest.mark.parametrize(
+    "change", ["first byte", "middle", "last byte", "shorter", "longer", "gone"]
+)
+def test_damage_to_any_file_is_repaired_or_named(run, file, change):
+    """Damaged weights would reach every client; the message must name the version to return to."""
     run.start()
     digests = [run.round(version, "a").digest for version in (1, 2)]
     run.close()
     path = run.root / "checkpoints/v00000002" / file
-    whole = path.read_bytes()
-    do_harm(path, harm)
+    intact = path.read_bytes()
+    alter(path, change)
     if file != "manifest.json":
         recovered = run.open()
         assert recovered.digest == digests[1]
         (line,) = run.store.notices
         assert line.startswith(f"version 2 was damaged: {file} ")
-        assert line.endswith("made again from the version before and the deltas that it merged")
-        assert path.read_bytes() == whole
+        assert line.endswith("recomputed from the version before and the deltas that it merged")
+        assert path.read_bytes() == intact
         run.close()
-        do_harm(path, harm)
+        alter(path, change)
     spool = run.root / "spool"
     spool.rename(run.root / "away")
-    if file == "weights.safetensors":  # the version before and the update would do
-        do_harm(path.with_name("update.bin"), harm)
-    if file == "update.bin":  # no version rests on it
+    if file == "weights.safetensors":  # the version before and the update would suffice
+        alter(path.with_name("update.bin"), change)
+    if file == "update.bin":  # no version depends on it
         recovered = run.open()
         assert recovered.digest == digests[1]
         assert run.store.notices[-1].endswith("clients get that version in full")
@@ -188,7 +180,7 @@ def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
 
 
 def test_a_damaged_previous_version_is_not_recommended(run):
-    """Advice that leads into the next error is worse than none."""
+    """The recommended version must be intact."""
     run.start()
     for version in (1, 2):
         run.round(version, "a")
@@ -206,10 +198,8 @@ def test_a_damaged_previous_version_is_not_recommended(run):
     assert caught.value.previous_version is None
 
 
-def test_a_version_that_vanished_is_noticed(run):
-    """The ledger knows version 2; a server that silently went on from version 1 would fork the
-    run.
-    """
+def test_a_missing_version_is_detected(run):
+    """The ledger lists version 2; continuing silently from version 1 would fork the run."""
     run.start()
     for version in (1, 2):
         run.round(version, "a")
@@ -220,10 +210,8 @@ def test_a_version_that_vanished_is_noticed(run):
     assert caught.value.previous_version == 1
 
 
-def test_a_version_of_another_run_is_noticed(run, make_run):
-    """Two runs of one model have the same file names; a mixed-up copy must not pass for this run's
-    version.
-    """
+def test_a_version_of_another_run_is_detected(run, make_run):
+    """Two runs of one model have the same file names; another run's version must be rejected."""
     run.start()
     run.round(1, "a")
     run.close()
@@ -237,8 +225,8 @@ def test_a_version_of_another_run_is_noticed(run, make_run):
         run.open()
 
 
-def test_a_fallback_merges_again_what_it_took_back(run):
-    """Falling back must cost time, not work: the same deltas lead to the same weights."""
+def test_a_rollback_makes_deltas_pending_again(run):
+    """A rollback costs time, not work: the same deltas lead to the same weights."""
     run.start()
     digests = [run.round(version, "a", "b").digest for version in (1, 2, 3)]
     recovered = run.open(from_version=1)
@@ -251,17 +239,15 @@ def test_a_fallback_merges_again_what_it_took_back(run):
         "b/1/2/3",
     ]
     assert recovered.settled == dict.fromkeys([key("a", 0, 1), key("b", 0, 1)], "merged")
-    aside = [p.name for p in (run.root / "checkpoints").iterdir() if "rolled" in p.name]
-    assert sorted(aside) == ["rolled-back-1-v00000002", "rolled-back-1-v00000003"]
+    void = [p.name for p in (run.root / "checkpoints").iterdir() if "rolled" in p.name]
+    assert sorted(void) == ["rolled-back-1-v00000002", "rolled-back-1-v00000003"]
     again = [run.commit(key("a", v - 1, v), key("b", v - 1, v)).digest for v in (2, 3)]
     assert again == digests[1:]
     assert run.open().digest == digests[2]
 
 
-def test_a_fallback_twice_in_a_row_works(run):
-    """Names of what was moved aside must not collide, nor the second lineage be taken for the
-    first.
-    """
+def test_two_rollbacks_in_a_row_work(run):
+    """Names of void versions do not collide, and the lineages stay distinct."""
     run.start()
     for version in (1, 2):
         run.round(version, "a")
@@ -273,7 +259,7 @@ def test_a_fallback_twice_in_a_row_works(run):
     assert run.open().version == 2
 
 
-def test_a_fallback_to_the_newest_is_nothing(run):
+def test_a_rollback_to_the_newest_version_changes_nothing(run):
     """An operator who leaves the option in place must not roll back again and again."""
     run.start()
     run.round(1, "a")
@@ -283,10 +269,8 @@ def test_a_fallback_to_the_newest_is_nothing(run):
         run.open(from_version=7)
 
 
-def test_a_lost_spool_file_after_a_fallback_is_forgotten(run):
-    """A delta whose file is gone may come again from its client, so its key must not stay
-    merged.
-    """
+def test_a_delta_lost_in_a_rollback_is_unknown_again(run):
+    """A delta without a file may be sent again, so its key must not stay merged."""
     run.start()
     run.round(1, "a")
     run.round(2, "a")
@@ -297,7 +281,7 @@ def test_a_lost_spool_file_after_a_fallback_is_forgotten(run):
     assert "1 delta is gone" in run.store.notices[-1]
 
 
-def test_a_lost_manifest_says_what_to_do(run):
+def test_the_error_for_a_lost_manifest_says_what_to_do(run):
     """Without the list of tensors the weights are numbers without names."""
     run.start()
     run.close()
@@ -307,5 +291,5 @@ def test_a_lost_manifest_says_what_to_do(run):
     with pytest.raises(StoreError, match="does not match its checksum"):
         run.open()
     path.unlink()
-    with pytest.raises(StoreError, match="is missing; put it back"):
+    with pytest.raises(StoreError, match="is missing; restore it"):
         run.open()
