@@ -85,6 +85,7 @@ def test_one_wrong_field_is_refused(message, data):
         msg.from_wire({**wire, name: bad})
 
 
+ATTACH = {"m": "attach/1", "fingerprint": "d" * 32, "manifest": [], "frozen": ""}
 META = msg.DeltaMeta(Delta(DeltaKey("a", 1, 0, 0), "d" * 32, 1, 1, 1))
 
 
@@ -112,8 +113,9 @@ def meta(**changed):
         ({"m": "call/1", "round": 1 << 63, "last": False}, "out of range"),
         ({"m": "stop/1", "reason": b"x"}, "Stop.reason is bytes"),
         ({"m": "stop/1", "reason": "x" * (MAX_TEXT + 1)}, "longer than"),
-        ({"m": "attach/1", "fingerprint": "d" * 32, "manifest": {}, "frozen": ""}, "is dict, not list"),
-        ({"m": "attach/1", "fingerprint": "d" * 31, "manifest": [], "frozen": ""}, "fingerprint is not a digest"),
+        (ATTACH | {"manifest": {}}, "is dict, not list"),
+        (ATTACH | {"fingerprint": "d" * 31}, "fingerprint is not a digest"),
+        (ATTACH | {"frozen": "no"}, "frozen is not a digest, nor empty: no"),
         ({"m": "announce/1", "version": 0, "digest": ""}, "digest is not a digest"),
         ({"m": "holding/1", "version": 0, "digest": "D" * 32}, "digest is not a digest"),
         ({"m": "fetch/1", "version": 0, "digest": "no"}, "is not a digest, nor empty: no"),
@@ -122,7 +124,7 @@ def meta(**changed):
         ({"m": "reject/1", "code": "two words", "text": ""}, "Reject.code is not a code"),
         ({"m": "version_meta/1", "kind": "half", "version": 0}, "is not a kind of version: half"),
         (
-            {"m": "attach/1", "fingerprint": "d" * 32, "manifest": [0] * (MAX_TENSORS + 1), "frozen": ""},
+            ATTACH | {"manifest": [0] * (MAX_TENSORS + 1)},
             "more than",
         ),
         (
