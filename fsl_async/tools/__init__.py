@@ -1,1 +1,3 @@
-"""Programs beside the runtime: simulator, benchmarks, faults, comparison, demo, network laboratory."""
+"""Programs beside the runtime: simulator, benchmarks, faults, comparison, demo, network
+laboratory.
+"""

@@ -13,7 +13,9 @@ import pytest
 from warm import WarmStarter
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
-"""Waits end when what is waited for is there: on a busy machine that may take many times as long."""
+"""Waits end when what is waited for is there: on a busy machine that may take many times as
+long.
+"""
 
 TASK = '''
 """A network of three weights: joins fast, trains fast."""
@@ -135,7 +137,9 @@ ROLES = {*TRAINING, "ps", "relay"}
 
 
 class Site:
-    """Starts nodes in one folder and leaves none behind. With a `starter` (`warm.WarmStarter`), nodes of the `forked` roles are forked from it."""
+    """Starts nodes in one folder and leaves none behind. With a `starter` (`warm.WarmStarter`),
+    nodes of the `forked` roles are forked from it.
+    """
 
     def __init__(self, folder, starter=None, forked=TRAINING):
         self.starter, self.forked = starter, forked
@@ -146,7 +150,9 @@ class Site:
         (folder / "task.py").write_text(TASK)
 
     def start(self, *arguments, inside="", open_files=0):
-        """Start a process; `inside`: in this network namespace, which only forked ones can; open_files: its limit, which forked ones do not have."""
+        """Start a process; `inside`: in this network namespace, which only forked ones can;
+        open_files: its limit, which forked ones do not have.
+        """
         role = arguments[arguments.index("--role") + 1] if "--role" in arguments else ""
         starter = self.starter if role in self.forked else None
         assert starter or not inside
@@ -222,7 +228,9 @@ def starter():
 
 @pytest.fixture
 def site(tmp_path, request):
-    """A folder with nodes that end with the test. Those that train are forked from a process that has torch; none is with `@pytest.mark.cold`."""
+    """A folder with nodes that end with the test. Those that train are forked from a process that
+    has torch; none is with `@pytest.mark.cold`.
+    """
     is_cold = request.node.get_closest_marker("cold")
     starter = None if is_cold else request.getfixturevalue("starter")
     yield from nodes_in(Site(tmp_path, starter))

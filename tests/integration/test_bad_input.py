@@ -1,4 +1,6 @@
-"""What goes wrong at the edges: one line that says what and what to do, exit code 2, nothing lost."""
+"""What goes wrong at the edges: one line that says what and what to do, exit code 2, nothing
+lost.
+"""
 
 import json
 import os
@@ -89,7 +91,9 @@ def test_what_a_task_raises_is_said_to_be_the_tasks(site):
 
 
 def test_nan_is_quarantined_and_the_round_goes_on(site):
-    """Poison is kept out, named in the journal, and the poisoned client goes back to the run's weights."""
+    """Poison is kept out, named in the journal, and the poisoned client goes back to the run's
+    weights.
+    """
     server = site.server()
     site.client("a")
     poisoned = site.client("b", "poisoned")
@@ -121,7 +125,9 @@ def newest(site):
 
 
 def test_damage_under_a_running_server_reaches_nobody(site):
-    """One bit of the weights became 3.6e36 at every client; one of the update stopped the run for good."""
+    """One bit of the weights became 3.6e36 at every client; one of the update stopped the run for
+    good.
+    """
     server = site.server(run__rounds=6)
     clients = [site.client(name) for name in "ab"]
     site.wait_version(1)
@@ -160,7 +166,9 @@ def test_a_run_without_its_ledger_is_refused_until_a_version_is_named(site):
     "allow", ["deltas", pytest.param("deltas,metrics", marks=pytest.mark.sweep)]
 )
 def test_a_loss_of_nan_is_told_at_the_server_when_it_begins_and_when_it_is_over(site, allow):
-    """The weights are finite and are merged, so nothing was said, and status showed the last finite loss."""
+    """The weights are finite and are merged, so nothing was said, and status showed the last finite
+    loss.
+    """
     server = site.server(every_s=0.5)
     site.client("a")
     site.client("b", "without_loss", allow)
@@ -175,7 +183,9 @@ def test_a_loss_of_nan_is_told_at_the_server_when_it_begins_and_when_it_is_over(
 
 
 def test_a_flipped_byte_is_named_and_the_version_before_offered(site):
-    """A damaged checkpoint is never trained on; the command to go on from the one before is in the line."""
+    """A damaged checkpoint is never trained on; the command to go on from the one before is in the
+    line.
+    """
     finished_run(site)
     weights = site.run_dir / "checkpoints" / "v00000003" / "weights.safetensors"
     flip(weights)
@@ -232,7 +242,9 @@ def test_random_bytes_on_the_port_are_ignored_and_counted(site):
 
 
 def test_a_client_of_another_protocol_is_told_both_versions(site):
-    """Releases are mixed up for years: the one that cannot join must learn why, and the run must not notice."""
+    """Releases are mixed up for years: the one that cannot join must learn why, and the run must
+    not notice.
+    """
     server = site.server()
     theirs = PROTOCOL_VERSION + 6
     hello = [frames.HELLO, theirs, 17, 3, "later", "client", {}, "a field of that release"]
@@ -260,7 +272,9 @@ PROTOCOL_TEXT = (
 
 @pytest.fixture
 def later_server():
-    """What a server of a later release is to this one: an address, `refuse()`, which answers the next HELLO, and the socket."""
+    """What a server of a later release is to this one: an address, `refuse()`, which answers the
+    next HELLO, and the socket.
+    """
     with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
         server.linger = 0
         port = server.bind_to_random_port("tcp://127.0.0.1")
@@ -313,7 +327,9 @@ def test_ctrl_c_while_nobody_answers_ends_at_once(site, later_server, interrupt)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_keeps_the_last_good_version(site):
-    """Checkpoints fail, the run waits and says so; with room again it goes on, and nothing acknowledged is lost."""
+    """Checkpoints fail, the run waits and says so; with room again it goes on, and nothing
+    acknowledged is lost.
+    """
     site.run_dir.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(site.run_dir)]
     if subprocess.run(mount, check=False, capture_output=True).returncode != 0:

@@ -1,11 +1,13 @@
-"""Sites that reach one machine only, and a server that is reached from one only: real firewalls between real network namespaces, and relays.
+"""Sites that reach one machine only, and a server that is reached from one only: real firewalls
+between real network namespaces, and relays.
 
     far site - outer router - inner router - server
                                   |
                               near site
 
-Who may open connections where, once the walls stand: the far site to the outer router, that one to the inner router, the near site to the
-inner router, which alone reaches the server. Routers pass nothing on. So the far site trains through two relays in a row, the near one through one.
+Who may open connections where, once the walls stand: the far site to the outer router, that one to
+the inner router, the near site to the inner router, which alone reaches the server. Routers pass
+nothing on. So the far site trains through two relays in a row, the near one through one.
 """
 
 import os
@@ -28,7 +30,9 @@ LINKS = (("far", "outer", 1), ("outer", "inner", 2), ("inner", "server", 3), ("n
 """Both ends of each, and its number in the addresses: the first end is .2, the second one .1."""
 GATEWAYS = {"far": "10.93.1.1", "outer": "10.93.2.1", "near": "10.93.4.1", "server": "10.93.3.2"}
 OUTER, INNER, NEAR_INNER, SERVER = "10.93.1.1", "10.93.2.1", "10.93.4.1", "10.93.3.1"
-"""Where the outer router is reached, the inner one from there, the inner one from the near site, and the server."""
+"""Where the outer router is reached, the inner one from there, the inner one from the near site,
+and the server.
+"""
 FAR_BACK, INNER_BACK = "10.93.1.0/24", "10.93.3.2"
 CLIENT_SIDE = ("far", "outer", "near", "inner")
 MAY_REACH = {"far": (OUTER,), "near": (NEAR_INNER,), "outer": (INNER, FAR_BACK)}
@@ -50,7 +54,9 @@ def missing():
 
 
 class Walls:
-    """The namespaces and their links. Routers forward and everybody may go everywhere until `close`."""
+    """The namespaces and their links. Routers forward and everybody may go everywhere until
+    `close`.
+    """
 
     def __init__(self):
         names = dict.fromkeys(name for link in LINKS for name in link[:2])
@@ -99,7 +105,9 @@ class Walls:
         subprocess.run([*self.inside(name), *words], check=True, capture_output=True, timeout=20)
 
     def reach(self, *places):
-        """For each (host, port): from where a connection to it comes about. All are tried at once, because each no takes a second."""
+        """For each (host, port): from where a connection to it comes about. All are tried at once,
+        because each no takes a second.
+        """
         words = (sys.executable, "-ISc", REACH)
         tries = [
             {
@@ -142,7 +150,9 @@ def relay(site, walls, name, listen, upstream):
 
 
 def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
-    """Encrypted, to the end, with nothing lost, through one relay and through two in a row; and without them there is no way at all."""
+    """Encrypted, to the end, with nothing lost, through one relay and through two in a row; and
+    without them there is no way at all.
+    """
     clients = {"a": "far", "b": "near"}
     keys = {name: KeysFolder(warm_site.folder / f"keys-{name}") for name in ("ps", *clients)}
     public = {name: folder.make_pair().public for name, folder in keys.items()}

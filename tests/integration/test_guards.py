@@ -1,6 +1,8 @@
-"""One of the clients lies, to a real server over real sockets: what its lie is worth is what the settings say, and the run goes on.
+"""One of the clients lies, to a real server over real sockets: what its lie is worth is what the
+settings say, and the run goes on.
 
-Clients are the light ones of the benchmarks (real sessions, streams and decisions; nobody trains), so that a lie is a line here.
+Clients are the light ones of the benchmarks (real sessions, streams and decisions; nobody trains),
+so that a lie is a line here.
 """
 
 import json
@@ -43,7 +45,9 @@ class Told(list):
 
 
 def played(bench, folder, *, count=3, **settings):
-    """An honest round, one with a lie, and one more; lines of ledger and journal, how far the model moved in each, what the liar was told."""
+    """An honest round, one with a lie, and one more; lines of ledger and journal, how far the model
+    moved in each, what the liar was told.
+    """
     from fsl_async.store.manifest import Manifest
 
     server_process, sync_clients = bench
@@ -125,7 +129,9 @@ def weights(lines, version):
 
 
 def test_without_rules_a_liar_has_its_way(bench, tmp_path):
-    """What the other tests of this file are measured by: the lie arrives whole, in values and in tokens."""
+    """What the other tests of this file are measured by: the lie arrives whole, in values and in
+    tokens.
+    """
     lines, moved, _ = played(bench, tmp_path)
     assert moved[1] > 900 * moved[0]
     assert weights(lines, 2)["client-01"] == TIMES * weights(lines, 2)["client-00"]
@@ -133,7 +139,9 @@ def test_without_rules_a_liar_has_its_way(bench, tmp_path):
 
 
 def test_what_is_absurd_is_clipped_and_capped(bench, tmp_path):
-    """It counts as twice what is usual, for the tokens that are usual; the books say so, and it is one of the three all the same."""
+    """It counts as twice what is usual, for the tokens that are usual; the books say so, and it is
+    one of the three all the same.
+    """
     lines, moved, told = played(
         bench, tmp_path, guard__clip_median=2.0, guard__least=3, guard__max_tokens_median=1.0
     )
@@ -148,7 +156,9 @@ def test_what_is_absurd_is_clipped_and_capped(bench, tmp_path):
 
 
 def test_an_outlier_is_quarantined(bench, tmp_path):
-    """Kept aside with the reason, on record and told to its client; the two others make the version, and it may go on."""
+    """Kept aside with the reason, on record and told to its client; the two others make the
+    version, and it may go on.
+    """
     lines, moved, told = played(bench, tmp_path, guard__outlier_median=5.0, guard__least=3)
     assert moved == pytest.approx([DELTA] * 3, rel=1e-3)
     (out,) = of(lines, "quarantined")
@@ -162,7 +172,9 @@ def test_an_outlier_is_quarantined(bench, tmp_path):
 
 
 def test_a_norm_that_is_set_clips_without_a_memory(bench, tmp_path):
-    """`clip_norm` is for who knows what is usual: it holds from the first delta on, for one with no lie about its tokens too."""
+    """`clip_norm` is for who knows what is usual: it holds from the first delta on, for one with no
+    lie about its tokens too.
+    """
     norm = DELTA * VALUES**0.5
     lines, moved, _ = played(
         bench, tmp_path, guard__clip_norm=2 * norm, guard__least=64, sync__weighting="uniform"
@@ -182,7 +194,9 @@ def test_a_norm_that_is_set_clips_without_a_memory(bench, tmp_path):
     ],
 )
 def test_a_robust_rule_does_not_hear_one_liar(bench, tmp_path, rule, count):
-    """A rule of aggregation needs no memory of what is usual: the first lie is as little worth as the tenth."""
+    """A rule of aggregation needs no memory of what is usual: the first lie is as little worth as
+    the tenth.
+    """
     lines, moved, _ = played(bench, tmp_path, count=count, outer__aggregation=rule)
     assert moved == pytest.approx([DELTA] * 3, rel=1e-3)
     names = {f"client-{number:02}" for number in range(count)}

@@ -1,4 +1,6 @@
-"""A training function that stops making steps, as a process: reported at both ends, and restarted where the run wants it."""
+"""A training function that stops making steps, as a process: reported at both ends, and restarted
+where the run wants it.
+"""
 
 import pytest
 
@@ -19,7 +21,9 @@ def train(fed):
 
 @pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_training_that_hangs(site, restart):
-    """Its heartbeats go on, so nobody would know; with train.hang_restart it ends with 64 and a goodbye."""
+    """Its heartbeats go on, so nobody would know; with train.hang_restart it ends with 64 and a
+    goodbye.
+    """
     settings = {"train__hang_least_s": 1.5, "train__hang_restart": str(restart).lower()}
     server = site.server(every_s=600, **settings)
     path = site.folder / "hangs.py"

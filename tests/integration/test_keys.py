@@ -1,4 +1,6 @@
-"""Encrypted runs by real processes: who comes in, who is told what, and what taking a key back does."""
+"""Encrypted runs by real processes: who comes in, who is told what, and what taking a key back
+does.
+"""
 
 import shlex
 import signal
@@ -56,12 +58,15 @@ def keyed(site):
 
 
 def test_a_site_is_let_in_and_another_one_thrown_out_while_the_run_goes_on(keyed, site):
-    """The life of a list: an unknown key is told at both ends and comes in when it is trusted; a revoked one leaves, and the others go on."""
+    """The life of a list: an unknown key is told at both ends and comes in when it is trusted; a
+    revoked one leaves, and the others go on.
+    """
     server = keyed.serve()
     a, b = keyed.client("a"), keyed.client("b", trusted=False)
     site.wait_version(1)
     public = KeysFolder(site.folder / "keys-b").pair().public
-    # By its key: a may have dialled before the server read the list with a on it, and is told of then as well.
+    # By its key: a may have dialled before the server read the list with a on it, and is told of
+    # then as well.
     line = server.wait_for(f"keys trust {shlex.quote(public)}")
     assert "a key that is not on the list came from 127.0.0.1" in line
     told = b.wait_for("does not let this client's key in yet")
@@ -88,7 +93,9 @@ def test_a_site_is_let_in_and_another_one_thrown_out_while_the_run_goes_on(keyed
 
 
 def test_the_printed_line_lets_a_client_join(keyed, site):
-    """The way to join an encrypted run is the line that its server prints, key and all: nothing in it is made up here but whose client it is, and of what."""
+    """The way to join an encrypted run is the line that its server prints, key and all: nothing in
+    it is made up here but whose client it is, and of what.
+    """
     server = keyed.serve("--set", f"train.task={str(site.folder / 'task.py') + ':train'!r}")
     line = server.wait_for("--role client --name")
     words = shlex.split(line)
@@ -111,7 +118,9 @@ SLACK_S = 0.5
 
 
 def test_a_revoked_key_ends_its_session_within_a_heartbeat(keyed, site):
-    """docs/SECURITY.md promises it; by the server's own clock and not by when somebody read its output. Silence would end it after 30 s."""
+    """docs/SECURITY.md promises it; by the server's own clock and not by when somebody read its
+    output. Silence would end it after 30 s.
+    """
     server = keyed.serve(
         session__heartbeat_every_s=HEARTBEAT_S, session__expire_after_s=30, sync__min_clients=1
     )
@@ -143,7 +152,8 @@ def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
     server.wait_for("a is refused: the name a belongs to another key")
     server.kill()
     again = keyed.serve()
-    # It is trusted. The list is not written anew here, so that what is waited for below is the next change.
+    # It is trusted. The list is not written anew here, so that what is waited for below is the next
+    # change.
     thief = keyed.client("a", keys="thief", trusted=False)
     assert thief.end() == 2
     again.wait_for("1 client connected")

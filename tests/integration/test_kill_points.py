@@ -1,4 +1,6 @@
-"""Real processes that end by SIGKILL at chosen effects, and are launched again as an operator would: the run comes to its end, whole."""
+"""Real processes that end by SIGKILL at chosen effects, and are launched again as an operator
+would: the run comes to its end, whole.
+"""
 
 import os
 import time
@@ -25,7 +27,9 @@ def dead(process):
 @pytest.mark.cold
 @pytest.mark.slow
 def test_killed_at_their_effects_processes_go_on(site, monkeypatch):
-    """The same points as in virtual time, with real disks, threads and sockets; and the ledger's word for it that nothing was lost."""
+    """The same points as in virtual time, with real disks, threads and sockets; and the ledger's
+    word for it that nothing was lost.
+    """
     log = site.folder / "reached"
     log.mkdir()
     monkeypatch.setenv("FSL_CRASH_AT", ",".join(POINTS))

@@ -1,4 +1,6 @@
-"""Servers with few open files: as many clients as fit come in, and where the planned ones do not fit no server starts."""
+"""Servers with few open files: as many clients as fit come in, and where the planned ones do not
+fit no server starts.
+"""
 
 import contextlib
 import json

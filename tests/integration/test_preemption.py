@@ -1,4 +1,6 @@
-"""Preempted clients as processes: what they trained is at the server, goodbye is said, 64 is the exit code, in time."""
+"""Preempted clients as processes: what they trained is at the server, goodbye is said, 64 is the
+exit code, in time.
+"""
 
 import json
 import os
@@ -83,7 +85,9 @@ def test_what_a_preempted_client_trained_is_not_lost(site, number):
 
 
 def slurm_job(folder, address, task):
-    """The batch script as Slurm runs it, in a session of its own and without a terminal; scontrol refuses as after a preemption."""
+    """The batch script as Slurm runs it, in a session of its own and without a terminal; scontrol
+    refuses as after a preemption.
+    """
     home = folder / "home"
     (home / "bin").mkdir(parents=True)
     shutil.copy(Path(__file__).parents[2] / "bin" / "fsl-node.sbatch", home / "bin")
@@ -118,7 +122,9 @@ def slurm_job(folder, address, task):
 
 @pytest.mark.cold
 def test_a_slurm_job_that_is_preempted_as_a_process_group_leaves_in_good_order(site):
-    """Its client gets SIGTERM from Slurm and from the batch script; it took that for "stop at once", and the last delta was lost."""
+    """Its client gets SIGTERM from Slurm and from the batch script; it took that for "stop at
+    once", and the last delta was lost.
+    """
     server = site.server(every_s=600)
     path = site.folder / "counts.py"
     path.write_text(COUNTS)
@@ -142,7 +148,9 @@ def test_a_slurm_job_that_is_preempted_as_a_process_group_leaves_in_good_order(s
 
 @pytest.mark.cold
 def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
-    """From the metadata service to the exit code; its journal says which life of a Slurm job it is."""
+    """From the metadata service to the exit code; its journal says which life of a Slurm job it
+    is.
+    """
     metadata = Metadata()
     serving = threading.Thread(target=metadata.serve_forever, args=(0.01,), daemon=True)
     serving.start()
@@ -171,7 +179,9 @@ def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
 
 
 def test_a_step_that_does_not_end_does_not_keep_it(site):
-    """Who preempts us kills at the deadline: the goodbye comes before, and the exit code asks for a relaunch."""
+    """Who preempts us kills at the deadline: the goodbye comes before, and the exit code asks for a
+    relaunch.
+    """
     server = site.server()
     path = site.folder / "stuck.py"
     path.write_text(STUCK)
@@ -186,7 +196,9 @@ def test_a_step_that_does_not_end_does_not_keep_it(site):
 
 
 def test_a_server_that_is_moved_does_not_end_the_run(warm_site):
-    """SIGTERM at it, as a scheduler or systemd sends it: the clients train on and are there when it is started again."""
+    """SIGTERM at it, as a scheduler or systemd sends it: the clients train on and are there when it
+    is started again.
+    """
     site = warm_site
     server = site.server()
     client = site.client("a")

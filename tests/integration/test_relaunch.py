@@ -15,13 +15,17 @@ pytestmark = pytest.mark.slow
 
 
 def lives_on(site, ended_at):
-    """Whether there is a delta of a life of b that began after the last one ended: incarnations are nanoseconds since 1970."""
+    """Whether there is a delta of a life of b that began after the last one ended: incarnations are
+    nanoseconds since 1970.
+    """
     keys = [one["key"].split("/") for one in site.ledger("accepted")]
     return any(key[0] == "b" and int(key[1]) > ended_at for key in keys)
 
 
 def test_the_server_launches_a_client_that_was_killed(site):
-    """Killed with -9; its session expires; the launcher of its name is asked once; its second life takes part and ends with the run."""
+    """Killed with -9; its session expires; the launcher of its name is asked once; its second life
+    takes part and ends with the run.
+    """
     task = f"{site.folder / 'task.py'}:train"
     words = [sys.executable, "-m", "fsl_async.cli", "--role", "client", "--name", "{name}"]
     command = json.dumps([*words, "--task", task, "{address}"])
@@ -73,7 +77,9 @@ echo $! >>{folder}/launched
 
 @pytest.mark.parametrize("reason", ["training hangs", "SIGTERM"])
 def test_a_client_that_ends_to_be_launched_again_is(site, reason):
-    """It says goodbye and exits 64; a server that takes that for an end of its own will leaves it away for ever, as all kinds of launchers but `local` did."""
+    """It says goodbye and exits 64; a server that takes that for an end of its own will leaves it
+    away for ever, as all kinds of launchers but `local` did.
+    """
     path = site.folder / "hangs.py"
     path.write_text(HANGS_ONCE)
     if reason == "SIGTERM":
@@ -170,11 +176,15 @@ def train(fed):
     print("deaf", flush=True)
     time.sleep(600)
 """
-"""As in a call that lasts minutes: another thread takes the signal, and Python's handlers wait for this one."""
+"""As in a call that lasts minutes: another thread takes the signal, and Python's handlers wait for
+this one.
+"""
 
 
 def test_a_client_that_is_interrupted_twice_stays_away(site):
-    """Its training hears nothing, so the first Ctrl-C does not end it. The second one does, and says goodbye: no death, and no member of the next server's run."""
+    """Its training hears nothing, so the first Ctrl-C does not end it. The second one does, and
+    says goodbye: no death, and no member of the next server's run.
+    """
     launchers = site.folder / "launchers.toml"
     launchers.write_text('[[launcher]]\nclients = "b"\nkind = "command"\ncommand = ["true"]\n')
     (site.folder / "deaf.py").write_text(DEAF)

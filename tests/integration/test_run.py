@@ -24,7 +24,9 @@ def merged_keys(site):
 
 
 def test_kill_nine_of_the_server_in_mid_round(site):
-    """The server dies with a delta acknowledged and another awaited; started again, nothing is lost or merged twice."""
+    """The server dies with a delta acknowledged and another awaited; started again, nothing is lost
+    or merged twice.
+    """
     server = site.server(every_s=4, sync__quorum=1.0, session__expire_after_s=30)
     clients = [site.client("a"), site.client("b")]
     site.wait_version(1)
@@ -80,7 +82,9 @@ def test_a_killed_client_comes_back_and_takes_part(site):
 
 @pytest.mark.cold
 def test_a_script_of_ones_own_joins(site):
-    """The third use: `fsl_async.join` inside a script that the user starts, beside a client that runs a task."""
+    """The third use: `fsl_async.join` inside a script that the user starts, beside a client that
+    runs a task.
+    """
     server = site.server(run__rounds=3)
     script = ROOT / "examples" / "own_script.py"
     other = site.start(

@@ -1,4 +1,6 @@
-"""Split learning by processes of their own: kill -9 of anybody at any moment, and what is left is a run of the method."""
+"""Split learning by processes of their own: kill -9 of anybody at any moment, and what is left is a
+run of the method.
+"""
 
 import json
 import os
@@ -65,7 +67,9 @@ class Killable(Parties):
 
 
 class Relayed(Killable):
-    """The same, and a relay: all that the clients know of, with a port for each of the two servers."""
+    """The same, and a relay: all that the clients know of, with a port for each of the two
+    servers.
+    """
 
     def __init__(self, site, **settings):
         super().__init__(site, **settings)
@@ -138,7 +142,9 @@ def lives(parties, name):
 
 
 def test_everybody_is_killed_once_and_the_run_goes_on(warm_site):
-    """A client, the split server, the parameter server, both servers: each takes with it what the decision record says, and no more."""
+    """A client, the split server, the parameter server, both servers: each takes with it what the
+    decision record says, and no more.
+    """
     parties = Killable(warm_site, split__method="fsl-sage")
     parties.start("ps", "server")
     parties.start("a", "b")
@@ -178,7 +184,9 @@ def test_everybody_is_killed_once_and_the_run_goes_on(warm_site):
 
 
 def test_a_method_with_gradients_in_lockstep_survives_both_servers(warm_site):
-    """Who waits for a gradient of a server that is dead must get it of the next one, or go on without that batch."""
+    """Who waits for a gradient of a server that is dead must get it of the next one, or go on
+    without that batch.
+    """
     parties = Killable(warm_site, split__method="splitfed-v1", split__mode="lockstep")
     parties.start("ps", "server")
     parties.start("a", "b")
@@ -196,7 +204,9 @@ def test_a_method_with_gradients_in_lockstep_survives_both_servers(warm_site):
 
 
 def test_a_split_server_that_is_asked_to_end_ends_no_run(warm_site):
-    """SIGTERM at it, as a scheduler sends it: it loses nothing, the clients wait for the next process, and the run ends in order."""
+    """SIGTERM at it, as a scheduler sends it: it loses nothing, the clients wait for the next
+    process, and the run ends in order.
+    """
     parties = Killable(warm_site, split__method="splitfed-v1", split__checkpoint_every=1000)
     parties.start("ps", "server")
     parties.start("a", "b")
@@ -210,7 +220,9 @@ def test_a_split_server_that_is_asked_to_end_ends_no_run(warm_site):
 
 
 def test_both_servers_in_one_process_are_moved(warm_site):
-    """SIGTERM at it: neither of the two ends the run. Before docs/adr/0088 the clients were told that it was over, and the next process waited for them in vain."""
+    """SIGTERM at it: neither of the two ends the run. Before docs/adr/0088 the clients were told
+    that it was over, and the next process waited for them in vain.
+    """
     parties = Together(warm_site, split__method="splitfed-v1", split__checkpoint_every=1000)
     parties.start("server")
     parties.start("a", "b")
@@ -229,7 +241,9 @@ def test_both_servers_in_one_process_are_moved(warm_site):
 
 
 def test_a_relay_before_both_servers_is_killed(warm_site):
-    """Activations, gradients and models all go through it: with it dies what it held, and none of that is trained twice, merged twice or lost."""
+    """Activations, gradients and models all go through it: with it dies what it held, and none of
+    that is trained twice, merged twice or lost.
+    """
     parties = Relayed(warm_site, split__method="splitfed-v1")
     parties.start("ps", "server")
     parties.start("relay")
@@ -252,7 +266,9 @@ def test_a_relay_before_both_servers_is_killed(warm_site):
 
 @pytest.mark.sweep
 def test_a_short_storm(tmp_path):
-    """The same script that runs for hours elsewhere: whoever is killed when, the ledgers and the clients' journals must agree."""
+    """The same script that runs for hours elsewhere: whoever is killed when, the ledgers and the
+    clients' journals must agree.
+    """
     done = subprocess.run(
         [sys.executable, STORM, "--warm", "--clients", "2", "--kills", "3", "--seed", "13", "--folder", str(tmp_path)],
         capture_output=True, text=True, timeout=200 * UNIT_S, check=False,
@@ -264,7 +280,9 @@ def test_a_short_storm(tmp_path):
 
 
 def test_the_demo_of_split_learning(tmp_path):
-    """The first thing that people run: a client is killed, the loss falls, the bytes are shown, and status tells it again."""
+    """The first thing that people run: a client is killed, the loss falls, the bytes are shown, and
+    status tells it again.
+    """
     node = [sys.executable, "-m", "fsl_async.cli"]
     text = tmp_path / "text.txt"
     text.write_text(
@@ -281,7 +299,8 @@ def test_the_demo_of_split_learning(tmp_path):
     assert result["killed_s"] < result["back_s"]
     assert result["eval_loss"] < 5.5
     assert result["payload"]["activations up"] > result["coded"]["activations up"] > 0
-    # Of the killed client's first life, too; what goes down may be coded for a client that is killed before it is sent.
+    # Of the killed client's first life, too; what goes down may be coded for a client that is
+    # killed before it is sent.
     coded_up = sum(size for name, size in result["coded"].items() if name.endswith("up"))
     assert result["sockets"]["up"] > coded_up
     shown = subprocess.run(

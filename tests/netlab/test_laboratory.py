@@ -1,4 +1,6 @@
-"""Links do what they are told: seen from the sites, through whichever backend this machine has. Bounds are generous."""
+"""Links do what they are told: seen from the sites, through whichever backend this machine has.
+Bounds are generous.
+"""
 
 import json
 import os
@@ -105,7 +107,9 @@ def test_a_connection_survives_a_cut(lab):
 
 
 def test_a_storm_finds_the_links_of_a_run_and_gives_them_back(lab, tmp_path):
-    """`chaos --partition --slow` hits the site in which a client's process is, whatever the laboratory is called, and no other."""
+    """`chaos --partition --slow` hits the site in which a client's process is, whatever the
+    laboratory is called, and no other.
+    """
     lab.set("client-2", "dsl")
     links = lambda: Laboratory.find(lab.name).links  # noqa: E731 - as others see them
     before, run = links(), Run(tmp_path)
@@ -202,7 +206,8 @@ def test_what_a_crash_left_is_removed(sweeper, left, capsys):
     make = (
         "import subprocess, sys; from fsl_async.tools.netlab.laboratory import Laboratory\n"
         f"lab = Laboratory(['a', 'b'], name={name!r}); lab.up()\n"
-        "child = subprocess.Popen(lab.command('a', ['sleep', '600'])); print(child.pid, flush=True)\n"
+        "child = subprocess.Popen(lab.command('a', ['sleep', '600'])); print(child.pid, "
+        "flush=True)\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen(

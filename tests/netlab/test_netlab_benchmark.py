@@ -5,7 +5,9 @@ from pathlib import Path
 
 
 def test_a_row_of_a_profile(lab, monkeypatch):
-    """Its rows are the limits that others' numbers are read against, so they have to name backend and link."""
+    """Its rows are the limits that others' numbers are read against, so they have to name backend
+    and link.
+    """
     path = Path(__file__).parents[2] / "benchmarks" / "netlab.py"
     spec = importlib.util.spec_from_file_location("netlab_benchmark", path)
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,6 @@
-"""A run over the laboratory's links, one of which is cut and healed while it goes on: real processes, real training, and the word of journal and ledger for it."""
+"""A run over the laboratory's links, one of which is cut and healed while it goes on: real
+processes, real training, and the word of journal and ledger for it.
+"""
 
 import json
 import os
@@ -82,7 +84,9 @@ def has_part(run_dir, name, after=0):
 
 @pytest.mark.slow
 def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
-    """Longer than a session lives: every sync is completed, the client is back without a restart, nothing is lost or merged twice."""
+    """Longer than a session lives: every sync is completed, the client is back without a restart,
+    nothing is lost or merged twice.
+    """
     lab.set("all", "campus")
     run_dir = tmp_path / "run"
     demo = DemoSettings(
@@ -129,7 +133,8 @@ def check_run(run_dir, cut_at, healed_at):
         "every sync that was called was completed"
     )
 
-    # The cut fell into the run: versions before, meanwhile and after, and the server missed this client meanwhile, and no other.
+    # The cut fell into the run: versions before, meanwhile and after, and the server missed this
+    # client meanwhile, and no other.
     times = [fact["at"] for fact in versions_of(run_dir)]
     assert times[0] < cut_at + ROUNDED_S
     assert sum(cut_at < t < healed_at + ROUNDED_S for t in times) > 1
@@ -138,7 +143,8 @@ def check_run(run_dir, cut_at, healed_at):
     assert [(line["peer"], line["reason"]) for line in left] == [(CUT_OFF, "expired")]
     assert cut_at < left[0]["t"]
 
-    # It came back as the process that it was; what was merged before, meanwhile and after is each of a client's deltas once.
+    # It came back as the process that it was; what was merged before, meanwhile and after is each
+    # of a client's deltas once.
     keys = [
         DeltaKey.parse(entry["key"]) for fact in versions_of(run_dir) for entry in fact["merged"]
     ]

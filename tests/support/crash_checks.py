@@ -1,4 +1,6 @@
-"""What must hold after a run with a crash: by what the world outside saw, and what the folder says."""
+"""What must hold after a run with a crash: by what the world outside saw, and what the folder
+says.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def check(world):
     found += _check_weights(world, facts)
     found += _check_leases(world, facts)
     found += _check_recovery(world, facts)
-    # One more for a delta that was on its way when the last round was merged: what is acknowledged is merged.
+    # One more for a delta that was on its way when the last round was merged: what is acknowledged
+    # is merged.
     if world.over and not world.rounds <= audit.versions <= world.rounds + 1:
         found.append(f"{audit.versions} versions were made, {world.rounds} were asked for")
     return found

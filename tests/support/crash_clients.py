@@ -1,4 +1,6 @@
-"""Clients of a run that is killed: real vectors and real frames without training, and what the world outside the server's folder saw of them."""
+"""Clients of a run that is killed: real vectors and real frames without training, and what the
+world outside the server's folder saw of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ OUTER = OuterSettings("nesterov", 0.7, 0.9)
 
 
 class VectorLearner(CountingLearner):
-    """A client whose base is a real vector and whose deltas are real frames; what a delta holds follows from its key alone."""
+    """A client whose base is a real vector and whose deltas are real frames; what a delta holds
+    follows from its key alone.
+    """
 
     def __init__(self, world, name, incarnation, clock, on_event, *, step_s, manifest=MANIFEST):
         super().__init__(clock, on_event, step_s=step_s, tokens_per_step=64, initial=0)

@@ -1,5 +1,7 @@
 # ruff: noqa: D102 - the methods mirror those of Files
-"""A disk that fails, kills and forgets on demand: the real one behind `fsl_async.store.files.Files`, with a count of the calls."""
+"""A disk that fails, kills and forgets on demand: the real one behind
+`fsl_async.store.files.Files`, with a count of the calls.
+"""
 
 import errno
 import os
@@ -12,23 +14,27 @@ from itertools import count
 from fsl_async.store.files import Files
 
 MOMENTS_S = (0.0, 0.0002, 0.002)
-"""What threads wait before a call, where an order is asked for: as long as another's call takes, or as all that comes after it."""
+"""What threads wait before a call, where an order is asked for: as long as another's call takes, or
+as all that comes after it.
+"""
 
 
 class CrashDisk(Files):
     """A disk that counts its calls, makes one go wrong, and knows what a power cut would leave.
 
-    `mode`: "after" (the call was made) and "torn" (half of a write) kill the process (SystemExit); "error" lets `failures`
-    calls in a row fail with `number`, a write half done, and with `die_after` kills the process that many calls later.
-    `reads`: calls that only read count too, and can fail.
+    `mode`: "after" (the call was made) and "torn" (half of a write) kill the process (SystemExit);
+    "error" lets `failures` calls in a row fail with `number`, a write half done, and with
+    `die_after` kills the process that many calls later. `reads`: calls that only read count too,
+    and can fail.
 
-    Several threads may call it. Calls are counted in the order in which they come, which is another one each time; when one kills, no call of
-    any thread does anything any more. Of those that had begun by then and wait for their turn, writes are half done if `mode` is "torn": a kill finds
-    several threads in the middle of theirs. `order`: a seed by which threads other than the one that made this disk wait a moment before each
-    call, so that one overtakes another.
+    Several threads may call it. Calls are counted in the order in which they come, which is another
+    one each time; when one kills, no call of any thread does anything any more. Of those that had
+    begun by then and wait for their turn, writes are half done if `mode` is "torn": a kill finds
+    several threads in the middle of theirs. `order`: a seed by which threads other than the one
+    that made this disk wait a moment before each call, so that one overtakes another.
 
-    What is durable is modelled as the least that fsync(2) promises: content as of the last sync of the file, names as of the
-    last sync of the folder.
+    What is durable is modelled as the least that fsync(2) promises: content as of the last sync of
+    the file, names as of the last sync of the folder.
     """
 
     def __init__(
@@ -139,11 +145,15 @@ class CrashDisk(Files):
         )
 
     def adopt(self, path):
-        """Know a file that was opened elsewhere: what is in it now stays, what comes by `append` is never synced, nor is its name."""
+        """Know a file that was opened elsewhere: what is in it now stays, what comes by `append` is
+        never synced, nor is its name.
+        """
         self.folders[self._id(path.parent)].setdefault(path.name, next(self.ids))
 
     def append(self, descriptor, data):
-        """Write at the end of the file, which is open for that; how many bytes. A disk that is full takes none."""
+        """Write at the end of the file, which is open for that; how many bytes. A disk that is full
+        takes none.
+        """
         taken = []
         half = data[: len(data) // 2]
         self._call(
@@ -217,9 +227,11 @@ class CrashDisk(Files):
             super().close(descriptor)
 
     def bury(self, power=None):
-        """The process is gone. `power`: "names" keeps the names and loses what was not synced, "all" loses names too.
+        """The process is gone. `power`: "names" keeps the names and loses what was not synced,
+        "all" loses names too.
 
-        A number: by that seed every file and every folder is as it was, as it was synced, or (files) cut short or with zeros at its end.
+        A number: by that seed every file and every folder is as it was, as it was synced, or
+        (files) cut short or with zeros at its end.
         """
         for descriptor in list(self.opened):
             self.close(descriptor)
@@ -234,7 +246,8 @@ class CrashDisk(Files):
                 found: dict(chance.choice([kept[found], names]))
                 for found, names in self.folders.items()
             }
-            # A rename from one folder into another happens whole or not at all: its file is in one of them.
+            # A rename from one folder into another happens whole or not at all: its file is in one
+            # of them.
             there = {one for names in folders.values() for one in names.values()}
             still = {one for names in self.folders.values() for one in names.values()}
             for found, names in kept.items():
@@ -246,7 +259,9 @@ class CrashDisk(Files):
         self._rebuild(self.root, self.root_id, folders, files)
 
     def _as_it_may_be(self, path, found, chance):
-        """What a power cut may have left of what was not synced: blocks reach a disk in any order."""
+        """What a power cut may have left of what was not synced: blocks reach a disk in any
+        order.
+        """
         if found in self.folders:
             inside = sorted(self.folders[found].items())
             return {

@@ -1,8 +1,10 @@
-"""The journals of a world: the production writer on files that survive a crash as they would, and what must hold of them.
+"""The journals of a world: the production writer on files that survive a crash as they would, and
+what must hold of them.
 
-A writer's thread has its turns in virtual time here, as late as it may have them: lines wait until `FLUSH_EVERY_S` is nearly over, and those that
-wait when a process is killed are gone. The server's writes go through its crash disk: they are counted among its calls, fail, are torn, and
-are lost in a power cut, because nobody syncs a journal.
+A writer's thread has its turns in virtual time here, as late as it may have them: lines wait until
+`FLUSH_EVERY_S` is nearly over, and those that wait when a process is killed are gone. The server's
+writes go through its crash disk: they are counted among its calls, fail, are torn, and are lost in
+a power cut, because nobody syncs a journal.
 """
 
 from __future__ import annotations

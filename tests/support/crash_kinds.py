@@ -14,11 +14,15 @@ from fsl_async.store import manifest
 
 SMALL_CHUNK = 48
 POWERS = (None, "names", "all", 1, 2)
-"""What the end of the server's process leaves: everything (kill -9), or what a power cut does, at best, at worst, and by two seeds."""
+"""What the end of the server's process leaves: everything (kill -9), or what a power cut does, at
+best, at worst, and by two seeds.
+"""
 
 
 class RoughWorld(World):
-    """Thin links that lose messages, two of which are cut for a while, in the middle and at the end."""
+    """Thin links that lose messages, two of which are cut for a while, in the middle and at the
+    end.
+    """
 
     def run(self):
         """Cut and heal."""
@@ -41,7 +45,8 @@ def make(kind, root, **options):
 
 @contextmanager
 def folder():
-    """A place for a world of small chunks; other worlds, in the same process too, have theirs as before.
+    """A place for a world of small chunks; other worlds, in the same process too, have theirs as
+    before.
 
     In memory where there is one: thousands of small files on a shared disk would take minutes.
     """
@@ -57,7 +62,9 @@ def folder():
 
 
 def passed(kind):
-    """All points that a run without a crash passes, and the calls of its disk. The run must be a good one."""
+    """All points that a run without a crash passes, and the calls of its disk. The run must be a
+    good one.
+    """
     with folder() as root:
         world = make(kind, root).run()
         assert world.violations == [], world.violations
@@ -91,7 +98,9 @@ THREADS = 2
 
 
 def attempt_call_of_threads(kind, at, mode, power, order):
-    """The same where several threads write: which call is number `at` is another thing each time. What was wrong; the first disk."""
+    """The same where several threads write: which call is number `at` is another thing each time.
+    What was wrong; the first disk.
+    """
     made = []
 
     def disk(root):
@@ -105,7 +114,9 @@ def attempt_call_of_threads(kind, at, mode, power, order):
 
 
 def calls_of_threads(kind):
-    """Of each call of the disk in a run without a crash, whether a thread of the store made it; in one order of many."""
+    """Of each call of the disk in a run without a crash, whether a thread of the store made it; in
+    one order of many.
+    """
     with folder() as root:
         make_disk = lambda root: CrashDisk(root, order=0)  # noqa: E731
         world = make(kind, root, disk=make_disk, threads=THREADS).run()

@@ -1,4 +1,5 @@
-"""A run that is killed at chosen effects: production machines, shells and sessions, the real store on a real folder, virtual time.
+"""A run that is killed at chosen effects: production machines, shells and sessions, the real store
+on a real folder, virtual time.
 
 A point names a role, a class of effects, a stage, and which time it is that it happens:
 
@@ -6,11 +7,14 @@ A point names a role, a class of effects, a stage, and which time it is that it 
     after    the shell has done the effect, or given it to its worker
     job      the worker has done a job of that effect, and nobody has heard of it
 
-Jobs that a transport event gives to the worker (a chunk, the end of a stream) stand under the name "transport". At the point its process is
-gone: what it planned does not happen, its disk takes nothing more, and keeps what the power model says. A few seconds later it is launched again.
+Jobs that a transport event gives to the worker (a chunk, the end of a stream) stand under the name
+"transport". At the point its process is
+gone: what it planned does not happen, its disk takes nothing more, and keeps what the power model
+says. A few seconds later it is launched again.
 
-What happened is compared with what the folder says: deltas that clients were told are safe, the frames that they sent, and the
-weights of every version, recomputed here from those frames and the ledger by the formulas of the design.
+What happened is compared with what the folder says: deltas that clients were told are safe, the
+frames that they sent, and the weights of every version, recomputed here from those frames and the
+ledger by the formulas of the design.
 """
 
 from __future__ import annotations
@@ -79,9 +83,11 @@ class World:
         extras=True,
         threads=1,
     ):
-        """power: what a crash of the server leaves, as `CrashDisk.bury` has it. disk: makes the first disk of the server.
+        """power: what a crash of the server leaves, as `CrashDisk.bury` has it. disk: makes the
+        first disk of the server.
         wall: what is added to the wall clock, from the virtual time and the number of the launch.
-        threads: of the server's store; with several, the order of its disk's calls is another one in each run.
+        threads: of the server's store; with several, the order of its disk's calls is another one
+        in each run.
         """
         self.root, self.run_dir = root, root / "run"
         self.points = Points(point)
@@ -212,7 +218,9 @@ class World:
         return self.witnesses.begin(name, made)
 
     def _end_threads(self):
-        """Of a dead process nobody is at work any more. Its disk has taken nothing of theirs since it died."""
+        """Of a dead process nobody is at work any more. Its disk has taken nothing of theirs since
+        it died.
+        """
         self.store._pool.close()
 
     def _patiently(self, act):
@@ -232,7 +240,8 @@ class World:
             try:
                 return job()
             finally:
-                # Another thread of the store may have been killed: then none of them heard an error, or said anything about it.
+                # Another thread of the store may have been killed: then none of them heard an
+                # error, or said anything about it.
                 if SERVER in self.alive and self.disk.dead:
                     raise SystemExit("killed")
 
@@ -262,7 +271,9 @@ class World:
         machine.handle = noted
 
     def _second_thoughts(self, effects, now):
-        """A delta that is put aside as odd and taken back at once, as a median of norms may have it; once."""
+        """A delta that is put aside as odd and taken back at once, as a median of norms may have
+        it; once.
+        """
         counted = next((one for one in effects if isinstance(one, do.Accumulate)), None)
         if not self.extras or counted is None or self.doubted:
             return []
@@ -270,7 +281,9 @@ class World:
         return [do.Quarantine(counted.key, "odd", held=True), do.Release(counted.key), counted]
 
     def _rare_effects(self, machine, now):
-        """What a server wants in odd moments only, once: a stream that nobody asked for, the end of a session, a look at its own files."""
+        """What a server wants in odd moments only, once: a stream that nobody asked for, the end of
+        a session, a look at its own files.
+        """
         if not self.extras or now < RARE_AT_S or machine.version < 0 or "a" not in machine.members:
             return []
         self.extras = False

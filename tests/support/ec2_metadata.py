@@ -4,7 +4,9 @@ import http.server
 
 
 class Metadata(http.server.ThreadingHTTPServer):
-    """IMDSv2's three answers: a token for a PUT with a lifetime, 401 without a valid one, 404 before an announcement."""
+    """IMDSv2's three answers: a token for a PUT with a lifetime, 401 without a valid one, 404
+    before an announcement.
+    """
 
     daemon_threads = True
 

@@ -1,4 +1,6 @@
-"""A relay that knows ZMTP's framing, keeps everything that ever passed, and does with it what a test wants."""
+"""A relay that knows ZMTP's framing, keeps everything that ever passed, and does with it what a
+test wants.
+"""
 
 # ruff: noqa: D102 - a small double
 
@@ -58,7 +60,9 @@ class Connection:
 
 
 class HostileRelay:
-    """A relay that does what ``trick(connection, way, frame)`` gives in place of a frame: a list of bytes, or None for "as it is"."""
+    """A relay that does what ``trick(connection, way, frame)`` gives in place of a frame: a list of
+    bytes, or None for "as it is".
+    """
 
     def __init__(self, target, trick=None):
         self.target = target

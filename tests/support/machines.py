@@ -1,4 +1,6 @@
-"""Driving a pure machine by its events, and looking at what it wants done: for every test of a role."""
+"""Driving a pure machine by its events, and looking at what it wants done: for every test of a
+role.
+"""
 
 import attrs
 
@@ -23,7 +25,9 @@ def of(effects, kind):
 
 @attrs.define
 class Driver:
-    """A machine with a clock. Every method returns the effects of the event it feeds; a driver of a role names its events."""
+    """A machine with a clock. Every method returns the effects of the event it feeds; a driver of a
+    role names its events.
+    """
 
     machine: object
     now: float = 0.0

@@ -1,7 +1,9 @@
-"""Nodes that start in milliseconds: processes forked from one that has imported what a node imports.
+"""Nodes that start in milliseconds: processes forked from one that has imported what a node
+imports.
 
-Importing torch is three seconds of a core for each process, and most of what tests of processes wait for. A forked one has its own memory, sockets,
-disk and exit, is killed like any other, and runs `fsl_async.cli.main` from the first line. What it does not try is the start of the interpreter:
+Importing torch is three seconds of a core for each process, and most of what tests of processes
+wait for. A forked one has its own memory, sockets, disk and exit, is killed like any other, and
+runs `fsl_async.cli.main` from the first line. What it does not try is the start of the interpreter:
 tests of commands as people type them start their processes the long way.
 """
 
@@ -76,7 +78,9 @@ class WarmStarter:
             )
 
     def start(self, arguments, cwd, inside=""):
-        """Start `fsl-node ARGUMENTS` in a folder and, where named, in a network namespace; its output, both kinds, comes as text."""
+        """Start `fsl-node ARGUMENTS` in a folder and, where named, in a network namespace; its
+        output, both kinds, comes as text.
+        """
         read, write = os.pipe()
         try:
             started = self.start_into(write, arguments, cwd, inside)
@@ -104,7 +108,9 @@ class WarmStarter:
 
 
 def serve(line):
-    """Answer until the other end closes. Returns in a forked process only, with what it is to run."""
+    """Answer until the other end closes. Returns in a forked process only, with what it is to
+    run.
+    """
     while True:
         try:
             raw, descriptors, _, _ = socket.recv_fds(line, MESSAGE_BYTES, 4)
@@ -147,9 +153,11 @@ def run():
     from fsl_async import cli
     from fsl_async.config import settings  # noqa: F401 - to have them imported
 
-    # A first optimiser imports a second of modules; it starts no thread, and neither may anything else here.
+    # A first optimiser imports a second of modules; it starts no thread, and neither may anything
+    # else here.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).zero_grad()
-    # What is here is nobody's garbage: a collection in a forked process, as at its end, would write to every page of it, a second of a core.
+    # What is here is nobody's garbage: a collection in a forked process, as at its end, would write
+    # to every page of it, a second of a core.
     gc.freeze()
     question = serve(line)
     if question is None:

@@ -1,4 +1,6 @@
-"""Benchmark scripts run to their end with tiny sizes; docs/BENCHMARKS.md names those that do not. No number is judged: a benchmark is never a timed test."""
+"""Benchmark scripts run to their end with tiny sizes; docs/BENCHMARKS.md names those that do not.
+No number is judged: a benchmark is never a timed test.
+"""
 
 import importlib
 import json
@@ -27,7 +29,9 @@ def rows_of(*command: str) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_sync_measures_a_real_server():
-    """The light clients must go on speaking the protocol: a change of it has to show here, not a month later."""
+    """The light clients must go on speaking the protocol: a change of it has to show here, not a
+    month later.
+    """
     (row,) = rows_of("sync.py", "--smoke")
     assert row["clients"] == 3
     assert row["sync_s"] > 0
@@ -46,7 +50,9 @@ def test_quality_trains_alone_and_in_lockstep():
 
 @pytest.mark.sweep
 def test_quality_prints_its_tables():
-    """The table in the docs is made from the rows that are kept, so printing it must not need a run."""
+    """The table in the docs is made from the rows that are kept, so printing it must not need a
+    run.
+    """
     done = subprocess.run(
         [sys.executable, "quality.py", "--table"],
         cwd=BENCHMARKS,
@@ -60,7 +66,9 @@ def test_quality_prints_its_tables():
 
 @pytest.mark.sweep
 def test_loop_lag_measures_beside_training():
-    """It reaches into a client's runtime for the loop: that must fail here when the runtime changes."""
+    """It reaches into a client's runtime for the loop: that must fail here when the runtime
+    changes.
+    """
     (row,) = rows_of("loop_lag.py", "--smoke")
     assert row["steps"] > 0
     assert row["lag_max_ms"] >= row["lag_median_ms"] >= 0
@@ -87,7 +95,9 @@ def test_lockstep_is_one_process_to_the_bit():
 
 @pytest.mark.slow
 def test_stripe_memory_opens_all_stripes():
-    """What it measures must be there: two connections of each client, and those of the other stripes."""
+    """What it measures must be there: two connections of each client, and those of the other
+    stripes.
+    """
     rows = rows_of(
         "stripe_memory.py", "--stripes", "1,5", "--clients", "2", "--mib", "1", "--quiet", "0"
     )
@@ -108,7 +118,9 @@ def tiny_images(folder: Path) -> None:
 
 @pytest.mark.sweep
 def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch):
-    """A row is a real comparison, on gray copies in MNIST's files; tables come from rows without a run."""
+    """A row is a real comparison, on gray copies in MNIST's files; tables come from rows without a
+    run.
+    """
     tiny_images(tmp_path / "colour")
     gray, rows = tmp_path / "gray", tmp_path / "rows.jsonl"
     script = "split_methods.py"
@@ -125,7 +137,9 @@ def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch
 
 @pytest.mark.sweep
 def test_split_server_memory_measures_a_real_server():
-    """What is counted is built from the same parts as the server's: a part that is renamed has to show here."""
+    """What is counted is built from the same parts as the server's: a part that is renamed has to
+    show here.
+    """
     (row,) = rows_of("split_server_memory.py", "--smoke", "--methods", "fsl-sage", "--clients", "1")
     assert row["kept_buffer"] == 64 * (4 * 4 * 16 * 16 + 8)
     assert row["grown"] > row["kept"] > 0
@@ -133,7 +147,9 @@ def test_split_server_memory_measures_a_real_server():
 
 @pytest.mark.sweep
 def test_robust_trains_and_counts(monkeypatch):
-    """A round with a liar, under the mean and a robust rule, with the present Store and screening; and a row of the costs."""
+    """A round with a liar, under the mean and a robust rule, with the present Store and screening;
+    and a row of the costs.
+    """
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     robust = importlib.import_module("robust")
     rows = [robust.measure(robust.Spec(rule, "x -10", 0), 1) for rule in ("mean", "median")]
@@ -144,7 +160,9 @@ def test_robust_trains_and_counts(monkeypatch):
 
 @pytest.mark.sweep
 def test_a_storm_hits_and_reports():
-    """Processes, links, faults and the audit: a change of any command line that the storm looks for has to show here."""
+    """Processes, links, faults and the audit: a change of any command line that the storm looks for
+    has to show here.
+    """
     sizes = ("--clients", "2", "--calm", "6", "--storm", "6", "--every", "1.5")
     row, whole = rows_of("storm.py", *sizes, "--faults-per-hour", "3600", "--seeds", "2")
     assert whole["faults"] == [row["faults"]]
@@ -197,7 +215,9 @@ def test_streaming_sends_what_it_codes():
 
 @pytest.mark.slow
 def test_strangers_attack_a_real_server(script):
-    """A replay, which needs the recording of an honest client: the attacker is another process, and its problem is in the row."""
+    """A replay, which needs the recording of an honest client: the attacker is another process, and
+    its problem is in the row.
+    """
     row = script("strangers").measure("replayed", 20_000, 1, warm_s=0.1)
     assert (row["problem"], row["lost_sessions"]) == ("", 0)
     assert row["steps"] > 0

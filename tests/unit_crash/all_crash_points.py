@@ -1,10 +1,13 @@
 # ruff: noqa: T201 - its lines are what it is for
-"""Try every crash point, every call of the server's disk, and every way in which each can go wrong: minutes, so CI tries a part.
+"""Try every crash point, every call of the server's disk, and every way in which each can go wrong:
+minutes, so CI tries a part.
 
-    python tests/unit_crash/all_crash_points.py [--part 3/8] [--only effects|calls|threads|split] [--kind clock|rounds|rough]
-    python tests/unit_crash/all_crash_points.py --seconds 90 --first 2701
+    python tests/unit_crash/all_crash_points.py [--part 3/8] [--only effects|calls|threads|split]
+    [--kind clock|rounds|rough] python tests/unit_crash/all_crash_points.py --seconds 90 --first
+    2701
 
-Prints a line for each violation and the counts at the end, or where to go on; exit code 1 when there was one, 3 when there are more points.
+Prints a line for each violation and the counts at the end, or where to go on; exit code 1 when
+there was one, 3 when there are more points.
 """
 
 import argparse
@@ -29,7 +32,9 @@ MODES = (
 
 
 MOST = 24
-"""Of split learning, of each effect and stage in each kind of run: a run passes some of them hundreds of times."""
+"""Of split learning, of each effect and stage in each kind of run: a run passes some of them
+hundreds of times.
+"""
 
 
 def effects(kind):
@@ -63,7 +68,9 @@ def calls(kind):
 
 
 def threads(kind):
-    """(words, attempt) for every call of the server's disk where several threads write; which one it is differs from run to run."""
+    """(words, attempt) for every call of the server's disk where several threads write; which one
+    it is differs from run to run.
+    """
     count = len(crash_kinds.calls_of_threads(kind))
     for mode, powers in (("after", crash_kinds.POWERS[:4]), ("torn", (None, 2))):
         for power in powers:

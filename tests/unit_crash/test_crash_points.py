@@ -1,4 +1,5 @@
-"""A process may die between any two things that it does: every effect has crash points, and a part of them is tried here.
+"""A process may die between any two things that it does: every effect has crash points, and a part
+of them is tried here.
 
 `all_crash_points.py` beside this tries all of them; docs/FAULTS.md says what is promised.
 """
@@ -56,7 +57,9 @@ def carried_out(shells):
 
 @pytest.mark.parametrize("role", SHELLS)
 def test_every_effect_of_a_role_has_crash_points(points, role):
-    """Who adds an effect must let a run die before and after it: else nobody knows what that does."""
+    """Who adds an effect must let a run die before and after it: else nobody knows what that
+    does.
+    """
     wanted = carried_out(SHELLS[role])
     assert len(wanted) > 10
     for stage in ("before", "after"):
@@ -67,7 +70,9 @@ def test_every_effect_of_a_role_has_crash_points(points, role):
 
 
 def test_no_effect_is_outside_the_tables():
-    """The tables above are found by their text; an effect that is written down in another way must not slip through."""
+    """The tables above are found by their text; an effect that is written down in another way must
+    not slip through.
+    """
     known = set().union(*(carried_out(shells) for shells in SHELLS.values()))
     classes = {
         found.tag
@@ -80,7 +85,9 @@ def test_no_effect_is_outside_the_tables():
 
 @pytest.mark.parametrize("kind", STRIDE)
 def test_a_run_goes_on_from_any_point(points, kind):
-    """Killed at any effect, by a signal or with the machine's power: no delta is lost or doubled, no version is another one."""
+    """Killed at any effect, by a signal or with the machine's power: no delta is lost or doubled,
+    no version is another one.
+    """
     chosen = points[kind][:: STRIDE[kind]]
     assert len(chosen) > 8
     for number, point in enumerate(chosen):
@@ -91,7 +98,9 @@ def test_a_run_goes_on_from_any_point(points, kind):
 
 @pytest.mark.parametrize("kind", SPLIT_STRIDE)
 def test_split_learning_goes_on_from_any_point(points, kind):
-    """The same for methods of split learning, whose servers and clients have effects of their own."""
+    """The same for methods of split learning, whose servers and clients have effects of their
+    own.
+    """
     for point in points[kind][SPLIT_STRIDE[kind] // 2 :: SPLIT_STRIDE[kind]]:
         assert crash_split.attempt(kind, point) == [], point
 
@@ -106,7 +115,9 @@ def test_split_learning_goes_on_from_any_point(points, kind):
     ],
 )
 def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
-    """Not only the store alone, as in its own tests: what clients, shells and machine make of its death or its errors."""
+    """Not only the store alone, as in its own tests: what clients, shells and machine make of its
+    death or its errors.
+    """
     calls = len(
         crash_kinds.calls_with_reads("clock")
         if "reads" in options
@@ -117,7 +128,9 @@ def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
 
 
 def test_a_run_goes_on_from_any_call_of_any_thread():
-    """Versions are written by two threads where nobody sets anything: a kill that falls on one finds the other one in the middle of something."""
+    """Versions are written by two threads where nobody sets anything: a kill that falls on one
+    finds the other one in the middle of something.
+    """
     places = [at for at, one in enumerate(crash_kinds.calls_of_threads("clock"), start=1) if one]
     assert len(places) > 40
     hit = cut_short = 0
@@ -143,7 +156,9 @@ JUMPS = {
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_clocks_that_jump_cost_nothing(jump):
-    """Lives are numbered by wall clocks, and a schedule goes on by one: neither may make two lives one, or a run wait for a day."""
+    """Lives are numbered by wall clocks, and a schedule goes on by one: neither may make two lives
+    one, or a run wait for a day.
+    """
     for point in (Point("ps", "commit", "job", 2), Point("client", "offer_delta", "after", 4)):
         with crash_kinds.folder() as root:
             world = crash_kinds.make("clock", root, point=point, wall=JUMPS[jump]).run()
@@ -217,14 +232,18 @@ def _said_twice_as_much(monkeypatch):
     ],
 )
 def test_journals_are_read(monkeypatch, defect, complaint):
-    """What they say is compared with what happened: a journal that lies or is silent is no witness."""
+    """What they say is compared with what happened: a journal that lies or is silent is no
+    witness.
+    """
     defect(monkeypatch)
     found = crash_kinds.attempt("clock", Point("ps", "commit", "after", 2))
     assert any(complaint in one for one in found), found
 
 
 def test_a_run_is_audited_by_its_own_journals():
-    """Of the server and of all clients, through a crash: nothing is written into the folder for the audit's sake."""
+    """Of the server and of all clients, through a crash: nothing is written into the folder for the
+    audit's sake.
+    """
     with crash_kinds.folder() as root:
         world = crash_kinds.make("clock", root, point=Point("ps", "commit", "after", 2)).run()
         assert world.violations == []

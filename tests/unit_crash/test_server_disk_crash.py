@@ -1,7 +1,8 @@
 """The split server's folder survives a crash, a power cut or a full disk at every call to the disk.
 
-A scenario (six uploads, a number given away, three checkpoints, two kept) runs on a disk that counts its calls; then again for each call
-and each way in which it can go wrong. After each the folder is opened again, and what was promised is checked.
+A scenario (six uploads, a number given away, three checkpoints, two kept) runs on a disk that
+counts its calls; then again for each call and each way in which it can go wrong. After each the
+folder is opened again, and what was promised is checked.
 """
 
 import errno
@@ -52,7 +53,9 @@ def patiently(act, told, errors):
 
 
 def live(root, files, told):
-    """One life of the server, from wherever the folder is to the end of the scenario; False when it was killed."""
+    """One life of the server, from wherever the folder is to the end of the scenario; False when it
+    was killed.
+    """
     try:
         disk = patiently(lambda: ServerDisk(root / "server", files), told, RunDirError)
         found = patiently(disk.recover, told, RunDirError)
@@ -79,7 +82,9 @@ def live(root, files, told):
 
 
 def check(root, told, power):
-    """What a new server finds is a moment of the scenario, and nothing that was said to be durable is missing."""
+    """What a new server finds is a moment of the scenario, and nothing that was said to be durable
+    is missing.
+    """
     disk = ServerDisk(root / "server")
     found = disk.recover()
     disk.close()
@@ -96,7 +101,9 @@ def check(root, told, power):
 
 
 def check_end(root):
-    """However it was reached: everything trained once in the lineage, two checkpoints, nothing left lying about."""
+    """However it was reached: everything trained once in the lineage, two checkpoints, nothing left
+    lying about.
+    """
     audit = audit_split_dir(root / "server")
     assert (audit.trained, audit.problems) == (len(KEYS), ())
     disk = ServerDisk(root / "server")
@@ -127,7 +134,9 @@ def root():
     [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
 )
 def test_a_crash_at_any_call_loses_nothing_durable(root, mode, power):
-    """Whenever the server dies, the next one goes on from a whole checkpoint, and knows what was trained after it."""
+    """Whenever the server dies, the next one goes on from a whole checkpoint, and knows what was
+    trained after it.
+    """
     made = calls(root)
     assert len(made) > 60
     for at, name in enumerate(made, start=1):
@@ -145,7 +154,9 @@ def test_a_crash_at_any_call_loses_nothing_durable(root, mode, power):
 @pytest.mark.parametrize("failures", [1, 6])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_failing_call_can_be_tried_again(root, failures, number):
-    """A full disk costs a checkpoint, which is tried again; no line of the ledger is left out, doubled, or torn."""
+    """A full disk costs a checkpoint, which is tried again; no line of the ledger is left out,
+    doubled, or torn.
+    """
     for at in range(1, len(calls(root)) + 1):
         disk, told = CrashDisk(root, at, "error", failures, number=number), Told()
         assert live(root, disk, told)
@@ -156,7 +167,9 @@ def test_a_failing_call_can_be_tried_again(root, failures, number):
 
 
 def test_a_line_that_could_not_be_written_waits(root):
-    """Entering a line happens amid other effects: an error there would leave out what comes after it, and the run with it."""
+    """Entering a line happens amid other effects: an error there would leave out what comes after
+    it, and the run with it.
+    """
     disk = ServerDisk(root / "server", files := CrashDisk(root))
     disk.recover()
     files.at, files.mode, files.failures = len(files.calls) + 1, "error", 1

@@ -1,7 +1,9 @@
-"""What is read before anybody has a session: a relay's greeting, the question of who may come in (ZAP), and the answers of EC2's metadata service.
+"""What is read before anybody has a session: a relay's greeting, the question of who may come in
+(ZAP), and the answers of EC2's metadata service.
 
-The relay and its pairs are the real ones, on pairs of sockets in this process and a loop of its own for each input. The ZAP handler is the
-real one on a socket that only remembers; the metadata watch is the real one, with its HTTP, on a connection that answers what the input says.
+The relay and its pairs are the real ones, on pairs of sockets in this process and a loop of its own
+for each input. The ZAP handler is the real one on a socket that only remembers; the metadata watch
+is the real one, with its HTTP, on a connection that answers what the input says.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -28,7 +30,8 @@ from fsl_transport.relay.zmtp_greeting import GREETING_BYTES, SIGNATURE_BYTES
 from fsl_transport.session.access_control import ConnectionLimits
 from fsl_transport.zmq.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
 
-# --- a relay, until it passes what it does not look at ------------------------------------------------------------
+# --- a relay, until it passes what it does not look at
+# ------------------------------------------------------------
 
 
 class DialedPair(Pair):
@@ -133,7 +136,8 @@ def greeting_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- who may come in ----------------------------------------------------------------------------------------------
+# --- who may come in
+# ----------------------------------------------------------------------------------------------
 
 FRIEND, STRANGER = (KeyPair.new().public for _ in range(2))
 
@@ -161,7 +165,9 @@ class Remembers:
 
 
 def run_zap(data):
-    """Requests, each a list of frames. Every one is answered, and 200 only what is CURVE, of our domain, with a key that is let in."""
+    """Requests, each a list of frames. Every one is answered, and 200 only what is CURVE, of our
+    domain, with a key that is let in.
+    """
     requests = [
         [part for part in one if type(part) is bytes]
         for one in steps_of(data)[:40]
@@ -208,7 +214,8 @@ def zap_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- what EC2's metadata service answers --------------------------------------------------------------------------
+# --- what EC2's metadata service answers
+# --------------------------------------------------------------------------
 
 TOKEN = "AQAEAtoken=="
 ACTION = b'{"action": "terminate", "time": "2099-01-01T00:00:00Z"}'
@@ -220,7 +227,9 @@ def framed(status, body):
 
 
 class Service:
-    """Answers what the input says, one answer a connection; and when that is used up, what it should."""
+    """Answers what the input says, one answer a connection; and when that is used up, what it
+    should.
+    """
 
     def __init__(self, answers):
         self.answers = list(answers)
@@ -260,7 +269,9 @@ class Opens(urllib.request.BaseHandler):
 
 
 def run_metadata(data):
-    """Answers: bytes as they are, [status, body] in a frame that fits. None ends the watch, and afterwards a true announcement is heard."""
+    """Answers: bytes as they are, [status, body] in a frame that fits. None ends the watch, and
+    afterwards a true announcement is heard.
+    """
     service, made = Service([]), []
     for one in steps_of(data)[:20]:
         if type(one) is bytes:

@@ -2,11 +2,14 @@
 
     python tests/unit_fuzz/fuzz_strangers.py [SECONDS for each target, 50] [TARGET ...]
 
-Seconds are processor time, so that a busy machine tries as much as a free one: 50 for each of the twelve are ten minutes of a core.
+Seconds are processor time, so that a busy machine tries as much as a free one: 50 for each of the
+twelve are ten minutes of a core.
 
-With atheris installed (the extra `fuzz`) coverage leads the mutations: libFuzzer on instrumented Python, with the mutator below, which
-works on fields where the input is msgpack. Without it the same mutator works on the seeds at random. Exits with 1 at the first input
-that gives an error which strangers must not be able to cause, or takes more than SLOW_S; the input is left in stranger-TARGET.bin.
+With atheris installed (the extra `fuzz`) coverage leads the mutations: libFuzzer on instrumented
+Python, with the mutator below, which works on fields where the input is msgpack. Without it the
+same mutator works on the seeds at random. Exits with 1 at the first input that gives an error which
+strangers must not be able to cause, or takes more than SLOW_S; the input is left in
+stranger-TARGET.bin.
 """
 
 import importlib.util
@@ -24,7 +27,9 @@ SLOW_S = 5.0
 HANGS_S = 300
 WALL_FACTOR = 20
 """On a machine that is busier than this the clock ends a target before its processor time does."""
-"""LibFuzzer's own limit is for what never ends: it counts on while the process is stopped for something else, which SLOW_S, processor time, does not."""
+"""LibFuzzer's own limit is for what never ends: it counts on while the process is stopped for
+something else, which SLOW_S, processor time, does not.
+"""
 MAX_BYTES = 1 << 16
 JUNK = (
     None, True, False, 0, 1, -1, 2, 127, 128, 255, 1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63), 0.0, -0.0, 1e308,
@@ -128,7 +133,9 @@ def probe(target, data):
 
 
 def plain(name, target, seconds, seed=0):
-    """Random mutations of the seeds, two or three deep; the number of inputs. Raises what should not be."""
+    """Random mutations of the seeds, two or three deep; the number of inputs. Raises what should
+    not be.
+    """
     chance = random.Random(seed)
     pool = target.seeds()
     until = time.process_time() + seconds

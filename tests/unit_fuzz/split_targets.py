@@ -1,7 +1,8 @@
-"""A whole split server with an honest client beside the hostile one, and a whole split client whose server is hostile.
+"""A whole split server with an honest client beside the hostile one, and a whole split client whose
+server is hostile.
 
-Both have the real shells, machines, torch rooms and, at the server, the real disk; sockets, threads and clocks are doubles. A model of a
-few weights, so that an input takes milliseconds.
+Both have the real shells, machines, torch rooms and, at the server, the real disk; sockets, threads
+and clocks are doubles. A model of a few weights, so that an input takes milliseconds.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -53,7 +54,9 @@ from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_transport.session import frames
 
 METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")
-"""Which one an input is for says its first step: aligned, with replicas and gradients, with gradients alone. No number: the first."""
+"""Which one an input is for says its first step: aligned, with replicas and gradients, with
+gradients alone. No number: the first.
+"""
 INPUTS, WIDTH, CLASSES, SAMPLES = 5, 4, 3, 2
 FORMATS = Formats(up="fp32", down="fp32")
 
@@ -81,7 +84,8 @@ def linear(inputs, outputs):
     return nn.Linear(inputs, outputs)
 
 
-# --- the server ---------------------------------------------------------------------------------------------------
+# --- the server
+# ---------------------------------------------------------------------------------------------------
 
 
 class SplitWorld:
@@ -140,7 +144,8 @@ class SplitWorld:
         return next(one.session for one in reversed(sent) if isinstance(one, frames.Welcome))
 
     def deliver(self, peer, lane, parts):
-        # Whom the server believes that the run is over (docs/SECURITY.md, "Names"): that is no defect.
+        # Whom the server believes that the run is over (docs/SECURITY.md, "Names"): that is no
+        # defect.
         self.is_over = self.is_over or any(b"RunOver" in part for part in parts)
         self.link.receive(peer, tp.Lane(lane), parts, b"")
         self.wait(0.01)
@@ -157,7 +162,8 @@ class SplitWorld:
         """The honest client's upload is taken, trained, and answered."""
         if self.is_over:
             return
-        # In the newest round that the server counts: whose number a client raises, docs/LIMITS.md says under "What is not limited".
+        # In the newest round that the server counts: whose number a client raises, docs/LIMITS.md
+        # says under "What is not limited".
         key = UploadKey(HONEST, 1, max(0, self.shell.machine.round), self.seq)
         before = len(self.link.sent[HONEST])
         meta = msg.to_wire(meta_of(key))
@@ -271,7 +277,8 @@ def server_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- the client, whose server is the stranger ---------------------------------------------------------------------
+# --- the client, whose server is the stranger
+# ---------------------------------------------------------------------
 
 
 def training_of(name):

@@ -1,7 +1,9 @@
-"""What strangers' bytes reach, as functions of bytes that raise nothing but what hostile bytes may raise.
+"""What strangers' bytes reach, as functions of bytes that raise nothing but what hostile bytes may
+raise.
 
-A target's input is what travels, or msgpack that stands for what travels (a list of steps, so that a mutator can work on fields). Each
-says which errors are the right answer; whatever else comes out is a defect. `seeds` are inputs that mean something, to start from.
+A target's input is what travels, or msgpack that stands for what travels (a list of steps, so that
+a mutator can work on fields). Each says which errors are the right answer; whatever else comes out
+is a defect. `seeds` are inputs that mean something, to start from.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -73,7 +75,8 @@ UPLOAD = UploadKey("a", 1, 0, 0)
 MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
 
 
-# --- one message, with everything that reads its content ----------------------------------------------------------
+# --- one message, with everything that reads its content
+# ----------------------------------------------------------
 
 
 def read_body(body):
@@ -179,7 +182,8 @@ def message_seeds():
     return heads
 
 
-# --- texts --------------------------------------------------------------------------------------------------------
+# --- texts
+# --------------------------------------------------------------------------------------------------------
 
 
 def run_texts(data):
@@ -213,7 +217,8 @@ TEXTS = (
 )
 
 
-# --- coded frames where they enter --------------------------------------------------------------------------------
+# --- coded frames where they enter
+# --------------------------------------------------------------------------------
 
 
 def run_spool(data):
@@ -246,11 +251,14 @@ def run_payload(data):
     payload.decode_chunks([frame], 40)
 
 
-# --- a whole parameter server -------------------------------------------------------------------------------------
+# --- a whole parameter server
+# -------------------------------------------------------------------------------------
 
 
 class World:
-    """A parameter server with all its rooms, an honest client, and a crook who has a session too."""
+    """A parameter server with all its rooms, an honest client, and a crook who has a session
+    too.
+    """
 
     def __init__(self, folder, told=Quiet()):  # noqa: B008 - it has no state
         self.ended = []
@@ -320,7 +328,9 @@ class World:
 
 
 def run_server(data):
-    """Steps of the crook: heads (0 in place of a session is its own), payloads on the bulk lane, waits."""
+    """Steps of the crook: heads (0 in place of a session is its own), payloads on the bulk lane,
+    waits.
+    """
     with room() as folder:
         world = World(folder)
         try:
@@ -353,7 +363,8 @@ def server_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- a whole client, whose server is the stranger -----------------------------------------------------------------
+# --- a whole client, whose server is the stranger
+# -----------------------------------------------------------------
 
 
 def attached_learner():
@@ -367,7 +378,9 @@ def attached_learner():
 
 
 def run_learner(data):
-    """A version of one chunk, in full: the frame decodes or is refused, and never changes the base half."""
+    """A version of one chunk, in full: the frame decodes or is refused, and never changes the base
+    half.
+    """
     learner = attached_learner()
     learner.begin_fetch("full", 0)
     learner.put_fetch(0, 0, data)

@@ -1,4 +1,6 @@
-"""What the targets of this folder have in common: a table's entry, doubles of the world, inputs that stand for several steps."""
+"""What the targets of this folder have in common: a table's entry, doubles of the world, inputs
+that stand for several steps.
+"""
 
 # ruff: noqa: D102 - small doubles of documented protocols
 
@@ -25,7 +27,9 @@ NUMBER_FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 
 @frozen
 class Target:
-    """A parser: what it may raise, inputs to start from, and how many bytes it may hold at a time for each byte of input."""
+    """A parser: what it may raise, inputs to start from, and how many bytes it may hold at a time
+    for each byte of input.
+    """
 
     run: Callable[[bytes], object]
     refuses: tuple[type[Exception], ...]
@@ -121,7 +125,9 @@ def steps_of(data):
 
 
 def delivery(step, session):
-    """Name, lane, frames and seconds to wait: of a head (a list, or bytes), of {"n": name, "h": head, "p": payload, "l": lane}, of a float."""
+    """Name, lane, frames and seconds to wait: of a head (a list, or bytes), of {"n": name, "h":
+    head, "p": payload, "l": lane}, of a float.
+    """
     name, payload_of, lane = CROOK, [], 0
     if type(step) is float:
         return name, lane, [], 0.0 if math.isnan(step) else min(abs(step), 15.0)

@@ -1,6 +1,8 @@
-"""What a hostile server writes on a client's terminal, and a hostile client on a server's: one printable line, of which nothing is lost.
+"""What a hostile server writes on a client's terminal, and a hostile client on a server's: one
+printable line, of which nothing is lost.
 
-The shells are those of real nodes (`text_nodes`); each test names the words that it waits for, so that it fails where they do not come at all.
+The shells are those of real nodes (`text_nodes`); each test names the words that it waits for, so
+that it fails where they do not come at all.
 """
 
 import numpy as np
@@ -57,7 +59,8 @@ def all_of(*plays):
     return play
 
 
-# --- a hostile server, and the client's terminal ------------------------------------------------------------------
+# --- a hostile server, and the client's terminal
+# ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,8 @@ def test_a_split_server_writes_one_printable_line(kind, play):
     )
 
 
-# --- a hostile client, and the servers' terminals -----------------------------------------------------------------
+# --- a hostile client, and the servers' terminals
+# -----------------------------------------------------------------
 
 
 def offers_delta(**changed):
@@ -175,7 +179,9 @@ def offers_delta(**changed):
     ],
 )  # fmt: skip
 def test_a_client_writes_one_printable_line_at_a_parameter_server(play, words):
-    """In its log, in its journal, and in what it says of a relaunch. None: refused before anything is told."""
+    """In its log, in its journal, and in what it says of a relaunch. None: refused before anything
+    is told.
+    """
     told = at(ParameterServer, play)
     assert words is None or any(words in one for one in [*told.lines, *told.texts]), told.lines
 

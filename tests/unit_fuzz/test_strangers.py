@@ -1,4 +1,6 @@
-"""What strangers' bytes may cause: an error that costs them their session; never another one, never much time or memory."""
+"""What strangers' bytes may cause: an error that costs them their session; never another one, never
+much time or memory.
+"""
 
 import contextlib
 import random
@@ -25,7 +27,9 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch):
-    """Half a second of what `fuzz_strangers.py` does for minutes: so its targets stay right, and so do the parsers."""
+    """Half a second of what `fuzz_strangers.py` does for minutes: so its targets stay right, and so
+    do the parsers.
+    """
     monkeypatch.chdir(tmp_path)
     assert fuzz.plain(name, targets.TARGETS[name], 0.5, seed=4) >= 20
 
@@ -34,7 +38,9 @@ def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch)
 @QUICK
 @given(st.data())
 def test_valid_input_with_one_thing_changed(name, data):
-    """A message that is nearly right goes deepest: every place of every seed, by field and by byte, and shrunk when it fails."""
+    """A message that is nearly right goes deepest: every place of every seed, by field and by byte,
+    and shrunk when it fails.
+    """
     seeds = targets.TARGETS[name].seeds()
     chosen = data.draw(st.sampled_from(seeds))
     how = data.draw(st.sampled_from(["field", "byte"]))
@@ -44,7 +50,8 @@ def test_valid_input_with_one_thing_changed(name, data):
     assert error is None, f"{changed!r}: {error!r}"
 
 
-# --- memory and time ----------------------------------------------------------------------------------------------
+# --- memory and time
+# ----------------------------------------------------------------------------------------------
 
 
 def nested(depth, inside):
@@ -84,7 +91,9 @@ def bombs(size):
 
 @pytest.mark.parametrize("name", bombs(1000))
 def test_memory_is_bounded_by_what_was_sent(name):
-    """A small message must not ask for a large room: at most `amplification` bytes at a time for each byte of it."""
+    """A small message must not ask for a large room: at most `amplification` bytes at a time for
+    each byte of it.
+    """
     kind, data = bombs(60_000)[name]
     target = targets.TARGETS[kind]
     fuzz.probe(target, data)  # what is made once, like scratch and caches
@@ -109,7 +118,9 @@ def peak_of(data):
 
 
 def test_arrays_that_claim_more_than_they_hold():
-    """Room for an array is made before it is read: no more entries than the message has bytes, 10,000 in each of 1,024 levels at most."""
+    """Room for an array is made before it is read: no more entries than the message has bytes,
+    10,000 in each of 1,024 levels at most.
+    """
     claim = b"\xdd\x00\x01\xff\xff"
     assert peak_of(claim * 20) < 20_000
     assert peak_of(claim + bytes(60)) < 20_000
@@ -119,7 +130,9 @@ def test_arrays_that_claim_more_than_they_hold():
 
 @pytest.mark.parametrize("name", bombs(1000))
 def test_time_grows_with_what_was_sent(name):
-    """Sixteen times the bytes, and not much more than sixteen times the work: squares would give 256."""
+    """Sixteen times the bytes, and not much more than sixteen times the work: squares would give
+    256.
+    """
 
     def cost_s(size):
         kind, data = bombs(size)[name]

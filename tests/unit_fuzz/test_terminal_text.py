@@ -1,4 +1,6 @@
-"""No text of a peer reaches a terminal, a journal or an error as it came: every field of every message, at every kind of node."""
+"""No text of a peer reaches a terminal, a journal or an error as it came: every field of every
+message, at every kind of node.
+"""
 
 from operator import attrgetter
 
@@ -56,7 +58,9 @@ def test_heads_of_the_transport(kind, text):
 @given(TEXTS)
 @example(HOSTILE)
 def test_fields_of_messages(kind, text):
-    """Of both tables, whichever the node reads: as a message, as what an offer or a heartbeat carries, as hello and welcome."""
+    """Of both tables, whichever the node reads: as a message, as what an offer or a heartbeat
+    carries, as hello and welcome.
+    """
     for table, name in MESSAGES:
         for _, body in bodies_of(TABLES[table], name, text):
             with room() as folder, node(kind, folder) as (made, _):
@@ -116,7 +120,9 @@ def test_hello_welcome_and_heartbeat(text):
 @given(TEXTS)
 @example(HOSTILE)
 def test_the_configuration_of_a_welcome(text):
-    """A client takes it from a server that it does not trust: names of tables and keys, and every setting."""
+    """A client takes it from a server that it does not trust: names of tables and keys, and every
+    setting.
+    """
     bad = [{text: {}}, {"run": {text: 1}}, {"run": text}]
     for name, table in CONFIG_TABLES.items():
         bad += [{name: {field.name: text}} for field in attrs.fields(table)]

@@ -1,7 +1,9 @@
-"""Real nodes of which everything is kept that they tell, journal or raise, and peers that put hostile text into any field.
+"""Real nodes of which everything is kept that they tell, journal or raise, and peers that put
+hostile text into any field.
 
-The five kinds of node that read messages: a parameter server, a client, a split server, a split client, and a parameter server's session with a
-split server. Which fields there are is read from the tables of messages and of the transport, so that a new one is covered when it is there.
+The five kinds of node that read messages: a parameter server, a client, a split server, a split
+client, and a parameter server's session with a split server. Which fields there are is read from
+the tables of messages and of the transport, so that a new one is covered when it is there.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -109,7 +111,9 @@ def listening(node, shell, told, handle=None):
 
 
 class Servers:
-    """A server with two sessions, one of which is the crook's: what both kinds of server have in common."""
+    """A server with two sessions, one of which is the crook's: what both kinds of server have in
+    common.
+    """
 
     kinds = (frames.HELLO, frames.BEAT, frames.BYE, frames.DATA)
 
@@ -322,7 +326,9 @@ def sample(field, kind, form):
 
 
 def bodies_of(table, name, text):
-    """Each body of a message with `text` in one field, at a place where the field has text: (field, body)."""
+    """Each body of a message with `text` in one field, at a place where the field has text: (field,
+    body).
+    """
     for field, body in _maps_of(table._fields[table.types[name]], text):
         yield field, {"m": name} | body
 
@@ -352,7 +358,9 @@ def _maps_of(fields, text):
 
 
 def heads_of(text):
-    """Each head of the transport with `text` in one field: kind and the fields behind the session's, or for HELLO, WELCOME and REFUSE all."""
+    """Each head of the transport with `text` in one field: kind and the fields behind the
+    session's, or for HELLO, WELCOME and REFUSE all.
+    """
     for kind, (_, types, _) in frames._SHAPES.items():
         for at, of in enumerate(types):
             for value in {str: [text], dict: [{text: 1}, {"a": text}, {"a": [text]}]}.get(of, ()):

@@ -1,4 +1,6 @@
-"""For the tests of split learning: one thread, small data, and the measure of how far weights are apart."""
+"""For the tests of split learning: one thread, small data, and the measure of how far weights are
+apart.
+"""
 
 import queue
 import threading
@@ -21,7 +23,9 @@ def _one_thread():
 
 @pytest.fixture
 def difference():
-    """Largest relative difference of any weight; those far below their tensor's typical size count by a thousandth of that."""
+    """Largest relative difference of any weight; those far below their tensor's typical size count
+    by a thousandth of that.
+    """
 
     def measure(found, wanted):
         assert found.keys() == wanted.keys()
@@ -38,7 +42,9 @@ def difference():
 
 @pytest.fixture
 def images():
-    """(name -> round -> batches) of random images: unequal clients, the last batch of one is smaller."""
+    """(name -> round -> batches) of random images: unequal clients, the last batch of one is
+    smaller.
+    """
 
     def make(*, names="abc", rounds=3, batches=3, size=6, side=8, classes=4, seed=0):
         chance = torch.Generator().manual_seed(seed)
@@ -60,7 +66,9 @@ def images():
 
 @pytest.fixture
 def texts():
-    """(name -> round -> batches) of random tokens with the next token as label; some labels ask for nothing."""
+    """(name -> round -> batches) of random tokens with the next token as label; some labels ask for
+    nothing.
+    """
 
     def make(*, names="abc", rounds=3, batches=3, size=3, context=7, vocabulary=20, seed=0):
         chance = torch.Generator().manual_seed(seed)
@@ -83,7 +91,9 @@ def texts():
 
 @pytest.fixture
 def in_thread():
-    """Run work in a thread; gives a function that waits for it and returns its result or raises its error."""
+    """Run work in a thread; gives a function that waits for it and returns its result or raises its
+    error.
+    """
 
     def start(work):
         answer = queue.Queue()

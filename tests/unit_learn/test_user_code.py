@@ -86,7 +86,9 @@ def failure_of(task, fed=None):
 
 
 def test_what_a_task_raises_is_the_tasks_own(folder):
-    """Told that it met a bug of ours, a user looks in the wrong place; the line that raised is the one to show."""
+    """Told that it met a bug of ours, a user looks in the wrong place; the line that raised is the
+    one to show.
+    """
     (folder / "raises.py").write_text(
         "import json\n\n\ndef train(fed):\n    raise ValueError('boom\\nbang')\n\n\n"
         "def deeper(fed):\n    json.loads('{')\n\n\ndef silent(fed):\n    assert fed\n"
@@ -107,7 +109,9 @@ def test_what_a_task_raises_is_the_tasks_own(folder):
 
 
 def test_our_own_defect_stays_ours(folder):
-    """An exception from inside this program is not to be blamed on the task that called it, and the trace shows no frame of ours."""
+    """An exception from inside this program is not to be blamed on the task that called it, and the
+    trace shows no frame of ours.
+    """
     (folder / "calls.py").write_text("def train(fed):\n    fed()\n")
     train = load_task(f"{folder}/calls.py:train")
     assert failure_of(train, lambda: load_task(3)) is None

@@ -1,4 +1,6 @@
-"""`fsl-node bench codec`: its pure parts, its fields in a tiny run, and what it reads; no speeds."""
+"""`fsl-node bench codec`: its pure parts, its fields in a tiny run, and what it reads; no
+speeds.
+"""
 
 import itertools
 import json
@@ -32,7 +34,9 @@ def _threads():
 
 
 def test_every_action_is_timed_in_every_round():
-    """A ratio compares neighbours in time; an action left out of a round would shift all that follow."""
+    """A ratio compares neighbours in time; an action left out of a round would shift all that
+    follow.
+    """
     called = []
     rounds = in_turns(
         {"a": lambda: called.append("a"), "b": lambda: called.append("b")}, repeats=3, limit_s=9.0
@@ -57,9 +61,12 @@ class StagedProbe(CoreProbe):
 
 
 def test_rounds_that_a_neighbour_disturbed_do_not_count():
-    """Chosen by the probe around the round, whatever the round took; or a lucky slow neighbour would choose the figures."""
+    """Chosen by the probe around the round, whatever the round took; or a lucky slow neighbour
+    would choose the figures.
+    """
     calls = iter(range(100))
-    # Each round asks before its one action and after it: the second round is slowed in its middle, the first before it began.
+    # Each round asks before its one action and after it: the second round is slowed in its middle,
+    # the first before it began.
     probe = StagedProbe([2.0, 4.0, 4.0, 2.1, 3.9, 4.0])
     rounds = in_turns({"a": lambda: next(calls)}, 2, 0.0, probe=probe, patience_s=60.0)
     assert (rounds.count, rounds.left_out, rounds.undisturbed_share) == (2, 2, 1.0)
@@ -78,7 +85,9 @@ def test_a_core_that_is_never_quiet_is_said_to_be_so():
 
 @pytest.mark.skipif(core_probe() is None, reason="no native codec")
 def test_the_probe_runs_a_loop_of_single_cycles():
-    """A compiler that drops the loop, or one that makes it wait for memory, would call every core free or none."""
+    """A compiler that drops the loop, or one that makes it wait for memory, would call every core
+    free or none.
+    """
     assert 0.3 < core_probe().fastest < 12.0  # 10^9 a second
 
 

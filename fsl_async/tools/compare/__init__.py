@@ -1,4 +1,5 @@
-"""`fsl-node compare`: methods of split learning side by side, one real run of each with the same data, seed and first weights.
+"""`fsl-node compare`: methods of split learning side by side, one real run of each with the same
+data, seed and first weights.
 
 choices     pure: what is compared, checked
 outcome     pure: from what nodes report to curves; when the target is reached; rows

@@ -1,4 +1,6 @@
-"""One run after the other: starts the nodes where they belong, gathers what they report, ends them."""
+"""One run after the other: starts the nodes where they belong, gathers what they report, ends
+them.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ class Comparison:
         self._make_places, self._say, self._stop = make_places, say, stop
 
     def run(self, method: str) -> Outcome:
-        """One run, to its last round or to the target. Raises the error of a node that failed, and the stopper's."""
+        """One run, to its last round or to the target. Raises the error of a node that failed, and
+        the stopper's.
+        """
         places = self._make_places()
         run = _Run(self, method, places)
         try:
@@ -250,7 +254,8 @@ class _Run:
         at = int(record["version"]) // self.gathered.turns
         point = next(p for p in points if p.round == at)
         self._say(
-            f"{self.method}: round {point.round} of {self.choices.rounds}, accuracy {point.accuracy:.1%},"
+            f"{self.method}: round {point.round} of {self.choices.rounds}, accuracy "
+            f"{point.accuracy:.1%},"
             f" {point.bytes / 1e6:,.2f} MB, {point.seconds:,.1f} s"
         )
         reached = is_reached(self.choices.target, float(record["accuracy"]))

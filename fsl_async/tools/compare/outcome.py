@@ -1,13 +1,18 @@
-"""From what the nodes of a run report to a curve: accuracy after each round against bytes, seconds, waiting. Pure.
+"""From what the nodes of a run report to a curve: accuracy after each round against bytes, seconds,
+waiting. Pure.
 
-Nodes report dicts (they may be processes of their own). Times are seconds of one clock that all of them share (CLOCK_MONOTONIC).
+Nodes report dicts (they may be processes of their own). Times are seconds of one clock that all of
+them share (CLOCK_MONOTONIC).
 
     {"event": "began", "client", "at"}                                its first batch is next
     {"event": "round", "client", "version", "at", "coded", "payload", "sockets", "waited", "trained"}
-                                                                      it holds this version; counters since its start
+                                                                      it holds this version;
+                                                                      counters since its start
     {"event": "scored", "version", "at", "seconds", "accuracy", "loss", "samples"}
-                                                                      the joined model of this version; how long that took
-Nobody trains while a version is scored (`problem.Scorer`), so those seconds are taken out of the run's.
+                                                                      the joined model of this
+                                                                      version; how long that took
+Nobody trains while a version is scored (`problem.Scorer`), so those seconds are taken out of the
+run's.
 """
 
 from __future__ import annotations
@@ -25,10 +30,11 @@ ACTIVATIONS_UP = "activations up"
 class Point:
     """The run when a round was done.
 
-    round: how many are done. accuracy: of the joined model on the held-out set, None when it was not measured. seconds: of training and
-    transfers since the first batch. coded, payload: bytes by category and direction, all clients, from the very first
-    download on. sockets: bytes up and down. waited, trained: seconds that clients' training threads waited, and all of
-    theirs, summed over clients.
+    round: how many are done. accuracy: of the joined model on the held-out set, None when it was
+    not measured. seconds: of training and transfers since the first batch. coded, payload: bytes by
+    category and direction, all clients, from the very first download on. sockets: bytes up and
+    down. waited, trained: seconds that clients' training threads waited, and all of theirs, summed
+    over clients.
     """
 
     round: int
@@ -54,7 +60,9 @@ class Point:
 
 @frozen
 class Outcome:
-    """How a method's run went. `reached` is the first point at the target; None: it did not get there."""
+    """How a method's run went. `reached` is the first point at the target; None: it did not get
+    there.
+    """
 
     method: str
     points: tuple[Point, ...]
@@ -129,12 +137,16 @@ class Gathered:
         )
 
     def _stood_still(self, record: Mapping[str, Any]) -> float:
-        """How much of a client's waiting was for versions to be scored: those before it held the one it tells of."""
+        """How much of a client's waiting was for versions to be scored: those before it held the
+        one it tells of.
+        """
         scores = [s for s in self.scores.values() if s["at"] + s["seconds"] <= record["at"]]
         return float(sum(s["seconds"] for s in scores))
 
     def _newest(self, client: str, version: int) -> Mapping[str, Any] | None:
-        """What a client had said last when it held `version`: in a relay only one client holds each."""
+        """What a client had said last when it held `version`: in a relay only one client holds
+        each.
+        """
         mine = [v for name, v in self.rounds if name == client and v <= version]
         return self.rounds[client, max(mine)] if mine else None
 
@@ -194,7 +206,9 @@ HEAD = ("method", "rounds", "MB to it", "against", "seconds", "best", "MB a roun
 
 
 def cells(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """The table's rows, as text. "rounds", "MB to it" and "seconds" are those to the target; "against" is the least of the others over it, so that the best has 1."""
+    """The table's rows, as text. "rounds", "MB to it" and "seconds" are those to the target;
+    "against" is the least of the others over it, so that the best has 1.
+    """
     sizes = [point.bytes for o in outcomes if (point := o.reached) is not None]
     least = min(sizes, default=0)
     return [_cells(outcome, least) for outcome in outcomes]

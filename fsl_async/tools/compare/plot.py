@@ -31,7 +31,9 @@ _AXES: tuple[tuple[str, Callable[[Point], float], bool], ...] = (
 
 
 def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
-    """Write the picture: three panels side by side with one line for each method, and the target."""
+    """Write the picture: three panels side by side with one line for each method, and the
+    target.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

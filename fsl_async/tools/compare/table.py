@@ -1,4 +1,6 @@
-"""The table of a comparison: drawn by rich where that is installed (extra `live`), aligned text elsewhere. 80 columns."""
+"""The table of a comparison: drawn by rich where that is installed (extra `live`), aligned text
+elsewhere. 80 columns.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Learning replaced by counting: a store and a learner that keep the promises of the real ones, with integers for weights.
+"""Learning replaced by counting: a store and a learner that keep the promises of the real ones,
+with integers for weights.
 
-A model is one number, the tokens that went into it; a delta is the tokens trained since the last snapshot; a digest is a hash over
-the lineage of versions. So whatever would corrupt real weights (a delta merged twice, lost, or applied to another base; an
-update applied to another version) gives a wrong number or a wrong digest here. `Disk` survives the death of a server; everything
-else dies with its process. A job of the worker happens whole or not at all: crashes inside one are the store's own tests.
+A model is one number, the tokens that went into it; a delta is the tokens trained since the last
+snapshot; a digest is a hash over the lineage of versions. So whatever would corrupt real weights (a
+delta merged twice, lost, or applied to another base; an update applied to another version) gives a
+wrong number or a wrong digest here. `Disk` survives the death of a server; everything else dies
+with its process. A job of the worker happens whole or not at all: crashes inside one are the
+store's own tests.
 """
 
 from __future__ import annotations
@@ -152,7 +155,9 @@ class CountingStore:
         spool.next_chunk += 1
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
-        """Make a delta durable. StoreError when it is not being received: another stream has brought it."""
+        """Make a delta durable. StoreError when it is not being received: another stream has
+        brought it.
+        """
         spool = self._spools.pop(key, None)
         if spool is None:
             raise StoreError(f"delta {key.text} was not begun")
@@ -263,7 +268,9 @@ class CountingStore:
 
 
 class CountingLearner:
-    """A client that trains `tokens_per_step` every `step_s` and answers at step boundaries, as a training thread does."""
+    """A client that trains `tokens_per_step` every `step_s` and answers at step boundaries, as a
+    training thread does.
+    """
 
     def __init__(
         self,
@@ -385,7 +392,9 @@ class CountingLearner:
         self._fetch = (kind, version, [None] * CHUNKS)
 
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
-        """Take a chunk. One that comes late, by a stream of before, is refused as the real learner does it."""
+        """Take a chunk. One that comes late, by a stream of before, is refused as the real learner
+        does it.
+        """
         if self._fetch is None or self._fetch[1] != version:
             raise LearnError(f"version {version} is not being fetched")
         self._fetch[2][index] = frame
@@ -422,7 +431,9 @@ class CountingLearner:
 
 @mutable
 class VirtualWorker:
-    """A worker on the virtual clock: jobs take `cost_s` each, one after another, and happen at their end."""
+    """A worker on the virtual clock: jobs take `cost_s` each, one after another, and happen at
+    their end.
+    """
 
     clock: Scheduler
     cost_s: Callable[[], float]

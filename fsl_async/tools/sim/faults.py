@@ -1,8 +1,10 @@
-"""What goes wrong in a simulated run, and how often. Chance comes from one seed, so a storm can be had again.
+"""What goes wrong in a simulated run, and how often. Chance comes from one seed, so a storm can be
+had again.
 
-Mean times between faults are those of one client (or of the one server); when a fault comes is exponential, as for independent
-failures. `storm` is the bad week: every client is killed about every two hours, connections are reset, links are cut for
-minutes, messages are lost, doubled, delayed and reordered, and the server is killed every few hours.
+Mean times between faults are those of one client (or of the one server); when a fault comes is
+exponential, as for independent failures. `storm` is the bad week: every client is killed about
+every two hours, connections are reset, links are cut for minutes, messages are lost, doubled,
+delayed and reordered, and the server is killed every few hours.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from attrs import frozen
 
 @frozen
 class FaultProfile:
-    """Mean seconds between faults (0 = never), seconds of recovery (from, to), chances per message."""
+    """Mean seconds between faults (0 = never), seconds of recovery (from, to), chances per
+    message.
+    """
 
     client_kill_every_s: float = 0.0
     client_return_s: tuple[float, float] = (20.0, 120.0)

@@ -1,13 +1,18 @@
-"""The invariants (docs/ARCHITECTURE.md), checked after every event of a simulated run against what really happened.
+"""The invariants (docs/ARCHITECTURE.md), checked after every event of a simulated run against what
+really happened.
 
-The simulator is all-knowing: it sees every snapshot a training thread takes and everything a disk holds. After each event of each
-node the checks below run on what that event touched, in constant time, so a day of a thousand clients can be checked whole.
+The simulator is all-knowing: it sees every snapshot a training thread takes and everything a disk
+holds. After each event of each node the checks below run on what that event touched, in constant
+time, so a day of a thousand clients can be checked whole.
 
-- A delta is merged at most once, carries the base it was computed from, and is never recomputed against another.
+- A delta is merged at most once, carries the base it was computed from, and is never recomputed
+  against another.
 - An acknowledged delta is on the server's disk from then on, through every crash.
 - Tokens in the ledger are the tokens that clients trained and sent.
-- All who hold a version hold the same digest; there is one lineage; its version 0 is published once.
-- What a client trained is in exactly one place: acknowledged, outstanding, refused, or not sent yet.
+- All who hold a version hold the same digest; there is one lineage; its version 0 is published
+  once.
+- What a client trained is in exactly one place: acknowledged, outstanding, refused, or not sent
+  yet.
 """
 
 from __future__ import annotations
@@ -73,7 +78,8 @@ class Invariants:
         tokens = models[-1].total - models[0].total
         if tokens != self.disk.tokens_merged:
             self.violated(
-                f"version {models[-1].version} holds {tokens} tokens, ledger {self.disk.tokens_merged}",
+                f"version {models[-1].version} holds {tokens} tokens, ledger "
+                f"{self.disk.tokens_merged}",
                 now,
             )
         for position in range(self._versions_seen, len(models)):
@@ -95,7 +101,9 @@ class Invariants:
     def run_ended(
         self, learners: Mapping[str, CountingLearner], names: Sequence[str], now: float
     ) -> None:
-        """After an end in good order nothing is left over: every client has the last version, and all its work is in it."""
+        """After an end in good order nothing is left over: every client has the last version, and
+        all its work is in it.
+        """
         last = self.disk.models[-1]
         for name in names:
             learner = learners.get(name)
@@ -175,7 +183,9 @@ class Invariants:
             self.violated(f"{name} holds something else than version {model.version}", now)
 
     def _account(self, key: DeltaKey) -> dict[str, int]:
-        """What became of the deltas of the life that computed `key`. Its successor may be the one that hears of it."""
+        """What became of the deltas of the life that computed `key`. Its successor may be the one
+        that hears of it.
+        """
         life = (key.client, key.incarnation)
         return self._accounts.setdefault(life, {"acknowledged": 0, "refused": 0})
 

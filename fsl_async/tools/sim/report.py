@@ -1,4 +1,6 @@
-"""What a simulated run ends with: the object that `demo` ends with too, and what only a simulation knows."""
+"""What a simulated run ends with: the object that `demo` ends with too, and what only a simulation
+knows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 
 @frozen
 class Report:
-    """The end of a simulated run. Learning is a counter, so there are no losses and no weights: those are None."""
+    """The end of a simulated run. Learning is a counter, so there are no losses and no weights:
+    those are None.
+    """
 
     rounds: int
     clients: int

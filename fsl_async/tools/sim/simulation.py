@@ -1,8 +1,10 @@
-"""A whole run in one process under a virtual clock: production machines, shells, sessions and streams over `mem_link`.
+"""A whole run in one process under a virtual clock: production machines, shells, sessions and
+streams over `mem_link`.
 
-What is replaced: the network (`fsl_transport.testing.mem_link`), the clock, the worker threads, the disk and the learning
-(`fsl_async.tools.sim.counting`). What is not: every decision and every message. Processes die as with kill -9: nothing of them
-runs afterwards, and only what their `Disk` holds is there for the next one. One seed decides everything; the same seed gives the same trace.
+What is replaced: the network (`fsl_transport.testing.mem_link`), the clock, the worker threads, the
+disk and the learning (`fsl_async.tools.sim.counting`). What is not: every decision and every
+message. Processes die as with kill -9: nothing of them runs afterwards, and only what their `Disk`
+holds is there for the next one. One seed decides everything; the same seed gives the same trace.
 """
 
 from __future__ import annotations
@@ -179,14 +181,17 @@ class Simulation:
     # --- running ---
 
     def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """Run to the end of the simulated time, then end the run in good order; `progress(hours)` is called about every hour."""
+        """Run to the end of the simulated time, then end the run in good order; `progress(hours)`
+        is called about every hour.
+        """
         self._launch_server()
         for name in self.names:
             self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
             self._plan_client_faults(name)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
         hour = 0.0
-        gc.disable()  # dead processes are cycles; looking for them once an hour is cheaper than all the time
+        # dead processes are cycles; looking for them once an hour is cheaper than all the time
+        gc.disable()
         try:
             while hour < self.settings.hours and not self.truth.violations:
                 hour = min(hour + 1.0, self.settings.hours)
@@ -202,7 +207,9 @@ class Simulation:
         self.truth.server_died(self.scheduler.time())
 
     def _end(self) -> None:
-        """No new faults; when everybody is back the server is asked to end. Lost and repeated messages go on."""
+        """No new faults; when everybody is back the server is asked to end. Lost and repeated
+        messages go on.
+        """
         self._calm = True
         calm_s = self.scheduler.time() + self.profile.longest_s
         give_up_s = calm_s + LONGEST_END_S

@@ -1,4 +1,6 @@
-"""The pure part of the laboratory: settings, the words for tc, who is wired to whom, the archive that the router boots."""
+"""The pure part of the laboratory: settings, the words for tc, who is wired to whom, the archive
+that the router boots.
+"""
 
 import re
 import shutil
@@ -56,7 +58,9 @@ def test_bursts_have_the_loss_and_the_length():
 
 
 def test_queue_holds_the_line_and_the_buffer():
-    """200 Mbit/s x (45 ms on the way + 100 ms of buffer), in packets; a slow line is not given seconds."""
+    """200 Mbit/s x (45 ms on the way + 100 ms of buffer), in packets; a slow line is not given
+    seconds.
+    """
     assert netem.limit_packets(profile("transatlantic")) == 2395
     assert netem.limit_packets(profile("dsl")) == 190
     assert netem.limit_packets(LinkSettings(rate_mbit=0.1)) == 20
@@ -112,7 +116,9 @@ def test_impossible_bursts_are_refused():
 
 
 def test_a_star():
-    """The first site is in the middle; each site has one address and a route to its neighbours only."""
+    """The first site is in the middle; each site has one address and a route to its neighbours
+    only.
+    """
     lab = plan.make("lab", ["ps", "a", "b"])
     assert list(lab.links) == ["ps:a", "ps:b"]
     lines = plan.site_lines(lab, lab.site("b"))
@@ -154,7 +160,9 @@ def test_plans_that_cannot_be(name, sites, pairs, says):
 
 
 def test_packets_travel_alone_where_one_may_be_lost():
-    """What the stack hands over at once netem loses at once, so loss needs single packets; without, whole ones save the CPU."""
+    """What the stack hands over at once netem loses at once, so loss needs single packets; without,
+    whole ones save the CPU.
+    """
     assert profile("campus").keeps_packets
     assert not profile("wireless").keeps_packets
 

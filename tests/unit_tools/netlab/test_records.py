@@ -1,4 +1,6 @@
-"""What is kept of laboratories on disk: removing one removes its folder, so nothing but a laboratory's name may say which."""
+"""What is kept of laboratories on disk: removing one removes its folder, so nothing but a
+laboratory's name may say which.
+"""
 
 import pytest
 
@@ -18,7 +20,9 @@ def root(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["{victim}", "../victim", "..", ".", "", "a/b", "A"])
 def test_down_removes_no_folder_but_a_laboratorys(root, tmp_path, capsys, name):
-    """It runs as root: `down --name /home/me` took the home folder, and said that there was no such laboratory."""
+    """It runs as root: `down --name /home/me` took the home folder, and said that there was no such
+    laboratory.
+    """
     victim = tmp_path / "victim"
     for folder in (victim, root / "other", root / "a" / "b"):
         folder.mkdir(parents=True)
@@ -31,7 +35,9 @@ def test_down_removes_no_folder_but_a_laboratorys(root, tmp_path, capsys, name):
 
 
 def test_folders_of_others_are_no_laboratories(root):
-    """What stands beside them with a file of the same name is left alone, by `down --all` and by every `up`."""
+    """What stands beside them with a file of the same name is left alone, by `down --all` and by
+    every `up`.
+    """
     for name in ("lab", "Not a lab"):
         (root / name).mkdir(parents=True)
         (root / name / "state.json").write_text("{}")

@@ -72,7 +72,9 @@ def test_buffered_merging_breaks_no_invariant(monkeypatch):
 
 
 def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch):
-    """The schedule goes on over restarts; with a whole period after each one, such a run would stand still for ever."""
+    """The schedule goes on over restarts; with a whole period after each one, such a run would
+    stand still for ever.
+    """
     from fsl_async.tools.sim import simulation as module
 
     profile = module.PROFILES["none"].__class__(
@@ -86,7 +88,9 @@ def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch
 
 
 def test_without_faults_almost_everybody_takes_part():
-    """A fault-free run loses nothing; now and then a long step misses the grace window and its delta merges a round later."""
+    """A fault-free run loses nothing; now and then a long step misses the grace window and its
+    delta merges a round later.
+    """
     simulation = simulate(faults="none")
     assert simulation.counts.faults == 0
     assert simulation.participation.share > 0.99
@@ -95,7 +99,9 @@ def test_without_faults_almost_everybody_takes_part():
 
 @pytest.mark.parametrize("faults", ["none", "storm"])
 def test_at_the_end_nothing_is_left_over(faults):
-    """Every step that was trained is in the last version, and every client holds it: the last round takes all and ends training."""
+    """Every step that was trained is in the last version, and every client holds it: the last round
+    takes all and ends training.
+    """
     simulation = simulate(hours=1.0, faults=faults)
     assert simulation.truth.violations == []
     assert simulation.truth.tokens_unsent == 0
@@ -214,7 +220,10 @@ def test_the_command_prints_the_documented_object():
     result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
     assert result.return_value == 0, result.output
     printed = json.loads(result.output.splitlines()[-1])
-    demo = "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches deltas_merged"
+    demo = (
+        "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio "
+        "relaunches deltas_merged"
+    )
     demo += " deltas_lost deltas_doubled participation seconds run_dir"
     own = "virtual_hours events faults invariant_violations trace_sha256"
     assert set(f"{demo} {own}".split()) <= set(printed)

@@ -7,7 +7,9 @@ import pytest
 
 @pytest.fixture
 def pair():
-    """What is written to the first end comes out of the source, what the target gets out of the last."""
+    """What is written to the first end comes out of the source, what the target gets out of the
+    last.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = []
         for _ in range(2):

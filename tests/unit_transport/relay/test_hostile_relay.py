@@ -1,7 +1,9 @@
-"""Whoever sits between the nodes may hold back, cut and lose what passes. He must not read, change, repeat, reorder or mix it.
+"""Whoever sits between the nodes may hold back, cut and lose what passes. He must not read, change,
+repeat, reorder or mix it.
 
-The hostile relay knows ZMTP's framing, which is in plain sight, and keeps everything that ever passed. After each trick it is honest again, and
-everything that was sent must have arrived, once and in order. Each trick is counted: one that never fired proves nothing.
+The hostile relay knows ZMTP's framing, which is in plain sight, and keeps everything that ever
+passed. After each trick it is honest again, and everything that was sent must have arrived, once
+and in order. Each trick is counted: one that never fired proves nothing.
 """
 
 # ruff: noqa: D102 - small doubles
@@ -28,7 +30,9 @@ def changed(data, place, bit=1):
 
 
 class Once:
-    """Plays a trick once for each way and size of frame, on connections that are past their handshake."""
+    """Plays a trick once for each way and size of frame, on connections that are past their
+    handshake.
+    """
 
     cuts = True
 
@@ -91,7 +95,9 @@ TRICKS = {
 
 
 class Talker:
-    """A node that has much to say in every session: numbered messages, and a stream until it has arrived."""
+    """A node that has much to say in every session: numbered messages, and a stream until it has
+    arrived.
+    """
 
     def __init__(self, node, to, data, messages, new_source, new_sink):  # noqa: PLR0917
         self.node, self.to, self.data, self.messages = node, to, data, messages
@@ -129,7 +135,9 @@ class Talker:
 
 @pytest.fixture
 def talk(curve_world, new_source, new_sink, monkeypatch):
-    """Let a client and a server say much to each other through a hostile relay; checks that what arrives is that, once and in order."""
+    """Let a client and a server say much to each other through a hostile relay; checks that what
+    arrives is that, once and in order.
+    """
     monkeypatch.setattr("fsl_transport.zmq.link._DIAL_AGAIN_S", 0.1)
 
     def make(trick, chunks=30, chunk_bytes=8000, messages=60):
@@ -158,7 +166,9 @@ def talk(curve_world, new_source, new_sink, monkeypatch):
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_no_trick_with_a_frame_gets_through(talk, name):
-    """Whatever is changed, repeated, mixed or left out, in either direction, of control or bulk: what arrives is what was sent."""
+    """Whatever is changed, repeated, mixed or left out, in either direction, of control or bulk:
+    what arrives is what was sent.
+    """
     once = Once(TRICKS[name])
     talk(once)
     assert sorted(once.fired) == sorted(
@@ -169,7 +179,9 @@ def test_no_trick_with_a_frame_gets_through(talk, name):
 @pytest.mark.parametrize("count", range(1, 8))
 @pytest.mark.parametrize("way", [UP, DOWN])
 def test_no_run_of_lost_frames_mixes_messages(talk, way, count):
-    """CURVE notices no gap. A message of several frames must not become one of the first frame of it and the second of another."""
+    """CURVE notices no gap. A message of several frames must not become one of the first frame of
+    it and the second of another.
+    """
     lost = []
 
     def lose(connection, which, frame):
@@ -189,7 +201,9 @@ def test_no_run_of_lost_frames_mixes_messages(talk, way, count):
 
 @pytest.mark.parametrize("way", [UP, DOWN])
 def test_a_chunk_cannot_get_the_text_of_the_next_one(talk, way):
-    """The text of one and the head of the next are left out: two frames that belong to two messages are neighbours, each of them genuine."""
+    """The text of one and the head of the next are left out: two frames that belong to two messages
+    are neighbours, each of them genuine.
+    """
     lost = []
 
     def lose(connection, which, frame):
