@@ -145,7 +145,7 @@ class SplitWorld:
         return next(one.session for one in reversed(sent) if isinstance(one, frames.Welcome))
 
     def deliver(self, peer, lane, parts):
-        # Any peer named `ps` can end the run (docs/SECURITY.md, "Names"): that is no defect here.
+        # Any client's RunOver is accepted (docs/SECURITY.md, "Names"): that is no defect.
         self.is_over = self.is_over or any(b"RunOver" in part for part in parts)
         self.link.receive(peer, tp.Lane(lane), parts, b"")
         self.wait(0.01)
