@@ -125,7 +125,7 @@ class Together(Killable):
 def check(parties):
     """Check what holds after any storm, and that there was something to compare."""
     assert parties.problems() == []
-    assert all([parties.told("a"), parties.told("b")]), (
+    assert all([parties.acknowledged("a"), parties.acknowledged("b")]), (
         "journals must have something to compare with"
     )
     return audit_split_dir(parties.server_dir)

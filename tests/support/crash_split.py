@@ -78,7 +78,7 @@ class CrashSplit(SplitSimulation):
             self._left_in_order = False
         elif self._kill(name):
             if name == SERVER_NAME:
-                self.truth.server_died(self.scheduler.time())
+                self.invariants.server_died(self.scheduler.time())
             again = (
                 self._launch_server if name == SERVER_NAME else lambda: self._launch_client(name)
             )
@@ -157,7 +157,7 @@ def passed(kind):
     """Run without a crash, which must find no violation; returns all points passed."""
     simulation = CrashSplit(kind)
     simulation.run()
-    assert simulation.truth.violations == [], simulation.truth.violations
+    assert simulation.invariants.violations == [], simulation.invariants.violations
     return simulation.points.all()
 
 
@@ -166,7 +166,7 @@ def attempt(kind, point: Point):
     simulation = CrashSplit(kind, point)
     simulation.run()
     fired = [] if simulation.points.fired else [f"{point} was not reached"]
-    return fired + [one for one in simulation.truth.violations if not one.endswith(WAITS)]
+    return fired + [one for one in simulation.invariants.violations if not one.endswith(WAITS)]
 
 
 def spread(points, most):

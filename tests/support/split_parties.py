@@ -46,7 +46,7 @@ def lines_of(path):
     return list(JournalReader(path).read_all()) if path.exists() else []
 
 
-def sealed_lines_of(path):
+def ledger_lines_of(path):
     """Return the complete lines of a ledger."""
     raw = path.read_bytes().splitlines() if path.exists() else []
     return [dict(line) for line in map(from_checksummed, raw) if line]
@@ -89,7 +89,7 @@ class Parties:
         """Return the clients merged into each version, in the order of the parameter server's
         ledger.
         """
-        lines = sealed_lines_of(self.ps_dir / "ledger.jsonl")
+        lines = ledger_lines_of(self.ps_dir / "ledger.jsonl")
         made = [line for line in lines if line.get("fact") == "version"]
         return {
             int(line["version"]): {str(one["key"]).split("/")[0] for one in line["merged"]}
@@ -113,14 +113,14 @@ class Parties:
 
     def uploads(self):
         """Return (key, outcome) in the order of the split server's ledger."""
-        lines = sealed_lines_of(self.server_dir / "ledger.jsonl")
+        lines = ledger_lines_of(self.server_dir / "ledger.jsonl")
         return [(line["key"], line["outcome"]) for line in lines if "key" in line]
 
     def journal(self, name):
         """Return a client's journal, over all its incarnations."""
         return lines_of(self.folder / name / "journal.jsonl")
 
-    def told(self, name):
+    def acknowledged(self, name):
         """Return the keys of the uploads whose acknowledgement a client received."""
         kinds = {"upload_acknowledged", "answer_received"}
         return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
@@ -138,6 +138,6 @@ class Parties:
         found += [*audit.problems, *audit_split_dir(self.server_dir).problems]
         trained = {key for key, outcome in self.uploads() if outcome == "trained"}
         for name in self.clients:
-            missing = sorted(self.told(name) - trained)
+            missing = sorted(self.acknowledged(name) - trained)
             found += [f"{name} received that {key} is trained, and it never was" for key in missing]
         return found

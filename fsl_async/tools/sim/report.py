@@ -47,7 +47,7 @@ class Report:
 
 def report(simulation: Simulation, seconds: float, journal: str) -> Report:
     """Sum a simulation up."""
-    disk, truth, counts = simulation.disk, simulation.truth, simulation.counts
+    disk, invariants, counts = simulation.disk, simulation.invariants, simulation.counts
     messages = simulation.network.counts
     kinds = dict(counts.kinds)
     for kind in ("dropped", "duplicated", "reordered"):
@@ -65,8 +65,8 @@ def report(simulation: Simulation, seconds: float, journal: str) -> Report:
         ratio=None,
         relaunches=counts.relaunches,
         deltas_merged=len(disk.merged),
-        deltas_lost=truth.deltas_lost,
-        deltas_doubled=truth.deltas_doubled,
+        deltas_lost=invariants.deltas_lost,
+        deltas_doubled=invariants.deltas_doubled,
         participation=round(simulation.participation.share, 4),
         seconds=round(seconds, 3),
         run_dir=journal,
@@ -75,6 +75,6 @@ def report(simulation: Simulation, seconds: float, journal: str) -> Report:
         faults=sum(kinds.values()),
         faults_by_kind=kinds,
         seed=simulation.settings.seed,
-        invariant_violations=len(truth.violations),
+        invariant_violations=len(invariants.violations),
         trace_sha256=None if journal else simulation.trace.hexdigest(),
     )

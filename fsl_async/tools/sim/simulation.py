@@ -139,7 +139,7 @@ class Counts:
 
 
 class Simulation:
-    """Runs to its end by `run()`; `truth` and `counts` say what happened."""
+    """Runs to its end by `run()`; `invariants` and `counts` say what happened."""
 
     def __init__(
         self, settings: SimulationSettings, *, keep_journal: Journal | None = None
@@ -159,7 +159,7 @@ class Simulation:
         self.trace = TraceHash()
         self.journal: Journal = keep_journal or self.trace
         self.disk = Disk()
-        self.truth = Invariants(self.disk)
+        self.invariants = Invariants(self.disk)
         self.counts = Counts()
         self.participation = Participation()
         self.names = [f"c{number:04d}" for number in range(settings.clients)]
@@ -193,7 +193,7 @@ class Simulation:
         # dead processes are cycles; looking for them once an hour is cheaper than all the time
         gc.disable()
         try:
-            while hour < self.settings.hours and not self.truth.violations:
+            while hour < self.settings.hours and not self.invariants.violations:
                 hour = min(hour + 1.0, self.settings.hours)
                 self.scheduler.run_until(hour * HOUR_S)
                 gc.collect()
@@ -201,10 +201,10 @@ class Simulation:
                     progress(hour)
             self._end()
         except AssertionError as error:
-            self.truth.violated(f"{error}", self.scheduler.time())
+            self.invariants.violated(f"{error}", self.scheduler.time())
         finally:
             gc.enable()
-        self.truth.server_died(self.scheduler.time())
+        self.invariants.server_died(self.scheduler.time())
 
     def _end(self) -> None:
         """No new faults; when everybody is back the server is asked to end. Lost and repeated
@@ -213,7 +213,7 @@ class Simulation:
         self._calm = True
         calm_s = self.scheduler.time() + self.profile.longest_s
         give_up_s = calm_s + LONGEST_END_S
-        while not self.truth.violations and self.scheduler.time() < give_up_s:
+        while not self.invariants.violations and self.scheduler.time() < give_up_s:
             self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
             server = self.processes.get(SERVER_NAME)
             if server is None or len(self.processes) + len(self._ended) <= len(self.names):
@@ -226,8 +226,8 @@ class Simulation:
                 server.shell.node.feed(DrainAsked("the simulated time is over"))
             if len(self._ended) == len(self.names):
                 break
-        if self._ending and not self.truth.violations:
-            self.truth.run_ended(self._ended, self.names, self.scheduler.time())
+        if self._ending and not self.invariants.violations:
+            self.invariants.run_ended(self._ended, self.names, self.scheduler.time())
 
     def split_facts(self) -> dict[str, Any]:
         """What a simulation of split learning has to say beyond this; here nothing."""
@@ -260,8 +260,8 @@ class Simulation:
             for effect in effects:
                 if isinstance(effect, do.Average):
                     for merged in effect.merged:
-                        self.truth.delta_merged(merged.key, now)
-            self.truth.after_server(machine, event, effects, now)
+                        self.invariants.delta_merged(merged.key, now)
+            self.invariants.after_server(machine, event, effects, now)
 
         store = CountingStore(self.disk, self.settings.keep_versions, self.scheduler.time)
 
@@ -308,7 +308,7 @@ class Simulation:
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.truth.after_client(machine, learner, event, effects, now)
+            self.invariants.after_client(machine, learner, event, effects, now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -341,7 +341,7 @@ class Simulation:
     def _gone(self, name: str) -> None:
         """A client ended by itself, which no run of the simulator asks for before its end."""
         if not self._ending:
-            self.truth.violated(f"{name} gave up", self.scheduler.time())
+            self.invariants.violated(f"{name} gave up", self.scheduler.time())
             return
         learner = self.processes[name].shell.learner  # type: ignore[union-attr]
         assert isinstance(learner, CountingLearner)
@@ -374,7 +374,7 @@ class Simulation:
     def _kill_server(self) -> None:
         if not self._calm and self._kill(SERVER_NAME):
             self.counts.fault("server killed")
-            self.truth.server_died(self.scheduler.time())
+            self.invariants.server_died(self.scheduler.time())
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
 

@@ -211,7 +211,9 @@ class _Client:
 
 
 class SplitSimulation(Simulation):
-    """Runs to its end by `run()`; `truth`, `split_truth` and `counts` say what happened."""
+    """Runs to its end by `run()`; `invariants`, `split_invariants` and `counts` say what
+    happened.
+    """
 
     def __init__(
         self,
@@ -234,8 +236,8 @@ class SplitSimulation(Simulation):
             self.scheduler, settings.seed + 1, self.network_conditions
         )
         self.split_disk = SplitDisk()
-        self.split_truth = SplitInvariants(
-            split_settings.rules, self.split_disk, self.truth.violations
+        self.split_invariants = SplitInvariants(
+            split_settings.rules, self.split_disk, self.invariants.violations
         )
         self.client_traffic, self.server_traffic = Traffic(), Traffic()
         self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
@@ -264,8 +266,8 @@ class SplitSimulation(Simulation):
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             if isinstance(event, sev.SplitRecovered) and event.lost and self._left_in_order:
-                self.truth.violated("a split server that ended in order lost uploads", now)
-            self.split_truth.after_server(machine, training, event, effects, now)
+                self.invariants.violated("a split server that ended in order lost uploads", now)
+            self.split_invariants.after_server(machine, training, event, effects, now)
 
         def listener(take: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
@@ -299,7 +301,7 @@ class SplitSimulation(Simulation):
     def _split_note(self, note: Note) -> None:
         """A line of a split server, or of a client about one."""
         if "sent what no" in note.text:
-            self.truth.violated(note.text, self.scheduler.time())
+            self.invariants.violated(note.text, self.scheduler.time())
 
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
@@ -332,7 +334,7 @@ class SplitSimulation(Simulation):
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.truth.after_client(machine, learner, event, effects, now)
+            self.invariants.after_client(machine, learner, event, effects, now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -376,7 +378,7 @@ class SplitSimulation(Simulation):
 
         def check(event: Event, _: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.split_truth.after_client(machine, learner, event, now)
+            self.split_invariants.after_client(machine, learner, event, now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -391,7 +393,7 @@ class SplitSimulation(Simulation):
 
         def finished(effect: Finish) -> None:
             if effect.exit_code:
-                self.truth.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
+                self.invariants.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
 
         shell = SplitClientShell(
             machine,
@@ -436,9 +438,9 @@ class SplitSimulation(Simulation):
     def _split_left(self, clock: ProcessClock, machine: SplitServerMachine, effect: Finish) -> None:
         if effect.exit_code:
             text = f"the split server failed: {effect.reason}"
-            self.truth.violated(text, self.scheduler.time())
+            self.invariants.violated(text, self.scheduler.time())
         if not machine.shutdown.leaves and not self._ending:
-            self.truth.violated("the split server ended before its run", self.scheduler.time())
+            self.invariants.violated("the split server ended before its run", self.scheduler.time())
         elif machine.shutdown.leaves:
             self._at(SPLIT_GOODBYE_S, lambda: self._split_gone(clock))
 
@@ -475,7 +477,7 @@ class SplitSimulation(Simulation):
         self._calm = True
         calm_s = self.scheduler.time() + self.profile.longest_s
         give_up_s = calm_s + LONGEST_END_S
-        while not self.truth.violations and self.scheduler.time() < give_up_s:
+        while not self.invariants.violations and self.scheduler.time() < give_up_s:
             self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
             server = self.processes.get(SERVER_NAME)
             here = len(self.processes) + len(self._ended) > len(self.names)
@@ -490,16 +492,18 @@ class SplitSimulation(Simulation):
             if len(self._ended) == len(self.names) and over:
                 break
         now = self.scheduler.time()
-        if self.truth.violations:
+        if self.invariants.violations:
             return
         for name in self.names:
             if name not in self._ended:
-                self.truth.violated(f"{name} did not end with its run", now)
+                self.invariants.violated(f"{name} did not end with its run", now)
         if self.split_process is not None and not self.split_process[1].machine.run_over:
-            self.truth.violated("the split server did not end with its run", now)
+            self.invariants.violated("the split server did not end with its run", now)
         for key in self.disk.pending:
-            self.truth.violated(f"acknowledged delta {key.text} is not in the last version", now)
-        self.split_truth.ended(now)
+            self.invariants.violated(
+                f"acknowledged delta {key.text} is not in the last version", now
+            )
+        self.split_invariants.ended(now)
 
     def split_facts(self) -> dict[str, Any]:
         """What happened at the split server."""

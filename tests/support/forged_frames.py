@@ -11,7 +11,7 @@ CODED = 3
 _HEADER, _HEAD = 28, 16
 
 
-def sealed(frame):
+def with_checksums(frame):
     """Return the frame with all checksums recomputed, as far as its lengths allow."""
     frame = bytearray(frame)
     if len(frame) < _HEADER:
@@ -31,4 +31,6 @@ def forged(name, payload, values, mode=CODED, flags=0, **layout):
     """Make a frame of one chunk around a given payload; `layout` goes to CodecSpec."""
     header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, **layout)))
     struct.pack_into("<Q", header, 16, values)
-    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload)
+    return with_checksums(
+        header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload
+    )
