@@ -1,5 +1,5 @@
-"""What a simulated run ends with: the object that `demo` ends with too, and what only a simulation
-knows.
+"""The result of a simulated run: the object that `demo` prints too, with figures of a simulation
+only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Report:
-    """The end of a simulated run. Learning is a counter, so there are no losses and no weights:
-    those are None.
-    """
+    """The result of a simulated run. Losses and weights are None, because learning is a counter."""
 
     rounds: int
     clients: int
@@ -42,11 +40,11 @@ class Report:
     invariant_violations: int
     trace_sha256: str | None
     split: dict[str, Any] | None = None
-    """Of split learning only: method, mode, what became of the uploads, bytes by category."""
+    """For split learning only: method, mode, outcomes of the uploads, bytes by category."""
 
 
 def report(simulation: Simulation, seconds: float, journal: str) -> Report:
-    """Sum a simulation up."""
+    """Make the report of a simulation."""
     disk, invariants, counts = simulation.disk, simulation.invariants, simulation.counts
     messages = simulation.network.counts
     kinds = dict(counts.kinds)

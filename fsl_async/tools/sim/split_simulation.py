@@ -10,9 +10,9 @@ The invariants of pretraining hold for x_c; those of split learning are below an
 
 - An upload is trained at most once in the lineage of a server: uploads in a checkpoint, and those
   trained since.
-- Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped
-  with a server that died.
-- Book and tensors of a checkpoint are of one moment.
+- Every upload whose outcome a client received is in the ledger: trained, declined, or dropped with
+  a dead server.
+- Progress and tensors of a checkpoint are of one moment.
 - An auxiliary model has one lineage: a version number means one content, and a client holds the
   content that the server made.
 - A split server that is asked to end while the run goes on ends no client's part, and loses nothing
@@ -91,17 +91,17 @@ class SplitSettings:
 
 @mutable
 class SplitInvariants:
-    """What really happened in split learning, and what contradicts it."""
+    """What happened in split learning, and the violations found."""
 
     rules: SplitRules
     disk: SplitDisk
     violations: list[str]
     auxiliary: dict[tuple[str, int], str] = field(factory=dict)
-    settled: dict[UploadKey, str] = field(factory=dict)  # as clients were told
+    settled: dict[UploadKey, str] = field(factory=dict)  # as clients received it
     done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
 
     def violated(self, text: str, now: float) -> None:
-        """Note a violation."""
+        """Record a violation."""
         self.violations.append(f"at {now:.3f} s: {text}")
 
     def after_server(
@@ -150,7 +150,7 @@ class SplitInvariants:
                 self.violated(f"more than {bound} answers are kept for {peer.name}", now)
             if training.state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
                 self.violated(f"the buffer of {peer.name} is not bounded", now)
-        # The effects are carried out after this; one upload may have been trained and not be told
+        # The effects are carried out after this; one upload may be trained and not acknowledged
         # yet.
         here = sum(len(each.uploads) for each in machine.peers.values())
         here += sum(isinstance(effect, split.DropUpload) for effect in effects)
@@ -190,12 +190,14 @@ class SplitInvariants:
             self.violated(text, now)
 
     def ended(self, now: float) -> None:
-        """At the end: the ledger says what became of everything that was settled."""
+        """Check at the end that the ledger has the outcome of every settled upload."""
         fates = self.disk.fates
-        for key, told in self.settled.items():
+        for key, received in self.settled.items():
             fate = fates.get(key)
-            if fate is None or (told == "declined" and fate != "declined"):
-                self.violated(f"a client was told that {key.text} is {told}; ledger: {fate}", now)
+            if fate is None or (received == "declined" and fate != "declined"):
+                self.violated(
+                    f"a client received that {key.text} is {received}; ledger: {fate}", now
+                )
 
 
 @frozen
@@ -211,9 +213,7 @@ class _Client:
 
 
 class SplitSimulation(Simulation):
-    """Runs to its end by `run()`; `invariants`, `split_invariants` and `counts` say what
-    happened.
-    """
+    """A simulated run; `invariants`, `split_invariants` and `counts` hold the result."""
 
     def __init__(
         self,
