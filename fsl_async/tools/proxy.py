@@ -35,8 +35,9 @@ from fsl_async.plan.link import LinkSpec
 
 NO_LIMITS = LinkSpec(math.inf)
 AHEAD_S = 0.02
-"""How far ahead of the line the sender may be before it is read no further; then its own socket
-fills, as on a real line."""
+"""Seconds by which the sender may be ahead of the link; beyond that it is not read, and its socket
+fills.
+"""
 _PIECE_BYTES = 1 << 16
 _SLOW_PIECE_BYTES = 1 << 11
 _LOOK_S = 0.1

@@ -21,7 +21,7 @@ from fsl_codecs.dispatch import implementation_named
 from fsl_codecs.frame import VERSION
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
-from sealed_frames import sealed
+from forged_frames import with_checksums
 
 REFERENCE = implementation_named("numpy")
 VECTORS = Path(__file__).resolve().parent.parent / "vectors"
@@ -120,7 +120,7 @@ def mutated(frames, generator):
             end = struct.unpack_from("<I", frame, 28)[0]
             if end > len(frame) - 44:
                 frame[28:32] = struct.pack("<I", len(frame) - 44)
-        frame = sealed(frame)
+        frame = with_checksums(frame)
     return bytes(frame)
 
 

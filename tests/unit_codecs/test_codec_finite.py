@@ -6,8 +6,8 @@ import struct
 
 import numpy as np
 import pytest
+from forged_frames import with_checksums
 from native_paths import PATHS
-from sealed_frames import sealed
 
 from fsl_codecs import CodecSpec, FrameError, available, encode
 from fsl_codecs.code_tables import CodeTable
@@ -47,7 +47,7 @@ def framed(codes, name, scales, chunk_values):
         part = codes[start : start + chunk_values]
         payload = coded(part, name, scales[start // RUN :][: -(-part.size // RUN)])
         frame += struct.pack("<IIBBHI", len(payload), index, 3, 0, 0, 0) + payload
-    return sealed(frame)
+    return with_checksums(frame)
 
 
 def is_refused(codes, name, scales, chunk_values=1 << 17):
@@ -134,7 +134,9 @@ def test_the_farthest_rank_may_be_the_highest_scale(name):
         header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, RUN, BLOCK)))
         struct.pack_into("<Q", header, 16, codes.size)
         payload = data + codes.tobytes()
-        frame = sealed(header + struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0) + payload)
+        frame = with_checksums(
+            header + struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0) + payload
+        )
         for path in available():
             out = np.zeros(codes.size, np.float32)
             said = refusal(implementation_named(path).decode_into, frame, out)

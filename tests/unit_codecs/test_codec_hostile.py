@@ -6,8 +6,8 @@ import struct
 
 import numpy as np
 import pytest
+from forged_frames import forged, with_checksums
 from frame_tables import plans_of
-from sealed_frames import forged, sealed
 
 from fsl_codecs import (
     CodecError,
@@ -109,7 +109,7 @@ def test_every_truncation_is_refused():
     for frame in SEEDS:
         for size in {*range(min(len(frame), 80)), *generator.integers(0, len(frame), 20).tolist()}:
             assert not survives(frame[:size])
-            assert not survives(sealed(frame[:size]))
+            assert not survives(with_checksums(frame[:size]))
 
 
 def test_bytes_left_over_are_refused():
@@ -122,7 +122,7 @@ def test_bytes_left_over_are_refused():
             longer[HEADER + HEAD + size : HEADER + HEAD + size] = b"\0"
             struct.pack_into("<I", longer, HEADER, size + 1)
             with pytest.raises(FrameError, match="too many"):
-                decode(sealed(longer))
+                decode(with_checksums(longer))
 
 
 def test_chunks_cannot_change_places_or_frames():
@@ -143,13 +143,13 @@ def test_huge_announcements_cost_nothing():
     frame = bytearray(encode(np.zeros(10, np.float32)))
     frame[16:24] = b"\xff" * 8
     with pytest.raises(LimitError):
-        decode(sealed(frame))
+        decode(with_checksums(frame))
     with pytest.raises(FrameError, match="cannot hold"):
-        info(sealed(frame))
+        info(with_checksums(frame))
     frame = bytearray(encode(np.zeros(10, np.float32)))
     struct.pack_into("<I", frame, HEADER, 0xFFFFFFFF)
     with pytest.raises(FrameError, match="ends inside chunk 0"):
-        decode(sealed(frame))
+        decode(with_checksums(frame))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_each_field_is_checked(offset, value, message):
     frame = bytearray(encode(np.linspace(-1, 1, 500, dtype=np.float32), CodecSpec("e4m3")))
     frame[offset : offset + len(value)] = value
     with pytest.raises(FrameError, match=message):
-        decode(sealed(frame))
+        decode(with_checksums(frame))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from sealed_frames import forged
+from forged_frames import forged
 
 from fsl_codecs import FrameError, available
 from fsl_codecs.dispatch import implementation_named

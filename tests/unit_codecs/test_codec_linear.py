@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from sealed_frames import sealed
+from forged_frames import with_checksums
 
 from fsl_codecs import CodecError, CodecSpec, available, encode
 from fsl_codecs.dispatch import implementation_named
@@ -24,7 +24,7 @@ def bell(count):
 
 def refused_late(frame):
     """With right checksums, but a byte too many: all of it is read before that is found."""
-    return sealed(frame) + b"\0"
+    return with_checksums(frame) + b"\0"
 
 
 def tiny_chunks(count):

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from forged_frames import forged
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealed_frames import forged
 
 from fsl_codecs import CodecSpec, FrameError, available, bound
 from fsl_codecs.dispatch import implementation_named

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forged_frames import with_checksums
 from native_paths import (
     BLOCK,
     FORMATS,
@@ -23,7 +24,6 @@ from native_paths import (
     outcome,
     values_of,
 )
-from sealed_frames import sealed
 
 from fsl_codecs import (
     CodecSpec,
@@ -67,7 +67,7 @@ def test_one_value_beyond_fp32(name, scale, code, is_finite, block):
         payload += bytes((scale if number == block else 120, 0)) + codes
     base = encoded_by(REFERENCE, values_of("bell", sum(sizes)), spec)
     head = struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0)
-    frame = sealed(base[:28] + head + payload)
+    frame = with_checksums(base[:28] + head + payload)
     assert_same_reading(frame, sum(sizes))
     for path in PATHS:
         sums = np.zeros(sum(sizes), np.float32)
@@ -96,7 +96,7 @@ def test_every_code_of_a_byte(name):
             escaped = b"" if 0 not in codes or name != "uniform" else struct.pack("<f", 1.5)
             payload = head + codes + escaped
             assert len(head) == scale_bytes
-            frame = sealed(
+            frame = with_checksums(
                 base[:28] + struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0) + payload
             )
             assert_same_reading(frame, 256)
@@ -180,7 +180,7 @@ def test_damaged_streams_and_lists(count, table):
                 1 << generator.integers(8)
             )
         head = struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0)
-        frame = sealed(header + head + payload)
+        frame = with_checksums(header + head + payload)
         read = assert_same_reading(frame, count)
         refused += isinstance(read, tuple)
         assert attempt or read == count
@@ -211,7 +211,7 @@ def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
     one, none = b"\1\0" + bytes(5), b"\0\0"
     payload = b"".join([*pieces, *((none, one) if short else (one, none))])
     header = encoded_by(REFERENCE, values_of("bell", count), CodecSpec("bf16"))[:28]
-    frame = sealed(header + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
+    frame = with_checksums(header + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
     refusal = assert_same_reading(frame, count)
     if last >= 2 * 4096 and short == 1:
         assert refusal == (FrameError, "a stream goes on after its symbols")
@@ -254,7 +254,7 @@ def test_a_wrong_checksum_comes_first(path, name):
         damaged = bytearray(frame)
         damaged[place] ^= 1 << place % 8
         try:
-            codec.decode_into(sealed(damaged), np.empty(count, np.float32))
+            codec.decode_into(with_checksums(damaged), np.empty(count, np.float32))
             harmless += 1
         except FrameError:
             harmful += 1

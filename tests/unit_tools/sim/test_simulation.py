@@ -38,7 +38,7 @@ def storm(seed):
 def test_a_storm_breaks_no_invariant(seed):
     """The promise of the whole design, for several seeds, with faults that really happened."""
     simulation = storm(seed)
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     assert simulation.counts.relaunches > 3
     assert simulation.network.counts["dropped"] > 0
     assert len(simulation.disk.models) > 150
@@ -54,7 +54,7 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
     )
     monkeypatch.setitem(module.PROFILES, "storm", worse)
     simulation = simulate(hours=2.0, every_s=20.0)
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     assert simulation.counts.kinds["server killed"] > 20
     assert len(simulation.disk.models) > 100
 
@@ -63,7 +63,7 @@ def test_buffered_merging_breaks_no_invariant(monkeypatch):
     """A trigger of other parts drives whole runs in a storm."""
     monkeypatch.setitem(TRIGGERS, "clock", buffered_by_clock)
     simulation = simulate()
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     assert simulation.counts.relaunches > 0
     sizes = list(Counter(simulation.disk.merged.values()).values())
     assert len(sizes) > 100
@@ -82,7 +82,7 @@ def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch
     )
     monkeypatch.setitem(module.PROFILES, "storm", profile)
     simulation = simulate(hours=6.0, every_s=600.0)
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     assert simulation.counts.kinds["server killed"] > 50
     assert len(simulation.disk.models) > 12  # of 36; with a whole period after each start about 5
 
@@ -103,8 +103,8 @@ def test_at_the_end_nothing_is_left_over(faults):
     takes all and ends training.
     """
     simulation = simulate(hours=1.0, faults=faults)
-    assert simulation.truth.violations == []
-    assert simulation.truth.tokens_unsent == 0
+    assert simulation.invariants.violations == []
+    assert simulation.invariants.tokens_unsent == 0
     learners = [simulation._ended[name] for name in simulation.names]
     assert all(learner.model == simulation.disk.models[-1] for learner in learners)
     assert simulation.disk.pending == {}
@@ -121,7 +121,7 @@ def test_the_end_can_fail(monkeypatch, without):
         at_once = lambda self, reason, now: (self.begin(reason, now), self.finish())[1]  # noqa: E731
         monkeypatch.setattr(RunEnd, "drain", at_once)
     simulation = simulate(hours=1.0, faults="none")
-    assert simulation.truth.violations or simulation.truth.tokens_unsent > 0
+    assert simulation.invariants.violations or simulation.invariants.tokens_unsent > 0
 
 
 def test_the_same_seed_gives_the_same_trace():
@@ -211,7 +211,7 @@ def _forget_sent_work(monkeypatch):
 def test_a_defect_is_found(defect, monkeypatch):
     """An invariant that nothing can violate checks nothing: each defect here must be reported."""
     defect(monkeypatch)
-    assert simulate().truth.violations
+    assert simulate().invariants.violations
 
 
 def test_the_command_prints_the_documented_object():

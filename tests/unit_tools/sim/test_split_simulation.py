@@ -65,7 +65,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
     The run goes on, and is one of the method.
     """
     simulation = run(method, lockstep=lockstep)
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     assert len(simulation.disk.models) > 4
     if METHODS[method].has_server:
         assert simulation.counts.kinds["split server killed"] >= 2
@@ -76,7 +76,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
 def test_a_storm_over_a_u_shape(worse):
     """Two legs a step: the second one must find the first one, or be given up."""
     simulation = run("splitfed-v2", labels_at_home=True)
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     assert any(key.leg for key in simulation.order)
 
 
@@ -87,7 +87,7 @@ def test_lockstep_is_the_computation_in_one_process(method):
     Nothing is lost, and bytes are counted once.
     """
     simulation = run(method, faults="none", hours=0.2, lockstep=True)
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     shard = simulation.disk.leases
     rounds = {}
     for key in simulation.order:
@@ -109,7 +109,7 @@ def test_lockstep_is_the_computation_in_one_process(method):
 def test_free_mode_loses_nothing_without_faults(method):
     """Everybody takes part in every round, and alignments come while training goes on."""
     simulation = run(method, faults="none")
-    assert simulation.truth.violations == []
+    assert simulation.invariants.violations == []
     merged = len(simulation.disk.merged)
     assert merged >= 3 * (len(simulation.disk.models) - 1) - 6  # the first round and the last one
     assert sum(learner.given_up for learner in simulation.learners.values()) <= 3 * 2
@@ -271,7 +271,7 @@ def test_a_defect_is_found(worse, method, defect, monkeypatch):
     Some need a rare moment, so a second storm.
     """
     defect(monkeypatch)
-    assert any(run(method, hours=0.6, seed=seed).truth.violations for seed in (3, 6))
+    assert any(run(method, hours=0.6, seed=seed).invariants.violations for seed in (3, 6))
 
 
 def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
