@@ -47,7 +47,7 @@ class Keyed:
 
     def revoke(self, label):
         """Remove an entry from the list's file, as `fsl-node keys revoke` does."""
-        self.server_keys.change_allowed(lambda before: before.without(before.labelled(label).key))
+        self.server_keys.change_allowed(lambda before: before.without(before.labeled(label).key))
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch
     """A row is a real comparison, on gray copies in MNIST's files; tables are printed from rows
     without a run.
     """
-    tiny_images(tmp_path / "colour")
+    tiny_images(tmp_path / "color")
     gray, rows = tmp_path / "gray", tmp_path / "rows.jsonl"
     script = "split_methods.py"
     assert not rows_of(script, "gray", "--data", str(tmp_path / "color"), "--into", str(gray))

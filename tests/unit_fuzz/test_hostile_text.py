@@ -118,7 +118,8 @@ def test_a_delta_is_declined_in_one_printable_line(code):
 
     outputs = outputs_of(Client, play)
     assert any(
-        one.startswith(f"the server refused a delta of 8 tokens: {SHOWN}") for one in outputs.lines
+        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}")
+        for one in outputs.lines
     )
 
 
@@ -183,7 +184,7 @@ def offers_delta(**changed):
         (sends(msg, msg.Skip(0, HOSTILE)), SHOWN),
         (
             sends(msg, msg.Holding(0, HOSTILE)),
-            f"{ATTACKER} sent what no client sends: Holding.digest is not a digest: {SHOWN}",
+            f"{ATTACKER} broke the protocol: Holding.digest is not a digest: {SHOWN}",
         ),
         (sends(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
         (offers_delta(metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),

@@ -34,7 +34,7 @@ def _threads():
 
 
 def test_every_action_is_timed_in_every_round():
-    """A ratio compares neighbours in time; an action left out of a round would shift all that
+    """A ratio compares neighbors in time; an action left out of a round would shift all that
     follow.
     """
     called = []
@@ -61,7 +61,7 @@ class StagedProbe(CoreProbe):
 
 
 def test_rounds_that_a_neighbour_disturbed_do_not_count():
-    """Chosen by the probe around the round, whatever the round took; or a lucky slow neighbour
+    """Chosen by the probe around the round, whatever the round took; or a lucky slow neighbor
     would choose the figures.
     """
     calls = iter(range(100))

@@ -116,7 +116,7 @@ def test_impossible_bursts_are_refused():
 
 
 def test_a_star():
-    """The first site is in the middle; each site has one address and a route to its neighbours
+    """The first site is in the middle; each site has one address and a route to its neighbors
     only.
     """
     lab = plan.make("lab", ["ps", "a", "b"])

@@ -244,7 +244,7 @@ def _end_the_run_when_asked(monkeypatch):
 
 
 def _leave_without_a_checkpoint(monkeypatch):
-    monkeypatch.setattr(Checkpoints, "want", lambda self: None)
+    monkeypatch.setattr(Checkpoints, "request", lambda self: None)
 
 
 @pytest.mark.parametrize(
