@@ -370,7 +370,7 @@ def test_every_setting_has_a_line_of_help():
             text = field.metadata["help"]
             assert text, field.name
             assert "\n" not in text
-            fixed = " (fixed for the life of a run)" if field.metadata["fixed"] else ""
+            fixed = " (fixed for the whole run)" if field.metadata["fixed"] else ""
             assert f"# {text}{fixed}\n{field.name} = " in to_toml(Config())
 
 
@@ -405,7 +405,7 @@ def test_a_newer_servers_keys_are_skipped_and_values_still_checked():
     with pytest.raises(ConfigError) as caught:
         from_wire(wire)
     assert caught.value.message == (
-        "the server's welcome: sync.quorum: must be above 0 and at most 1, got 5.0"
+        "the parameter server's welcome: sync.quorum: must be above 0 and at most 1, got 5.0"
     )
 
 

@@ -42,14 +42,14 @@ def test_by_default_only_deltas_leave():
         policy.require(receivers_of(load(None, SPLIT), "ps:1", "split:2"), "run r")
     assert refused.value.exit_code == 2
     assert refused.value.message == (
-        "run r wants activations and labels sent to the split server at split:2, and this site allows deltas only;"
+        "run r needs activations and labels sent to the split server at split:2, and this site allows deltas only;"
         " to allow that, start this client with --allow deltas,activations,labels"
     )
 
 
 def test_adapters_alone_keep_whole_weights_here():
     """Who shares adapters has not said yes to changes of all weights."""
-    with pytest.raises(NotAllowedError, match="wants deltas sent to the parameter server at ps:1"):
+    with pytest.raises(NotAllowedError, match="needs deltas sent to the parameter server at ps:1"):
         SitePolicy(frozenset({"adapters"})).require(receivers_of(load(None), "ps:1", ""), "run r")
 
 
