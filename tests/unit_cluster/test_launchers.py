@@ -341,11 +341,11 @@ def test_the_relauncher_asks_again_and_says_so(wanted):
         one = Relauncher(
             loop,
             launching,
+            "tcp://h:1",
             lambda what, client, text: told.append((what, client, text)),
             wanted=lambda: wanted,
             launchers={"command": flaky},
         )
-        one.address = "tcp://h:1"
         one.seen("a")
         one.left("a", "expired")
         await asyncio.sleep(0.3)
@@ -388,6 +388,7 @@ def test_of_many_that_died_together_few_are_asked_for_at_once():
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("*", "command", ("go",)),), RestartRules(first_wait_s=0.01)),
+            "tcp://h:1",
             lambda *_: None,
             wanted=lambda: True,
             launchers={"command": Slow()},
@@ -421,6 +422,7 @@ def test_who_is_left_alone_is_not_said_to_be_launched():
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("*", "slurm", ("go",)),), rules),
+            "tcp://h:1",
             lambda what, _, text: told.append((what, text)),
             wanted=lambda: True,
             launchers={"slurm": Finds()},
@@ -445,6 +447,7 @@ def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("[abx]*", "command", ("go", "{name}")),), rules),
+            "tcp://h:1",
             lambda what, client, text: told.append((what, client, text)),
             wanted=lambda: wanted,
             launchers={"command": flaky},
@@ -465,7 +468,7 @@ def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
         ["waiting", "failed", "waiting", "launched"] if wanted else []
     )
     if wanted:
-        assert told[0][2].endswith("who does not come back in 0.12 s is launched again: a, b")
+        assert told[0][2].endswith("do not join again within 0.12 s are launched again: a, b")
 
 
 def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered():
@@ -492,6 +495,7 @@ def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("*", "local", ("go",)),), RestartRules(first_wait_s=0.01)),
+            "tcp://h:1",
             lambda what, _, text: told.append((what, text)),
             wanted=lambda: True,
             launchers={"local": ends},

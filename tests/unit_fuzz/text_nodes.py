@@ -161,6 +161,7 @@ class ParameterServer(Servers):
         relauncher = Relauncher(
             world.scheduler,
             Launching(rules),
+            "tcp://h:1",
             lambda what, client, text: told.lines.append(text),
             wanted=lambda: True,
             launchers={},
