@@ -67,8 +67,8 @@ class Traffic:
     ) -> None:
         """Count a chunk of weights between a client and the parameter server, by category.
 
-        is_cut: the client holds a part of the model. An auxiliary model that is averaged with the client's part (CSE-FSL) is recognized by the
-        names of its tensors.
+        is_cut: the client holds a part of the model. An auxiliary model that is averaged with the
+        client's part (CSE-FSL) is recognized by the names of its tensors.
         """
         start, stop = manifest.chunk_range(index)
         auxiliary = 0
