@@ -79,7 +79,7 @@ GOLDEN = [
     ),
     (
         "--role client fsl://a:1?key=k",
-        "the key in the address of a:1 is damaged: copy the whole line that the server prints, in its quotes",
+        "the key in the address of a:1 is damaged: copy the complete line that the parameter server prints, in its quotes",
     ),
     (
         "--role client localhost:1 --name a/b",
@@ -146,7 +146,7 @@ GOLDEN = [
     (
         "--role client ps.example.org:7100 --name a",
         (
-            "fsl://ps.example.org:7100 has no key: give the whole address that the server prints, fsl://...?key=...,"
+            "fsl://ps.example.org:7100 has no key: give the complete address that the parameter server prints, fsl://...?key=...,"
             " or accept an unencrypted connection with --insecure"
         ),
     ),
@@ -161,8 +161,8 @@ GOLDEN = [
     (
         "--role client --keys k --name a fsl://a:1?key=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
         (
-            "the server encrypts, and there is no key of this client in k: run fsl-node keys new --keys k,"
-            " then at the server the line that it prints (fsl-node keys trust KEY --name SITE)"
+            "a:1 encrypts, and there is no key of this client in k: run fsl-node keys new --keys k,"
+            " then at a:1 the line that it prints (fsl-node keys trust KEY --name SITE)"
         ),
     ),
 ]

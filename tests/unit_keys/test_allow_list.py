@@ -32,7 +32,7 @@ def test_a_list_as_people_write_it():
         ("abc site-a", "line 2: 'abc' is no public key (40 characters, by fsl-node keys pub)"),
         ("#abc site-a", "a comment begins with # and a space"),
         (f"{A[:-1]} site-a", "is no public key"),
-        (f"{A}", "line 2: no label behind the key; write who it is, like site-a"),
+        (f"{A}", "line 2: no label behind the key; write one, like site-a"),
         (f"{A} names=a", "no label behind the key"),
         (f"{A} site/a", "the label 'site/a' must be 1 to 64 letters"),
         (f"{A} site-a relay", "'relay' is not understood"),
@@ -44,7 +44,7 @@ def test_a_list_as_people_write_it():
         (f"{A} site-a names=a,a", "a name twice in names="),
         (f"{A} site-a names=..", "'..' in names="),
         (f"{B} other", "line 2: this key is there already, as first"),
-        (f"{A} first", "line 2: line 1 is called first already"),
+        (f"{A} first", "line 2: line 1 has the label first already"),
         (f"{A} site-a names=mine", "line 2: the name mine belongs to the key of line 1 already"),
         (f"{A} site-a\x1b[2J", "characters that cannot be printed"),
         (f"{A} site-a\u2028{C} site-b", "characters that cannot be printed"),
@@ -79,7 +79,7 @@ def test_changes_leave_the_rest_as_it_was_written():
 def test_a_change_that_would_not_be_read_back_is_refused():
     """The command checks what it writes by the rules of what it reads."""
     before = AllowList().with_entry(Entry(A, "a"))
-    with pytest.raises(KeysError, match="called a already"):
+    with pytest.raises(KeysError, match="has the label a already"):
         before.with_entry(Entry(B, "a"))
     with pytest.raises(KeysError, match="no public key"):
         before.with_entry(Entry("x", "x"))

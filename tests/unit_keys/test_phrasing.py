@@ -27,7 +27,7 @@ def test_a_flood_of_new_things_is_counted_and_not_printed():
     """A stranger can make a new key for each connection: neither log nor memory may grow with that."""
     seldom = MessageThrottle()
     assert sum(seldom.lets(str(number), number / 1000) for number in range(10_000)) == BURST
-    assert len(seldom._told) == BURST
+    assert len(seldom._sent) == BURST
     assert seldom.lets("later", 11 + AGAIN_S)
     assert seldom.rest() == f" (and {10_000 - BURST:,} more were not printed)"
     assert seldom.rest() == ""
@@ -61,9 +61,9 @@ def test_the_server_says_what_to_give_the_client(why, invite):
 @pytest.mark.parametrize(
     ("why", "public", "words"),
     [
-        ("closed", "k", "hung up during the handshake"),
+        ("closed", "k", "closed the connection during the handshake"),
         ("mechanism", "k", "does not encrypt"),
-        ("mechanism", "", "h:1 encrypts: give the whole address"),
+        ("mechanism", "", "h:1 encrypts: give the complete address"),
         ("closed", "", ""),  # nothing listens behind a tunnel: that is told as no answer
         ("other", "k", ""),
     ],

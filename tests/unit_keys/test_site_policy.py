@@ -123,7 +123,7 @@ class TestSiteFile:
     def test_a_link_that_leads_nowhere_lets_nothing_out(self, folder):
         """An administrator's file on a share that is not mounted is not the same as no file."""
         (folder.path / "site.toml").symlink_to(folder.path / "gone" / "site.toml")
-        with pytest.raises(KeysError, match="a link to a file that is not there"):
+        with pytest.raises(KeysError, match="a link to a missing file"):
             site_policy(folder, "labels")
 
     def test_a_link_into_a_folder_that_others_can_change_is_refused(self, folder, tmp_path):
