@@ -54,7 +54,7 @@ def test_every_exception_is_one_line_and_a_code(error, code, line):
 def test_a_home_that_nobody_knows_is_no_bug(capsys, monkeypatch):
     """~somebody on a machine that has no such user; ~ in a container whose user has no name and no HOME."""
     assert main(["keys", "list", "--keys", "~nobody-by-this-name/keys"]) == 2
-    assert "the system knows no such folder" in capsys.readouterr().err
+    assert "the system has no such folder" in capsys.readouterr().err
     monkeypatch.setattr(Path, "home", lambda: Path("~").expanduser())
     monkeypatch.setattr("os.path.expanduser", lambda text: text)
     for variable in ("FSL_KEYS", "XDG_CONFIG_HOME"):
