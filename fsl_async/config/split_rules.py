@@ -70,8 +70,8 @@ def with_split_server(config: Config, key: str = "") -> Config:
 def with_implied(config: Config) -> Config:
     """Add the settings that a method implies for the parameter server: trigger and plain average.
 
-    Raises ConfigError where sync.trigger was set to something else, and for a model that only split
-    learning knows without a method.
+    Raises ConfigError where sync.trigger is set to another value, and for a model of split learning
+    without a method.
     """
     if not config.split.is_on:
         if config.model.family != "gpt" and not config.train.task:

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: one line for every mistake, help without heavy imports."""
+"""The command line as a user sees it: one line for every mistake, help without heavy imports."""
 
 import errno
 import json
@@ -25,7 +25,11 @@ def run(capsys, *args):
 GOLDEN = [
     (
         "--role relay",
-        "which server? Give the address in the line that it prints, like: fsl-node --role relay --listen *:7100 fsl://ps.example.org:7100?key=...",
+        (
+            "which server? Give the address in the line that it prints, like: fsl-node --role "
+            "relay "
+            "--listen *:7100 fsl://ps.example.org:7100?key=..."
+        ),
     ),
     ("--role ps --listen *:1", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
     (
@@ -42,17 +46,28 @@ GOLDEN = [
     ),
     (
         "--role relay 127.0.0.1:1?split=127.0.0.1:2",
-        "the address names a split server too, 127.0.0.1:2: say at which port clients reach it here, --split 7101",
+        (
+            "the address names a split server too, 127.0.0.1:2: say at which port clients reach it "
+            "here, --split 7101"
+        ),
     ),
     (
         "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
-        "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on the way; give the address with ?key=... as the server prints it, or accept it with --insecure",
+        (
+            "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on "
+            "the "
+            "way; give the address with ?key=... as the server prints it, or accept it with "
+            "--insecure"
+        ),
     ),
     ("--role foo", "--role 'foo' is unknown; use --role ps, client, server or relay"),
     ("--rolle ps", "no such option '--rolle'. Did you mean '--role'? (see fsl-node --help)"),
     (
         "--config fsl.toml",
-        f"say what this node is, --role ps, client, server or relay, or give a command ({', '.join(COMMANDS)})",
+        (
+            "say what this node is, --role ps, client, server or relay, or give a command "
+            f"({', '.join(COMMANDS)})"
+        ),
     ),
     ("fsl://a:1", "to join the run at fsl://a:1: fsl-node --role client fsl://a:1"),
     ("initt", "no command 'initt'; did you mean init?"),
@@ -62,7 +77,10 @@ GOLDEN = [
     ("--role ps a:1 b", "got unexpected extra argument (b) (see fsl-node --help)"),
     (
         "--role client",
-        "which server? The server prints the line, like: fsl-node --role client fsl://ps.example.org:7100?key=...",
+        (
+            "which server? The server prints the line, like: fsl-node --role client "
+            "fsl://ps.example.org:7100?key=..."
+        ),
     ),
     ("--role client foo", "foo: no port; write one like fsl://ps.example.org:7100?key=..."),
     (
@@ -79,7 +97,10 @@ GOLDEN = [
     ),
     (
         "--role client fsl://a:1?key=k",
-        "the key in the address of a:1 is damaged: copy the complete line that the parameter server prints, in its quotes",
+        (
+            "the key in the address of a:1 is damaged: copy the complete line that the parameter "
+            "server prints, in its quotes"
+        ),
     ),
     (
         "--role client localhost:1 --name a/b",
@@ -112,11 +133,18 @@ GOLDEN = [
     ),
     (
         "demo --preset 5m",
-        '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you mean 50m?',
+        (
+            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you '
+            "mean "
+            "50m?"
+        ),
     ),
     (
         "--role ps --set model.width=100",
-        "configuration: model.width: must be a multiple of model.heads (6), got 100 with model.preset 3m",
+        (
+            "configuration: model.width: must be a multiple of model.heads (6), got 100 with "
+            "model.preset 3m"
+        ),
     ),
     ("--role ps --data nothere", "--data nothere: no such file or directory"),
     ("--role ps --config no.toml", "no.toml: no such file; `fsl-node init no.toml` writes one"),
@@ -127,14 +155,16 @@ GOLDEN = [
     (
         "--role ps 0.0.0.0:7100",
         (
-            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, so it needs a key: run fsl-node keys new,"
+            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, so it needs a "
+            "key: run fsl-node keys new,"
             " or accept an unencrypted listener with --insecure"
         ),
     ),
     (
         "--role server --with-ps --set split.method=fsl-sage --set split.listen=0.0.0.0:7101",
         (
-            "split.listen: 0.0.0.0:7101 can be reached by other machines, so it needs a key: run fsl-node keys new,"
+            "split.listen: 0.0.0.0:7101 can be reached by other machines, so it needs a key: run "
+            "fsl-node keys new,"
             " or accept an unencrypted listener with --insecure"
         ),
     ),
@@ -146,13 +176,17 @@ GOLDEN = [
     (
         "--role client ps.example.org:7100 --name a",
         (
-            "fsl://ps.example.org:7100 has no key: give the complete address that the parameter server prints, fsl://...?key=...,"
+            "fsl://ps.example.org:7100 has no key: give the complete address that the parameter "
+            "server prints, fsl://...?key=...,"
             " or accept an unencrypted connection with --insecure"
         ),
     ),
     (
         "--role ps --dry-run --set transfer.window_bytes=1048576",
-        "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got 1048576",
+        (
+            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got "
+            "1048576"
+        ),
     ),
     (
         "--role client 127.0.0.1:7100 --name a --keys k",
@@ -177,7 +211,7 @@ def test_every_mistake_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch
 
 
 def test_with_json_a_mistake_is_one_object(capsys):
-    """`--json` holds for errors too, also for those found while reading the command line."""
+    """Errors must be JSON too, also those of the command line itself."""
     code, out, err = run(capsys, "--role", "relay", "--json")
     assert (code, err) == (2, "")
     assert json.loads(out)["kind"] == "UsageError"
@@ -198,7 +232,7 @@ def test_debug_shows_the_traceback_and_is_taken_anywhere(capsys):
 
 @pytest.mark.parametrize("args", [["--help"], [], ["--role", "ps", "--help"], ["--role", "--help"]])
 def test_help_lists_roles_commands_and_exit_codes(capsys, args):
-    """Whoever asks for help gets all of it, whatever else is on the line."""
+    """--help must print all of it, whatever else is on the command line."""
     code, out, err = run(capsys, *args)
     assert (code, err) == (0, "")
     assert out.startswith("Usage: fsl-node --role ps")
@@ -207,7 +241,7 @@ def test_help_lists_roles_commands_and_exit_codes(capsys, args):
 
 
 def test_every_listed_command_exists_and_has_json(capsys):
-    """A line in COMMANDS without a command, or one without --json, would be a broken promise."""
+    """Every command of COMMANDS must exist and have --json."""
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")
         assert code == 0, name
@@ -215,7 +249,7 @@ def test_every_listed_command_exists_and_has_json(capsys):
 
 
 def test_version(capsys):
-    """Bug reports start with it."""
+    """Bug reports begin with it."""
     code, out, _ = run(capsys, "--version")
     assert code == 0
     assert out.startswith("fsl-node 0.")
@@ -249,8 +283,8 @@ def test_dry_run_prints_the_resolved_configuration(capsys, tmp_path):
     assert made["data"]["path"] == str(tmp_path)
 
 
-def test_dry_run_fills_in_what_stands_for_something_else(capsys, monkeypatch):
-    """0 and {name} are what one asks --dry-run about: the numbers are those that a run would use."""
+def test_dry_run_resolves_defaults(capsys, monkeypatch):
+    """0 and {name} must be shown as the values that a run would use."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     args = ["--role", "ps", "--name", "abc", "--set", "model.preset=1m", "--set", "model.layers=3"]
     code, out, _ = run(capsys, *args, "--dry-run", "--json")
@@ -268,7 +302,7 @@ def test_dry_run_fills_in_what_stands_for_something_else(capsys, monkeypatch):
 
 
 def test_text_too_short_for_the_clients_names_the_option(capsys, tmp_path):
-    """Who typed --clients has never heard of data.shards."""
+    """A user who typed --clients does not know data.shards."""
     (tmp_path / "text.txt").write_text("x" * 2000)
     code, _, err = run(capsys, "demo", "--data", str(tmp_path / "text.txt"), "--clients", "64")
     assert (code, err.count("\n")) == (2, 1)
@@ -277,7 +311,7 @@ def test_text_too_short_for_the_clients_names_the_option(capsys, tmp_path):
 
 
 def task_file(folder):
-    """A task file with functions that are right and wrong."""
+    """A task file with correct and wrong functions."""
     path = folder / "own.py"
     path.write_text("value = 3\ndef train(fed): ...\ndef two(fed, model): ...\ndef none(): ...\n")
     return path
@@ -297,7 +331,7 @@ def task_file(folder):
     ],
 )
 def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monkeypatch, case, dry):
-    """Nobody should wait for a server to learn of a typing error; nothing listens at the address of this test."""
+    """A typing error must be found without a parameter server; nothing listens at this address."""
     given, words = case
     monkeypatch.chdir(tmp_path)
     task_file(tmp_path)
@@ -315,7 +349,7 @@ def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monke
 
 @pytest.mark.parametrize("role", [("client", "127.0.0.1:1"), ("ps",)])
 def test_data_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch, role):
-    """Permissions are as common a mistake as a wrong path. Root may read all, so the system's answer is made up."""
+    """Root may read all files, so the system's answer is simulated."""
 
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -328,7 +362,7 @@ def test_data_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch, rol
 
 
 def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp_path):
-    """In a checkout there is no fsl-node on the PATH: help, errors and comments say bin/fsl-node."""
+    """In a clone fsl-node is not on PATH: help, errors and comments must have bin/fsl-node."""
     monkeypatch.setenv("FSL_NODE_CALLED_AS", "bin/fsl-node")
     monkeypatch.chdir(tmp_path)
     for line in ("--role ps --config no.toml", "ps", "fsl://a:1", "init --foo", "--rolle ps"):
@@ -341,8 +375,8 @@ def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp
     assert "#     bin/fsl-node --role ps --config fsl.toml\n" in (tmp_path / "fsl.toml").read_text()
 
 
-def test_a_script_that_the_path_does_not_lead_to_is_named_by_its_place(monkeypatch, tmp_path):
-    """.venv/bin/fsl-node without an activated environment: the bare name would be "command not found"."""
+def test_a_script_that_is_not_on_path_is_named_by_its_path(monkeypatch, tmp_path):
+    """.venv/bin/fsl-node without an activated environment: the bare name is "command not found"."""
     monkeypatch.delenv("FSL_NODE_CALLED_AS", raising=False)
     monkeypatch.setattr("sys.argv", [".venv/bin/fsl-node"])
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -386,7 +420,8 @@ def test_help_imports_nothing_heavy():
     """--help answers in 0.3 s only while torch, ZeroMQ, NumPy and cattrs stay unimported."""
     script = (
         "import sys; from fsl_async import cli; code = cli.main(['--help']); "
-        "heavy = {'torch', 'zmq', 'numpy', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich'} & set(sys.modules); "
+        "heavy = {'torch', 'zmq', 'numpy', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich'} & "
+        "set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(
@@ -404,7 +439,7 @@ def test_a_closed_pipe_is_no_error():
 
 
 def test_set_of_an_unknown_table_is_named_as_the_other_errors_of_set(capsys):
-    """`configuration:` sends people to a file that they never wrote."""
+    """`configuration:` would point to a file that the user never wrote."""
     assert cli.main(["--role", "ps", "--dry-run", "--set", "snc.every_s=3"]) == 2
     err = capsys.readouterr().err
     assert err == "error: --set: snc: unknown table, did you mean sync?\n"
@@ -412,7 +447,7 @@ def test_set_of_an_unknown_table_is_named_as_the_other_errors_of_set(capsys):
 
 @pytest.mark.parametrize("role", ["ps", "client"])
 def test_data_that_is_a_pipe_is_refused_at_once(role, tmp_path, capsys):
-    """Opening one waits for a writer, and nothing on the screen says so."""
+    """Opening one would wait for a writer without a message."""
     os.mkfifo(tmp_path / "pipe")
     address = ["127.0.0.1:1"] if role == "client" else ["--dry-run"]
     assert cli.main(["--role", role, *address, "--data", str(tmp_path / "pipe")]) == 2
@@ -422,7 +457,7 @@ def test_data_that_is_a_pipe_is_refused_at_once(role, tmp_path, capsys):
 
 
 def test_text_too_short_for_any_model_names_no_context(tmp_path, capsys):
-    """The run's context is not known before the welcome; an invented one of 1 only puzzles."""
+    """The run's context is unknown before the welcome, and 1 would be misleading."""
     (tmp_path / "short.txt").write_text("ab")
     args = ["--role", "client", "127.0.0.1:1", "--data", str(tmp_path / "short.txt")]
     assert cli.main(args) == 2
@@ -432,7 +467,7 @@ def test_text_too_short_for_any_model_names_no_context(tmp_path, capsys):
 
 
 def test_sim_shows_no_rows_of_what_it_does_not_simulate(capsys):
-    """`loss first  -` looks as if something had failed."""
+    """`loss first  -` looks like a failure."""
     args = ["sim", "--clients", "2", "--hours", "0.5", "--faults", "none"]
     assert cli.main(args) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The allow-list's text: read strictly, changed without touching what a person wrote."""
+"""The allow-list's text: read strictly, and changed without losing a person's comments."""
 
 import pytest
 from zmq.utils import z85
@@ -7,12 +7,13 @@ from fsl_async.errors import KeysError
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList, Entry
 
-# Fixed, because they stand in names of tests, which all of the workers that share tests out must agree about.
+# Fixed, because they stand in names of tests, which all of the workers that share tests out must
+# agree about.
 A, B, C = (z85.encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
 
 
 def test_a_list_as_people_write_it():
-    """Comments, empty lines, tabs, ends of lines from another system."""
+    """Comments, empty lines, tabs, and line ends of other systems."""
     text = f"# ours\n\n{A}  site-a\n#\n{B}\tr1\r\n  {C} site-c names=c,c-2\n\n"
     found = allow_list.parse(text, "f")
     assert list(found.entries.values()) == [
@@ -52,7 +53,7 @@ def test_a_list_as_people_write_it():
     ],
 )
 def test_a_wrong_line_is_named(line, problem):
-    """A line that is half understood lets in the wrong one; file and line say where to mend it."""
+    """A misread line could admit the wrong key, so the error has file and line."""
     with pytest.raises(KeysError) as caught:
         allow_list.parse(f"{B} first names=mine\n{line}\n", "allowed.txt")
     assert problem in caught.value.message
@@ -60,13 +61,13 @@ def test_a_wrong_line_is_named(line, problem):
 
 
 def test_a_list_without_end():
-    """The file is somebody's to write; its size is bounded before anything is made of it."""
+    """The size of the file is checked before it is parsed."""
     with pytest.raises(KeysError, match="longer than"):
         allow_list.parse("\n" * (allow_list.MAX_BYTES + 1), "f")
 
 
 def test_changes_leave_the_rest_as_it_was_written():
-    """People put notes between the lines."""
+    """People write comments between the lines."""
     before = allow_list.parse(f"# north\n{A} a\n# south\n{B} b\n", "f")
     more = before.with_entry(Entry(C, "c", ("z",)))
     assert more.text() == f"# north\n{A} a\n# south\n{B} b\n{C}  c  names=z\n"
@@ -77,7 +78,7 @@ def test_changes_leave_the_rest_as_it_was_written():
 
 
 def test_a_change_that_would_not_be_read_back_is_refused():
-    """The command checks what it writes by the rules of what it reads."""
+    """The command checks the new list by the rules of reading."""
     before = AllowList().with_entry(Entry(A, "a"))
     with pytest.raises(KeysError, match="has the label a already"):
         before.with_entry(Entry(B, "a"))
