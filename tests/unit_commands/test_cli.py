@@ -27,8 +27,7 @@ GOLDEN = [
         "--role relay",
         (
             "which server? Give the address in the line that it prints, like: fsl-node --role "
-            "relay "
-            "--listen *:7100 fsl://ps.example.org:7100?key=..."
+            "relay --listen *:7100 fsl://ps.example.org:7100?key=..."
         ),
     ),
     ("--role ps --listen *:1", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
@@ -54,10 +53,9 @@ GOLDEN = [
     (
         "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
         (
-            "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on "
-            "the "
-            "way; give the address with ?key=... as the server prints it, or accept it with "
-            "--insecure"
+            "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and "
+            "on the way; give the address with ?key=... as the server prints it, or accept it "
+            "with --insecure"
         ),
     ),
     ("--role foo", "--role 'foo' is unknown; use --role ps, client, server or relay"),
@@ -134,9 +132,8 @@ GOLDEN = [
     (
         "demo --preset 5m",
         (
-            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you '
-            "mean "
-            "50m?"
+            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did '
+            "you mean 50m?"
         ),
     ),
     (
@@ -184,8 +181,8 @@ GOLDEN = [
     (
         "--role ps --dry-run --set transfer.window_bytes=1048576",
         (
-            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got "
-            "1048576"
+            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, "
+            "got 1048576"
         ),
     ),
     (

@@ -43,8 +43,8 @@ def reported(error, *, as_json=False, debug=False):
             ValueError("boom\nbang"),
             1,
             (
-                "error: unexpected ValueError: boom; bang (this is a bug in fsl-async; run again "
-                "with "
+                "error: unexpected ValueError: boom; bang (this is a bug in fsl-async; run "
+                "again with "
                 "--debug for the traceback)\n"
             ),
         ),

@@ -56,9 +56,8 @@ def test_all_forms_are_read_and_written_back(text, expected):
         (
             "fsl://ps:1?kee=4",
             (
-                "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and split=host:port "
-                "are "
-                "known"
+                "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and "
+                "split=host:port are known"
             ),
         ),
         (

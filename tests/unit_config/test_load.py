@@ -107,15 +107,15 @@ GOLDEN = [
     (
         "[transfer]\nwindow_limit_bytes = 1048576",
         (
-            "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, got "
-            "1048576"
+            "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, "
+            "got 1048576"
         ),
     ),
     (
         "[transfer]\nwindow_bytes = 16777216\nwindow_limit_bytes = 8388608",
         (
-            "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), got "
-            "8388608"
+            "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), "
+            "got 8388608"
         ),
     ),
     (
@@ -144,9 +144,8 @@ GOLDEN = [
     (
         '[train]\ntask = "train.py"',
         (
-            "train.task: must be file.py:function, own (each client brings its --task), or empty "
-            "for "
-            'the built-in task, got "train.py"'
+            "train.task: must be file.py:function, own (each client brings its --task), or "
+            'empty for the built-in task, got "train.py"'
         ),
     ),
     ("[snyc]\nevery_s = 4", "snyc: unknown table, did you mean sync?"),
@@ -159,8 +158,7 @@ GOLDEN = [
         "[outer]\nzzzzzzz = 4",
         (
             "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, learning_rate, "
-            "momentum, "
-            "optimizer"
+            "momentum, optimizer"
         ),
     ),
     ('[sync]\n"a\\u001b[1m" = 1', None),
