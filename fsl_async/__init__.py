@@ -1,8 +1,7 @@
 """fsl-async: train large models across institutions.
 
-The program is `fsl-node`. From Python there is `join`, for a training script of your own, and
-`clean_exit`, which lets such a script end as the program does. Errors that a user can act on are
-`FslError`.
+The program is `fsl-node`. A training script of your own calls `join`, inside of `clean_exit` to end
+as the program does. Errors that a user can act on are `FslError`s.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ __all__ = ["FslError", "clean_exit", "join"]
 
 
 def clean_exit() -> AbstractContextManager[None]:
-    """Let a script end as `fsl-node` does; `join` inside of it.
+    """Let a script end as `fsl-node` does. Call `join` inside of the block.
 
         if __name__ == "__main__":
             with fsl_async.clean_exit():
                 main()
 
-    An FslError ends the script with one line and the exit code that README.md documents. Ctrl-C (or
-    SIGTERM) once makes `fed.step` return False; what was trained is sent, and the script ends with
-    130 (64) when the block does. Twice ends it at once. Exceptions of your own code pass through.
-    Without it `join` raises, and Ctrl-C is the KeyboardInterrupt that Python makes of it.
+    An FslError ends the script with one line and the exit code that README.md documents. The first
+    Ctrl-C (or SIGTERM) makes `fed.step` return False; the trained delta is sent, and the script
+    exits with 130 (64) at the end of the block. The second one ends it at once. Exceptions of your
+    own code pass through. Without the block `join` raises, and Ctrl-C is a KeyboardInterrupt.
     """
     from fsl_async.process import script
 
@@ -49,24 +48,26 @@ def join(
     insecure: bool = False,
     allow: str | Iterable[str] | None = None,
 ) -> Joined:
-    """Join a run from a script that you start yourself; three lines more than training alone.
+    """Join a run from a script that you start yourself, with three more lines than training alone.
 
-        with fsl_async.join("fsl://ps.example.org:7100?key=...") as fed:   # waits for the welcome
-            fed.attach(model)                                    # the weights are the run's now
+        with fsl_async.join("fsl://ps.example.org:7100?key=...") as fed:  # waits for the welcome
+            fed.attach(model)                                 # the weights are now the run's
             for batch in loader:
                 ...
-                if not fed.step(tokens=batch.numel()): break     # weights are exchanged only here
+                if not fed.step(tokens=batch.numel()): break  # the only exchange of weights
 
-    server: host:port or an fsl:// address. name: this client's name in the run; by default the
-    host's, numbered where a host has several. device: where `fed.device` points; by default what
-    the run says. run_dir: where to keep a journal; none by default.
-    log: takes one line of text at a time. keys: this site's keys folder, for an address with a key;
-    by default that of `fsl-node keys`.
-    insecure: accept an address of another machine without one. allow: what may leave this machine,
-    such as "deltas,metrics"; by default what site.toml beside the keys says, else only deltas
-    (`fsl_async.config.site_policy`). Metrics that are not allowed are not sent. Raises FslError,
-    which says in one line what to do: a wrong address or name, a server that will not have this
-    client (also when the `with` block ends, if the server has put this client out meanwhile).
+    server: the parameter server's host:port or fsl:// address.
+    name: this client's name in the run; by default the host's, numbered if a host has several.
+    device: for `fed.device`; by default the run's setting.
+    run_dir: folder for a journal; none by default.
+    log: called with one line of text at a time.
+    keys: this site's keys folder, for an address with a key; by default that of `fsl-node keys`.
+    insecure: accept an address of another machine without a key.
+    allow: what may leave this machine, such as "deltas,metrics"; by default that of site.toml
+        beside the keys, else only deltas (`fsl_async.config.site_policy`). Metrics are sent only if
+        they are allowed.
+    Raises FslError with a remedy in one line: for a wrong address or name, or if the parameter
+    server refuses this client (at the end of the `with` block: if it has removed this client).
     """
     from fsl_async.nodes.client import joining
 

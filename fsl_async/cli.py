@@ -1,10 +1,7 @@
-"""The command line: `fsl-node --role ps|client|server|relay ...` runs a node, `fsl-node COMMAND
-...` everything else.
+"""The command line: `fsl-node --role ps|client|server|relay ...` and `fsl-node COMMAND ...`.
 
-Nothing heavy is imported here: commands come from `fsl_async.commands` when they are called, and
-those import torch, ZeroMQ and NumPy later still, so that --help and errors in the command line
-answer at once. `main` is the only place where exceptions become exit codes (see
-`fsl_async.errors`).
+Imports are late, for a fast --help and fast errors: a command's module when it is called, and
+torch, ZeroMQ and NumPy in there. Only `main` maps exceptions to exit codes (`fsl_async.errors`).
 """
 
 from __future__ import annotations
@@ -71,9 +68,8 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option(
     "--allow",
     metavar="KIND,...",
-    help="client: what may leave this machine: deltas, adapters, scalars, activations, labels, "
-    "metrics"
-    " (default: what site.toml beside the keys says, else deltas).",
+    help="client: what may leave this machine: deltas, adapters, scalars, activations, labels,"
+    " metrics (default: that of site.toml beside the keys, else deltas).",
 )
 @click.option(
     "--task", metavar="FILE.py:FUNCTION", help="Your own training loop; built in if left out."
@@ -96,26 +92,25 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     "--threads",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="client, server: torch's threads here (default: what the run says, else all cores).",
+    help="client, server: torch's threads here (default: the run's setting, else all cores).",
 )
 @click.option(
     "--launchers",
     type=_PATH,
     metavar="FILE",
-    help="ps: who launches clients that died, by local, slurm or any command (TOML).",
+    help="ps: how clients that died are launched: local, slurm or any command (TOML).",
 )
 @click.option(
     "--grace",
     "grace_s",
     type=Finite(0, 7 * 86_400),
     metavar="S",
-    help="client: seconds from SIGTERM or SIGUSR2 to SIGKILL here (default: Slurm's, else not "
-    "known).",
+    help="client: seconds from SIGTERM or SIGUSR2 to SIGKILL (default: Slurm's, else unknown).",
 )
 @click.option(
     "--ec2-spot", is_flag=True, help="client: watch for the end of this EC2 spot instance."
 )
-@click.option("--listen", metavar="HOST:PORT", help="relay: where its clients reach it.")
+@click.option("--listen", metavar="HOST:PORT", help="relay: where it listens for clients.")
 @click.option(
     "--split",
     metavar="PORT[=ADDRESS]",
@@ -130,13 +125,13 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.argument("address", required=False)
 def node(role: str, **options: Any) -> int:
     """Run a node of the run."""
-    _take_off(role, options)
+    _remove_others(role, options)
     module = importlib.import_module(f"fsl_async.commands.{role}")
     code: int = module.command(**options)
     return code
 
 
-# Options that go with some roles only: which, and what is said to the others.
+# Options of some roles only: the roles, and the message for others.
 _BUILDS_NOTHING = "the parameter server stores numbers and builds no model"
 _OF_ROLES: dict[str, tuple[str, str]] = {
     "listen": ("relay", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
@@ -144,7 +139,7 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "grace_s": ("client", "--grace is a client's: the others have no deadline to meet"),
     "allow": ("client", "--allow is a client's: what may leave its machine"),
     "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),
-    "launchers": ("ps", "--launchers goes with --role ps, which asks for clients that died"),
+    "launchers": ("ps", "--launchers goes with --role ps, which launches clients that died"),
     "with_ps": ("server", "--with-ps goes with --role server"),
     "model": (
         "client server",
@@ -157,32 +152,32 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
 }
 
 
-def _take_off(role: str, options: dict[str, Any]) -> None:
-    """Take the options off that are not for this role; raises UsageError where one was given."""
+def _remove_others(role: str, options: dict[str, Any]) -> None:
+    """Remove the options of other roles. Raises UsageError where one was given."""
     for name, (roles, text) in _OF_ROLES.items():
         if role not in roles.split() and options.pop(name) not in {None, False, ()}:
             raise UsageError(text)
 
 
 class Root(click.Group):
-    """Chooses between a node and a command, and imports only that one.
+    """Chooses a node or a command, and imports only that one.
 
-    The first argument decides: an option means a node (`fsl-node --role ps`), a word means a
-    command. Options of a node may stand behind its address, because users add them to the line that
-    the server prints.
+    The first argument decides: an option means a node (`fsl-node --role ps`), a word a command. A
+    node's options may follow its address, because users append them to the line that the parameter
+    server prints.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Send options without a command to the node."""
-        wants_text = any(arg in {"--help", "--version"} for arg in args)
-        if args and args[0].startswith("-") and not wants_text:
+        """Insert the node command before options without a command."""
+        is_text = any(arg in {"--help", "--version"} for arg in args)
+        if args and args[0].startswith("-") and not is_text:
             args = [_NODE, *args]
         elif args and args[0].startswith("-"):
             args = ["--version" if "--version" in args else "--help"]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands, without importing them."""
+        """Return the names of the commands, without importing them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -198,7 +193,7 @@ class Root(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or say what was probably meant."""
+        """Find the command. Raises UsageError with the most similar one."""
         word = args[0]
         if word in COMMANDS or (word == _NODE and len(args) > 1):
             return super().resolve_command(ctx, args)
@@ -213,7 +208,7 @@ class Root(click.Group):
         raise UsageError(f"no command {word[:80]!r}; {meant}")
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the ways to call the program."""
+        """Write the forms of the command line."""
         formatter.write_usage(program(), "--role ps [OPTIONS] [LISTEN_ADDRESS]")
         formatter.write_usage(program(), "--role client [OPTIONS] ADDRESS", " " * 7)
         formatter.write_usage(program(), "--role server [OPTIONS] [LISTEN_ADDRESS]", " " * 7)
@@ -247,27 +242,26 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 @click.group(
     cls=Root,
-    epilog="Addresses: host:port, tcp://host:port, fsl://host:port. Exit codes: 0 done, 1 a bug, 2 "
-    "bad input or"
-    " environment, 64 preempted (launch again), 130 interrupted.",
+    epilog="Addresses: host:port, tcp://host:port, fsl://host:port. Exit codes: 0 done, 1 a bug,"
+    " 2 bad input or environment, 64 preempted (launch again), 130 interrupted.",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
 def root() -> None:
     """Train one large model across sites that come and go.
 
-    A parameter server collects what clients learn and hands it out again; clients only dial out.
-    Ctrl-C once ends in good order, twice at once.
+    A parameter server merges the deltas of clients and sends them the new weights; clients only
+    dial out. The first Ctrl-C ends a node in good order, the second at once.
     """
 
 
 def _translate(error: BaseException) -> Report | None:
-    """What click's own exceptions mean."""
+    """Map click's exceptions to reports; None for others."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return Report("UsageError", f"nothing to do (see {program()} --help)", ExitCode.BAD_INPUT)
     if isinstance(error, click.ClickException):
         text = one_line(error.format_message()).removesuffix(".")
-        words = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        shown = words if words and not words.endswith(f" {_NODE}") else program()
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        shown = path if path and not path.endswith(f" {_NODE}") else program()
         message = f"{text[:1].lower()}{text[1:]} (see {shown} --help)"
         return Report(type(error).__name__, message, ExitCode.BAD_INPUT)
     if type(error).__name__ == "CodecUsageError" and str(error).startswith("FSL_CODECS_PATH"):
@@ -278,9 +272,7 @@ def _translate(error: BaseException) -> Report | None:
 
 
 def _wants_json(args: Sequence[str]) -> bool:
-    """Whether standard output is for JSON. Of `compare` it is not: there a file's name follows the
-    option.
-    """
+    """Whether standard output is JSON. With `compare` it is not: its --json takes a file's name."""
     return _JSON in args and args[0] != "compare"
 
 
@@ -293,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = root.main(args or ["--help"], prog_name=program(), standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); there is nobody to tell.
+        # The reader of standard output has ended (`| head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.BAD_INPUT)
     except SystemExit:

@@ -1,30 +1,29 @@
-"""Errors: one tree, the exit codes, and the one function that turns an exception into both.
+"""Defines the errors and the exit codes, and maps every exception to a message and an exit code.
 
-    FslError                   an error the user can act on; the message says what to do
-    ├── UsageError             the command line makes no sense
-    ├── ConfigError            a TOML file or a --set has a wrong key, type or value
-    ├── AddressError           an address cannot be parsed or cannot be used
-    ├── KeysError              a key or the allow-list is missing, damaged or open to others
-    ├── DataError              a data path is missing, unreadable or too short
+    FslError                       the user can act on it: the message has a cause and a remedy
+    ├── UsageError                 the command line is wrong
+    ├── ConfigError                a TOML file or a --set has a wrong key, type or value
+    ├── AddressError               an address cannot be read or used
+    ├── KeysError                  a key or the list is missing, damaged or open to others
+    ├── DataError                  a data path is missing, unreadable or too short
     │   └── TooShortError          it is readable, and too short for the run's context
-    ├── TaskError              a --task file has no such function, or misuses `fed`
-    │   └── TaskRaisedError        the task's own code raised; exits 1, like any program
-    ├── RunDirError            a run directory is missing, damaged or of another run
-    ├── NotAllowedError        a run needs data that this site's policy keeps here
-    ├── RefusedError           the parameter server refuses this client
-    └── StopError              not a fault: the node was asked to end before its work was done
-        ├── PreemptedError         by SIGTERM; asks to be launched again
+    ├── TaskError                  a --task file has no such function, or misuses `fed`
+    │   └── TaskRaisedError        the task's own code raised; exit code 1
+    ├── RunDirError                a run directory is missing, damaged or of another run
+    ├── NotAllowedError            a run needs data that the site's policy does not allow
+    ├── RefusedError               the parameter server refuses this client
+    └── StopError                  no fault: the node had to end before its work was done
+        ├── PreemptedError         by SIGTERM; requests a relaunch
         └── InterruptedByUserError by Ctrl-C
 
 Exit codes, the same for every command:
 
     0    done
-    1    a bug: an unexpected exception of this program or (then the line says so) of the user's own
-         task. Not 2, because an exception of a task may be the GPU's or the data loader's, and a
-         launcher should try again a few times. `demo`, `sim` and `doctor` exit 1 too when a check
-         fails
-    2    bad input, usage or environment; running the same line again fails again
-    64   preempted, or asked to be launched again: a launcher should do that
+    1    a bug: an unexpected exception of this program or, as the message then says, of the user's
+         task. Not 2, because a task may fail by its GPU or data loader, and a launcher should try
+         again a few times. Of `demo`, `sim` and `doctor` also: a check failed
+    2    bad input, usage or environment; the same command line fails again
+    64   preempted, or a relaunch is requested: a launcher should start the node again
     130  interrupted (Ctrl-C)
 """
 
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
 
 
 _NO_HOME = "determine home directory"
-"""What pathlib says of ~somebody who is not there, and of ~ where nobody says what that is."""
+"""Part of pathlib's message for a ~user that does not exist, and for ~ without a home folder."""
 
 
 class ExitCode(IntEnum):
-    """What the process tells its launcher; see the table above."""
+    """Exit codes of a process; see the table above."""
 
     DONE = 0
     BUG = 1
@@ -57,9 +56,7 @@ class ExitCode(IntEnum):
 
 
 class FslError(Exception):
-    """Something the user can act on. `message` is one line: what happened, to whom, and what to
-    do.
-    """
+    """An error that the user can act on. `message` is one line with cause and remedy."""
 
     default_code = ExitCode.BAD_INPUT
 
@@ -70,7 +67,7 @@ class FslError(Exception):
 
 
 class UsageError(FslError):
-    """The command line does not make sense."""
+    """The command line is wrong."""
 
 
 class ConfigError(FslError):
@@ -97,7 +94,7 @@ class DataError(FslError):
 
 
 class TooShortError(DataError):
-    """Text is too short for the context that it was opened for; `bytes` is its length."""
+    """Text is too short for the run's context. `bytes` is its length."""
 
     def __init__(self, message: str, length: int) -> None:
         super().__init__(message)
@@ -109,9 +106,7 @@ class TaskError(FslError):
 
 
 class TaskRaisedError(TaskError):
-    """The task's own code raised. `trace` is the traceback from its first frame on, without this
-    program's frames.
-    """
+    """The task's own code raised. `trace` is the traceback from the task's first frame on."""
 
     default_code = ExitCode.BUG
 
@@ -125,13 +120,11 @@ class RunDirError(FslError):
 
 
 class NotAllowedError(FslError):
-    """A run needs data of this site sent that the site's policy (`fsl_async.config.site_policy`)
-    does not let out.
-    """
+    """A run needs data that the site's policy (`fsl_async.config.site_policy`) does not allow."""
 
 
 class RefusedError(FslError):
-    """The parameter server will not have this client. `code` is its machine-readable reason."""
+    """The parameter server refuses this client. `code` is its machine-readable reason."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -139,17 +132,17 @@ class RefusedError(FslError):
 
 
 class StopError(FslError):
-    """Not a fault: the node was asked to end before its work was done."""
+    """No fault: the node had to end before its work was done."""
 
 
 class PreemptedError(StopError):
-    """The machine or the scheduler wants the process gone; a launcher should start it again."""
+    """The machine or the scheduler ends the process; a launcher should start it again."""
 
     default_code = ExitCode.RELAUNCH
 
 
 class InterruptedByUserError(StopError):
-    """Somebody pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     default_code = ExitCode.INTERRUPTED
 
@@ -168,38 +161,35 @@ _DISK_ADVICE: dict[int | None, str] = {
 
 
 def disk_advice(error: OSError) -> str:
-    """What to do about an error of the disk, in a few words; empty where its own words are all
-    there is to say.
-    """
+    """Return a remedy for an error of the disk, or an empty text."""
     return _DISK_ADVICE.get(error.errno, "")
 
 
 def disk_words(error: OSError, *, advised: bool = True) -> str:
-    """The system's words, the file in brackets, and behind a semicolon what to do."""
-    words = error.strerror or str(error)
+    """Describe an error of the disk: the system's message, the file, and the remedy."""
+    message = error.strerror or str(error)
     where = f" ({error.filename})" if error.filename else ""
     advice = disk_advice(error) if advised else ""
-    return one_line(f"{words}{where}") + (f"; {advice}" if advice else "")
+    return one_line(f"{message}{where}") + (f"; {advice}" if advice else "")
 
 
 @frozen
 class Report:
-    """An exception as the user meets it."""
+    """An exception as it is shown to the user."""
 
     kind: str
     message: str
     exit_code: int
 
     def as_json(self) -> str:
-        """One JSON object on one line."""
+        """Return one JSON object on one line."""
         return json.dumps({"error": self.message, "kind": self.kind, "exit_code": self.exit_code})
 
 
 def printable(text: str) -> str:
-    """Escape what would disturb a terminal or break the line, by `fsl_transport.text`.
+    """Escape control characters and line breaks, by `fsl_transport.text`.
 
-    For what is loaded before the transport, which is imported only where there is something to
-    escape: --help does not wait for it.
+    The transport is imported only if there is something to escape, for a fast --help.
     """
     if text.isprintable():
         return text
@@ -209,16 +199,16 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Join the lines of `text` and make it printable, so that an error stays one line in logs."""
+    """Join the lines of `text` by semicolons and make it printable."""
     parts = (line.strip() for line in text.splitlines())
     return printable("; ".join(part for part in parts if part))
 
 
 def describe(error: BaseException) -> Report:
-    """Map any exception to what the user is told and the exit code.
+    """Map any exception to a message and an exit code.
 
-    OSError is the environment's (no space, no permission, port in use), so it exits 2 with the
-    system's own words; what is not expected at all is a bug and exits 1.
+    An OSError is the environment's (no space, no permission, port in use): code 2, with the
+    system's message. An unexpected exception is a bug: code 1.
     """
     kind = type(error).__name__
     if isinstance(error, FslError):
@@ -227,13 +217,13 @@ def describe(error: BaseException) -> Report:
         return Report("InterruptedByUserError", "interrupted", ExitCode.INTERRUPTED)
     if isinstance(error, OSError):
         return Report(kind, _operating_system_line(error), ExitCode.BAD_INPUT)
-    if isinstance(error, MemoryError) or _is_torchs(error):
+    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
         return Report(kind, "out of memory; use a smaller model or batch", ExitCode.BAD_INPUT)
     if isinstance(error, RuntimeError) and _NO_HOME in str(error):
         return Report(
             kind,
-            "a path begins with ~, or is by default in the home folder, and the system knows no "
-            "such folder: give the whole path, or set HOME",
+            "a path begins with ~, or is by default in the home folder, and the system has no such"
+            " folder: give the complete path, or set HOME",
             ExitCode.BAD_INPUT,
         )
     found = one_line(str(error)) or "no message"
@@ -241,23 +231,21 @@ def describe(error: BaseException) -> Report:
     return Report(kind, f"unexpected {kind}: {found} ({advice})", ExitCode.BUG)
 
 
-def _is_torchs(error: BaseException) -> bool:
-    """Whether torch found no memory, which it says in classes of its own: on a GPU by a name, on
-    the CPU by a text. Imports nothing.
-    """
+def _is_torch_out_of_memory(error: BaseException) -> bool:
+    """Whether torch is out of memory, by class name (GPU) or text (CPU). Imports nothing."""
     return isinstance(error, RuntimeError) and (
         type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     )
 
 
 def _operating_system_line(error: OSError) -> str:
-    words = error.strerror or one_line(str(error)) or type(error).__name__
+    message = error.strerror or one_line(str(error)) or type(error).__name__
     name = error.filename
     if name is None:
-        return words
+        return message
     if isinstance(name, bytes):
         name = name.decode(errors="replace")
-    return one_line(f"{name}: {words}")
+    return one_line(f"{name}: {message}")
 
 
 def report(
@@ -269,25 +257,24 @@ def report(
     err: TextIO,
     translate: Callable[[BaseException], Report | None] = lambda _: None,
 ) -> int:
-    """Tell the user about `error` and return the exit code. The last thing `main` does.
+    """Print `error` and return the exit code. The last thing that `main` does.
 
     Plain: one line on `err`, `error: ...`, or `stopped: ...` for exit codes 64 and 130. With
-    `as_json`: one object on `out`, where a program that asked for JSON reads its results. The
-    traceback appears only with `debug`, on `err`. `translate` may know more exceptions (click's,
-    which this file does not import). Of an exception in a user's task the traceback shows the
-    task's frames.
+    `as_json`: one object on `out`. With `debug` also the traceback, on `err`; of an exception in a
+    user's task it has the task's frames only. translate: maps more exceptions (click's, which this
+    file does not import).
     """
-    told = translate(error) or describe(error)
+    found = translate(error) or describe(error)
     if debug:
         if isinstance(error, TaskRaisedError):
             err.write(error.trace)
         else:
             err.write("".join(traceback.format_exception(error)))
     if as_json:
-        out.write(told.as_json() + "\n")
+        out.write(found.as_json() + "\n")
         out.flush()
     else:
-        stopped = told.exit_code in {ExitCode.INTERRUPTED, ExitCode.RELAUNCH}
-        err.write(f"{'stopped' if stopped else 'error'}: {told.message}\n")
+        stopped = found.exit_code in {ExitCode.INTERRUPTED, ExitCode.RELAUNCH}
+        err.write(f"{'stopped' if stopped else 'error'}: {found.message}\n")
     err.flush()
-    return told.exit_code
+    return found.exit_code

@@ -21,7 +21,8 @@ class Account:
 
     _before: dict[str, Counter[str]] = field(factory=lambda: {kind: Counter() for kind in _KINDS})
     _now: dict[str, dict[str, int]] = field(factory=dict)
-    _lost: dict[str, float] = field(factory=dict)  # squares of relative errors, times payload
+    # Squares of relative errors, times payload.
+    _lost: dict[str, float] = field(factory=dict)
     _of: Counter[str] = field(factory=Counter)
     _error: dict[str, float] = field(factory=dict)
 

@@ -43,8 +43,8 @@ class ModelShapes:
 
     client, server: the two parts that most methods have.
     whole: the model in one piece; with tied weights less than their sum.
-    auxiliary: the small model that stands in for the server's part at the client.
-    tail: what moves from the server's part to the client when labels stay there (U-shaped), less
+    auxiliary: the client's small model that replaces the split server's part.
+    tail: what moves from the split server to the client when labels stay there (U-shaped), without
         what the client has already.
     cut_values, tail_values: values of one sample at the first and the second cut.
     label_bytes: bytes of one sample's labels on the wire.

@@ -1,3 +1,1 @@
-"""Processes and machines: the local supervisor, launchers, sources of preemption, training that
-hangs.
-"""
+"""Starts processes on machines: supervisor, launchers, relaunches of clients, clients' names."""

@@ -1,27 +1,28 @@
-"""Which launcher starts which client: a TOML file at the parameter server, `--launchers FILE`.
-Pure.
+"""Reads the parameter server's launch file (TOML, `--launchers FILE`): a launcher by client. Pure.
 
     first_wait_s = 5              # and longest_wait_s, healthy_after_s, budget; see `restarts`
 
     [[launcher]]
-    clients = "a100-*"            # the first entry whose pattern matches a client's name is used
-    kind = "slurm"                # arguments of sbatch behind --job-name=fsl-NAME
-    command = ["--export=ALL,FSL_SERVER=fsl://ps.example.org:7100?key=...",
-               "bin/fsl-node.sbatch", "--task", "train.py:train"]
+    clients = "a100-*"            # the first entry whose pattern matches a client's name counts
+    kind = "slurm"                # arguments after `sbatch --job-name=fsl-NAME`; the script derives
+    command = [                   # the client's name from the job's
+        "--export=ALL,FSL_SERVER=fsl://ps.example.org:7100?key=...",
+        "bin/fsl-node.sbatch", "--task", "train.py:train",
+    ]
 
     [[launcher]]
     clients = "edge"
-    kind = "command"              # done when it exits 0
+    kind = "command"              # succeeds when it exits with 0
     command = ["ssh", "edge", "systemctl", "--user", "restart", "fsl-node@{name}"]
 
     [[launcher]]
     clients = "*"
-    kind = "local"                # a child process of the parameter server, which dies with it
+    kind = "local"                # a child process of the parameter server; it ends with it
     command = ["bin/fsl-node", "--role", "client", "--name", "{name}", "{address}"]
 
-{address} is where the parameter server listens; where that is 0.0.0.0, other machines need another
-address. No shell parses a command: its words are the program's arguments. A client's name has no
-character that a shell would interpret either.
+{address} is the parameter server's listen address: other machines cannot dial it when it is
+0.0.0.0. A command is run without a shell, word by word; names of clients have no character that is
+special to a shell.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ _MOST_RULES = 1000
 
 @frozen
 class LaunchRule:
-    """The launcher of the clients whose names fit the pattern `clients`."""
+    """The launcher of the clients whose names match the pattern `clients`."""
 
     clients: str
     kind: str
     command: tuple[str, ...]
 
     def words(self, name: str, address: str) -> tuple[str, ...]:
-        """The command for one client."""
+        """Return the command for one client."""
         return tuple(
             word.replace("{name}", name).replace("{address}", address) for word in self.command
         )
@@ -57,21 +58,22 @@ class LaunchRule:
 
 @frozen
 class Launching:
-    """A launch file as read."""
+    """The content of a launch file."""
 
     rules: tuple[LaunchRule, ...] = ()
     restarts: RestartRules = field(factory=lambda: RestartRules(first_wait_s=5.0, budget=5))
 
     def rule_of(self, name: str) -> LaunchRule | None:
-        """The first rule that fits a client, or None: nobody launches it."""
+        """Return the first rule that matches a client, or None if it has no launcher."""
         return next((rule for rule in self.rules if fnmatchcase(name, rule.clients)), None)
 
 
 def read_launching(text: str, where: str) -> Launching:
-    """Read a launch file's text; raises ConfigError in one line, which begins with `where`."""
+    """Read the text of a launch file. Raises ConfigError, which begins with `where`."""
     try:
         found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, also [[[[
+    # Numbers of 5,000 digits and deep nesting raise these too.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML: {error}") from None
     tables = found.pop("launcher", [])
     if not isinstance(tables, list) or not tables or len(tables) > _MOST_RULES:
@@ -95,8 +97,8 @@ def _rule(table: Any, where: str) -> LaunchRule:
         )
     if kind == "slurm" and any(word.startswith(("--job-name", "-J")) for word in words):
         raise ConfigError(
-            f"{where}: leave --job-name (-J) out: the job is named after its client, and found "
-            "again by that name"
+            f"{where}: leave --job-name (-J) out: the job is named after its client, and found"
+            " again by that name"
         )
     return LaunchRule(clients, kind, tuple(words))
 
@@ -106,9 +108,9 @@ def _restarts(found: dict[str, Any], where: str) -> RestartRules:
     for key, value in found.items():
         if key not in known:
             raise ConfigError(f"{where}: {key}: unknown key; known: launcher, {', '.join(known)}")
-        whole = key == "budget"
-        fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not fits or not (1 if key == "factor" else 0) <= value <= 1e6:
+        kind = int if key == "budget" else int | float
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_number or not (1 if key == "factor" else 0) <= value <= 1e6:
             raise ConfigError(
                 f"{where}: {key}: must be a number from 0 to 1,000,000, factor from 1"
             )

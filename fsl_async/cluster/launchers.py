@@ -1,6 +1,4 @@
-"""Launchers: start a client on some machine. One small interface, three kinds; the launch file
-assigns them to clients.
-"""
+"""Launchers start clients: local processes, Slurm jobs, or any command. The launch file chooses."""
 
 from __future__ import annotations
 
@@ -20,47 +18,45 @@ from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Super
 from fsl_async.errors import one_line, printable
 
 ASK_S = 60.0
-"""So long a launcher's program may take; `sbatch` on a busy cluster takes seconds."""
+"""Time limit of a launcher's program; `sbatch` on a busy cluster takes seconds."""
 
 _ONCE = RestartRules(budget=0)
 _MOST_BYTES = 1 << 16
 _FILE_BYTES = 1 << 20
-_TOLD_BYTES = 4096
-"""Of the end of what a program complained; 300 characters of it are told."""
+_SHOWN_BYTES = 4096
+"""Bytes of the end of a failed program's output; the last 300 characters of them are shown."""
 _LOOK_EVERY_S = 0.1
 _STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
-"""Of jobs that may still be a client's. Said, because what squeue lists by itself has changed from
-release to release.
-"""
+"""States of jobs that may still run a client; squeue's default list differs between releases."""
 
 
 class LaunchError(Exception):
-    """A client could not be launched; the message says why, in one line."""
+    """A client could not be launched; the message is the reason, in one line."""
 
 
 class LeftAloneError(Exception):
-    """A client was not launched because somebody else brings it back; the message says who, in one
-    line.
-    """
+    """A client was not launched because something else will; the message names it, in one line."""
 
 
 class Launcher(Protocol):
-    """Starts clients. Used on the loop's thread."""
+    """Starts clients. For the loop's thread."""
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Start a client by the words of its rule; returns what was started, for people. Raises
-        LaunchError and LeftAloneError.
+        """Start a client by the words of its rule; returns a description for people.
+
+        Raises LaunchError and LeftAloneError.
         """
         ...
 
     async def close(self) -> None:
-        """The run is over: take back what was asked for and has not begun."""
+        """Withdraw, at the end of the run, what was requested and has not begun."""
         ...
 
 
 class LocalLauncher:
-    """Child processes of this one. When to launch again is decided by who asks, so the supervisor
-    here launches once.
+    """Starts child processes of this one.
+
+    The caller decides when to launch again, so the supervisor of this launcher never does.
     """
 
     def __init__(
@@ -70,20 +66,21 @@ class LocalLauncher:
         self._log_path = log_path
         self._exited = exited
         self._ending: set[str] = set()
-        self._supervisor: Supervisor | None = None  # its log is a file, made for the first child
-        self._mine: set[str] = set()
+        self._supervisor: Supervisor | None = None
+        self._launched: set[str] = set()
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Start a child; one of that name that is still here is stuck, and ended first."""
+        """Start a child. Ends its old process first if that still runs: it is stuck."""
+        # Made late, because it creates the log file.
         if self._supervisor is None:
             self._supervisor = Supervisor(
                 log_path=self._log_path, rules=_ONCE, on_change=self._changed
             )
-        if client in self._mine:
+        if client in self._launched:
             self._ending.add(client)
             await self._supervisor.stop_child(client, grace_s=2.0)
             self._ending.discard(client)
-        self._mine.add(client)
+        self._launched.add(client)
         try:
             self._supervisor.start(Child(client, tuple(words)))
         except ValueError as error:
@@ -95,26 +92,24 @@ class LocalLauncher:
             self._exited(change.name, change.code)
 
     async def close(self) -> None:
-        """End the children; those whose run is over end by themselves in that time."""
-        self._ending |= self._mine
+        """End the children; those whose run is over end by themselves within the grace time."""
+        self._ending |= self._launched
         if self._supervisor is not None:
             await self._supervisor.stop(grace_s=10.0)
 
 
 class SlurmLauncher:
-    """Jobs of Slurm, named fsl-CLIENT, also those that others submitted: bin/fsl-node.sbatch makes
-    the client's name of the job's.
+    """Submits Slurm jobs named fsl-CLIENT; bin/fsl-node.sbatch derives the client's name from that.
 
-    A client that has a job, waiting, running or suspended, is Slurm's to bring back, for instance
-    by --requeue. Of one that is completing nobody can say whether it goes back into the queue: it
-    is looked at again later.
+    A client with a pending, running or suspended job of that name, submitted by anyone, is left to
+    Slurm (for instance to --requeue). A completing job may be requeued or not: try again later.
     """
 
     def __init__(self) -> None:
         self._jobs: list[str] = []
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Submit a job, unless there is one. A job that is completing is a LaunchError."""
+        """Submit a job, unless the client has one. Raises LaunchError while a job is completing."""
         job_name = f"fsl-{client}"
         look = ("squeue", "--noheader", "--me", f"--name={job_name}", f"--states={_STATES}")
         listed = await ask((*look, "--format=%i %T"))
@@ -124,15 +119,15 @@ class SlurmLauncher:
             raise LeftAloneError(f"Slurm has job {'; '.join(staying)[:200]} for it")
         if jobs:
             raise LaunchError(f"Slurm has job {jobs[0][:80]} for it, which may be requeued")
-        said = await ask(("sbatch", "--parsable", f"--job-name={job_name}", *words))
-        job = said.strip().split("\n")[-1].split(";")[0]
+        printed = await ask(("sbatch", "--parsable", f"--job-name={job_name}", *words))
+        job = printed.strip().split("\n")[-1].split(";")[0]
         if not job.isdecimal():
-            raise LaunchError(f"sbatch answered {said.strip()[:80]!r}, no job number")
+            raise LaunchError(f"sbatch answered {printed.strip()[:80]!r}, no job number")
         self._jobs.append(job)
         return f"Slurm job {job}"
 
     async def close(self) -> None:
-        """Cancel jobs that still wait for their turn: they would dial a server that is gone."""
+        """Cancel pending jobs: they would dial a parameter server that has ended."""
         if self._jobs:
             with contextlib.suppress(LaunchError):
                 await ask(("scancel", "--state=PENDING", *self._jobs))
@@ -140,33 +135,29 @@ class SlurmLauncher:
 
 
 class CommandLauncher:
-    """Any program, such as ssh, that exits 0 once the client is started."""
+    """Runs any program, such as ssh, that exits with 0 once the client is started."""
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Run it to its end."""
+        """Run the program to its end."""
         await ask(words)
         return f"done by {words[0]}"
 
     async def close(self) -> None:
-        """Nothing to take back."""
+        """Do nothing: there is nothing to withdraw."""
 
 
-class _Said:
-    """What a program writes into a file: the last 64 KiB of it, however much it is. `open_file` is
-    empty, and for this only.
-    """
+class _OutputTail:
+    """The last 64 KiB of a program's output file. `open_file`: empty, and for one program only."""
 
     def __init__(self, open_file: IO[bytes]) -> None:
         self._file = open_file.fileno()
         self._cut = b""
-        # Or who has written much goes on behind the hole that cutting leaves.
+        # Without O_APPEND a program would go on at its old offset, behind a hole, after truncation.
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def bound(self) -> None:
-        """Cut the file where it has become large; what comes between reading and cutting is
-        lost.
-        """
+        """Truncate the file if it is large; output between reading and truncation is lost."""
         if os.fstat(self._file).st_size > _FILE_BYTES:
             self._cut = self.end()
             os.ftruncate(self._file, 0)
@@ -179,8 +170,9 @@ class _Said:
 
 
 async def _start(words: Sequence[str], out: IO[bytes], err: IO[bytes]) -> Process:
-    """Start a program in a session of its own. Cancelled while it starts, it is ended, with what it
-    has started by then. Raises OSError.
+    """Start a program in its own session. Raises OSError.
+
+    When this is cancelled during the start, the program is ended with all that it has started.
     """
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
@@ -202,23 +194,24 @@ async def _start(words: Sequence[str], out: IO[bytes], err: IO[bytes]) -> Proces
 
 
 async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
-    """Run a program to its end and return the end of what it printed; raises LaunchError unless it
-    exits 0 within `limit_s`.
+    """Run a program to its end and return the end of its output.
 
-    One that does not end in time ends with all that it has started (but what has a session of its
-    own): a client that it got so far would be a second one beside that of the next attempt. It
-    writes into files: a pipe ends when the last one who has it ends, and what it leaves running in
-    the background may have it (under uvloop always, by a descriptor of a higher number); a client
-    that was started so would die by SIGPIPE with this process. The files are cut while it runs.
-    They are not cut any more when it has ended: who leaves something running that prints much
-    should send that elsewhere, or it takes space in the folder for temporary files until it ends.
+    Raises LaunchError unless it exits with 0 within `limit_s`. At the time limit the program is
+    killed with all that it has started in its session: a client that it started would be a second
+    one beside that of the next attempt.
+
+    Output goes to files. A pipe would stay open as long as a background process has inherited it
+    (under uvloop always, by a higher descriptor), and a client started so would get SIGPIPE when
+    this process ends. The files are truncated while the program runs, and not afterwards: a
+    background process that prints much should redirect its output, or it fills the folder for
+    temporary files until it ends.
     """
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as files:
         try:
             out_file = files.enter_context(tempfile.TemporaryFile())
             err_file = files.enter_context(tempfile.TemporaryFile())
-            out, err = _Said(out_file), _Said(err_file)
+            out, err = _OutputTail(out_file), _OutputTail(err_file)
             process = await _start(words, out_file, err_file)
         except OSError as error:
             raise LaunchError(f"cannot run {words[0]}: {error.strerror or error}") from None
@@ -235,14 +228,15 @@ async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
         finally:
             if process.returncode is None:
                 try:
-                    os.killpg(process.pid, signal.SIGKILL)  # its session, with what it has started
+                    os.killpg(process.pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-                except PermissionError:  # somebody else's, as of sudo: it is left to itself
+                # A process of another user, as by sudo, cannot be killed: do not wait for it.
+                except PermissionError:
                     ended.cancel()
             await asyncio.wait({ended})
-        printed, complained = out.end(), err.end()
+        printed, errors = out.end(), err.end()
     if process.returncode:
-        told = one_line((complained or printed)[-_TOLD_BYTES:].decode(errors="replace"))[-300:]
-        raise LaunchError(f"{words[0]} exited with {process.returncode}: {told or 'no word'}")
+        shown = one_line((errors or printed)[-_SHOWN_BYTES:].decode(errors="replace"))[-300:]
+        raise LaunchError(f"{words[0]} exited with {process.returncode}: {shown or 'no output'}")
     return printed.decode(errors="replace")

@@ -1,13 +1,10 @@
-"""The clients that belong to a run, for a parameter server that starts again: `members.txt` in the
-run directory.
+"""Stores the run's members, for a restarted parameter server: `members.txt` in the run directory.
 
-    a name a line, and a last line with the checksum of those before it
-    (`fsl_async.files.text_checksum`)
-
-Written as a new file and renamed, whenever it changes; the rename is not synced. After a power cut
-it may be older, or missing: then a client that died while the parameter server was down is not
-launched, or one that said goodbye is. Nothing else depends on it; it may be removed between two
-starts.
+One name a line, and a last line with the checksum of the lines before it
+(`fsl_async.files.text_checksum`). The file is replaced by a rename whenever the members change; the
+rename is not synced. After a power cut the file may be old or missing: then a client that died
+while the parameter server was down is not launched, or one that has left is. Nothing else depends
+on it; it may be removed between two starts.
 """
 
 from __future__ import annotations
@@ -28,14 +25,15 @@ _MOST_BYTES = 1 << 20
 
 
 class MembersFile:
-    """The file at `path`."""
+    """Reads and writes the file at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> frozenset[str]:
-        """The names; none where the file is missing or empty. Raises OSError, and RunDirError when
-        it was altered.
+        """Return the names; none where the file is missing or empty.
+
+        Raises OSError, and RunDirError when the file was altered.
         """
         try:
             with self.path.open("rb") as file:
@@ -45,22 +43,24 @@ class MembersFile:
         if text is None:
             raise RunDirError(
                 f"{self.path} does not match its checksum; remove it and start again:"
-                " clients that died while no server ran are then not launched again"
+                " clients that died while no parameter server ran are then not launched again"
             )
         lines = text.decode("ascii", "replace").split("\n")
         return frozenset([line for line in lines if NAME.fullmatch(line)][:MOST_MEMBERS])
 
     def write(self, names: AbstractSet[str]) -> None:
-        """Replace the file. Raises OSError, and then it is as it was."""
+        """Replace the file. Raises OSError, and leaves the old file."""
         part = self.path.with_name(f".{self.path.name}.part")
         text = "".join(f"{name}\n" for name in sorted(names)).encode("ascii")
-        write_bytes(part, with_checksum(text), sync=True)  # else a power cut could leave half of it
+        # Synced: a power cut after the rename must not leave a part of it.
+        write_bytes(part, with_checksum(text), sync=True)
         part.replace(self.path)
 
 
 class MembersKeeper:
-    """Keeps the file up to date, off the loop: a disk that hangs stops nothing else. trouble: told
-    of the first write in a row that fails; it is tried again.
+    """Keeps the file up to date in a thread, so that a hanging disk does not block the loop.
+
+    A write that fails is repeated every `AGAIN_S`. trouble: called with the first error in a row.
     """
 
     AGAIN_S = 60.0
@@ -68,26 +68,26 @@ class MembersKeeper:
     def __init__(self, file: MembersFile, trouble: Callable[[OSError], None]) -> None:
         self._file = file
         self._trouble = trouble
-        self._newest: frozenset[str] | None = None  # and not written
+        self._unwritten: frozenset[str] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._pause = asyncio.Event()
 
     def keep(self, names: frozenset[str]) -> None:
-        """These are the members from now on. On the loop's thread."""
-        self._newest = names
+        """Set the members. For the loop's thread."""
+        self._unwritten = names
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write(), name=FILE)
 
     async def close(self) -> None:
-        """Write what is not written yet; what fails now stays as it was."""
+        """Write what is not written yet, once."""
         self._pause.set()
         if self._writing is not None:
             await self._writing
 
     async def _write(self) -> None:
         failed = False
-        while (names := self._newest) is not None:
-            self._newest = None
+        while (names := self._unwritten) is not None:
+            self._unwritten = None
             try:
                 await asyncio.to_thread(self._file.write, names)
                 failed = False
@@ -97,8 +97,8 @@ class MembersKeeper:
                 failed = True
                 if self._pause.is_set():
                     break
-                if self._newest is None:
-                    self._newest = names
+                if self._unwritten is None:
+                    self._unwritten = names
                 await self._wait()
         self._writing = None
 

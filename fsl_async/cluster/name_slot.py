@@ -1,15 +1,13 @@
-"""A client's default name: the host's, and the same again after a relaunch.
+"""Chooses a client's default name: the host's, and the same one after a relaunch.
 
-The parameter server identifies a client by its name: the name holds a data shard for the whole run,
-and a second process with the same name replaces the first. So the name must be stable over
-relaunches and different between two clients of one host. The first client of a host that joins a
-parameter server is `host`, the second `host-2`, and so on: each holds a lock file of its number
-until it ends, and a relaunched one takes the lowest free number. The system releases the lock of a
-killed process. Such locks do not exclude each other within one process, so a process also keeps a
-list of the names that it holds.
+The parameter server identifies a client by its name: the name has a data shard for the whole run,
+and a second process of the same name replaces the first. So the name must stay the same over
+relaunches, and clients of one host must differ. The first client of a host at a given parameter
+server is `host`, the second `host-2`, and so on. Each one holds the lock file of its number until
+it ends, and a relaunched one takes the lowest free number. The system releases the lock of a killed
+process. Such locks do not exclude each other within one process, which lists its own names.
 
-Machines that get a new host name at each start (containers, cloud instances) should be given
---name.
+Machines that get a new host name at each start (containers, cloud instances) should use --name.
 """
 
 from __future__ import annotations
@@ -27,15 +25,13 @@ from fsl_async.roles.names import NAME
 
 _MOST_SLOTS = 256
 _HELD: set[Path] = set()
-"""By this process. It must not even open such a file: closing it would release the lock
-(fcntl(2)).
-"""
+"""Lock files of this process, which must not open one again: closing it unlocks it (fcntl(2))."""
 
-_ONE_AT_A_TIME = threading.Lock()
+_HELD_LOCK = threading.Lock()
 
 
 class NameSlot:
-    """A name, held until `close` or the end of the process."""
+    """A name that is reserved until `close` or the end of the process."""
 
     def __init__(self, name: str, path: Path, file: int) -> None:
         self.name = name
@@ -43,8 +39,8 @@ class NameSlot:
         self._file = file
 
     def close(self) -> None:
-        """Give the name back; harmless when that is done."""
-        with _ONE_AT_A_TIME:
+        """Release the name. May be called again."""
+        with _HELD_LOCK:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
@@ -52,7 +48,7 @@ class NameSlot:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it may be a client's; raises UsageError."""
+    """Return `name` if it is valid for a client. Raises UsageError."""
     if not NAME.fullmatch(name) or name in {".", ".."}:
         raise UsageError(
             f"--name {name[:80]!r}: must be 1 to 64 letters, digits, dots, dashes or underscores"
@@ -61,22 +57,23 @@ def check_name(name: str) -> str:
 
 
 def default_directory() -> Path:
-    """Where lock files are, by the XDG base directory specification."""
+    """Return the folder of lock files, by the XDG base directory specification."""
     home = os.environ.get("XDG_STATE_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
     return base / "fsl-async" / "names"
 
 
 def claim_name(server: str, *, directory: Path | None = None, host: str | None = None) -> NameSlot:
-    """Take the lowest free name of this host at `server`; raises FslError when lock files cannot be
-    kept.
+    """Reserve the lowest free name of this host at `server`.
+
+    Raises FslError when lock files cannot be created, or all names are in use.
     """
     host = re.sub(r"[^A-Za-z0-9._-]+", "-", host or socket.gethostname())[:56].strip("-") or "host"
     directory = default_directory() if directory is None else directory
     run = hashlib.sha256(server.encode()).hexdigest()[:12]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _ONE_AT_A_TIME:
+        with _HELD_LOCK:
             for number in range(1, _MOST_SLOTS + 1):
                 path = directory.absolute() / f"{host}.{run}.{number}.lock"
                 file = None if path in _HELD else _lock(path)
@@ -93,8 +90,8 @@ def claim_name(server: str, *, directory: Path | None = None, host: str | None =
 def _lock(path: Path) -> int | None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # A record lock: unlike flock it is not inherited by forked data loaders, which may outlive
-        # a killed client.
+        # A record lock, because forked data loaders, which may outlive a killed client, inherit
+        # flock's.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         os.close(file)

@@ -1,24 +1,25 @@
-"""Decides when a client is to be launched again. Pure: `now` is an argument; `relauncher` launches.
+"""Decides when the parameter server launches a client again. Pure: `now` is an argument.
 
-The parameter server does not see a client's process end, only its sessions. `restarts` decides for
-it as for a child process; a session's event becomes one of these:
+The exit of a remote client cannot be observed, so its session's events go to the machine of child
+processes (`restarts`) instead:
 
-    a session begins                       Seen
-    a session expires                      Exited: Wait, then Launch, once; no further launch until
-                                           the client was seen
-    a client says goodbye and asks to be   the same, by exit code 64; the wait begins when its place
-      launched again                       is taken away from it, if it gave that time
-    the process exits, and its launcher    the same at once, by the exit code; later events of its
-      is this process's own (local)        session, until the client is seen again, are ignored
-    another process takes the name         nothing; nor is the end of the replaced process an exit
-    the parameter server starts again      Exited: the wait begins when a session would have
-                                           expired; clients that live have said hello by then
-    the launcher fails                     Exited: a longer wait, then once more, within the budget
+    event                                  -> event of `restarts`
+    its session begins                     Seen
+    its session expires                    Exited: Wait, then Launch once; the next launch needs a
+                                             session first
+    it leaves with a request to be         Exited(64); the wait begins at the end of its machine, if
+      launched again                         the goodbye has that time
+    its process exits (kind "local")       Exited(code) at once; the end of its session counts for
+                                             the old process
+    another process takes its name         none; the end of the old process, which is refused, is
+                                             not the end of the new one
+    the parameter server restarts          Exited; the wait begins when a session would have expired
+    its launcher fails                     Exited: a longer wait, as long as the budget lasts
 
-A session that ends for another reason is about to begin anew, or has. A client that says goodbye
-without asking for a launch (done, Ctrl-C, its task failed) is not launched; nor is one that comes
-back during the wait: what its own site does about exit code 64 comes first. Clients without a rule
-in the launch file are left alone.
+A session that ends for another reason begins again at once. A client that leaves without such a
+request (done, Ctrl-C, its task failed) is not launched. Nor is one that joins again during the
+wait: its own site may act on exit code 64 first. A client without a rule in the launch file is
+never launched.
 """
 
 from __future__ import annotations
@@ -41,21 +42,17 @@ from fsl_async.errors import ExitCode
 from fsl_async.roles.goodbye import Goodbye
 
 LONGEST_AWAY_S = 600.0
-"""A place that is taken away is gone by then, whatever a client says: Slurm and spot markets give
-minutes.
-"""
+"""Longest time to its machine's end that a goodbye may state; Slurm and EC2 give minutes."""
 
-NOTHING_SAID = Goodbye("")
+NO_GOODBYE = Goodbye("")
 
 MOST_MEMBERS = 10_000
-"""That are remembered. Strangers' names may be among them where nothing is encrypted."""
+"""Limit of members. Without encryption, unauthenticated peers may add names."""
 
 
 @frozen
 class Waiting:
-    """Its launcher will be asked in `seconds`, unless it comes back by itself. why: what it said
-    itself, if anything.
-    """
+    """The client is launched in `seconds`, unless it joins first. why: of its goodbye, or empty."""
 
     client: str
     seconds: float
@@ -64,42 +61,43 @@ class Waiting:
 
 @frozen
 class GaveUp:
-    """It is not launched any more."""
+    """The client is not launched any more."""
 
     client: str
     why: str
 
 
 class Relaunches:
-    """Of all clients of a run."""
+    """Decides for all clients of a run; see the table above."""
 
     def __init__(self, launching: Launching) -> None:
         self._launching = launching
         self._machines: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}
-        self._exited: set[str] = set()  # whose exit was seen, and whose next life was not
-        self._overtaken: set[str] = set()  # by another process of that name
+        # Clients whose process exited, until their next session.
+        self._exited: set[str] = set()
+        # Clients whose name another process took.
+        self._overtaken: set[str] = set()
         self.members: set[str] = set()
-        """Whom the run may count on, with a rule or without: who was here, and did not say that it
-        is over for it.
-        """
+        """Clients that joined and have not left for good, with a rule or without."""
 
     def recovered(
         self, members: Iterable[str], away_s: float, now: float
     ) -> list[Waiting | GaveUp]:
-        """The server was away, and these were members. away_s: by then who lives has come back.
-        Returns what is to be of each that has a rule.
+        """Take the members at a restart of the parameter server; returns the decisions.
+
+        away_s: clients that run have joined by then.
         """
-        said = []
+        decided = []
         for client in sorted(members):
             self.seen(client, now)
             machine = self._machines.get(client)
             if machine is not None:
-                said.append(self._ended(client, machine, now, after_s=away_s))
-        return [one for one in said if one is not None]
+                decided.append(self._ended(client, machine, now, after_s=away_s))
+        return [one for one in decided if one is not None]
 
     def seen(self, client: str, now: float) -> None:
-        """Its session has begun."""
+        """Take the beginning of a client's session."""
         if len(self.members) < MOST_MEMBERS:
             self.members.add(client)
         if self._launching.rule_of(client) is None:
@@ -112,11 +110,9 @@ class Relaunches:
         self._exited.discard(client)
 
     def left(
-        self, client: str, reason: str, now: float, goodbye: Goodbye = NOTHING_SAID
+        self, client: str, reason: str, now: float, goodbye: Goodbye = NO_GOODBYE
     ) -> Waiting | GaveUp | None:
-        """Its session has ended, for `reason` of the transport's; goodbye: what it said where that
-        is "bye".
-        """
+        """Take the end of its session. reason: the transport's. goodbye: where that is "bye"."""
         machine = self._machines.get(client)
         self._overtaken.discard(client)
         if reason == "superseded" and machine is not None:
@@ -136,13 +132,15 @@ class Relaunches:
         return self._ended(client, machine, now) if reason == "expired" else None
 
     def exited(self, client: str, code: int, now: float) -> Waiting | GaveUp | None:
-        """Its process, launched here, is gone. One that said goodbye is launched again when its
-        exit code asks for that.
+        """Take the exit of its process, which was launched locally.
+
+        After a goodbye, too, the exit code decides whether it is launched again.
         """
         if code == ExitCode.BAD_INPUT and client in self._overtaken:
             self._overtaken.discard(client)
             return None
-        if code == ExitCode.INTERRUPTED:  # by a person, whether its goodbye has come by now or not
+        # A person ended it, whether its goodbye has arrived or not.
+        if code == ExitCode.INTERRUPTED:
             self._forget(client)
             return None
         if code in {ExitCode.DONE, ExitCode.BAD_INPUT}:
@@ -162,18 +160,18 @@ class Relaunches:
         self._due.pop(client, None)
 
     def failed(self, client: str, now: float) -> Waiting | GaveUp | None:
-        """Its launcher could not launch it."""
+        """Take the failure of its launcher."""
         machine = self._machines.get(client)
         if machine is None or machine.state is not State.RUNNING:
             return None
         return self._ended(client, machine, now)
 
     def next_due(self) -> float | None:
-        """When `take_due` has something to give."""
+        """Return the time of the next launch, or None."""
         return min(self._due.values(), default=None)
 
     def take_due(self, now: float) -> list[str]:
-        """The clients whose launchers are to be asked now, once each."""
+        """Return the clients to launch now, once each."""
         ready = sorted(client for client, when in self._due.items() if when <= now)
         for client in ready:
             del self._due[client]

@@ -1,6 +1,6 @@
-"""Decides when a child process is launched again. Pure: `now` is an argument.
+"""Decides when to launch a child process again. Pure: `now` is an argument.
 
-One machine for each child; every exit has an answer at once.
+One machine for each child.
 
     state      event                    -> state     effects
     ready      Begin                    -> running   Launch
@@ -13,16 +13,15 @@ One machine for each child; every exit has an answer at once.
     running    StopAsked                -> stopping  -
     stopping   Exited(any)              -> ended     End("stopped")
     ready      StopAsked                -> ended     End("stopped")
-    ready      Seen                     -> running   -: it was launched by another hand
-    waiting    Seen                     -> running   -: it came back without a launch
-    running    Seen                     -> running   -: it was launched; its health counts from now
+    ready      Seen                     -> running   -: it was launched elsewhere
+    waiting    Seen                     -> running   -: it came back by itself
+    running    Seen                     -> running   -: its healthy time begins
     ended      any                      -> ended     -
 
-The wait doubles from `first_wait_s` to `longest_wait_s`. A child that ran for `healthy_after_s`
-before it ended has recovered: the next wait is the first one again and its budget of relaunches is
-full again. Exit code 64 asks for a relaunch and is treated like a crash, so that a program that
-asks for it at once does not spin. Any other pair of state and event is a bug of the shell and
-raises AssertionError.
+The wait doubles from `first_wait_s` to `longest_wait_s`. After a child ran for `healthy_after_s`,
+the next wait is `first_wait_s` and the budget is full again. Exit code 64, which requests a
+relaunch, is treated like a crash, so that a program that exits with it at once does not spin.
+Any other pair of state and event is an error of the shell and raises AssertionError.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ from fsl_async.errors import ExitCode
 
 @frozen(kw_only=True)
 class RestartRules:
-    """How patient the machine is. Times are seconds; `budget` counts relaunches in a row without a
-    healthy time.
-    """
+    """Waits in seconds; `budget` limits relaunches in a row without a healthy time."""
 
     first_wait_s: float = 0.5
     factor: float = 2.0
@@ -54,7 +51,7 @@ class Begin:
 
 @frozen
 class Exited:
-    """The child is gone; `code` is negative for the signal that killed it."""
+    """The child exited; `code` is negative for the signal that killed it."""
 
     code: int
 
@@ -66,7 +63,7 @@ class WaitOver:
 
 @frozen
 class StopAsked:
-    """The child is to end and stay away."""
+    """The child must end and is not launched again."""
 
 
 @frozen
@@ -76,21 +73,21 @@ class Launch:
 
 @frozen
 class Wait:
-    """Come back with WaitOver after `seconds`."""
+    """Send WaitOver after `seconds`."""
 
     seconds: float
 
 
 @frozen
 class End:
-    """The child will not be launched again; `why` is a few words for people."""
+    """The child will not be launched again; `why` is for people."""
 
     why: str
 
 
 @frozen
 class Seen:
-    """The child was seen alive, whoever launched it."""
+    """The child runs, however it was launched."""
 
 
 Event = Begin | Exited | WaitOver | StopAsked | Seen
@@ -98,7 +95,7 @@ Effect = Launch | Wait | End
 
 
 class State(Enum):
-    """Where a child is."""
+    """State of a child."""
 
     READY = auto()
     RUNNING = auto()
@@ -116,10 +113,11 @@ class Restarts:
         self._rules = rules
         self._in_a_row = 0
         self._launched_at = 0.0
-        self._is_seen = False  # since the last launch
+        # Since the last launch.
+        self._is_seen = False
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event at `now` (monotonic seconds); returns what to do."""
+        """Take an event at `now` (monotonic seconds); returns the effects."""
         if self.state is State.ENDED:
             return []
         if isinstance(event, StopAsked):
@@ -145,8 +143,8 @@ class Restarts:
 
     def _seen(self, now: float) -> list[Effect]:
         if self.state is not State.STOPPING:
-            # A job may wait in a queue for hours before it runs, and sessions begin anew while it
-            # does.
+            # The first sighting counts: a job may be queued for hours before it runs, and a running
+            # one may begin several sessions.
             if self.state is not State.RUNNING or not self._is_seen:
                 self._launched_at = now
             self._is_seen = True
@@ -165,8 +163,7 @@ class Restarts:
             self._in_a_row = 0
         if self._in_a_row >= rules.budget:
             return self._end(f"gave up after {self._in_a_row} relaunches in a row")
-        # The exponent is capped because a float power overflows long before a patient budget is
-        # spent.
+        # The exponent is capped because a float power overflows long before a large budget is used.
         wait = rules.first_wait_s * rules.factor ** min(self._in_a_row, 64)
         self._in_a_row += 1
         self.state = State.WAITING

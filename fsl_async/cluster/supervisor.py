@@ -1,12 +1,11 @@
-"""Runs child processes on this machine: starts them, collects their output, restarts them after a
-crash.
+"""Runs child processes on this machine, collects their output, relaunches them after crashes.
 
-`restarts` decides when; this is the asyncio shell around it, one task for each child. Every child
-leads its own process group, so that Ctrl-C in the terminal reaches only the supervisor (which then
-stops the children in order) and the processes that a killed child leaves behind end with it. On
-Linux children die with the supervisor, also when that is killed with SIGKILL: a short trampoline
-sets PR_SET_PDEATHSIG (prctl(2)) and then becomes the child. The signal comes when the *thread* that
-launched the child ends, so the loop should run in the main thread.
+This is the asyncio shell around `restarts`, one task for each child. Every child leads its own
+process group: Ctrl-C in the terminal reaches only the supervisor, which then stops the children in
+order, and a killed child's own children are killed with it. On Linux children die with the
+supervisor, even when SIGKILL ends it: a short trampoline sets PR_SET_PDEATHSIG (prctl(2)) and then
+executes the child's program. The signal is sent when the *thread* that launched the child ends, so
+the loop should run in the main thread.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ except OSError as error:
 
 @frozen
 class Child:
-    """What to run. `env` is added to this process's environment."""
+    """A program to run. `env` is added to this process's environment."""
 
     name: str
     argv: tuple[str, ...]
@@ -66,7 +65,7 @@ class Child:
 
 @frozen
 class ChildStarted:
-    """A child process runs; `launch` is 1 for the first time."""
+    """A child process runs. `launch` counts from 1."""
 
     name: str
     pid: int
@@ -75,8 +74,12 @@ class ChildStarted:
 
 @frozen
 class ChildExited:
-    """A child process is gone. `code` is negative for a signal; `relaunch_in_s` is None when it
-    stays away, and `why` says why.
+    """A child process exited.
+
+    code: negative for a signal.
+    seconds: how long it ran.
+    relaunch_in_s: None when it is not launched again.
+    why: the exit code or signal in words, and why it is not launched again.
     """
 
     name: str
@@ -87,7 +90,7 @@ class ChildExited:
 
 
 class _Running:
-    """A child's task and the process it has now."""
+    """A child's task and its present process."""
 
     def __init__(self, child: Child, rules: RestartRules) -> None:
         self.child = child
@@ -98,11 +101,10 @@ class _Running:
 
 
 class Supervisor:
-    """Use as `async with`: leaving the block stops all children. All methods are for the loop's
-    thread.
+    """Use as `async with`: leaving the block stops all children. For the loop's thread.
 
     `on_line(name, line)` gets every line that a child prints on standard output or error, without
-    its line break; `log_path` the same lines as `name | line`. `on_change` gets ChildStarted and
+    its line break; the file `log_path` gets it as `name | line`. `on_change` gets ChildStarted and
     ChildExited.
     """
 
@@ -121,7 +123,8 @@ class Supervisor:
         self._log: TextIO | None = None
         if log_path is not None:
             make_folder(log_path.parent)
-            self._log = open(  # noqa: SIM115 - Path.open takes no opener; closed in stop
+            # Path.open takes no opener; `stop` closes the file.
+            self._log = open(  # noqa: SIM115
                 log_path, "a", encoding="utf-8", errors="replace", opener=opener
             )
 
@@ -132,25 +135,26 @@ class Supervisor:
         await self.stop()
 
     def start(self, child: Child) -> None:
-        """Launch a child under a name that is not in use; raises ValueError otherwise."""
+        """Launch a child. Raises ValueError when one of its name has not ended."""
         known = self._children.get(child.name)
         if known is not None and known.machine.state is not State.ENDED:
             raise ValueError(f"a child {child.name!r} runs already")
         running = self._children[child.name] = _Running(child, self._rules)
-        running.task = asyncio.create_task(self._care(running), name=f"child {child.name}")
+        running.task = asyncio.create_task(self._run(running), name=f"child {child.name}")
 
     def pid(self, name: str) -> int | None:
-        """Process id of a child that runs now, or None."""
+        """Return the process id of a child, or None when it does not run."""
         process = self._children[name].process
         return None if process is None else process.pid
 
     def launches(self, name: str) -> int:
-        """How often a child was launched."""
+        """Return the number of launches of a child."""
         return self._children[name].machine.launches
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> bool:
-        """Send a signal to a child, to see what happens then; False when it does not run. It is
-        relaunched as after a crash.
+        """Send a signal to a child, which is relaunched as after a crash.
+
+        Returns False when it does not run.
         """
         process = self._children[name].process
         if process is None or process.returncode is not None:
@@ -167,14 +171,13 @@ class Supervisor:
     async def stop_child(
         self, name: str, grace_s: float = 10.0, number: int = signal.SIGTERM
     ) -> None:
-        """End one child and do not launch it again: TERM, or another signal, and KILL after
-        `grace_s`.
-        """
+        """End one child for good: by `number`, and by SIGKILL after `grace_s` seconds."""
         await self._stop([self._children[name]], grace_s, number)
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """End all children, TERM first and KILL after `grace_s`, and close the log. Harmless when
-        done already.
+        """End all children, by SIGTERM, after `grace_s` seconds by SIGKILL, and close the log.
+
+        May be called again.
         """
         await self._stop(list(self._children.values()), grace_s)
         if self._log is not None:
@@ -193,15 +196,16 @@ class Supervisor:
             return
         _, late = await asyncio.wait(tasks, timeout=grace_s)
         while late:
-            # Again and again, because a launch may have been under way.
+            # Repeated, because a launch may have been under way.
             for one in children:
                 _signal_group(one.process, signal.SIGKILL)
             _, late = await asyncio.wait(late, timeout=0.2)
         for task in tasks:
-            task.result()  # a callback's error is the caller's to see
+            # Raises a callback's error.
+            task.result()
 
-    async def _care(self, running: _Running) -> int:
-        """Look after one child until it has ended for good; returns its last exit code."""
+    async def _run(self, running: _Running) -> int:
+        """Run one child until it has ended for good; returns its last exit code."""
         machine = running.machine
         code = int(ExitCode.DONE)
         seconds = 0.0
@@ -210,7 +214,7 @@ class Supervisor:
             effect = effects[0]
             if isinstance(effect, Launch):
                 start = time.monotonic()
-                code = await self._live(running)
+                code = await self._run_once(running)
                 now = time.monotonic()
                 seconds = now - start
                 effects = machine.handle(Exited(code), now)
@@ -222,22 +226,22 @@ class Supervisor:
                         code,
                         seconds,
                         None if wait is None else wait.seconds,
-                        _words(code) if end is None else f"{_words(code)}: {end.why}",
+                        _describe(code) if end is None else f"{_describe(code)}: {end.why}",
                     )
                 )
             elif isinstance(effect, Wait):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(running.stop.wait(), effect.seconds)
-                # Empty when a stop has ended the machine meanwhile.
+                # No effects when a stop has ended the machine meanwhile.
                 effects = machine.handle(WaitOver(), time.monotonic())
             else:
                 break
         return code
 
-    async def _live(self, running: _Running) -> int:
+    async def _run_once(self, running: _Running) -> int:
         """Run the process once, from launch to exit; returns its exit code."""
         child = running.child
-        # A pipe of our own: asyncio's would let `wait` hang while a grandchild holds the other end.
+        # With asyncio's own pipe `wait` would hang while a grandchild holds the other end.
         read_end, write_end = os.pipe()
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
@@ -245,7 +249,7 @@ class Supervisor:
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", buffering=0)
         )
         pump = asyncio.create_task(self._pump(child.name, reader), name=f"output {child.name}")
-        pump.add_done_callback(lambda task: _end_unheard(task, running))
+        pump.add_done_callback(lambda task: _kill_unread(task, running))
         try:
             try:
                 running.process = process = await _spawn(child, write_end)
@@ -262,7 +266,7 @@ class Supervisor:
                 if running.stop.is_set():
                     _signal_group(process, signal.SIGTERM)
                 if pump.done():
-                    _end_unheard(pump, running)
+                    _kill_unread(pump, running)
                 return await process.wait()
             finally:
                 _signal_group(process, signal.SIGKILL)
@@ -288,7 +292,8 @@ class Supervisor:
 
     def _line(self, name: str, line: str) -> None:
         if self._log is not None:
-            with contextlib.suppress(OSError):  # a full disk must not end the children
+            # A full disk must not end the children.
+            with contextlib.suppress(OSError):
                 self._log.write(f"{name} | {line}\n")
                 self._log.flush()
         self._on_line(name, line)
@@ -310,22 +315,23 @@ async def _spawn(child: Child, write_end: int) -> asyncio.subprocess.Process:
     )
 
 
-def _end_unheard(pump: asyncio.Task[None], running: _Running) -> None:
-    """End a child whose output nobody takes any more because `on_line` raised: it would block on a
-    full pipe for ever.
+def _kill_unread(pump: asyncio.Task[None], running: _Running) -> None:
+    """Kill a child whose output is not read any more because `on_line` raised.
+
+    Otherwise it would block on a full pipe for ever.
     """
     if not pump.cancelled() and pump.exception() is not None:
         _signal_group(running.process, signal.SIGKILL)
 
 
 def _signal_group(process: asyncio.subprocess.Process | None, number: int) -> None:
-    """Signal a child and what it started; nothing when they are all gone."""
+    """Send a signal to a child's process group, if it has one."""
     if process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
 
 
-def _words(code: int) -> str:
+def _describe(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

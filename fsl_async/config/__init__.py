@@ -1,3 +1,1 @@
-"""The configuration of a run: addresses, settings and their rules, what a run fixes, what clients
-are sent.
-"""
+"""The configuration of a run: addresses, settings and their checks, and what clients receive."""

@@ -1,8 +1,7 @@
-"""Addresses: `host:port`, `tcp://host:port` and `fsl://host:port[?key=...][&split=host:port]`, read
-with errors that say what to write.
+"""Reads addresses: `host:port`, `tcp://host:port`, `fsl://host:port[?key=...][&split=host:port]`.
 
-Pure but for `reachable_host`, which asks the operating system which of its own addresses faces the
-network.
+Errors give an example to write instead. Pure except for `reachable_host`, which asks the operating
+system for its own address.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _MAX_TEXT = 1024
 
 @frozen
 class Address:
-    """Where a parameter server is. `host` has no brackets; `key` is empty when none was given.
+    """Where a parameter server listens. `host` has no brackets; `key` is empty when none was given.
 
-    `split`: `host:port` by which the split server is reached from here, in place of what the
-    parameter server says; empty when that is right.
+    split: `host:port` of the split server as seen from here, instead of what the parameter server
+        announces; empty when its address is right.
     """
 
     host: str
@@ -38,12 +37,12 @@ class Address:
 
     @property
     def tcp(self) -> str:
-        """The form that sockets take, `tcp://host:port`."""
+        """The address for sockets, `tcp://host:port`."""
         return f"tcp://{self._host_in_url}:{self.port}"
 
     @property
     def fsl(self) -> str:
-        """The form that users paste, `fsl://host:port[?key=...][&split=host:port]`."""
+        """The address for users, `fsl://host:port[?key=...][&split=host:port]`."""
         key = urlencode({"key": self.key}) if self.key else ""
         split = f"split={self.split}" if self.split else ""
         query = "&".join(part for part in (key, split) if part)
@@ -51,7 +50,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can be at the other end."""
+        """Whether only processes of this machine can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -61,7 +60,7 @@ class Address:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether a listener at this address hears on every interface."""
+        """Whether a listener at this address accepts connections on every interface."""
         return self.host in _EVERYWHERE
 
     @property
@@ -70,7 +69,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Read the address of a parameter server to dial; raises AddressError with one line."""
+    """Read the address of a parameter server to dial. Raises AddressError."""
     address = _parse(text, EXAMPLE)
     if address.is_everywhere:
         raise AddressError(
@@ -79,15 +78,13 @@ def parse(text: str) -> Address:
         )
     if address.port == 0:
         raise AddressError(
-            f"{text}: port 0 cannot be dialled; give the port that the server prints"
+            f"{text}: port 0 cannot be dialled; give the port that the parameter server prints"
         )
     return address
 
 
 def parse_listen(text: str) -> Address:
-    """Read an address to listen at: no key, port 0 = any free port; raises AddressError with one
-    line.
-    """
+    """Read an address to listen at: no key, port 0 = any free port. Raises AddressError."""
     address = _parse(text, "tcp://127.0.0.1:7100")
     if address.key:
         raise AddressError(f"{text}: a listen address has no key; remove ?key=...")
@@ -105,8 +102,8 @@ def _parse(text: str, example: str) -> Address:
         scheme, rest = "tcp", text
     if scheme not in _SCHEMES:
         raise AddressError(f"{shown}: unknown scheme {scheme}://; write one like {example}")
-    place, _, query = rest.partition("?")
-    host, port_text = _split(place.removesuffix("/"), shown, example)
+    host_port, _, query = rest.partition("?")
+    host, port_text = _split(host_port.removesuffix("/"), shown, example)
     key, split = _parts(query, shown)
     if not port_text:
         raise AddressError(f"{shown}: no port; write one like {example}")
@@ -115,9 +112,9 @@ def _parse(text: str, example: str) -> Address:
     return Address(host, int(port_text), key, split)
 
 
-def _split(place: str, shown: str, example: str) -> tuple[str, str]:
-    if place.startswith("["):
-        host, bracket, after = place[1:].partition("]")
+def _split(host_port: str, shown: str, example: str) -> tuple[str, str]:
+    if host_port.startswith("["):
+        host, bracket, after = host_port[1:].partition("]")
         try:
             ipaddress.IPv6Address(host.partition("%")[0])
         except ValueError:
@@ -125,7 +122,7 @@ def _split(place: str, shown: str, example: str) -> tuple[str, str]:
         if not bracket or (after and not after.startswith(":")):
             raise AddressError(f"{shown}: not an IPv6 address; write one like tcp://[::1]:7100")
         return host, after[1:]
-    host, _, port_text = place.rpartition(":") if ":" in place else (place, "", "")
+    host, _, port_text = host_port.rpartition(":") if ":" in host_port else (host_port, "", "")
     if ":" in host:
         raise AddressError(f"{shown}: put an IPv6 address in brackets, like tcp://[::1]:7100")
     if host != "*" and not _HOST.match(host):
@@ -135,13 +132,13 @@ def _split(place: str, shown: str, example: str) -> tuple[str, str]:
 
 
 def _parts(query: str, shown: str) -> tuple[str, str]:
-    """Key and split server's place."""
+    """Return the key and the split server's `host:port`."""
     found = {"key": "", "split": ""}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in found:
             raise AddressError(
-                f"{shown}: unknown part {name!r} after '?'; only key=... and split=host:port are "
-                "known"
+                f"{shown}: unknown part {name!r} after '?'; only key=... and split=host:port"
+                " are known"
             )
         if not value:
             raise AddressError(
@@ -155,22 +152,24 @@ def _parts(query: str, shown: str) -> tuple[str, str]:
     return found["key"], found["split"]
 
 
-def parse_told(text: str) -> Address:
-    """Read an address that one server tells of another: to dial, with or without a key, and "every
-    interface" is for `seen_from`. Raises AddressError.
+def parse_announced(text: str) -> Address:
+    """Read the address of a split server as the parameter server announces it, with or without key.
+
+    "Every interface" is allowed; `seen_from` resolves it. Raises AddressError.
     """
     return _parse(text, EXAMPLE)
 
 
 def seen_from(given: str, dialled: str) -> Address:
-    """Where to dial the split server that a server at `dialled` names as `given`: "every interface"
-    is the host that was dialled, and who dialled a relay or a tunnel may have been given another
-    place (`split=`). The key stays the one that was named. Raises AddressError.
+    """Return the address at which to dial the split server that `dialled` announces as `given`.
+
+    `split=` of `dialled` (a relay or a tunnel) replaces host and port; "every interface" becomes
+    the host of `dialled`. The key stays that of `given`. Raises AddressError.
     """
-    address, at = parse_told(given), parse(dialled)
+    address, at = parse_announced(given), parse(dialled)
     if at.split:
-        place = parse(at.split)
-        address = evolve(address, host=place.host, port=place.port)
+        forwarded = parse(at.split)
+        address = evolve(address, host=forwarded.host, port=forwarded.port)
     elif address.is_everywhere:
         address = evolve(address, host=at.host)
     return parse(address.fsl)
@@ -179,9 +178,8 @@ def seen_from(given: str, dialled: str) -> Address:
 def reachable_host(host: str) -> str:
     """Return the host name or address by which other machines reach a listener bound at `host`.
 
-    A listener on one interface is reached by that interface's address. For one on every interface
-    this asks which local address faces the default route (connecting a datagram socket sends
-    nothing) and falls back to the host name.
+    That is `host`, unless it means every interface: then the local address that faces the default
+    route (connecting a datagram socket sends nothing), or else the host name.
     """
     if host not in _EVERYWHERE:
         return host

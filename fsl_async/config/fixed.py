@@ -1,15 +1,13 @@
-"""Settings that a run keeps for its life, and the check that a restarted parameter server has the
-same.
+"""Checks that a restarted parameter server has the settings that its run fixes.
 
-Fixed are those marked so in `fsl_async.config.settings`: the meaning of the shared weights, of
-their training and of their evaluation (the model's sizes, the seed, the kind of outer optimizer,
-how data is divided and how much of it is held out). Everything else may change from one start to
-the next: the schedule of syncs, ports, formats, rates, limits, and also the number of clients and
-shards, because a run that outgrew its plan must be able to admit more.
+Settings marked `fixed` in `fsl_async.config.settings` define the shared weights, their training and
+their evaluation: the model's sizes, the seed, the kind of outer optimizer, how data is divided and
+what part of it is held out. Everything else may change between starts: triggers and time limits,
+ports, formats, rates, limits, and also the number of clients and shards, so that a run can grow.
 
-They are kept in run_dir/settings.json, resolved, so that a preset and the same sizes written out
-are equal: one line of JSON with a checksum (fsl_async.files.checksummed_json). A run without a
-version has nothing to lose, so then the newest start counts; also where the file is missing.
+The fixed settings are stored in run_dir/settings.json, resolved, so that a preset and its sizes
+written out are equal: one line of JSON with a checksum (fsl_async.files.checksummed_json). Where
+the run has no version yet, or the file is missing, the present settings are written.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _MAX_BYTES = 1 << 20
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
-    """The fixed settings by dotted key, resolved."""
+    """Return the fixed settings by dotted key, resolved."""
     filled = resolved(config)
     return {
         f"{name}.{field.name}": getattr(getattr(filled, name), field.name)
@@ -44,8 +42,7 @@ def fixed_settings(config: Config) -> dict[str, Any]:
 
 
 def keep_settings(run_dir: Path, config: Config, version: int) -> None:
-    """Check `config` against the run's at its `version`, or write it down when the run has none yet
-    (version -1).
+    """Check `config` against the stored settings, or store it when the run has no version yet (-1).
 
     Raises RunDirError, which names the first setting that differs, and OSError when the file cannot
     be written.
@@ -58,9 +55,8 @@ def keep_settings(run_dir: Path, config: Config, version: int) -> None:
         return
     differing = [key for key, value in now.items() if key in before and before[key] != value]
     sizes = [key for key in differing if key.startswith("model.") and key != _PRESET]
-    if (
-        _PRESET in differing
-    ):  # says what its sizes say; and the same sizes by another name are the same
+    # A preset only names sizes: equal sizes are equal settings, and differing ones name the preset.
+    if _PRESET in differing:
         same = {*sizes} if sizes else {_PRESET}
         differing = [key for key in differing if key not in same]
     if not differing:
@@ -68,10 +64,9 @@ def keep_settings(run_dir: Path, config: Config, version: int) -> None:
     key = differing[0]
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     raise RunDirError(
-        f"{run_dir} holds a run with {key} = {show(before[key])}, and this start has "
-        f"{show(now[key])}{more}: to go on with"
-        f" that run, drop what changes it or add --set {key}={_plain(before[key])}; for a new run "
-        "give another --run-dir"
+        f"{run_dir} holds a run with {key} = {show(before[key])}, and this start has"
+        f" {show(now[key])}{more}: to go on with that run, drop what changes it or add --set"
+        f" {key}={_plain(before[key])}; for a new run give another --run-dir"
     )
 
 
@@ -97,7 +92,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, settings: dict[str, Any]) -> None:
-    """Write the whole file or none of it, durably."""
+    """Replace the file atomically and durably."""
     part = path.with_name(f".{path.name}.part")
     write_bytes(part, to_checksummed(settings) + b"\n", sync=True)
     part.replace(path)

@@ -1,19 +1,19 @@
-"""Reads and writes the run's configuration: TOML, --set overrides, and the part for clients.
+"""Reads and writes the run's configuration: TOML, --set overrides, and the part sent to clients.
 
-The settings themselves are in `fsl_async.config.settings` and `fsl_async.config.settings_training`.
-Every error is a `ConfigError` of one line, which begins with where the setting came from and its
-dotted key:
+The settings themselves are in `fsl_async.config.settings` and
+`fsl_async.config.settings_training`. Every error is a `ConfigError` of one line, which begins with
+where the setting came from and its dotted key:
 
     fsl.toml: sync.evry_s: unknown key, did you mean sync.every_s?
     fsl.toml: sync.every_s: expected a number, got "ten"
     --set: sync.quorum: must be above 0 and at most 1, got 2.0
     --name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a/b"
 
-The configuration is the parameter server's. `to_wire` gives the part that clients receive in the
-welcome, without the listener's address and paths. `from_wire` checks it like a file, but skips
-unknown keys, so that a newer parameter server may add some. Nothing that names a path, a file or
-code crosses the network: `to_wire` leaves it out, and `from_wire` drops it where a hostile peer
-sends it. A client's own paths join the tables afterwards (`from_tables`).
+Only the parameter server has the whole configuration. `to_wire` makes the tables that clients
+receive in the welcome, without listen address and run directory. `from_wire` checks them like a
+file, but skips unknown keys, so that a newer parameter server may add some. Nothing that names a
+path, a file or code crosses the network: `to_wire` leaves it out, and `from_wire` drops it in case
+a hostile parameter server sends it. A client adds its own paths afterwards (`from_tables`).
 """
 
 from __future__ import annotations
@@ -74,10 +74,11 @@ __all__ = [
     "to_wire",
 ]
 
-FIXED = "fixed for the life of a run"
+FIXED = "fixed for the whole run"
+_WELCOME = "the parameter server's welcome"
 _MAX_FILE_BYTES = 1 << 20
 _OVERRIDE = "--set"
-# Clients need not know where the server listens and what it keeps.
+# Clients do not need the listen address and the run directory.
 _WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split")
 _WIRE_RUN_KEYS = ("name", "seed")
 _LOCAL_KEYS = (("data", "path"),)
@@ -90,13 +91,12 @@ def load(
     overrides: Iterable[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> Config:
-    """Read a TOML file (None: all defaults), then apply `table.key=value` overrides, the last one
-    winning.
+    """Read a TOML file (None: all defaults), then apply `table.key=value` overrides in order.
 
-    An override's value is read as TOML; what is not TOML is a bare string, as is everything for a
-    setting that is a string.
-    options: dotted key -> the option of the command line that its override stands for, which errors
-    then name. Raises ConfigError.
+    An override's value is read as TOML. It is taken as a bare string if it is not TOML, or if the
+    setting is a string.
+    options: dotted key -> the command-line option that made the override, for errors.
+    Raises ConfigError.
     """
     raw = _read(path) if path is not None else {}
     where = str(path) if path is not None else "configuration"
@@ -112,7 +112,7 @@ def load(
     def label(key: str) -> str:
         if options is not None and key in options:
             return options[key]
-        # An unknown table is named without the key behind it.
+        # An error about an unknown table names the table only.
         given = key in overridden or any(one.startswith(f"{key}.") for one in overridden)
         return f"{_OVERRIDE if given else where}: {key}"
 
@@ -120,10 +120,9 @@ def load(
 
 
 def resolved(config: Config) -> Config:
-    """Fill in what stands for something else: {name}, sizes from the preset, the number of shards,
-    this machine's threads.
+    """Fill in defaults that depend on others: {name}, sizes of the preset, shards, torch's threads.
 
-    Raises ConfigError where a size that was given does not fit those of the preset.
+    Raises ConfigError where a given size does not fit those of the preset.
     """
     model, sizes = config.model, SIZES[config.model.preset]
     try:
@@ -154,7 +153,7 @@ def to_dict(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def to_wire(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the tables that clients are handed in the welcome."""
+    """Return the tables that clients receive in the welcome."""
     tables = to_dict(config)
     wire = {name: tables[name] for name in _WIRE_TABLES}
     wire["run"] = {key: tables["run"][key] for key in _WIRE_RUN_KEYS}
@@ -162,7 +161,7 @@ def to_wire(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _without_local(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables without local paths, and with `OWN` for each name of a file with code."""
+    """Return the tables without local paths, and with `OWN` for each name of a file with code."""
     made = {
         name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()
     }
@@ -177,23 +176,20 @@ def _without_local(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_wire(tables: object) -> Config:
-    """Read what `to_wire` made, from a server that is not trusted; raises ConfigError."""
+    """Read the tables of `to_wire` from an untrusted parameter server. Raises ConfigError."""
     if not isinstance(tables, dict):
-        raise ConfigError(f"the server's welcome: expected tables, got {show(tables)}")
+        raise ConfigError(f"{_WELCOME}: expected tables, got {show(tables)}")
     return from_tables(_without_local(tables))
 
 
 def from_tables(tables: Mapping[str, Any]) -> Config:
-    """Read the tables that a client was handed, with what its own site has added to them; raises
-    ConfigError.
-    """
-    where = "the server's welcome"
+    """Read the tables of a welcome, with what the client's site has added. Raises ConfigError."""
     known: dict[str, Any] = {name: tables[name] for name in _WIRE_TABLES if name in tables}
     run = tables.get("run", {})
     if not isinstance(run, dict):
-        raise ConfigError(f"{where}: run: expected a table, got {show(run)}", "run")
+        raise ConfigError(f"{_WELCOME}: run: expected a table, got {show(run)}", "run")
     known["run"] = {key: run[key] for key in _WIRE_RUN_KEYS if key in run}
-    return _structure(known, _lenient(), lambda key: f"{where}: {key}")
+    return _structure(known, _lenient(), lambda key: f"{_WELCOME}: {key}")
 
 
 def to_toml(config: Config, *, comments: bool = True) -> str:
@@ -201,15 +197,9 @@ def to_toml(config: Config, *, comments: bool = True) -> str:
     lines: list[str] = []
     if comments:
         lines += [
-            (
-                "# Configuration of an fsl-async run. It lives at the parameter server, which "
-                "hands clients what they need:"
-            ),
+            "# Configuration of an fsl-async run; the parameter server sends clients their part.",
             f"#     {program()} --role ps --config fsl.toml",
-            (
-                "# Every value below is the default unless changed; --set table.key=value "
-                "overrides one for one start."
-            ),
+            "# Values are defaults unless changed; --set table.key=value changes one for a start.",
             "",
         ]
     for name, table in TABLES.items():
@@ -231,7 +221,8 @@ def _toml_value(value: bool | float | str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # printable text: JSON's escapes are TOML's
+        # Of printable text, JSON's escapes are TOML's.
+        return json.dumps(value, ensure_ascii=False)
     return repr(value)
 
 
@@ -249,7 +240,8 @@ def _read(path: Path | str) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits
+    # A number of 5,000 digits is a ValueError too.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -258,20 +250,21 @@ def _parse_override(text: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or key.count(".") != 1 or key.startswith(".") or key.endswith("."):
         raise ConfigError(
-            f"{_OVERRIDE} {text[:120]}: write it as table.key=value, for example {_OVERRIDE} "
-            "sync.every_s=60"
+            f"{_OVERRIDE} {text[:120]}: write it as table.key=value, for example {_OVERRIDE}"
+            " sync.every_s=60"
         )
     value = value.strip()
     try:
         parsed = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):
         return key, value
-    if set(parsed) != {"value"}:  # a line break smuggled more keys in
+    # A line break in the value adds keys.
+    if set(parsed) != {"value"}:
         return key, value
     found = parsed["value"]
     kind = _types().get(key)
-    wants_text = kind is str or _is_choice(kind)
-    return key, value if wants_text and not isinstance(found, str) else found
+    is_text = kind is str or _is_choice(kind)
+    return key, value if is_text and not isinstance(found, str) else found
 
 
 class _WrongTypeError(TypeError):
@@ -279,7 +272,7 @@ class _WrongTypeError(TypeError):
 
 
 def _structure(raw: dict[str, Any], converter: Converter, label: Callable[[str], str]) -> Config:
-    """Make the classes; `label` says of a key where its value came from, as errors begin."""
+    """Make a Config of tables. label: of a dotted key, the beginning of an error about it."""
     from cattrs import BaseValidationError
 
     for name, table in raw.items():
@@ -296,7 +289,7 @@ def _structure(raw: dict[str, Any], converter: Converter, label: Callable[[str],
 
 
 def _problems(error: Any, prefix: str, raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Walk cattrs' exception group; yields dotted keys and what is wrong with them."""
+    """Walk cattrs' exception group; yields dotted keys and their problems."""
     from cattrs import AttributeValidationNote, BaseValidationError, ForbiddenExtraKeysError
 
     for inner in error.exceptions:
@@ -315,7 +308,7 @@ def _problems(error: Any, prefix: str, raw: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
-    """Say that a key or table does not exist, and which one was probably meant."""
+    """Return the key of an unknown key or table, and a message with the most similar known one."""
     shown = printable(name)
     if not table and isinstance(raw.get(name), dict):
         close = difflib.get_close_matches(name, TABLES, n=1)
@@ -336,7 +329,7 @@ def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
 
 @functools.cache
 def _types() -> dict[str, Any]:
-    """Type of every setting by its dotted name."""
+    """Return the type of every setting by its dotted key."""
     return {
         f"{name}.{key}": kind
         for name, table in TABLES.items()
@@ -355,10 +348,11 @@ def _lenient() -> Converter:
 
 
 def _converter(*, forbid_extra_keys: bool) -> Converter:
-    from cattrs import Converter  # late: the command line's --help must not pay for it
+    # Imported late for a fast --help.
+    from cattrs import Converter
 
     converter = Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
-    words: dict[type, tuple[str, tuple[type, ...]]] = {
+    types: dict[type, tuple[str, tuple[type, ...]]] = {
         str: ("a string", (str,)),
         bool: ("true or false", (bool,)),
         int: ("a whole number", (int,)),
@@ -366,7 +360,7 @@ def _converter(*, forbid_extra_keys: bool) -> Converter:
     }
 
     def strict_hook(kind: type) -> Any:
-        expected, accepted = words[kind]
+        expected, accepted = types[kind]
 
         def structure(value: Any, _: Any) -> Any:
             if type(value) not in accepted:
@@ -375,7 +369,7 @@ def _converter(*, forbid_extra_keys: bool) -> Converter:
 
         return structure
 
-    for kind in words:
+    for kind in types:
         converter.register_structure_hook(kind, strict_hook(kind))
     converter.register_structure_hook_func(_is_choice, _structure_choice)
     return converter

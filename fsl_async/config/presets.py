@@ -1,6 +1,4 @@
-"""Sizes of the built-in models, by name: what a server, which never imports torch, can know of
-them. Pure.
-"""
+"""Sizes of the built-in models, by name, for nodes that do not import torch. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +9,10 @@ from attrs import frozen
 
 @frozen
 class Sizes:
-    """Of a GPT: transformer blocks, width of the residual stream, attention heads, bytes seen at
-    once.
+    """Sizes of a GPT.
+
+    layers: transformer blocks. width: of the residual stream. heads: attention heads.
+    context: bytes in a window.
     """
 
     layers: int
@@ -21,7 +21,7 @@ class Sizes:
     context: int
 
 
-# Parameters: 12 layers width^2 + 256 width, and a little for the norms.
+# Parameters: 12 layers width^2 + 256 width, plus those of the norms.
 SIZES: Mapping[str, Sizes] = {
     "0.5m": Sizes(layers=4, width=96, heads=4, context=128),
     "1m": Sizes(layers=5, width=128, heads=4, context=256),

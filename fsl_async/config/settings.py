@@ -1,10 +1,9 @@
-"""Settings: every table and key of the run's configuration, with its default, help line and check.
+"""Defines every table and key of the run's configuration: default, help line and check. Pure.
 
-One frozen class per TOML table; tables about training are in `fsl_async.config.settings_training`.
-`fsl_async.config.load` reads and writes them. To add a setting, add one field: `fsl-node init`,
-`--set`, `--dry-run` and the error messages follow from it. Help lines and checks are attrs
+One frozen class per TOML table; data, model, train and split are in
+`fsl_async.config.settings_training`. `fsl_async.config.load` reads and writes them. To add a
+setting, add one field: `fsl-node init`, `--set`, `--dry-run` and error messages read attrs
 metadata. A value outside its range raises `SettingError`, also when a class is made in Python.
-Pure.
 """
 
 # ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
@@ -41,7 +40,7 @@ Optimizer = Literal["nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
 Trigger = Literal["clock", "rounds", "turns", "sequential"]
 
-# The largest chunk that the transport takes must fit into the credit window
+# The largest chunk must fit into the credit window
 # (`fsl_transport.TransportSettings.chunk_limit_bytes`).
 _SMALLEST_WINDOW_BYTES = 2 << 20
 _LARGEST_WINDOW_BYTES = 64 << 20
@@ -49,7 +48,7 @@ _LARGEST_WINDOW_BYTES = 64 << 20
 
 @frozen(kw_only=True)
 class RunConfig:
-    """What this run is called, where it is kept and when it ends."""
+    """The run's name, directory, seed and end."""
 
     name: str = setting("run", "the run's name", must_be_name)
     directory: str = setting(
@@ -69,7 +68,7 @@ class RunConfig:
 
 
 def check_listen(key: str, text: str) -> None:
-    """Raise SettingError unless this is an address to listen at."""
+    """Raise SettingError unless `text` is an address to listen at."""
     try:
         parse_listen(text)
     except AddressError as error:
@@ -78,11 +77,11 @@ def check_listen(key: str, text: str) -> None:
 
 @frozen(kw_only=True)
 class ListenConfig:
-    """Where the parameter server is reached."""
+    """Where the parameter server listens."""
 
     address: str = setting("tcp://127.0.0.1:7100", "host:port to listen at; port 0 = any free one")
     insecure: bool = setting(
-        False, "do not encrypt where other machines can reach the listen address"
+        False, "accept an unencrypted listen address that other machines can reach"
     )
 
     def __attrs_post_init__(self) -> None:
@@ -140,7 +139,7 @@ class SyncConfig:
 
 @frozen(kw_only=True)
 class GuardConfig:
-    """What a client may be wrong, or lie, about; each rule is off at 0."""
+    """Protection against wrong or malicious deltas; each rule is off at 0."""
 
     clip_norm: float = setting(
         0.0, "a delta counts as one of at most this L2 norm; 0 = never", span(least=0)
@@ -157,30 +156,28 @@ class GuardConfig:
         5, "deltas that must have been accepted before medians count", span(least=1, most=64)
     )
     release: bool = setting(
-        False, "look at what outlier_median kept out again after each version, until it is stale"
+        False, "check quarantined deltas again after each version, until they are too stale"
     )
     max_tokens_per_s: float = setting(
         0.0,
-        "of a delta no more tokens count than this x the seconds since the client's last; 0 = all",
+        "count at most this x the seconds since the client's last delta as its tokens; 0 = all",
         span(least=0),
     )
     max_tokens_median: float = setting(
         0.0,
-        "of a delta no more tokens count than this x the median of the last 64; 0 = all",
+        "count at most this x the median tokens of the last 64 deltas; 0 = all",
         span(least=0),
     )
 
     @property
     def looks_at_norms(self) -> bool:
-        """Whether any rule is about values."""
+        """Whether any rule needs the norms of deltas."""
         return bool(self.clip_norm or self.clip_median or self.outlier_median)
 
 
 @frozen(kw_only=True)
 class OuterConfig:
-    """The outer optimizer: how merged deltas change the shared weights (DiLoCo, arXiv
-    2311.08105).
-    """
+    """The outer optimizer: how merged deltas change the weights (DiLoCo, arXiv 2311.08105)."""
 
     optimizer: Optimizer = setting(
         "nesterov",
@@ -193,57 +190,55 @@ class OuterConfig:
     momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
     aggregation: Aggregation = setting(
         "mean",
-        "how deltas become one: mean (by sync.weighting) | trimmed | median | multi-krum (these "
-        "count each client once)",
+        "how deltas are aggregated: mean (by sync.weighting) | trimmed | median | multi-krum"
+        " (these three count each client once)",
     )
     byzantine: int = setting(
         1,
-        "clients that may send anything: trimmed and median need 2 x this + 1 clients, multi-krum "
-        "2 x this + 3",
+        "clients that may send anything: trimmed and median need 2 x this + 1 clients, multi-krum"
+        " 2 x this + 3",
         span(least=0, most=10_000),
     )
 
 
 @frozen(kw_only=True)
 class CodecConfig:
-    """How weights travel."""
+    """How deltas and updates are coded."""
 
     up: Format = setting(
-        "uniform", "from clients to the server: fp32 | bf16 | e4m3 | e5m2 | uniform"
+        "uniform", "from clients to the parameter server: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
     down: Format = setting(
-        "uniform", "from the server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
+        "uniform", "from the parameter server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
     block_values: int = setting(
         128, "values that share one scale, for e4m3, e5m2 and uniform", must_be_power_of_two
     )
     step_log2: int = setting(
         14,
-        "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; 14 errs as much "
-        "as e4m3",
+        "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; the error of 14"
+        " is that of e4m3",
         span(least=0, most=40),
     )
     threads: int = setting(
         2,
-        "threads of each node that work on chunks at the same time: decode them, and at the server "
-        "write versions",
+        "threads of each node that decode chunks; at the parameter server they also write versions",
         span(least=1, most=256),
     )
     feedback_up: bool = setting(
         False,
-        "error feedback at clients: what coding loses of a delta is added to the next (4 bytes a "
-        "parameter); "
-        "the server always does so with its updates",
+        "error feedback at clients: the coding error of a delta is added to the next (4 bytes a"
+        " parameter); the parameter server always does so with its updates",
     )
 
     @property
     def spec_up(self) -> CodecSpec:
-        """How deltas are coded."""
+        """The coding of deltas."""
         return self._spec(self.up)
 
     @property
     def spec_down(self) -> CodecSpec:
-        """How updates are coded."""
+        """The coding of updates."""
         return self._spec(self.down)
 
     def _spec(self, name: Format) -> CodecSpec:
@@ -267,8 +262,8 @@ class SessionConfig:
         if self.expire_after_s < 2 * self.heartbeat_every_s:
             raise SettingError(
                 "session.expire_after_s",
-                f"must be at least twice session.heartbeat_every_s ({self.heartbeat_every_s}), got "
-                f"{self.expire_after_s}",
+                f"must be at least twice session.heartbeat_every_s ({self.heartbeat_every_s}),"
+                f" got {self.expire_after_s}",
             )
 
 
@@ -278,31 +273,31 @@ class TransferConfig:
 
     window_bytes: int = setting(
         4 << 20,
-        "bytes of a stream that may be sent and not yet written; or twice what its line needs "
-        "under way, as measured, where that is more",
+        "credit of a stream: bytes that may be sent and not yet written; twice the path's"
+        " bandwidth-delay product, as measured, where that is more",
         span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
     window_limit_bytes: int = setting(
         64 << 20,
-        "what that is at most; a limit of memory",
+        "the largest credit of a stream, which limits memory",
         span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
     stripes_first: int = setting(
         1,
-        "connections for bulk that a link begins with; more are found by measuring",
+        "bulk connections that a link opens first; measurements decide about more",
         span(least=1, most=64),
     )
     stripes_limit: int = setting(
         64,
-        "connections for bulk of a link at the most; the same as stripes_first: so many",
+        "at most this many bulk connections of a link; equal to stripes_first: always that many",
         span(least=1, most=64),
     )
     stall_s: float = setting(
-        10.0, "ask again when no byte has come for this long", span(least=0.05, most=86_400)
+        10.0, "request again when no byte arrived for this long", span(least=0.05, most=86_400)
     )
     drain_cap_s: float = setting(
         3600.0,
-        "at the end, wait no longer than this for transfers that advance",
+        "at the end, wait at most this long for transfers that advance",
         span(least=0, most=86_400),
     )
 
@@ -310,20 +305,20 @@ class TransferConfig:
         if self.window_limit_bytes < self.window_bytes:
             raise SettingError(
                 "transfer.window_limit_bytes",
-                f"must not be below transfer.window_bytes ({self.window_bytes}), got "
-                f"{self.window_limit_bytes}",
+                f"must not be below transfer.window_bytes ({self.window_bytes}),"
+                f" got {self.window_limit_bytes}",
             )
         if self.stripes_first > self.stripes_limit:
             raise SettingError(
                 "transfer.stripes_first",
-                f"must not be above transfer.stripes_limit ({self.stripes_limit}), got "
-                f"{self.stripes_first}",
+                f"must not be above transfer.stripes_limit ({self.stripes_limit}),"
+                f" got {self.stripes_first}",
             )
 
 
 @frozen(kw_only=True)
 class CheckpointConfig:
-    """What is kept on the parameter server's disk."""
+    """What the parameter server keeps on disk."""
 
     keep_versions: int = setting(3, "newest versions that are kept", span(least=1, most=1_000_000))
 
@@ -348,29 +343,18 @@ class Config:
 
     @property
     def run_dir(self) -> Path:
-        """Where this run is kept, `run.directory` with `{name}` filled in."""
+        """The run directory: `run.directory` with `{name}` filled in."""
         return Path(self.run.directory.replace("{name}", self.run.name))
 
     @property
     def shards(self) -> int:
-        """Into how many parts the data is cut."""
+        """The number of parts into which the data is divided."""
         return self.data.shards or self.sync.clients
 
 
 _TABLES = (
-    RunConfig,
-    ListenConfig,
-    SyncConfig,
-    GuardConfig,
-    OuterConfig,
-    CodecConfig,
-    SessionConfig,
-    TransferConfig,
-    DataConfig,
-    ModelConfig,
-    TrainConfig,
-    CheckpointConfig,
-    SplitConfig,
-)
+    RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig,
+    TransferConfig, DataConfig, ModelConfig, TrainConfig, CheckpointConfig, SplitConfig,
+)  # fmt: skip
 TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
 """The class of each TOML table."""

@@ -1,7 +1,6 @@
-"""Settings of what is trained: the tables data, model, train and split. See
-`fsl_async.config.settings`, which has the others.
+"""Defines the tables data, model, train and split. Pure.
 
-Pure: no file is opened and nothing is looked up.
+The other tables are in `fsl_async.config.settings`.
 """
 
 # ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
@@ -49,16 +48,16 @@ class DataConfig:
 
     source: Source = setting(
         "site",
-        "site (each client trains on its own --data) | built-in (one without --data on the source "
-        "of Python's standard library)",
+        "site (each client trains on its own --data) | built-in (a client without --data trains on"
+        " the source of Python's standard library)",
     )
     path: str = setting(
         "",
-        "a file or directory of text, or a data set, read by this server only: to describe and "
-        "divide it; clients are never told",
+        "a file or directory of text, or a data set, which only this parameter server reads to"
+        " describe and divide it; it is never sent to clients",
     )
     shards: int = setting(
-        0, "parts the data is cut into; 0 = sync.clients", span(least=0, most=100_000)
+        0, "parts into which the data is divided; 0 = sync.clients", span(least=0, most=100_000)
     )
     sharding: Sharding = setting(
         "disjoint",
@@ -70,54 +69,53 @@ class DataConfig:
     )
     partition: PartitionKind = setting(
         "iid",
-        "with sharding = disjoint, of data sets of samples: iid | dirichlet (by class); from "
-        "run.seed, the same everywhere",
+        "with sharding = disjoint, of data sets of samples: iid | dirichlet (by class); derived"
+        " from run.seed, the same at all nodes",
         fixed=True,
     )
     alpha: float = setting(
         1.0,
-        "of dirichlet: small gives clients few classes, large tends to iid",
+        "of dirichlet: a small value gives clients few classes, a large one tends to iid",
         span(above=0, most=1e6),
         fixed=True,
     )
     sample_shape: str = setting(
         "",
-        "of one sample as models see it, like 3x32x32; empty = of data.path at the server",
+        "shape of a model's input sample, like 3x32x32; empty = from data.path",
         must_be_shape,
     )
     classes: int = setting(
         0,
-        "labels are below this, of text tokens; 0 = of data.path at the server, 256 for text",
+        "labels (of text: tokens) are below this; 0 = from data.path, 256 for text",
         span(least=0, most=1 << 20),
     )
     label_counts: str = setting(
         "",
-        "samples of each class, like 500,500: a site with others stops; empty = of data.path at "
-        "the server",
+        "samples of each class, like 500,500: a site with other counts stops; empty = from"
+        " data.path",
         must_be_counts,
     )
     fingerprint: str = setting(
         "",
-        "of the data set: a site with another stops; empty = of data.path at the server",
+        "of the data set: a site with another one stops; empty = from data.path",
         must_be_fingerprint,
     )
 
 
 @frozen(kw_only=True)
 class ModelConfig:
-    """The model: the built-in byte-level GPT, or with a split.method others too."""
+    """The model: the built-in byte-level GPT, or with split.method others too."""
 
     family: str = setting(
         "gpt",
-        "gpt (built in) | with split.method: resnet18 | small-cnn | gpt2 | llama | qwen2 | qwen3 | "
-        "opt (extra hf) | file.py:function",
+        "gpt (built in) | with split.method: resnet18 | small-cnn | gpt2 | llama | qwen2 | qwen3 |"
+        " opt (extra hf) | file.py:function",
         must_be_family,
         fixed=True,
     )
     sizes: str = setting(
         "",
-        "further sizes of a family other than gpt, by their names there, like ffn_dim=256, "
-        "vocab_size=500",
+        "other sizes of a family other than gpt, by its names, like ffn_dim=256, vocab_size=500",
         must_be_sizes,
         fixed=True,
     )
@@ -138,7 +136,7 @@ class ModelConfig:
         0, "attention heads; 0 = from the preset", span(least=0, most=1024), fixed=True
     )
     context: int = setting(
-        0, "bytes seen at once; 0 = from the preset", span(least=0, most=1 << 20), fixed=True
+        0, "bytes in a window; 0 = from the preset", span(least=0, most=1 << 20), fixed=True
     )
 
     def __attrs_post_init__(self) -> None:
@@ -160,41 +158,39 @@ class TrainConfig:
     )
     decay_steps: int = setting(
         0,
-        "step at which the learning rate has fallen to a tenth, by a cosine; 0 = never",
+        "step at which the learning rate has decayed to a tenth, by a cosine; 0 = never",
         span(least=0, most=1 << 30),
     )
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
     threads: int = setting(
         0,
-        "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a "
-        "client overrides it)",
+        "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a"
+        " client overrides it)",
         span(least=0, most=4096),
     )
     hang_factor: float = setting(
         20.0,
-        "a step that takes this x the median step, and train.hang_least_s, hangs; 0 = never",
+        "a step hangs after this x the median step, and train.hang_least_s; 0 = never",
         span(least=0, most=1e6),
     )
     hang_least_s: float = setting(
-        120.0, "no step hangs before this many seconds", span(least=0.1, most=86_400 * 7)
+        120.0, "no step counts as hanging before this time", span(least=0.1, most=86_400 * 7)
     )
     hang_restart: bool = setting(
         False,
-        "a client whose training hangs ends with exit code 64, for its launcher to start again",
+        "a client whose training hangs exits with 64, so that its launcher starts it again",
     )
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", must_be_device)
     task: str = setting(
         "",
-        "own (each client brings its --task) | file.py:function | empty = built in",
+        "own (each client gives its --task) | file.py:function | empty = built in",
         must_be_task,
     )
 
 
 @frozen(kw_only=True)
 class SplitConfig:
-    """Split learning: the lower part of the model at the clients, the rest at a split server
-    (--role server).
-    """
+    """Split learning: clients hold the lower part of the model, a split server the rest."""
 
     method: SplitMethod = setting(
         "none",
@@ -202,23 +198,23 @@ class SplitConfig:
             (
                 "none (no split)",
                 *names_of(lambda method: method.has_server),
-                *(f"{name} (whole models, by rounds)" for name in WHOLE),
+                *(f"{name} (full models, by rounds)" for name in WHOLE),
             )
         ),
         fixed=True,
     )
     mode: SplitMode = setting(
         "free",
-        "free (everyone at their own pace) | lockstep (one after another, as in one process)",
+        "free (each client at its own pace) | lockstep (one after another, as in one process)",
     )
     cut: str = setting(
         "",
-        "language models: blocks in front of the cut; others: the last child in front of it; empty "
-        "= 1, layer2, pool1, 0",
+        "language models: blocks in front of the cut; others: the last child in front of it;"
+        " empty = 1, layer2, pool1, 0",
         fixed=True,
     )
     labels_at_home: bool = setting(
-        False, f"U-shape, {GRADIENTS} only: norm and head at the clients too", fixed=True
+        False, f"U-shape, {GRADIENTS} only: clients also have norm and head", fixed=True
     )
     auxiliary: str = setting(
         "blocks:1",
@@ -227,24 +223,24 @@ class SplitConfig:
     )
     lora_client: int = setting(
         0,
-        "rank of LoRA adapters (extra hf) at the clients: nothing else trains there and is sent; 0 "
-        "= all weights",
+        "rank of LoRA adapters (extra hf) at the clients: only they are trained and sent;"
+        " 0 = all weights",
         span(least=0, most=4096),
         fixed=True,
     )
     lora_server: int = setting(
         0,
-        "the same at the split server: nothing else trains there and is kept; 0 = all weights",
+        "the same at the split server: only they are trained and kept; 0 = all weights",
         span(least=0, most=4096),
         fixed=True,
     )
     lora_alpha: float = setting(
-        16.0, "adapters count this / rank", span(above=0, most=1e6), fixed=True
+        16.0, "adapters are scaled by this / rank", span(above=0, most=1e6), fixed=True
     )
     server: str = setting(
         "",
-        "host:port, or fsl://host:port?key=..., where clients reach the split server; empty = "
-        "where it listens",
+        "host:port, or fsl://host:port?key=..., where clients reach the split server; empty = where"
+        " it listens",
     )
     listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
     optimizer: SplitOptimizer = setting(
@@ -252,7 +248,7 @@ class SplitConfig:
     )
     samples: int = setting(
         128,
-        "samples of a client in a round; 0 = all that it has, once",
+        "samples of a client in a round; 0 = all its samples, once",
         span(least=0, most=1 << 40),
     )
     upload_every: int = setting(
@@ -274,28 +270,28 @@ class SplitConfig:
     down: Format = setting("bf16", "gradients: fp32 | bf16 | e4m3 | e5m2 | uniform")
     models: Format = setting(
         "fp32",
-        "client-side and auxiliary models; fp32 sends weights, others coded differences",
+        "client-side and auxiliary models: fp32 (weights as they are) | others (coded differences)",
         fixed=True,
     )
     in_flight: int = setting(
-        2, "uploads of a client under way; lockstep has 1", span(least=1, most=64)
+        2, "unanswered uploads of a client; lockstep has 1", span(least=1, most=64)
     )
     checkpoint_every: int = setting(
         100, "uploads between checkpoints of the split server", span(least=1, most=1 << 30)
     )
     max_stale_rounds: int = setting(
-        1, "decline uploads that are more rounds behind", span(least=0, most=1 << 20)
+        1, "decline uploads that are more rounds late", span(least=0, most=1 << 20)
     )
     alone_s: float = setting(
         3600.0,
-        "a split server ends after so long without clients and without the parameter server; 0 = "
-        "never",
+        "a split server ends after this time without clients and without the parameter server;"
+        " 0 = never",
         span(least=0.0, most=1e8),
     )
 
     @property
     def is_on(self) -> bool:
-        """Whether this is a run by rounds with (or compared to) a split server."""
+        """Whether this run trains by a split method, or by the full-model one it compares to."""
         return self.method != "none"
 
     @property
@@ -305,9 +301,7 @@ class SplitConfig:
 
     @property
     def sends_whole(self) -> bool:
-        """Whether clients send their weights as they are, and not what a round changed of them
-        (docs/adr/0045).
-        """
+        """Whether clients send their weights instead of a round's changes (docs/adr/0045)."""
         return self.is_on and self.models == "fp32"
 
     def __attrs_post_init__(self) -> None:

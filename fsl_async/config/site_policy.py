@@ -1,12 +1,10 @@
-"""What may leave a site: the kinds of data that a run may ask of a client, and the check of that.
-Pure.
+"""Checks that a run sends only the kinds of data that a client's site allows. Pure.
 
-The parameter server distributes the run's configuration, so the configuration alone must not decide
-whether activations or labels travel. A client states what may leave its machine (`--allow`, or
-`allow` in site.toml beside its keys), and a run that needs more ends there before any data is
-opened.
+The parameter server chooses a run's configuration, so the configuration alone must not decide
+whether activations or labels leave a site. A client lists what may leave its machine (`--allow`, or
+`allow` in site.toml beside its keys). It ends before it opens any data when a run needs more.
 
-    kind          contents
+    kind          data
     deltas        changes of model weights, with their counts of tokens, samples and steps; initial
                   weights too
     adapters      the same of LoRA adapters only
@@ -16,9 +14,9 @@ opened.
     labels        labels of the data; for text the text itself, because labels are the next tokens
     metrics       loss and other numbers that training reports, and the errors of coding
 
-Every client also sends what a session needs: its name, key and incarnation, the version that it
-holds with its digest, names and shapes of the model's tensors, data shard, steps, tokens, speed,
-and why it leaves (never the text of an exception). docs/SECURITY.md has the table of every field.
+Every client also sends what a session needs: its name, key and incarnation, its version with the
+digest, names and shapes of the model's tensors, data shard, steps, tokens, speed, and why it leaves
+(never the text of an exception). docs/SECURITY.md has the table of every field.
 """
 
 from __future__ import annotations
@@ -35,12 +33,13 @@ DELTAS, ADAPTERS, SCALARS = "deltas", "adapters", "scalars"
 ACTIVATIONS, LABELS, METRICS = "activations", "labels", "metrics"
 KINDS = (DELTAS, ADAPTERS, SCALARS, ACTIVATIONS, LABELS, METRICS)
 _IMPLIED = {DELTAS: frozenset({ADAPTERS})}
-"""A site that lets changes of all weights out lets those of adapters out too."""
+"""Kinds that another one includes."""
 
 
 def parse_kinds(text: str | Iterable[str], where: str) -> frozenset[str]:
-    """Read kinds from `a,b,c` or a list; raises UsageError, which begins with `where`, for an
-    unknown or missing one.
+    """Read kinds from `a,b,c` or a list.
+
+    Raises UsageError, which begins with `where`, when one is unknown or none is given.
     """
     given = text.split(",") if isinstance(text, str) else list(text)
     kinds = [kind.strip() if isinstance(kind, str) else "" for kind in given]
@@ -52,15 +51,16 @@ def parse_kinds(text: str | Iterable[str], where: str) -> frozenset[str]:
 
 
 def listed(kinds: Iterable[str]) -> str:
-    """Kinds in their fixed order, for people and for `--allow`."""
+    """Join kinds in their fixed order, for people and for `--allow`."""
     chosen = set(kinds)
     return ",".join(kind for kind in KINDS if kind in chosen)
 
 
 @frozen
 class SitePolicy:
-    """The kinds that may leave this site. fix: what a person does to allow more, as the end of a
-    sentence; `{kinds}` stands for the list.
+    """The kinds that may leave this site.
+
+    fix: how a person allows more, as the end of a sentence; `{kinds}` stands for the list.
     """
 
     allowed: frozenset[str] = frozenset({DELTAS})
@@ -71,34 +71,32 @@ class SitePolicy:
         return kind in self.allowed or any(kind in _IMPLIED.get(one, ()) for one in self.allowed)
 
     def require(self, needed: Mapping[str, str], run: str) -> None:
-        """Raise NotAllowedError unless all kinds of `needed` (kind -> receiver) may leave; names
-        those, the receivers and the flag.
+        """Raise NotAllowedError unless all kinds of `needed` (kind -> receiver) may leave.
+
+        It names the missing kinds, their receivers and the flag.
         """
         missing = [kind for kind in needed if not self.lets(kind)]
         if missing:
             receivers = dict.fromkeys(needed[kind] for kind in missing)
-            wants = " and ".join(
+            needs = " and ".join(
                 f"{' and '.join(kind for kind in missing if needed[kind] == to)} sent to {to}"
                 for to in receivers
             )
             fix = self.fix.format(kinds=listed({*self.allowed, *needed}))
             raise NotAllowedError(
-                f"{run} wants {wants}, and this site allows {listed(self.allowed)} only; {fix}"
+                f"{run} needs {needs}, and this site allows {listed(self.allowed)} only; {fix}"
             )
 
     def leaving(self, needed: Iterable[str]) -> tuple[str, ...]:
-        """The kinds that leave in a run with these needs: those, and metrics where they are
-        allowed.
-        """
+        """Return the kinds that leave in a run: the needed ones, and metrics where allowed."""
         chosen = {*needed, METRICS} if self.lets(METRICS) else set(needed)
         return tuple(kind for kind in KINDS if kind in chosen)
 
 
 def needs_of(config: Config) -> tuple[str, ...]:
-    """The kinds that every client of a run with this configuration sends."""
+    """Return the kinds that every client of a run with this configuration sends."""
     split = config.split
-    # Linear auxiliary models and those of the user's own have no adapters: they train, and are
-    # sent, whole.
+    # Linear auxiliary models and the user's own have no adapters: all of their weights are sent.
     has_auxiliary = split.is_on and METHODS[split.method].auxiliary != "none"
     auxiliary = has_auxiliary and not split.auxiliary.startswith("blocks")
     weights = ADAPTERS if split.is_on and split.lora_client and not auxiliary else DELTAS
@@ -108,9 +106,7 @@ def needs_of(config: Config) -> tuple[str, ...]:
 
 
 def receivers_of(config: Config, ps: str, split_server: str) -> dict[str, str]:
-    """What such a run needs, and from whom: kind -> the parameter server at `ps` or the split
-    server.
-    """
+    """Return the needed kinds with their receivers, `ps` or `split_server`, as text for people."""
     weights = {DELTAS, ADAPTERS}
     servers = f"the parameter server at {ps}", f"the split server at {split_server}"
     return {kind: servers[kind not in weights] for kind in needs_of(config)}

@@ -1,5 +1,6 @@
-"""The configuration of split learning: rules for the machines, formats for the shells, and the
-settings it implies. Pure.
+"""Derives from the configuration what split learning needs. Pure.
+
+That is: rules for the machines, the split server's address, and settings that a method implies.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from typing import Any
 
 import attrs
 
-from fsl_async.config.address import parse_listen, parse_told
+from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import Method, SplitRules, method_of
 
 
 def split_rules(config: Config) -> SplitRules:
-    """The rules of the split server's machine and of its clients'."""
+    """Return the rules of the machines of the split server and its clients."""
     split = config.split
     return SplitRules(
         method=split.method,
@@ -33,12 +34,12 @@ def split_rules(config: Config) -> SplitRules:
 
 
 def split_method(config: Config) -> Method:
-    """The run's method; `config.split.is_on`."""
+    """Return the run's method. Needs `config.split.is_on`."""
     return method_of(split_rules(config))
 
 
 def with_split_server(config: Config, key: str = "") -> Config:
-    """Add the address of the split server of another process: where it is told to listen.
+    """Add the address of a split server in another process, from `split.listen`.
 
     key: this parameter server's public key; empty where it does not encrypt. Raises ConfigError
     where the split server listens at any free port, and where clients would come here encrypted and
@@ -48,7 +49,7 @@ def with_split_server(config: Config, key: str = "") -> Config:
     if not split.has_server:
         return config
     if split.server:
-        address = parse_told(split.server)
+        address = parse_announced(split.server)
         if key and not address.key and not address.is_loopback and not config.listen.insecure:
             raise ConfigError(
                 f"split.server: {split.server} has no key, so clients would reach the split server"
@@ -67,10 +68,10 @@ def with_split_server(config: Config, key: str = "") -> Config:
 
 
 def with_implied(config: Config) -> Config:
-    """Add what a method implies for the parameter server: its trigger, and plain averages.
+    """Add the settings that a method implies for the parameter server: trigger and plain average.
 
-    Raises ConfigError where sync.trigger was set to something else, and for a model that only split
-    learning knows without a method.
+    Raises ConfigError where sync.trigger is set to another value, and for a model of split learning
+    without a method.
     """
     if not config.split.is_on:
         if config.model.family != "gpt" and not config.train.task:

@@ -1,4 +1,4 @@
-"""What the configuration says to the transport. Pure."""
+"""Derives the transport's settings from the configuration. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_CONNECTIONS = tp.TransportSettings().max_connections
 def transport_settings(
     config: Config, max_connections: int = MAX_CONNECTIONS
 ) -> tp.TransportSettings:
-    """The transport's part of the configuration. max_connections: of a listener."""
+    """Return the transport's settings. max_connections: of a listener."""
     return tp.TransportSettings(
         max_connections=max_connections,
         heartbeat_every_s=config.session.heartbeat_every_s,

@@ -1,1 +1,1 @@
-"""Small files that this program writes for its owner alone and reads back with checksums."""
+"""Small files with private modes and checksums."""

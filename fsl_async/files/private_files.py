@@ -1,7 +1,7 @@
-"""Creates a run's folders and files with access for their owner alone: weights, deltas and journals
-reveal what a site trains on.
+"""Creates a run's folders and files with modes for their owner alone.
 
-A folder or file that exists keeps its mode: an operator may have opened one to a group.
+Weights, deltas and journals reveal a site's data. An existing folder or file keeps its mode,
+because an operator may have opened it to a group.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def opener(path: str, flags: int) -> int:
-    """Opens a file for `open(..., opener=opener)`: one that is created gets FILE_MODE."""
+    """Open a file for `open(..., opener=opener)`; a new one gets FILE_MODE."""
     return os.open(path, flags, FILE_MODE)
 
 
 def write_bytes(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Create or replace the content of `path`; sync: durable on return (not its name). Raises
-    OSError.
+    """Create or overwrite `path`. sync: its content, not its name, is durable on return.
+
+    Raises OSError.
     """
     with open(path, "wb", opener=opener) as file:
         file.write(data)

@@ -1,11 +1,10 @@
-"""CRC-32 checksums (zlib) of small text files that this program writes and reads back. Pure.
+"""CRC-32 checksums (zlib) of small text files. Pure.
 
-    # crc 1c291ca3       the last line of a file that is written at once (`with_checksum`)
+    # crc 1c291ca3       the last line of a file that is replaced at once (`with_checksum`)
     NAME KEY 1c291ca3    a line of a file that grows (`chained`): the checksum of all lines up to
                          this one, its own text included
 
-They find damage by accident, not by intent: a process that can write the file can write its
-checksum.
+They detect accidental damage only: a process that can write the file can write its checksum.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ _MARK = b"# crc "
 
 
 def with_checksum(text: bytes) -> bytes:
-    """`text`, which ends with a newline or is empty, and a last line with its checksum."""
+    """Append a line with the checksum. `text` must end with a newline or be empty."""
     return text + _MARK + f"{zlib.crc32(text):08x}\n".encode()
 
 
 def without_checksum(data: bytes) -> bytes | None:
-    """The text that `with_checksum` was given; None when it does not match its checksum, or has
-    none. Empty data is an empty text.
+    """Return the text without the line of `with_checksum`; None when that does not match.
+
+    Empty data is an empty text.
     """
     if not data:
         return data
@@ -31,17 +31,19 @@ def without_checksum(data: bytes) -> bytes | None:
 
 
 def chained(body: bytes, before: int = 0) -> tuple[bytes, int]:
-    """The line for `body` (no newline in it) behind lines whose checksum is `before`, with its
-    newline; and the checksum up to it.
+    """Return the line for `body`, with its newline, and the checksum up to it.
+
+    body: without newline. before: the checksum of the lines before it.
     """
     checksum = zlib.crc32(body, before)
     return body + f" {checksum:08x}\n".encode(), checksum
 
 
 def unchained(line: bytes, before: int = 0) -> tuple[bytes, int] | None:
-    """The body of a line without its newline, and the checksum up to it; None when it does not
-    match.
+    """Return the body of a line and the checksum up to it; None when it does not match.
+
+    line: without its newline. before: the checksum of the lines before it.
     """
-    body, _, told = line.rpartition(b" ")
+    body, _, written = line.rpartition(b" ")
     checksum = zlib.crc32(body, before)
-    return (body, checksum) if told == f"{checksum:08x}".encode() else None
+    return (body, checksum) if written == f"{checksum:08x}".encode() else None

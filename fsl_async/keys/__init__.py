@@ -1,3 +1,1 @@
-"""Who a node is and whom it trusts: its key pair, the list of keys it lets in, and which name
-belongs to which key.
-"""
+"""Key pairs, the allow-list of keys, and the client names of keys."""

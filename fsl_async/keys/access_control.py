@@ -1,6 +1,4 @@
-"""Access control of a listener: its key, its admission, and the timer that reads a changed
-allow-list.
-"""
+"""Controls access to a listener: its key, the admission of names, and the reloads of the list."""
 
 from __future__ import annotations
 
@@ -30,14 +28,14 @@ LOOK_EVERY_S = 1.0
 
 
 def check_guarded(setting: str, address: str, *, insecure: bool, keys: KeysFolder | None) -> None:
-    """Raise ConfigError where others reach a listener that does not encrypt, unless that was
-    accepted.
+    """Raise ConfigError for an unencrypted listener that other machines can reach.
+
+    Except with `insecure`.
     """
     if keys is None and not insecure and not addresses.parse_listen(address).is_loopback:
         raise ConfigError(
-            f"{setting}: {address} can be reached by other machines, so it needs a key: run "
-            f"{program()} keys new,"
-            " or accept an unencrypted listener with --insecure",
+            f"{setting}: {address} can be reached by other machines, so it needs a key:"
+            f" run {program()} keys new, or accept an unencrypted listener with --insecure",
             setting,
         )
 
@@ -45,10 +43,10 @@ def check_guarded(setting: str, address: str, *, insecure: bool, keys: KeysFolde
 def keys_for_listening(
     listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool
 ) -> KeysFolder | None:
-    """The keys of a server with these (setting, address), or None for a plain one: a loopback one
-    that was not told to, or by `insecure`.
+    """Return the keys of a node with these (setting, address) listeners; None for no encryption.
 
-    Raises ConfigError and KeysError in one line.
+    Without `keys` that is the case with `insecure`, or if all addresses are loopback ones.
+    Raises ConfigError and KeysError.
     """
     if keys is None and (
         insecure or all(addresses.parse_listen(text).is_loopback for _, text in listens)
@@ -63,48 +61,48 @@ def keys_for_listening(
 
 
 class AccessControl:
-    """One listener's. Without keys it lets everybody in, and tells of those that encrypt."""
+    """Controls access to one listener. Without keys it admits all, and reports encrypted ones."""
 
     def __init__(self, keys: KeysFolder | None, run_dir: Path, sister: str = "") -> None:
-        """Raises KeysError. sister: a name under which another server with this same pair may
-        come.
-        """
+        """Raises KeysError. sister: the name of another node that may join with this same pair."""
         self._keys = keys
         self._pair: KeyPair | None = None
-        self._door: Admission | None = None
+        self._admission: Admission | None = None
         if keys is not None:
             self._pair = keys.pair()
-            self._door = Admission(keys, NameHolders(run_dir / FILE), {sister: self._pair.public})
-        self._seldom = MessageThrottle()
+            holders = NameHolders(run_dir / FILE)
+            self._admission = Admission(keys, holders, {sister: self._pair.public})
+        self._throttle = MessageThrottle()
         self._endpoint: tp.ListenerEndpoint | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def curve(self) -> ListenerCurve | None:
-        """For the listener."""
-        if self._pair is None or self._door is None:
+        """The listener's encryption; None without keys."""
+        if self._pair is None or self._admission is None:
             return None
-        return ListenerCurve(self._pair, self._door.allows)
+        return ListenerCurve(self._pair, self._admission.allows)
 
     def reached_at(self, bound: str) -> str:
-        """The address to hand out, for one that sockets take: with the key where there is one."""
+        """Return the address for clients, with the key if there is one. bound: the socket's."""
         address = addresses.parse_listen(bound)
         if self._pair is None:
             return address.tcp
         return addresses.Address(address.host, address.port, self._pair.public).fsl
 
     def admit(self, name: str, key: str) -> Refusal | None:
-        """For the endpoint."""
-        if self._door is None:
+        """Return None, or why a HELLO is refused; called by the endpoint."""
+        if self._admission is None:
             return None
-        refused = self._door.admit(name, key)
+        refused = self._admission.admit(name, key)
         if refused is not None:
             code, text = refused
-            self._tell(f"refused {name} {key}", f"{name} is refused: {text} (its key: {key})", code)
+            line = f"{name} is refused: {text} (its key: {key})"
+            self._report(f"refused {name} {key}", line, code)
         return refused
 
     def handshake_failed(self, failed: HandshakeFailed) -> None:
-        """For the listener."""
+        """Report a failed handshake; called by the listener."""
         if self._endpoint is None:
             return
         bound = addresses.parse_listen(self._endpoint.address)
@@ -113,7 +111,7 @@ class AccessControl:
         invite = addresses.Address(host, bound.port, public)
         line = at_server(failed, invite.fsl if public else invite.tcp, self._elsewhere())
         if line:
-            self._tell(f"{failed.why} {failed.key}", line, failed.why, failed)
+            self._report(f"{failed.why} {failed.key}", line, failed.why, failed)
 
     def open(
         self,
@@ -122,31 +120,30 @@ class AccessControl:
         journal: Reporter,
         heartbeat_s: float,
     ) -> None:
-        """Begin to look at the list, several times a heartbeat, and say who is let in where nobody
-        is.
+        """Begin to check the list for changes, at least four times a heartbeat.
+
+        An empty list causes a warning with the command that adds a key.
         """
         self._loop, self._endpoint, self._journal = loop, endpoint, journal
         self._every_s = min(LOOK_EVERY_S, heartbeat_s / 4)
-        if self._door is None or self._keys is None:
+        if self._admission is None or self._keys is None:
             return
-        if not self._door.list.entries:
-            text = (
-                f"nobody is let in yet: {program()} keys trust KEY --name "
-                f"SITE{self._elsewhere()}, with the key that keys new prints at the site"
-            )
+        if not self._admission.list.entries:
+            trust = f"{program()} keys trust KEY --name SITE{self._elsewhere()}"
+            text = f"no key is trusted yet: {trust}, with the key that keys new prints at the site"
             journal.say(Note(text, "warning"))
         self._timer = loop.call_later(self._every_s, self._look)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the checks."""
         self._endpoint = None
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
         assert self._endpoint is not None
-        assert self._door is not None
-        looked = self._door.look()
+        assert self._admission is not None
+        looked = self._admission.look()
         if looked is not None and looked.problem:
             self._journal.note("keys_kept", self._loop.time(), problem=looked.problem)
             text = (
@@ -154,19 +151,21 @@ class AccessControl:
             )
             self._journal.say(Note(text, "warning"))
         elif looked is not None:
-            gone = self._endpoint.evict(self._door.allows)
+            gone = self._endpoint.evict(self._admission.allows)
             self._journal.note("keys_read", self._loop.time(), keys=looked.keys, ended=gone[:64])
             ended = f"; ended the sessions of {', '.join(gone[:8])}" if gone else ""
             text = f"read the list of keys again: {counted(looked.keys, 'key')}{ended}"
             self._journal.say(Note(text, "info"))
         self._timer = self._loop.call_later(self._every_s, self._look)
 
-    def _tell(self, thing: str, line: str, why: str, failed: HandshakeFailed | None = None) -> None:
-        if self._endpoint is None or not self._seldom.lets(thing, self._loop.time()):
+    def _report(
+        self, thing: str, line: str, why: str, failed: HandshakeFailed | None = None
+    ) -> None:
+        if self._endpoint is None or not self._throttle.lets(thing, self._loop.time()):
             return
         key, address = (failed.key, failed.address) if failed is not None else ("", "")
         self._journal.note("turned_away", self._loop.time(), why=why, peer_key=key, address=address)
-        self._journal.say(Note(line + self._seldom.rest(), "warning"))
+        self._journal.say(Note(line + self._throttle.rest(), "warning"))
 
     def _elsewhere(self) -> str:
         if self._keys is None or self._keys.path == default_directory():

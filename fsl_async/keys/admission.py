@@ -1,22 +1,20 @@
-"""Decides which connections an encrypted listener admits, and under which name. Reads and writes
-two small files, on the loop thread.
+"""Decides which keys an encrypted listener admits, and under which names.
 
-    the key is                                          then
-    not on the list                                     no connection (ZAP); if there was one: no
-                                                        message, no session
-    this node's own                                     admitted, under its sister's name alone
-    a client's, the name is the sister's                refused, code `name`, unless the list gives
-                                                        the name to it
-    a client's, the list gives the name to it           admitted
-    a client's, the list gives the name to another key  refused, code `name`
-    a client's, the list gives other names to it        refused, code `name`
-    a client's, the name is free in this run            admitted; the name is this key's from now on
-    a client's, the name is its own in this run         admitted
-    a client's, the name is another key's in this run   refused, code `name`
+    key                                            decision
+    not on the list                                no connection (ZAP); an open one is closed
+    this listener's own                            admitted, under the name of its sister only
+    listed, the name is the sister's               refused, code `name`, unless the list assigns the
+                                                   name to it
+    listed, the list assigns the name to it        admitted
+    listed, the list assigns the name to another   refused, code `name`
+    listed, the list assigns other names to it     refused, code `name`
+    listed, the name is free in this run           admitted; the name is the key's in this run
+    listed, the name is its own in this run        admitted
+    listed, the name is another key's in this run  refused, code `name`
 
-A name stays its key's after the key was revoked: with `names=` a person hands it over. The list is
-read again when its file has changed; a file that cannot be read, or is gone, changes nothing, and
-is reported once.
+A name remains its key's after the key was revoked; `names=` of the list assigns it to another key.
+The list is read again when its file has changed. A list that cannot be read, or is missing, changes
+nothing and is reported once. Reads and writes two small files on the loop's thread.
 """
 
 from __future__ import annotations
@@ -39,8 +37,9 @@ NAME_CODE, KEY_CODE = "name", "key"
 
 @frozen
 class Looked:
-    """The list's file has changed. `problem`: why it could not be read, and then nothing else
-    has.
+    """The list's file has changed.
+
+    keys: on the list in use. problem: why the file could not be read, so that the old list remains.
     """
 
     keys: int
@@ -48,16 +47,12 @@ class Looked:
 
 
 class Admission:
-    """The list as it is now, and the names of a run. Raises KeysError when the list cannot be read
-    at the beginning.
-    """
+    """The list in use, and the names of a run. Raises KeysError when the list cannot be read."""
 
     def __init__(
         self, folder: KeysFolder, holders: NameHolders, sisters: Mapping[str, str] | None = None
     ) -> None:
-        """sisters: names of other servers that have this one's own pair, and the key: who holds it
-        could be this server anyway.
-        """
+        """sisters: names of other nodes that use this listener's own pair, with its public key."""
         self._sisters = {name: key for name, key in (sisters or {}).items() if name}
         self._folder = folder
         self._holders = holders
@@ -69,19 +64,17 @@ class Admission:
         return key in self.list.entries or key in self._sisters.values()
 
     def admit(self, name: str, key: str) -> Refusal | None:
-        """Whether a client may say HELLO under `name`: None, or the refusal. Takes hold of a name
-        that is free.
-        """
+        """Return None or the refusal of a HELLO with `name`. Reserves a free name for the key."""
         if key and self._sisters.get(name) == key:
             return None
         entry = self.list.find(key)
         if entry is None:
-            return KEY_CODE, "the server does not let this key in"
+            return KEY_CODE, "this key is not on the allow-list"
         if name in self._sisters and name not in entry.names:
             text = (
-                f"the name {name} is a server's: if this key is that server's, the operator here "
-                f"types keys trust KEY --name {entry.label}"
-                f" --names {name}; start a client with another --name"
+                f"the name {name} is reserved: if this key is that node's, the operator here runs"
+                f" keys trust KEY --name {entry.label} --names {name};"
+                " start a client with another --name"
             )
             return NAME_CODE, text
         owner = self.list.owner(name)
@@ -95,17 +88,17 @@ class Admission:
             return None
         if held and owner is None:
             text = (
-                f"the name {name} belongs to another key in this run: start with another --name; "
-                "or, if this site has a new key, the server's"
-                f" operator hands the name over: keys trust KEY --name {entry.label} --names {name}"
+                f"the name {name} belongs to another key in this run: start with another --name;"
+                " or, if this site has a new key, the operator here assigns it the name:"
+                f" keys trust KEY --name {entry.label} --names {name}"
             )
             return NAME_CODE, text
         if self._holders.is_full:
-            return NAME_CODE, "the server has written down too many names; use one of before"
+            return NAME_CODE, "this run has too many names; use one that it has"
         try:
             self._holders.hold(name, key)
         except OSError as error:
-            return NAME_CODE, f"the server cannot write the name down ({error.strerror})"
+            return NAME_CODE, f"the name cannot be stored ({error.strerror})"
         return None
 
     def look(self) -> Looked | None:
@@ -124,9 +117,7 @@ class Admission:
         return Looked(len(fresh.entries))
 
     def _signature(self) -> tuple[int, ...] | None:
-        """What changes with the file: by a rename its number, by writing its times and size, by
-        chmod its mode.
-        """
+        """Return what changes with the file: inode (rename), times, size (write), mode (chmod)."""
         try:
             found = self._folder.allowed_path.stat()
         except OSError:

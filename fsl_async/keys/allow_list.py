@@ -1,12 +1,11 @@
 """The allow-list: the keys that a listener admits, as a text file that a person can edit. Pure.
 
-    # a line that begins with # and a space is a comment
+    # our sites; a line that begins with # and a space is a comment
     KEY  LABEL  [names=NAME,NAME]
 
-KEY is a public key, 40 characters. LABEL is for people and unlike any other. `names` are client
-names that belong to this key, and then it may use no others. A relay has no line: it has no key,
-and takes part in no handshake. Any other line is an error: a reader could take it for more than it
-does.
+KEY is a public key, 40 characters. LABEL is a unique name for people. `names` are client names that
+belong to this key, which may then use no others. Relays have no line, because they have no key and
+take part in no handshake. Any other text is refused, so that no line seems to do more than it does.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ HEADER = """\
 """
 
 Refusal: TypeAlias = tuple[str, str]
-"""A code and a text, for a REFUSE."""
+"""Code and text of a REFUSE."""
 
 
 @frozen
 class Entry:
-    """A key that is trusted. `names` empty: any client name that belongs to nobody else."""
+    """A trusted key. names: the client names that it may use; empty: any that is free."""
 
     key: str
     label: str
     names: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """As it is in the file."""
+        """Return the line of the file."""
         words = [self.key, self.label]
         if self.names:
             words.append(f"names={','.join(self.names)}")
@@ -49,28 +48,27 @@ class Entry:
 
 @frozen
 class AllowList:
-    """A list as it was read. `lines` are those of the file, entries and comments; `entries` by
-    key.
-    """
+    """A list. `entries`: by key; `lines`: those of the file, entries and comments."""
 
     entries: Mapping[str, Entry] = field(factory=dict)
     lines: tuple[str, ...] = ()
 
     def find(self, key: str) -> Entry | None:
-        """What the key is trusted for; None for a stranger's."""
+        """Return the entry of a key, or None."""
         return self.entries.get(key)
 
     def owner(self, name: str) -> Entry | None:
-        """Whose a client name is by the list."""
+        """Return the entry to which the list assigns a client name, or None."""
         return next((entry for entry in self.entries.values() if name in entry.names), None)
 
-    def labeled(self, label: str) -> Entry | None:
-        """The entry of that label."""
+    def labelled(self, label: str) -> Entry | None:
+        """Return the entry with this label, or None."""
         return next((entry for entry in self.entries.values() if entry.label == label), None)
 
     def with_entry(self, entry: Entry) -> AllowList:
-        """The list with this entry in place of that of the same key, or behind all others. Raises
-        KeysError as `parse` does.
+        """Return the list with this entry, which replaces that of the same key or is appended.
+
+        Raises KeysError as `parse` does.
         """
         lines = [entry.line() if _key_of(line) == entry.key else line for line in self.lines]
         if entry.key not in self.entries:
@@ -78,16 +76,16 @@ class AllowList:
         return parse("\n".join(lines), "the new list")
 
     def without(self, key: str) -> AllowList:
-        """The list without that key; comments stay."""
+        """Return the list without that key, with all comments."""
         return parse("\n".join(line for line in self.lines if _key_of(line) != key), "the new list")
 
     def text(self) -> str:
-        """The file."""
+        """Return the text of the file."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
 def parse(text: str, source: str) -> AllowList:
-    """Read a list; raises KeysError with file and line."""
+    """Read a list. Raises KeysError with `source` and line."""
     if len(text) > MAX_BYTES:
         raise KeysError(f"{source}: longer than {MAX_BYTES:,} bytes")
     entries: dict[str, Entry] = {}
@@ -105,8 +103,8 @@ def parse(text: str, source: str) -> AllowList:
             raise KeysError(f"{where}: this key is there already, as {entries[entry.key].label}")
         if entry.label in labels:
             raise KeysError(
-                f"{where}: line {labels[entry.label]} is called {entry.label} already; take "
-                "another label"
+                f"{where}: line {labels[entry.label]} has the label {entry.label} already;"
+                " use another one"
             )
         for name in entry.names:
             if name in names:
@@ -140,12 +138,12 @@ def _entry(line: str, where: str) -> Entry | None:
             f"{where}: {key[:60]!r} is no public key (40 characters, by fsl-node keys pub){hint}"
         )
     if not rest or "=" in rest[0]:
-        raise KeysError(f"{where}: no label behind the key; write who it is, like site-a")
+        raise KeysError(f"{where}: no label behind the key; write one, like site-a")
     label, *options = rest
     if not NAME.fullmatch(label):
         raise KeysError(
-            f"{where}: the label {label[:80]!r} must be 1 to 64 letters, digits, dots, dashes or "
-            "underscores"
+            f"{where}: the label {label[:80]!r} must be 1 to 64 letters, digits, dots, dashes or"
+            " underscores"
         )
     return _with_options(Entry(key, label), options, where)
 

@@ -1,6 +1,4 @@
-"""A client's side of encryption: the key pair for an address, and the messages when a handshake
-fails.
-"""
+"""The client's side of encryption: keys for an address, and reports of failed handshakes."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def keys_for_dialling(server: Address, keys: Path | None, *, insecure: bool) -> KeysFolder | None:
-    """The keys of a client of `server`; None where the address has no key and that is right. Raises
-    FslError in one line.
+    """Return the keys for dialling `server`; None for an address that needs no encryption.
+
+    Raises FslError.
     """
     if server.key:
         folder = KeysFolder() if keys is None else KeysFolder(keys.expanduser())
@@ -33,48 +32,48 @@ def keys_for_dialling(server: Address, keys: Path | None, *, insecure: bool) -> 
         raise UsageError("--keys: the address has no ?key=..., so there is nothing to encrypt with")
     if not server.is_loopback and not insecure:
         raise AddressError(
-            f"{server.fsl} has no key: give the whole address that the server prints, "
-            "fsl://...?key=...,"
-            " or accept an unencrypted connection with --insecure"
+            f"{server.fsl} has no key: give the complete address that the parameter server prints,"
+            " fsl://...?key=..., or accept an unencrypted connection with --insecure"
         )
     return None
 
 
 def curve_for(server: Address, keys: KeysFolder) -> DialerCurve:
-    """What a link to `server`, an address with a key, encrypts with. Raises AddressError and
-    KeysError.
+    """Return the encryption of a link to `server`, an address with a key.
+
+    Raises AddressError and KeysError.
     """
+    at = f"{server.host}:{server.port}"
     if not is_key(server.key):
         raise AddressError(
-            f"the key in the address of {server.host}:{server.port} is damaged: copy the whole "
-            "line that the server prints, in its quotes"
+            f"the key in the address of {at} is damaged: copy the complete line that the parameter"
+            " server prints, in its quotes"
         )
     if not keys.has_pair():
         raise KeysError(
-            f"the server encrypts, and there is no key of this client in {keys.path}: run "
-            f"{keys.command('new')},"
-            f" then at the server the line that it prints ({program()} keys trust KEY --name SITE)"
+            f"{at} encrypts, and there is no key of this client in {keys.path}:"
+            f" run {keys.command('new')}, then at {at} the line that it prints"
+            f" ({program()} keys trust KEY --name SITE)"
         )
     return DialerCurve(keys.pair(), server.key)
 
 
-def split_curve(place: Address, keys: KeysFolder, *, encrypted: bool) -> DialerCurve | None:
-    """The same for a split server, whose address the parameter server has told; encrypted: to which
-    this client came so. Raises AddressError and KeysError.
+def split_curve(server: Address, keys: KeysFolder, *, encrypted: bool) -> DialerCurve | None:
+    """Return the encryption of a link to a split server that the parameter server has announced.
+
+    encrypted: the link to the parameter server is. None for an address without a key.
+    Raises AddressError and KeysError.
     """
-    if encrypted and not place.key and not place.is_loopback:
+    if encrypted and not server.key and not server.is_loopback:
         raise AddressError(
-            f"the parameter server encrypts, and names a split server without a key ({place.tcp}): "
-            "its operator gives it"
-            " split.server=fsl://...?key=..."
+            "the parameter server encrypts, and names a split server without a key"
+            f" ({server.tcp}): its operator gives it split.server=fsl://...?key=..."
         )
-    return curve_for(place, keys) if place.key else None
+    return curve_for(server, keys) if server.key else None
 
 
 class HandshakeReports:
-    """Tells a client's people and its journal of handshakes that failed. Every method on the loop
-    thread.
-    """
+    """Reports failed handshakes to people and to the client's journal. For the loop's thread."""
 
     def __init__(
         self,
@@ -87,17 +86,17 @@ class HandshakeReports:
         log: Callable[[str], None],
         is_reserved: bool = False,
     ) -> None:
-        """is_reserved: the name is one that a list has to give to a key (`keys.door`)."""
+        """is_reserved: the allow-list has to assign the name to the key (`keys.admission`)."""
         self._is_reserved = is_reserved
         self._server, self._public, self._name = server, public, name
         self._scheduler, self._journal, self._log = scheduler, journal, log
-        self._seldom = MessageThrottle()
+        self._throttle = MessageThrottle()
 
     def __call__(self, failed: HandshakeFailed) -> None:
-        """For the link."""
-        who = self._server, self._public, self._name
-        line = at_client(failed, *who, is_reserved=self._is_reserved)
+        """Report one; called by the link."""
+        own = self._server, self._public, self._name
+        line = at_client(failed, *own, is_reserved=self._is_reserved)
         now = self._scheduler.time()
-        if line and self._seldom.lets(failed.why, now):
+        if line and self._throttle.lets(failed.why, now):
             self._journal.note("turned_away", now, why=failed.why)
             self._log(f"warning: {line}")

@@ -1,13 +1,12 @@
-"""The keys folder: this node's pair and the keys that it trusts.
+"""Reads and writes the keys folder: this node's pair and the keys that it trusts.
 
-    ~/.config/fsl-async/     mode 0700; or $XDG_CONFIG_HOME/fsl-async, $FSL_KEYS, --keys DIR
-        node.key             mode 0600: the pair. A copy of this file is this node
+    ~/.config/fsl-async/     mode 0700; or $XDG_CONFIG_HOME/fsl-async, $FSL_KEYS or --keys DIR
+        node.key             mode 0600: the pair. A process that has this file is this node
         allowed.txt          the allow-list (`allow_list.py`)
         site.toml            what may leave this site (`site_file.py`)
 
-A file that others could read (the secret) or change (the list, the folder) is refused with the
-command that repairs it: a key that was readable for a while may have been copied, but only a person
-can judge that.
+A file that other users can read (the secret) or change (the list, the folder) is refused with the
+command that repairs it. A person decides whether a key that was readable for a while may be used.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ SECRET, ALLOWED = "node.key", "allowed.txt"
 VARIABLE = "FSL_KEYS"
 _MAX_SECRET_BYTES = 4096
 _HEAD = (
-    "# The key pair of a node of fsl-async. Whoever has this file is this node: mode 0600, "
-    "never in a mail.\n"
+    "# The key pair of a node of fsl-async. Any holder of this file is this node: mode 0600, never"
+    " in a mail.\n"
 )
 
 
 def default_directory() -> Path:
-    """Where keys are if nobody says otherwise, by the XDG base directory specification."""
+    """Return the default keys folder, by $FSL_KEYS or the XDG base directory specification."""
     named = os.environ.get(VARIABLE, "")
     if named:
         return Path(named).expanduser()
@@ -49,27 +48,27 @@ def default_directory() -> Path:
 
 @frozen
 class KeysFolder:
-    """One node's keys. Every method raises KeysError in one line."""
+    """One node's keys. Every method may raise KeysError."""
 
     path: Path = field(factory=default_directory)
 
     @property
     def secret_path(self) -> Path:
-        """Of the pair."""
+        """The file of the pair."""
         return self.path / SECRET
 
     @property
     def allowed_path(self) -> Path:
-        """Of the allow-list."""
+        """The file of the allow-list."""
         return self.path / ALLOWED
 
     def command(self, words: str) -> str:
-        """The `fsl-node keys` line to type for this folder."""
+        """Return the `fsl-node keys` command for this folder."""
         elsewhere = "" if self.path == default_directory() else f" --keys {_quoted(str(self.path))}"
         return f"{program()} keys {words}{elsewhere}"
 
     def pair(self) -> KeyPair:
-        """This node's pair; a KeysError says how to make one where there is none."""
+        """Return this node's pair. A KeysError without one has the command that makes it."""
         text = self._read_guarded(self.secret_path, stat.S_IRWXG | stat.S_IRWXO, _MAX_SECRET_BYTES)
         if text is None:
             raise KeysError(f"no key in {self.path}: run {self.command('new')}")
@@ -88,15 +87,14 @@ class KeysFolder:
         return pair
 
     def has_pair(self) -> bool:
-        """Whether there is a file for it; it may still be unfit."""
+        """Whether the file of the pair exists; it may be damaged."""
         return self.secret_path.exists()
 
     def make_pair(self) -> KeyPair:
-        """Make this node's pair, durable; refused where there is one."""
+        """Make this node's pair, durably. Raises KeysError where there is one."""
         pair = KeyPair.new()
-        while not pair.public[
-            0
-        ].isalnum():  # "-..." would be an option, "#..." looks like a comment
+        # "-..." would be an option, "#..." looks like a comment.
+        while not pair.public[:1].isalnum():
             pair = KeyPair.new()
         with self._changing():
             try:
@@ -104,27 +102,25 @@ class KeysFolder:
                 self._write(self.secret_path, text, replace=False)
             except FileExistsError:
                 raise KeysError(
-                    f"{self.secret_path} exists already: {self.command('pub')} prints its public "
-                    "half;"
-                    " move the file away for a new key, which every server must be told of"
+                    f"{self.secret_path} exists already: {self.command('pub')} prints its public"
+                    " half; move the file away for a new key, which every server must then trust"
                 ) from None
         return pair
 
     def allowed(self) -> AllowList | None:
-        """The allow-list as it is now; None where there is no file."""
+        """Return the present allow-list; None where there is no file."""
         text = self.read_shared(ALLOWED, allow_list.MAX_BYTES)
         return None if text is None else allow_list.parse(text, str(self.allowed_path))
 
     def read_shared(self, name: str, most: int) -> str | None:
-        """The text of a file that others may read and not change; at most `most` bytes. None where
-        there is no file.
+        """Return the text of a file that other users may read and not change; None without a file.
+
+        most: bytes.
         """
         return self._read_guarded(self.path / name, stat.S_IWGRP | stat.S_IWOTH, most)
 
     def change_allowed(self, change: Callable[[AllowList], AllowList]) -> AllowList:
-        """Replace the list by what `change` makes of it, at once and entirely; one process at a
-        time.
-        """
+        """Replace the list by `change(list)`, atomically, under a lock between processes."""
         with self._changing():
             before = self.allowed()
             if before is None:
@@ -140,8 +136,7 @@ class KeysFolder:
         except FileNotFoundError:
             if os.path.lexists(path):
                 raise KeysError(
-                    f"{path} is a link to a file that is not there: restore that, or remove the "
-                    "link"
+                    f"{path} is a link to a missing file: restore that, or remove the link"
                 ) from None
             return None
         except OSError as error:
@@ -188,11 +183,10 @@ class KeysFolder:
             os.close(descriptor)
 
     def _write(self, path: Path, text: str, *, replace: bool) -> None:
-        """Write a whole file or none of it; without `replace` FileExistsError where there is
-        one.
-        """
+        """Write a file atomically; without `replace` raises FileExistsError where there is one."""
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.unlink(missing_ok=True)  # of a process of this number that was killed
+        # A killed process of the same number may have left it.
+        part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -202,7 +196,8 @@ class KeysFolder:
             if replace:
                 part.replace(path)
             else:
-                os.link(part, path)  # unlike a rename it fails where the name is taken
+                # Unlike a rename it fails where the name is taken.
+                os.link(part, path)
         finally:
             part.unlink(missing_ok=True)
 

@@ -1,9 +1,9 @@
-"""Which key uses which client name in a run: `names.txt` in the run directory, a line `NAME KEY
-CRC` each; the last line of a name counts.
+"""Stores which key uses which client name in a run: `names.txt` in the run directory.
 
-CRC is the checksum of all lines up to its own (`fsl_async.files.text_checksum`), so a line that was
-altered, lost or moved does not fit. A line is on the disk before a client is let in under the name.
-A line that a crash has torn is cut off at the next start.
+A line is `NAME KEY CRC`; the last one of a name counts. CRC is the checksum of all lines up to its
+own (`fsl_async.files.text_checksum`), so that a line that was altered, lost or moved does not
+match. A line is on disk before a client is admitted under the name. A line that a crash has torn is
+cut off at the next start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_BYTES = MOST_NAMES * 128
 
 
 class NameHolders:
-    """The names of one run. KeysError where the file is not what this program writes."""
+    """The names of one run. Raises KeysError where the file is damaged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,8 +37,8 @@ class NameHolders:
             data = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise KeysError(f"{path}: {error.strerror}") from None
-        whole, _, _ = data.rpartition(b"\n")
-        lines = whole.split(b"\n") if whole else []
+        complete, _, _ = data.rpartition(b"\n")
+        lines = complete.split(b"\n") if complete else []
         if len(data) > _MAX_BYTES:
             raise KeysError(f"{path}: longer than {_MAX_BYTES:,} bytes")
         for number, line in enumerate(lines, 1):
@@ -47,42 +47,43 @@ class NameHolders:
             name, _, key = body.decode("utf-8", "replace").partition(" ")
             if not NAME.fullmatch(name) or not is_key(key):
                 raise KeysError(
-                    f"{path} line {number}: damaged; restore it, or remove the file and every name "
-                    "is free again"
+                    f"{path} line {number}: damaged; restore it, or remove the file and every name"
+                    " is free again"
                 )
             self._keys[name] = key
-        self._size = len(whole) + 1 if lines else 0
+        self._size = len(complete) + 1 if lines else 0
         tail = data[self._size :]
-        # A crash tears a line before its end, when no client was let in by it. A whole line without
-        # its newline, or zeros where no line stands before them, are damage.
+        # A crash tears a line before its end, and no client was admitted by it. A complete line
+        # without its newline is damage, and so are zeros without a line before them.
         if unchained(tail[:-1], self._checksum) or (not lines and b"\0" in tail):
             raise KeysError(
-                f"{path}: damaged at its end; restore it, or remove the file and every name is "
-                "free again"
+                f"{path}: damaged at its end; restore it, or remove the file and every name is free"
+                " again"
             )
 
     def get(self, name: str) -> str:
-        """The key that uses the name; empty where none does."""
+        """Return the key that uses the name; empty where none does."""
         return self._keys.get(name, "")
 
     @property
     def is_full(self) -> bool:
-        """Whether no more names can be kept."""
+        """Whether the limit of names is reached."""
         return len(self._keys) >= MOST_NAMES or self._size >= _MAX_BYTES - 128
 
     def hold(self, name: str, key: str) -> None:
-        """Give the name to the key, durably. Blocks for a sync of the disk; raises OSError and then
-        nothing has changed.
+        """Assign the name to the key, durably. Blocks for a sync of the disk.
+
+        Raises OSError, and changes nothing then.
         """
         line, checksum = chained(f"{name} {key}".encode(), self._checksum)
         is_new = not self._path.exists()
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            os.ftruncate(
-                descriptor, self._size
-            )  # what a crash or a full disk has left half written
+            # A crash or a full disk may have left a part of a line.
+            os.ftruncate(descriptor, self._size)
             done = 0
-            while done < len(line):  # a disk that becomes full takes a part, without an error
+            # A disk that becomes full takes a part, without an error.
+            while done < len(line):
                 done += os.pwrite(descriptor, line[done:], self._size + done)
             os.fsync(descriptor)
         finally:

@@ -1,11 +1,11 @@
-"""The site file: what may leave this site, as its administrator decided.
+"""Reads the site file, in which a site's administrator lists what may leave the site.
 
-    ~/.config/fsl-async/site.toml        in the keys folder (`folder.py`), beside node.key
+    ~/.config/fsl-async/site.toml        in the keys folder: FSL_KEYS, XDG_CONFIG_HOME, --keys
         allow = ["deltas", "metrics"]
 
 `--allow` at a client may narrow that list and never widen it. Without the file the command line
-decides, and without either only deltas leave. A file that others can change is refused, as the
-allow-list is.
+decides, and without either only deltas leave. A file that other users can change is refused, like
+the allow-list.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ MAX_BYTES = 1 << 16
 def site_policy(
     folder: KeysFolder, asked: str | Iterable[str] | None, option: str = "--allow"
 ) -> SitePolicy:
-    """The policy of this site: site.toml in `folder` narrowed by what was `asked` for on the
-    command line.
+    """Return this site's policy: site.toml in `folder`, narrowed by the command line's `asked`.
 
-    option: how the caller asks, for messages. Raises UsageError (an unknown kind, or more than the
-    file allows) and KeysError (a file that cannot be read, is no such TOML, or can be changed by
-    others).
+    option: name of the caller's option, for messages. Raises UsageError (an unknown kind, or more
+    than the file allows) and KeysError (a file that cannot be read, is no such TOML, or can be
+    changed by other users).
     """
     wanted = None if asked is None else parse_kinds(asked, option)
     path = folder.path / FILE
@@ -52,14 +51,14 @@ def site_policy(
     beyond = [kind for kind in wanted if not SitePolicy(allowed).lets(kind)]
     if beyond:
         raise UsageError(
-            f"{option} {listed(wanted)}: {path} allows {listed(allowed)} only; {option} may narrow "
-            "that and not widen it"
+            f"{option} {listed(wanted)}: {path} allows {listed(allowed)} only; {option} may narrow"
+            " that and not widen it"
         )
     return SitePolicy(wanted, f"to allow that, {path} and {option} must list {{kinds}}")
 
 
 def _check_folder(path: Path) -> None:
-    """Raise KeysError where others can replace files in the folder that a link leads to."""
+    """Raise KeysError where other users can replace files in the target folder of a link."""
     mode = path.stat().st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
         raise KeysError(

@@ -2,10 +2,10 @@
 
 shapes         sizes of the parts of a model, and of the tensors that cross the cut
 methods        what each client sends and receives in a round, by category and direction
-pretraining    the same for a synchronization of whole models
+pretraining    the same for a synchronization of full models
 link           seconds that bytes take
 memory         what a client must hold
-report         the whole plan of one method, model, workload and link
+report         the plan of one method, model, workload and link
 
 Shapes, categories and sizes of number formats are shared with runs: `fsl_async.accounting`.
 """

@@ -2,9 +2,10 @@
 
 `make_plan` makes a `Plan`; `as_dict` is the object of --json, `as_text` the table for people.
 
-Seconds are those of the links alone. Each client has a link of its own, and the server's link is
-never the narrowest. Computing is added on top; transfers that overlap with it cost less. Bytes on
-the links are the estimated coded ones (the published accounting has no coding).
+Seconds are those of the links alone. Each client has its own link, and the links of the parameter
+server and the split server are never the narrowest. Computing is added on top; transfers that
+overlap with it cost less. Bytes on the links are the estimated coded ones (the published accounting
+has no coding).
 """
 
 from __future__ import annotations

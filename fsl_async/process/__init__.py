@@ -1,3 +1,1 @@
-"""What a process does with its operating system: signals, notices of preemption, threads, heap,
-terminal.
-"""
+"""A process and its operating system: signals, preemption, hangs, threads, memory, terminal."""

@@ -1,13 +1,12 @@
-"""Detects that a training thread hangs: no step for much longer than steps take. Pure; times in
-seconds of the caller's clock.
+"""Detects a training thread that hangs: a step takes much longer than steps usually take. Pure.
 
-    steps made    age of the current one          result
-    < FEWEST      any                             nothing: the first ones compile, load, warm up
-    more          > max(least_s, factor x median) Hung, once
-    after Hung    a step was made                 Recovered, once
+    steps made    age of the present step          result
+    < FEWEST      any                              none: the first ones compile, load, and warm up
+    more          > max(least_s, factor x median)  Hung, once
+    after Hung    a step was made                  Recovered, once
 
-The median of the last steps instead of their mean: an occasional evaluation or checkpoint of the
-task must not count as the time of a step.
+Times are seconds of the caller's clock. The median, unlike the mean, does not change when a few
+steps contain an evaluation or a checkpoint of the task.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ FEWEST = 5
 
 @frozen
 class HangRules:
-    """factor: 0 means that nothing ever hangs."""
+    """Limits of a step. factor: times the median; 0 means that no step hangs. least_s: seconds."""
 
     factor: float = 20.0
     least_s: float = 120.0
 
     def limit_s(self, step_times_s: Sequence[float]) -> float | None:
-        """How long a step may take after those; None while there are too few."""
+        """Return how long a step may take after those; None while there are too few."""
         if not self.factor or len(step_times_s) < FEWEST:
             return None
         return max(self.least_s, self.factor * statistics.median(step_times_s))
@@ -45,18 +44,18 @@ class Hung:
     def words(self) -> str:
         """For people."""
         return (
-            f"training hangs: no step for {self.seconds:.0f} s, where one takes "
-            f"{self.median_s:.3g} s"
+            f"training hangs: no step for {self.seconds:.0f} s,"
+            f" where one takes {self.median_s:.3g} s"
         )
 
 
 @frozen
 class Recovered:
-    """A step was made after all."""
+    """A step was made after `Hung`."""
 
 
 class HangWatch:
-    """Looks now and then; see the table above."""
+    """Checks a training thread when the caller looks; see the table above."""
 
     def __init__(self, rules: HangRules) -> None:
         self._rules = rules
@@ -64,14 +63,16 @@ class HangWatch:
 
     @property
     def is_hung(self) -> bool:
-        """Whether it hung at the last look."""
+        """Whether the thread hung at the last look."""
         return self._hung_since is not None
 
     def look(
         self, begun: float | None, step_times_s: Sequence[float], now: float
     ) -> Hung | Recovered | None:
-        """begun: when the present step began; None while the training thread waits for the run, or
-        is not in a step.
+        """Check at `now`.
+
+        begun: when the present step began; None while the training thread waits for the run, or is
+            not in a step.
         """
         if self._hung_since is not None and begun != self._hung_since:
             self._hung_since = None

@@ -1,7 +1,6 @@
-"""Measures how late the event loop runs: what a training thread that holds the GIL costs
-heartbeats.
+"""Measures the event loop's lag, by which a training thread that holds the GIL delays heartbeats.
 
-A short timer is armed again and again; its delay is the lag. The last few minutes are kept.
+The lag is the delay of a short timer that is armed repeatedly. The last five minutes are kept.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ class LoopLag:
         self._timer = self._loop.call_later(EVERY_S, self._fire, now + EVERY_S)
 
     def summary(self) -> dict[str, float]:
-        """Median, 99th percentile and maximum in milliseconds; empty before the first
-        measurement.
-        """
+        """Return median, 99th percentile and maximum in milliseconds; empty at the beginning."""
         lags = sorted(self._lags_s)
         if not lags:
             return {}

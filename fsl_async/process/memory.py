@@ -1,6 +1,4 @@
-"""This process's resident memory, now and at its highest. Zero where the system does not report
-it.
-"""
+"""Measures this process's resident memory, in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """Now; from /proc (Linux), else the highest so far."""
+    """Return the present resident memory, from /proc (Linux), else the peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -19,8 +17,9 @@ def resident_bytes() -> int:
 
 
 def mapped_bytes() -> int:
-    """What of it are pages of files: libraries, and data that are mapped. They can be dropped and
-    read again. Zero where nobody says.
+    """Return the part of it that is pages of mapped files (libraries, data). Zero without /proc.
+
+    The system can drop such pages and read them again.
     """
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[2])
@@ -30,9 +29,7 @@ def mapped_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The highest so far. Linux's ru_maxrss begins with the parent's, of which this process was
-    forked; VmHWM does not.
-    """
+    """Return the peak: VmHWM on Linux, whose ru_maxrss includes the parent's before the fork."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return int(status.partition("VmHWM:")[2].split()[0]) << 10
@@ -43,22 +40,18 @@ def peak_bytes() -> int:
 
 
 class MemoryMark:
-    """From where growth is measured: what a process takes that has its libraries, sessions and data
-    open, and no model.
-    """
+    """Measures growth from a mark: a process with libraries, sessions and data, without model."""
 
     _at = 0
     _mapped = 0
 
     @classmethod
     def take(cls, held: int = 0) -> None:
-        """Measure from here on. held: bytes of a model that are there already and belong to the
-        growth.
-        """
+        """Set the mark. held: bytes of a model that exist already and count as growth."""
         cls._at = resident_bytes() - held
         cls._mapped = mapped_bytes()
 
     @classmethod
     def grown(cls) -> int:
-        """The highest so far, beyond the mark and without pages of files that were read since."""
+        """Return the peak beyond the mark, without file pages that were mapped since."""
         return max(0, peak_bytes() - cls._at - max(0, mapped_bytes() - cls._mapped))

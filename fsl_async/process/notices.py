@@ -1,16 +1,15 @@
-"""Notices that this process will end: signals, Slurm and spot markets as one kind of notice. Pure;
-times are arguments.
+"""Reads signals, Slurm's variables and EC2's answers as notices of preemption. Pure.
 
-    source                 deadline
-    SIGTERM, SIGUSR2       --grace after it; in a Slurm job 30 s (its KillWait) and 120 s (the
-                           template's --signal=USR2@120), and never after the job's end; elsewhere
-                           120 s after SIGUSR2, unknown after SIGTERM
-    Slurm's time limit     SLURM_JOB_END_TIME; noticed `LEAD_S` before it, for jobs that ask for no
-                           signal
-    EC2 spot               "time" of spot/instance-action, two minutes ahead at best
+    source              deadline
+    SIGTERM, SIGUSR2    --grace after it; in a Slurm job 30 s (its KillWait) and 120 s (the
+                        template's --signal=USR2@120), at most the job's end; elsewhere unknown for
+                        SIGTERM and 120 s for SIGUSR2
+    Slurm's time limit  SLURM_JOB_END_TIME; the notice comes `LEAD_S` before it, for jobs that
+                        request no signal
+    EC2 spot            "time" of spot/instance-action, at most two minutes ahead
 
-NCCL uses SIGUSR1, so that signal has no meaning here. Slurm may send its signal a minute earlier
-than asked; the job's end time is exact.
+SIGUSR1 is left to NCCL. Slurm may send its signal a minute earlier than requested; the job's end
+time is exact.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 LEAD_S = 120.0
-"""So long before a Slurm job's end it is told, unless --grace says otherwise."""
+"""Seconds from the notice to the end of a Slurm job, unless --grace is given."""
 
 KILL_WAIT_S = 30.0
 """From Slurm's SIGTERM to its SIGKILL, unless the site has changed it."""
@@ -32,7 +31,7 @@ _MOST_BODY = 4096
 
 @frozen
 class Notice:
-    """This process will be ended in `left_s` seconds (None: nobody said when), for `source`."""
+    """This process will be ended in `left_s` seconds (None: unknown) by `source`."""
 
     source: str
     left_s: float | None = None
@@ -40,14 +39,15 @@ class Notice:
 
 @frozen
 class SlurmJob:
-    """The Slurm job that this process is part of. end_s: seconds since 1970, None where Slurm is
-    too old to say.
+    """The Slurm job of this process.
+
+    end_s: seconds since 1970; None in old versions of Slurm.
+    restarts: how often it was requeued.
     """
 
     job: str
     end_s: float | None = None
     restarts: int = 0
-    """How often it was requeued."""
 
     @property
     def words(self) -> str:
@@ -59,7 +59,7 @@ class SlurmJob:
 
 
 def slurm_job(environment: Mapping[str, str]) -> SlurmJob | None:
-    """Read Slurm's variables; None outside of a job. What is not a number counts as not said."""
+    """Read Slurm's variables; None outside of a job. Values that are no numbers are ignored."""
     job = environment.get("SLURM_JOB_ID", "")
     if not job:
         return None
@@ -73,7 +73,7 @@ def slurm_job(environment: Mapping[str, str]) -> SlurmJob | None:
 
 
 def of_signal(name: str, job: SlurmJob | None, grace_s: float | None, now_s: float) -> Notice:
-    """What a SIGTERM or SIGUSR2 at `now_s` (seconds since 1970) means."""
+    """Return the notice of a SIGTERM or SIGUSR2 at `now_s` (seconds since 1970)."""
     left_s = grace_s
     if left_s is None and name == "SIGUSR2":
         left_s = LEAD_S
@@ -87,25 +87,25 @@ def of_signal(name: str, job: SlurmJob | None, grace_s: float | None, now_s: flo
 def seconds_to_job_notice(
     job: SlurmJob | None, grace_s: float | None, now_s: float
 ) -> float | None:
-    """How long to wait before telling of the job's time limit; None when nobody knows it."""
+    """Return the time until the notice of the job's time limit; None when that is unknown."""
     if job is None or job.end_s is None:
         return None
     return max(0.0, job.end_s - (LEAD_S if grace_s is None else grace_s) - now_s)
 
 
 def of_instance_action(body: bytes, now_s: float) -> Notice | None:
-    """Read what EC2 answers under spot/instance-action; None when that is not an announcement of an
-    end.
+    """Read EC2's answer under spot/instance-action; None when it announces no end.
 
     Format: {"action": "terminate" | "stop" | "hibernate", "time": "2017-09-18T08:22:00Z"}; Amazon
-    EC2 User Guide, "Spot Instance interruption notices". A time that cannot be read is as good as
-    none: the notice counts, without a deadline.
+    EC2 User Guide, "Spot Instance interruption notices". If the time cannot be read, the notice has
+    no deadline.
     """
     try:
         found = json.loads(body[:_MOST_BODY])
     except (ValueError, RecursionError):
         return None
-    actions = ("terminate", "stop", "hibernate")  # a tuple: what is looked for may be unhashable
+    # A tuple, because the value may be unhashable.
+    actions = ("terminate", "stop", "hibernate")
     if not isinstance(found, dict) or found.get("action") not in actions:
         return None
     source = f"EC2 spot ({found['action']})"

@@ -1,4 +1,4 @@
-"""How the user called this program, for lines that are there to be pasted."""
+"""Finds the command by which the user called this program, for lines to paste."""
 
 import os
 import shlex
@@ -8,18 +8,16 @@ from pathlib import Path
 
 NAME = "fsl-node"
 VARIABLE = "FSL_NODE_CALLED_AS"
-"""Set by `bin/fsl-node`, which a fresh clone has and no PATH leads to."""
+"""Set by `bin/fsl-node` of a clone, which is not on PATH."""
 
 
 def program() -> str:
-    """`fsl-node`, or what stood in its place, quoted for a shell."""
+    """Return `fsl-node`, or the path by which it was called, quoted for a shell."""
     return shlex.quote(os.environ.get(VARIABLE) or _script() or NAME)
 
 
 def _script() -> str:
-    """The script's path, where the bare name would not find it: an environment that is not
-    activated.
-    """
+    """Return the script's path if PATH does not lead to it (an environment is not activated)."""
     given = sys.argv[0] if sys.argv else ""
     if Path(given).name != NAME or shutil.which(NAME) == given:
         return ""

@@ -1,6 +1,4 @@
-"""Gives a user's own script the manners of `fsl-node`: errors in one line, documented exit codes,
-Ctrl-C once in good order.
-"""
+"""Ends a user's script as `fsl-node` ends: errors in one line, its exit codes, Ctrl-C drains."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ from collections.abc import Iterator
 from fsl_async.errors import ExitCode, FslError, one_line, report
 from fsl_async.process.stopper import Stopper, stop_on_signals
 
-_standing: list[Stopper] = []
-"""Of the blocks that stand."""
+_stoppers: list[Stopper] = []
+"""Those of the surrounding `clean_exit` blocks."""
 
 
 def current_stopper() -> Stopper:
-    """That of the surrounding `clean_exit`, or a new one that nobody asks."""
-    return _standing[-1] if _standing else Stopper()
+    """Return the stopper of the surrounding `clean_exit`, or a new one that is never requested."""
+    return _stoppers[-1] if _stoppers else Stopper()
 
 
 @contextlib.contextmanager
@@ -27,7 +25,7 @@ def clean_exit() -> Iterator[None]:
     stopper = Stopper()
     is_main = threading.current_thread() is threading.main_thread()
     signals = stop_on_signals(stopper, at_once=True) if is_main else contextlib.nullcontext()
-    _standing.append(stopper)
+    _stoppers.append(stopper)
     try:
         with signals:
             try:
@@ -40,11 +38,11 @@ def clean_exit() -> Iterator[None]:
             if stopper.requested:
                 _end(stopper.error())
     finally:
-        _standing.remove(stopper)
+        _stoppers.remove(stopper)
 
 
 def _end(error: BaseException) -> None:
-    """Say it in one line and end the program with its exit code."""
+    """Print the error in one line and end the program with its exit code."""
     if isinstance(error, FslError) and error.exit_code == ExitCode.DONE:
         sys.stdout.write(f"{one_line(error.message)}\n")
         raise SystemExit(int(ExitCode.DONE)) from None

@@ -1,8 +1,9 @@
-"""Decides what each SIGINT and SIGTERM asks of a node. Pure; times are arguments.
+"""Decides what each SIGINT and SIGTERM requests of a node. Pure; times are arguments.
 
-A Slurm job gets SIGTERM as a process group, and its batch script forwards its own copy: the node
-receives it twice, milliseconds apart. So a SIGTERM within `SAME_REQUEST_S` of the first one repeats
-it, unless a terminal is attached: there a person may be waiting. Ctrl-C twice always stops at once.
+A Slurm job gets SIGTERM as a process group, and its batch script forwards another copy: the node
+receives it twice, milliseconds apart. So a SIGTERM within `SAME_REQUEST_S` of the first one is the
+same request, unless a terminal is attached, where a person may send it. Ctrl-C twice always stops
+at once.
 """
 
 from __future__ import annotations
@@ -10,26 +11,22 @@ from __future__ import annotations
 import enum
 
 SAME_REQUEST_S = 2.0
-"""A forwarded copy arrives within milliseconds; a scheduler's next SIGTERM comes many seconds
-later.
-"""
+"""A forwarded copy comes within milliseconds, a scheduler's next SIGTERM many seconds later."""
 
 
 class Asked(enum.Enum):
-    """What a signal asks for."""
+    """What a signal requests."""
 
     END = "end"
-    """An end in good order."""
+    """A drained end."""
     SAME = "same"
     """Nothing new: a copy of the first signal."""
     AT_ONCE = "at once"
-    """An end without further delay."""
+    """An immediate end."""
 
 
 class StopRequests:
-    """Counts SIGINT and SIGTERM. `attended`: whether a terminal is attached, so that copies are not
-    expected.
-    """
+    """Classifies SIGINT and SIGTERM. attended: a terminal is attached, so copies do not occur."""
 
     def __init__(self, *, attended: bool) -> None:
         self._attended = attended

@@ -1,23 +1,21 @@
-"""Stopper: how an operator ends a node. The first request drains it (it finishes the round and
-saves), the second stops it at once.
+"""Ends a node on request: the first one drains (finishes the round, saves), the second one stops.
 
-The command makes one and hands it to the blocking function that runs the node; signals, the
-supervisor's TERM and tests all call `request`. Python-level handlers are used, not
-`loop.add_signal_handler`: they also work when the loop runs in another thread (a user's own script
-keeps the main thread for training), and on asyncio and uvloop alike.
+A command makes a `Stopper` for the blocking function that runs the node; signals, the supervisor's
+SIGTERM and tests all call `request`. Handlers are Python's, not `loop.add_signal_handler`: they
+also work when the loop runs in another thread (a user's script trains in the main thread), with
+asyncio and uvloop.
 
-    SIGINT, first     drain        exit code 130
-    SIGTERM, first    drain        exit code 64: whatever preempts this node should start it again
-                                   (a parameter server leaves, and its run goes on)
-    either, again     stop at once; a copy of the first SIGTERM is the same request
-                                   (`stop_requests`)
-    either, third     KeyboardInterrupt in the main thread
-    SIGUSR2           drain, exit code 64, in clients only: a warning before the SIGTERM, never a
-                                   second signal
+    SIGINT, first   drain, exit code 130
+    SIGTERM, first  drain, exit code 64: a launcher should start the process again (a parameter
+                    server leaves, and its run goes on)
+    either, again   stop hard; a copy of the first SIGTERM is the same request (`stop_requests`)
+    either, third   KeyboardInterrupt
+    SIGUSR2         drain, exit code 64, in clients only: a warning before SIGTERM, never a second
+                    signal
 
-With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process exits,
-whatever its main thread does: foreign code may sleep, catch everything, or be inside a call that
-lasts minutes and lets no Python handler run.
+With `at_once` the second signal raises KeyboardInterrupt, and the process ends at most `AT_ONCE_S`
+later: the user's code may sleep, catch every exception, or be in a call that runs for minutes and
+lets no Python handler run.
 """
 
 from __future__ import annotations
@@ -52,13 +50,12 @@ _REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopper:
-    """Thread-safe and safe in a signal handler: asking takes no lock that the interrupted code may
-    hold.
+    """Holds the request to end. Thread-safe, and safe in a signal handler: its lock is reentrant.
 
-    `callbacks` are called with `hard` in the thread that asked, once for draining and once more for
-    stopping hard; a loop hangs `lambda hard: loop.call_soon_threadsafe(...)` in here by
-    `subscribe`. `deadline` (monotonic seconds) is when others will end this process, where they
-    said so; a nearer one is told again.
+    `callbacks` are called with `hard` in the requesting thread, once for draining and once for
+    stopping hard; a loop subscribes `lambda hard: loop.call_soon_threadsafe(...)`. `deadline`
+    (monotonic seconds) is when this process will be killed, if that is known; a nearer one calls
+    the callbacks again.
     """
 
     def __init__(self) -> None:
@@ -79,9 +76,7 @@ class Stopper:
         exit_code: int = ExitCode.DONE,
         deadline: float | None = None,
     ) -> None:
-        """Ask for an end. The first reason and exit code are kept; asking the same again does
-        nothing.
-        """
+        """Request an end. The first reason and exit code count; a repeated request does nothing."""
         with self._lock:
             nearer = deadline is not None and (self.deadline is None or deadline < self.deadline)
             if self.hard or (self.requested and not hard and not nearer):
@@ -93,25 +88,24 @@ class Stopper:
                 self.exit_code = int(exit_code)
             self.requested = True
             self.hard = hard
-            told = tuple(self.callbacks)
-        for callback in told:
+            callbacks = tuple(self.callbacks)
+        for callback in callbacks:
             callback(hard)
 
     @property
     def comes_back(self) -> bool:
-        """Whether whoever ends this process is asked to start it again: it is the process that
-        ends, and not what it works on.
-        """
+        """Whether the exit code requests a relaunch: the process ends, its run or task goes on."""
         return self.exit_code == ExitCode.RELAUNCH
 
     def error(self, text: str = "") -> StopError:
-        """What to raise for an end that was asked for; `text` in place of the reason."""
+        """Return the exception for a requested end. text: instead of the reason."""
         is_user = self.exit_code == ExitCode.INTERRUPTED
         return (InterruptedByUserError if is_user else PreemptedError)(text or self.reason)
 
     def subscribe(self, callback: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `callback(hard)` when asked, or now when it was asked already; returns a function
-        that takes it off.
+        """Call `callback(hard)` at each request, and now if there was one already.
+
+        Returns a function that unsubscribes it.
         """
         with self._lock:
             self.callbacks.append(callback)
@@ -135,12 +129,10 @@ def stop_on_signals(
     as_json: bool = False,
     notices: Callable[[str], Notice] | None = None,
 ) -> Iterator[None]:
-    """Let SIGINT and SIGTERM ask `stopper`, until the block ends. Only the main thread may enter
-    it.
+    """Turn SIGINT and SIGTERM into requests to `stopper` until the block ends. Main thread only.
 
-    at_once: see above. as_json: a process that ends in this way says so as an object on standard
-    output.
-    notices: what a signal of that name says of the time that is left; with it, SIGUSR2 asks too.
+    at_once: see above. as_json: a process that ends in this way prints a JSON object on standard
+    output. notices: maps a signal's name to the time that is left; SIGUSR2 is handled only with it.
     """
     requests = StopRequests(attended=is_attended())
     killer = _Killer(stopper, as_json=as_json, quiet=quiet) if at_once else None
@@ -167,8 +159,8 @@ def stop_on_signals(
             killer.start()
             raise KeyboardInterrupt
 
-    heard = [*_REASONS, *([signal.SIGUSR2] if notices is not None else [])]
-    before = {which: signal.signal(which, handle) for which in heard}
+    handled = [*_REASONS, *([signal.SIGUSR2] if notices is not None else [])]
+    before = {which: signal.signal(which, handle) for which in handled}
     if killer is not None:
         killer.listen()
     try:
@@ -181,7 +173,7 @@ def stop_on_signals(
 
 
 def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) -> float | None:
-    """When this process will be killed, on the monotonic clock; Ctrl-C is no preemption."""
+    """Return when this process will be killed, in monotonic seconds; Ctrl-C has no deadline."""
     if notices is None or which == signal.SIGINT:
         return None
     left_s = notices(which.name).left_s
@@ -189,8 +181,9 @@ def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) ->
 
 
 class _Killer:
-    """Ends the process `AT_ONCE_S` after the second signal. It hears of signals where no Python
-    code of the main thread runs.
+    """Ends the process `AT_ONCE_S` after the second signal.
+
+    It receives signals by a wakeup descriptor, also while the main thread runs no Python code.
     """
 
     def __init__(self, stopper: Stopper, *, as_json: bool, quiet: bool) -> None:
@@ -206,13 +199,13 @@ class _Killer:
         self._theirs.setblocking(False)
 
     def listen(self) -> None:
-        """Hear of signals; in the main thread."""
+        """Begin to receive signals. Call it in the main thread."""
         self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        # Whoever asks for a hard end, the program itself as well, does not wait for code of others.
+        # Also after a hard request that is no signal.
         self._forget = self._stopper.subscribe(lambda hard: self.start() if hard else None)
-        threading.Thread(target=self._hear, name="signals", daemon=True).start()
+        threading.Thread(target=self._receive, name="signals", daemon=True).start()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         first: signal.Signals | None = None
         while not self._over.is_set():
             try:
@@ -232,7 +225,7 @@ class _Killer:
                 return
 
     def start(self) -> None:
-        """Begin to count, once."""
+        """Start the time limit, once."""
         if self._once.acquire(blocking=False):
             if not self._quiet:
                 _tell("stopping now")
@@ -241,15 +234,15 @@ class _Killer:
     def _end(self) -> None:
         if self._over.wait(AT_ONCE_S):
             return
-        told = describe(self._stopper.error())
+        found = describe(self._stopper.error())
         if self._as_json:
-            write_if_room(1, f"{told.as_json()}\n".encode())
+            write_if_room(1, f"{found.as_json()}\n".encode())
         else:
-            write_if_room(2, f"stopped: {told.message}\n".encode())
-        os._exit(told.exit_code)
+            write_if_room(2, f"stopped: {found.message}\n".encode())
+        os._exit(found.exit_code)
 
     def close(self) -> None:
-        """The block ended in time."""
+        """Stop receiving signals: the block ended in time."""
         self._over.set()
         if self._forget is not None:
             self._forget()
@@ -262,5 +255,5 @@ class _Killer:
 
 def _tell(text: str) -> None:
     # Not print: the signal may have interrupted a print, and buffered writers are not reentrant.
-    # Nor where there is no room: whoever does not read it must not keep the process from ending.
+    # Only if there is room: a reader that does not read must not keep the process from ending.
     write_if_room(2, f"\n{text}\n".encode())

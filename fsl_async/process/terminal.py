@@ -1,9 +1,8 @@
-"""Terminals that nobody reads (Ctrl-S, a pty whose other side does nothing): how to write to one
-without waiting for it.
+"""Writes without blocking to terminals that may not be read (Ctrl-S, a pty without a reader).
 
-poll(2) tells of a pipe that `PIPE_BUF` bytes fit, of a terminal only that one does: what is longer
-waits in write(2). Not to wait there is a flag of the open file, which the shell and others share
-with us; so the terminal is opened once more, for that flag to be ours alone.
+After poll(2) a pipe takes `PIPE_BUF` bytes, but a terminal may take only one: a longer write(2)
+blocks. O_NONBLOCK would apply to the open file, which the shell and other processes share; so the
+terminal is opened again, for a flag of our own.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ _PATIENCE_S = 0.1
 
 
 def open_anew(file: int) -> int | None:
-    """Open the terminal that `file` is for writes that do not wait; None where it is none, or not
-    ours to open (after `su`).
+    """Open the terminal behind `file` for non-blocking writes.
+
+    None where it is none, or may not be opened (after `su`).
     """
     with contextlib.suppress(OSError):
         return os.open(os.ttyname(file), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -26,16 +26,12 @@ def open_anew(file: int) -> int | None:
 
 
 def is_attended() -> bool:
-    """Whether standard input, output or error is a terminal. False for what Slurm, systemd and
-    other schedulers start.
-    """
+    """Whether standard input, output or error is a terminal, as it is not under a scheduler."""
     return any(os.isatty(file) for file in (0, 1, 2))
 
 
 def write_if_room(file: int, data: bytes) -> None:
-    """Write up to `PIPE_BUF` bytes, or what there is room for, or nothing. Safe in a signal
-    handler; never raises.
-    """
+    """Write up to `PIPE_BUF` bytes, as far as there is room. Safe in signal handlers; no errors."""
     with contextlib.suppress(OSError):
         if not os.isatty(file):
             if select.select((), (file,), (), 0)[1]:
@@ -43,7 +39,7 @@ def write_if_room(file: int, data: bytes) -> None:
             return
         anew = open_anew(file)
         if anew is None:
-            _write_beside(file, data)
+            _write_in_thread(file, data)
             return
         try:
             os.write(anew, data)
@@ -51,9 +47,10 @@ def write_if_room(file: int, data: bytes) -> None:
             os.close(anew)
 
 
-def _write_beside(file: int, data: bytes) -> None:
-    """Write in a thread that may wait for ever. Not `threading`: the code that a signal interrupts
-    may hold its locks.
+def _write_in_thread(file: int, data: bytes) -> None:
+    """Write in a thread, which may block for ever; wait at most `_PATIENCE_S`.
+
+    Not by `threading`: the code that a signal interrupted may hold its locks.
     """
     over = _thread.allocate_lock()
     over.acquire()

@@ -1,6 +1,4 @@
-"""How many threads a client's torch computes with. Pure but for the machine's own facts; does not
-import torch.
-"""
+"""Chooses the number of torch's threads in a client. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,19 +8,16 @@ VARIABLE = "OMP_NUM_THREADS"
 
 
 def cores() -> int:
-    """Cores that this process may use: a container or a batch system may give it fewer than there
-    are.
-    """
+    """Return the number of cores that this process may use, by its container or batch system."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
+    # macOS has no such function.
+    except AttributeError:
         return os.cpu_count() or 1
 
 
 def threads_here(setting: int) -> int:
-    """What `train.threads` comes to on this machine: the setting, else OMP_NUM_THREADS, else every
-    core.
-    """
-    asked = os.environ.get(VARIABLE, "").partition(",")[0].strip()
-    wanted = int(asked[:4]) if asked.isascii() and asked.isdecimal() else 0
-    return setting or wanted or cores()
+    """Return `train.threads` of this machine: the setting, else OMP_NUM_THREADS, else all cores."""
+    text = os.environ.get(VARIABLE, "").partition(",")[0].strip()
+    given = int(text[:4]) if text.isascii() and text.isdecimal() else 0
+    return setting or given or cores()

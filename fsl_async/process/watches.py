@@ -1,8 +1,6 @@
-"""Threads that request a Stopper's end when Slurm or EC2 will end this process: the shells around
-`notices`.
+"""Requests an end of a Stopper before Slurm or EC2 ends this process: the shells around `notices`.
 
-Each is a daemon thread that waits most of the time; a client process has no event loop before it is
-welcomed.
+Each watch is a daemon thread, because a client process has no loop before its welcome.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from fsl_async.process.stopper import Stopper
 
 EC2_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""The variable by which Amazon's own tools are told of another address."""
+"""The variable by which Amazon's tools, too, take another address."""
 
 EC2_EVERY_S = 5.0
 _EC2 = "http://169.254.169.254"
@@ -40,31 +38,28 @@ _MOST_BYTES = 4096
 
 
 def tell(stopper: Stopper, notice: Notice) -> None:
-    """Ask `stopper` for an end in good order before the notice's deadline."""
+    """Request a drained end of `stopper` before the notice's deadline."""
     deadline = None if notice.left_s is None else time.monotonic() + notice.left_s
     stopper.request(reason=notice.source, exit_code=ExitCode.RELAUNCH, deadline=deadline)
 
 
 def signal_notices(job: SlurmJob | None, grace_s: float | None) -> Callable[[str], Notice]:
-    """What signals mean in this process, for `stop_on_signals`."""
+    """Return the notices of this process's signals, for `stop_on_signals`."""
     return lambda name: of_signal(name, job, grace_s, time.time())
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):
-    """A redirection is an answer like any other that makes no sense: the token is for nobody
-    else.
-    """
+    """Follows no redirection: no other host may receive the token."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow none."""
+        """Refuse."""
 
 
 class SpotWatch:
-    """Asks EC2's instance metadata service (IMDSv2: with a token) every `every_s` whether this
-    instance will be taken away.
+    """Polls EC2's instance metadata service (IMDSv2, with a token) for the end of this instance.
 
-    A service that does not answer is asked again: it is no reason to end. `trouble` is what went
-    wrong last, for people.
+    A service that does not answer is polled again after `every_s`; it is no reason to end.
+    `trouble` is the last error, for people.
     """
 
     def __init__(self, base: str = _EC2, every_s: float = EC2_EVERY_S) -> None:
@@ -72,18 +67,19 @@ class SpotWatch:
         self._base = base.rstrip("/")
         self._every_s = every_s
         self._token = ""
-        # The address is this machine's own: a proxy knows another one.
+        # Without proxy: the address is link-local.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
 
     def look(self) -> Notice | None:
-        """Ask once. Never raises for what the network does."""
+        """Poll once. Network errors go to `trouble`."""
         try:
             try:
                 return self._action()
             except urllib.error.HTTPError as error:
                 if error.code != 401:
                     raise
-                self._token = ""  # it has expired
+                # The token has expired.
+                self._token = ""
                 return self._action()
         except urllib.error.HTTPError as error:
             self.trouble = "" if error.code == 404 else f"HTTP {error.code}"
@@ -97,22 +93,20 @@ class SpotWatch:
         over: threading.Event,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Ask until there is a notice, or `over`. When the service begins not to answer, `say` so:
-        nobody would know, and the end come without a word.
-        """
-        is_told = False
+        """Poll until there is a notice, or `over`. say: gets a warning when answers cease."""
+        is_warned = False
         while not over.is_set():
             notice = self.look()
             if notice is not None:
                 tell_of(notice)
                 return
-            if self.trouble and not is_told:
+            if self.trouble and not is_warned:
                 say(
-                    f"warning: EC2's metadata service does not answer ({self.trouble[:200]}), and "
-                    "while it does not nobody is told of the end of this spot"
-                    " instance; in a container it needs a hop limit of 2"
+                    f"warning: EC2's metadata service does not answer ({self.trouble[:200]}); until"
+                    " it does, the end of this spot instance comes without notice; in a container"
+                    " it needs a hop limit of 2"
                 )
-            is_told = bool(self.trouble)
+            is_warned = bool(self.trouble)
             over.wait(self._every_s)
 
     def _action(self) -> Notice | None:
@@ -120,7 +114,8 @@ class SpotWatch:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
             token = self._ask("/latest/api/token", ttl, "PUT").decode("ascii")
             if not token.isprintable():
-                raise ValueError("a token that no header can carry")  # kept, it would fail for ever
+                # Not stored: every later request would fail.
+                raise ValueError("the token does not fit in a header")
             self._token = token
         headers = {"X-aws-ec2-metadata-token": self._token}
         body = self._ask("/latest/meta-data/spot/instance-action", headers, "GET")
@@ -128,7 +123,9 @@ class SpotWatch:
         return of_instance_action(body, time.time())
 
     def _ask(self, path: str, headers: dict[str, str], method: str) -> bytes:
-        request = urllib.request.Request(self._base + path, headers=headers, method=method)  # noqa: S310 - http of this machine
+        # HTTP without TLS is right here: the address is link-local.
+        url = self._base + path
+        request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310
         with self._opener.open(request, timeout=_ANSWER_S) as answer:
             body: bytes = answer.read(_MOST_BYTES)
             return body
@@ -143,8 +140,9 @@ def watching(
     ec2: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Watch for the end of the Slurm job, and with `ec2` for that of the spot instance, until the
-    block ends. say: from the watch's thread.
+    """Watch for the end of the Slurm job, and with `ec2` of the spot instance, in the block.
+
+    say: called in the watch's thread.
     """
     over = threading.Event()
 

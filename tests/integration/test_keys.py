@@ -67,7 +67,7 @@ def test_a_site_is_admitted_and_another_one_revoked_while_the_run_goes_on(keyed,
     # reported too.
     line = server.wait_for(f"keys trust {shlex.quote(public)}")
     assert "a key that is not on the list came from 127.0.0.1" in line
-    advice = b.wait_for("does not let this client's key in yet")
+    told = b.wait_for("does not trust this client's key yet")
     typed = shlex.split(line.partition("keys trust ")[2])
     assert typed[0] == shlex.split(advice.partition("keys trust ")[2])[0] == public
     # As a user types it: the complete line, in the folder of the server.
@@ -166,11 +166,11 @@ def test_a_wrong_server_key_is_reported_at_both_ends(keyed, site):
     wrong = addresses.Address(bare.host, bare.port, KeyPair.new().public).fsl
     client = keyed.client("a", address=wrong)
     client.wait_for("its key is not the one in this address")
-    line = server.wait_for("wants another server key than this one's")
+    line = server.wait_for("expects another key of this node")
     assert addresses.parse(shlex.split(line.rpartition("give it ")[2])[0]).key == keyed.public
     plain = site.client("b")  # the same address without its key
-    plain.wait_for("encrypts: give the whole address")
-    server.wait_for("that does not encrypt: give it the whole address")
+    plain.wait_for("encrypts: give the complete address")
+    server.wait_for("that does not encrypt: give it the complete address")
 
 
 def test_a_broken_list_changes_nothing_and_is_reported(keyed, site):

@@ -140,7 +140,7 @@ def test_a_client_that_died_while_the_server_was_away_is_launched(site):
     killed_at = time.time_ns()
     victim.kill()
     again = site.server("--launchers", launchers)
-    again.wait_for("who does not come back in 15.2 s is launched again: b")
+    again.wait_for("do not join again within 15.2 s are launched again: b")
     again.wait_for("launched b again by local")
     site.wait_until(lambda: has_delta_after(site, killed_at), "a delta of b's second process")
     again.signal(signal.SIGINT)

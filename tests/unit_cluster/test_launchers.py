@@ -1,4 +1,4 @@
-"""Launchers against stand-ins of Slurm's programs, and the relauncher that asks them."""
+"""Launchers with stand-ins of Slurm's programs, and the relauncher that calls them."""
 
 import asyncio
 import contextlib
@@ -40,8 +40,8 @@ esac; done
 [ -e "$DIR/queue" ] || exit 0
 while read -r number job state; do
     case ${name-,$job,} in *,$job,*)
-        case ${states-,$state,} in *,$state,*) echo "$number $state" ;; esac
-    ;; esac
+        case ${states-,$state,} in *,$state,*) echo "$number $state" ;; esac ;;
+    esac
 done < "$DIR/queue"
 """,
     "scancel": 'echo "scancel $*" >> "$DIR/asked"',
@@ -50,8 +50,9 @@ done < "$DIR/queue"
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """A folder with stand-ins for Slurm's programs, first in PATH; `asked` in it says how they were
-    called, `queue` (number, name, state) what squeue knows.
+    """A folder with stand-ins of Slurm's programs, first in PATH.
+
+    The file `asked` has their command lines, `queue` the jobs of squeue (number, name, state).
     """
     for name, body in STAND_INS.items():
         path = tmp_path / name
@@ -67,9 +68,7 @@ def asked(folder):
 
 
 def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(slurm):
-    """Found again by its name; at the run's end a job that still waits would dial a server that is
-    gone.
-    """
+    """At the run's end a pending job would dial a parameter server that has ended."""
 
     async def play():
         launcher = SlurmLauncher()
@@ -90,9 +89,7 @@ def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(sl
 
 @pytest.mark.parametrize("state", ["PENDING", "CONFIGURING", "RUNNING", "SUSPENDED"])
 def test_slurm_does_not_submit_a_second_job(slurm, state):
-    """A job that Slurm requeued, or that waits for its turn, is the client; two would fight for its
-    name.
-    """
+    """A requeued or pending job is the client; two of them would replace each other."""
     (slurm / "queue").write_text(f"15 fsl-b RUNNING\n16 fsl-a {state}\n17 fsl-a COMPLETING\n")
     with pytest.raises(LeftAloneError, match=f"^Slurm has job 16 {state} for it$"):
         asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
@@ -100,26 +97,20 @@ def test_slurm_does_not_submit_a_second_job(slurm, state):
 
 
 def test_slurm_submits_where_other_clients_jobs_are_or_its_own_is_over(slurm):
-    """By its whole name, and by its state: another client's job, or one that has failed, brings
-    nobody back.
-    """
+    """Jobs of other clients, or a failed one, must not prevent the launch."""
     (slurm / "queue").write_text("15 fsl-ab RUNNING\n16 fsl-a FAILED\n18 other RUNNING\n")
     assert asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"])) == "Slurm job 17"
 
 
 def test_a_job_that_is_completing_is_looked_at_again(slurm):
-    """It is on its way out of the cluster or back into the queue: a job submitted now may be a
-    second one, and none would be if nobody looked again.
-    """
+    """It may end or be requeued: a job submitted now may be a second one, so try again later."""
     (slurm / "queue").write_text("16 fsl-a COMPLETING\n")
     with pytest.raises(LaunchError, match="job 16 COMPLETING for it, which may be requeued"):
         asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
 
 
 def test_the_first_job_of_a_client_is_found_as_the_template_says_to_submit_it(slurm):
-    """Found by the name of another it would be submitted a second time, and the two would put each
-    other out.
-    """
+    """Under another name it would be submitted again, and the two would replace each other."""
     template = (Path(__file__).parents[2] / "bin" / "fsl-node.sbatch").read_text()
     (usage,) = [line for line in template.splitlines() if line.startswith("#     sbatch ")]
     given = [line.split()[1] for line in template.splitlines() if line.startswith("#SBATCH ")]
@@ -131,7 +122,7 @@ def test_the_first_job_of_a_client_is_found_as_the_template_says_to_submit_it(sl
 
 
 def test_slurm_that_refuses_or_talks_otherwise_is_an_error_in_one_line(slurm):
-    """Its own words: the operator can do something about them."""
+    """The operator needs Slurm's own message."""
     (slurm / "full").touch()
     with pytest.raises(LaunchError, match="sbatch exited with 1: QOSMaxJobs"):
         asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
@@ -142,7 +133,7 @@ def test_slurm_that_refuses_or_talks_otherwise_is_an_error_in_one_line(slurm):
 
 
 def test_a_command_is_done_when_it_exits_0():
-    """What ssh says is said again; what does not end is ended; what is not there is named."""
+    """The error has ssh's output; a command that does not end is killed, a missing one named."""
     run = CommandLauncher().launch
     assert asyncio.run(run("a", ["true"])) == "done by true"
     with pytest.raises(LaunchError, match="sh exited with 3: no route; to host"):
@@ -154,8 +145,8 @@ def test_a_command_is_done_when_it_exits_0():
 
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
-def test_who_may_not_be_ended_is_left_to_itself(monkeypatch, loop):
-    """A command of sudo: the launch has failed all the same, in the same words, and now."""
+def test_a_command_that_may_not_be_killed_is_not_waited_for(monkeypatch, loop):
+    """A command of sudo: the launch must fail at its time limit, with the same message."""
 
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
@@ -163,7 +154,7 @@ def test_who_may_not_be_ended_is_left_to_itself(monkeypatch, loop):
     async def ask_and_see_it_end() -> None:
         with pytest.raises(LaunchError, match=r"sleep did not end within 0\.1 s"):
             await asyncio.wait_for(ask(["sleep", "2"], 0.1), 1.5)
-        await asyncio.sleep(2.5)  # the loop is told of its end
+        await asyncio.sleep(2.5)  # the loop gets its end
 
     monkeypatch.setattr(os, "killpg", refuse)
     loop(ask_and_see_it_end())
@@ -171,24 +162,24 @@ def test_who_may_not_be_ended_is_left_to_itself(monkeypatch, loop):
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
 def test_what_a_program_leaves_running_is_not_waited_for(tmp_path, loop):
-    """Under uvloop the client that a script had started held the pipe: after a minute it was "did
-    not end", and was launched again.
-    """
+    """Under uvloop a client that a script had started kept the pipe open; it was launched again."""
     script = tmp_path / "start"
     script.write_text("#!/bin/sh\nsleep 60 >/dev/null 2>&1 </dev/null &\necho $!\n")
     script.chmod(0o755)
-    said = loop(ask([str(script)], limit_s=30.0))
-    os.kill(int(said), signal.SIGKILL)
+    printed = loop(ask([str(script)], limit_s=30.0))
+    os.kill(int(printed), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("ends", ["timeout", "cancelled"])
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
 def test_a_program_that_does_not_end_takes_what_it_started_with_it(tmp_path, loop, ends):
-    """A script that waits for its ssh: the ssh lived on, and its client beside the next
-    attempt's.
+    """A script waited for its ssh; the ssh remained, and its client beside that of the next
+    attempt.
     """
-    script, said = tmp_path / "launch", tmp_path / "pid"
-    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{said}.new\nmv {said}.new {said}\nwait\n")
+    script, pid_file = tmp_path / "launch", tmp_path / "pid"
+    script.write_text(
+        f"#!/bin/sh\nsleep 60 &\necho $! >{pid_file}.new\nmv {pid_file}.new {pid_file}\nwait\n"
+    )
     script.chmod(0o700)
 
     async def until(ready):
@@ -200,24 +191,26 @@ def test_a_program_that_does_not_end_takes_what_it_started_with_it(tmp_path, loo
         limit_s = 1.0 if ends == "timeout" else 60.0
         asking = asyncio.ensure_future(ask([str(script)], limit_s))
         if ends == "cancelled":
-            await until(said.exists)
+            await until(pid_file.exists)
             asking.cancel()
         with pytest.raises(LaunchError if ends == "timeout" else asyncio.CancelledError):
             await asking
-        await until(lambda: not lives(int(said.read_text())))
+        await until(lambda: not lives(int(pid_file.read_text())))
 
     try:
         loop(main())
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(said.read_text()), signal.SIGKILL)
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
 def test_a_program_whose_launch_is_cancelled_while_it_starts_is_not_left_behind(tmp_path, loop):
-    """Nobody would have its number any more."""
-    script, said = tmp_path / "launch", tmp_path / "pid"
-    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{said}.new\nmv {said}.new {said}\nwait\n")
+    """Nothing else could end it later."""
+    script, pid_file = tmp_path / "launch", tmp_path / "pid"
+    script.write_text(
+        f"#!/bin/sh\nsleep 60 &\necho $! >{pid_file}.new\nmv {pid_file}.new {pid_file}\nwait\n"
+    )
     script.chmod(0o700)
 
     async def main(turns):
@@ -231,25 +224,25 @@ def test_a_program_whose_launch_is_cancelled_while_it_starts_is_not_left_behind(
         await asyncio.sleep(0.2)
 
     for turns in range(1, 6):
-        said.unlink(missing_ok=True)
+        pid_file.unlink(missing_ok=True)
         loop(main(turns))
         ends_at = time.monotonic() + 10  # on a busy machine the dead are collected late
-        while said.exists() and lives(int(said.read_text())) and time.monotonic() < ends_at:
+        while pid_file.exists() and lives(int(pid_file.read_text())) and time.monotonic() < ends_at:
             time.sleep(0.05)
-        assert not said.exists() or not lives(int(said.read_text())), turns
+        assert not pid_file.exists() or not lives(int(pid_file.read_text())), turns
 
 
 def lives(pid):
-    """Whether there is such a process that has not ended."""
+    """Whether a process of this number exists and has not ended."""
     found = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], check=False, capture_output=True, text=True
     )
     return found.stdout.strip() not in {"", "Z"}
 
 
-def test_no_room_for_what_a_program_says_is_a_launch_that_failed(monkeypatch):
-    """A full folder for temporary files, or no descriptor left: the task died, and nobody was
-    told.
+def test_no_room_for_a_programs_output_is_a_failed_launch(monkeypatch):
+    """A full folder for temporary files, or no free descriptor, once ended the task without a
+    message.
     """
     names = iter([tempfile.TemporaryFile])
 
@@ -267,7 +260,7 @@ def test_no_room_for_what_a_program_says_is_a_launch_that_failed(monkeypatch):
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_program_that_prints_much_does_not_fill_the_disk(monkeypatch, code):
-    """Its last words are kept, and not a minute of all the others."""
+    """Only the end of its output is kept."""
     copies, make = [], tempfile.TemporaryFile
 
     def kept():
@@ -300,8 +293,8 @@ sys.exit({code})
     assert max(sizes) < 40 * 200_000 * 0.8
 
 
-def test_local_starts_a_child_in_place_of_the_one_before_and_ends_it_with_the_run(tmp_path):
-    """One process a client, and none is left behind."""
+def test_local_replaces_a_child_and_ends_it_with_the_run(tmp_path):
+    """A client has one process, and none remains."""
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     log = tmp_path / "launched.log"
 
@@ -354,11 +347,9 @@ class Flaky:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_relauncher_asks_again_and_says_so(wanted):
-    """From an expired session to the launcher, on a real loop; a run that ends has no use for
-    clients.
-    """
-    told, flaky = [], Flaky()
+def test_the_relauncher_tries_again_and_reports_it(wanted):
+    """From an expired session to the launcher, on a real loop; an ended run launches none."""
+    reports, flaky = [], Flaky()
     rules = RestartRules(first_wait_s=0.02, budget=3)
     launching = Launching((LaunchRule("*", "command", ("go", "{name}", "{address}")),), rules)
 
@@ -367,11 +358,11 @@ def test_the_relauncher_asks_again_and_says_so(wanted):
         one = Relauncher(
             loop,
             launching,
-            lambda what, client, text: told.append((what, client, text)),
+            "tcp://h:1",
+            lambda what, client, text: reports.append((what, client, text)),
             wanted=lambda: wanted,
             launchers={"command": flaky},
         )
-        one.address = "tcp://h:1"
         one.seen("a")
         one.left("a", "expired")
         await asyncio.sleep(0.3)
@@ -379,18 +370,16 @@ def test_the_relauncher_asks_again_and_says_so(wanted):
 
     asyncio.run(play())
     if not wanted:
-        assert (told, flaky.launched) == ([], [])
+        assert (reports, flaky.launched) == ([], [])
         return
     assert flaky.launched == [("a", "go", "a", "tcp://h:1")] * 2
-    assert [what for what, _, _ in told] == ["waiting", "failed", "waiting", "launched"]
-    assert told[1][2] == "a could not be launched again (no node is free)"
-    assert told[3][2] == "launched a again by command: a thing"
+    assert [what for what, _, _ in reports] == ["waiting", "failed", "waiting", "launched"]
+    assert reports[1][2] == "a could not be launched again (no node is free)"
+    assert reports[3][2] == "launched a again by command: a thing"
 
 
-def test_of_many_that_died_together_few_are_asked_for_at_once():
-    """A cluster that went away takes a hundred clients with it, and one machine shall not start a
-    hundred processes. All get their turn.
-    """
+def test_of_many_that_died_together_few_are_launched_at_once():
+    """One machine must not start a hundred processes at once; all clients get their turn."""
     under_way, most, launched = 0, 0, []
 
     class Slow:
@@ -416,6 +405,7 @@ def test_of_many_that_died_together_few_are_asked_for_at_once():
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("*", "command", ("go",)),), RestartRules(first_wait_s=0.01)),
+            "tcp://h:1",
             lambda *_: None,
             wanted=lambda: True,
             launchers={"command": Slow()},
@@ -432,9 +422,9 @@ def test_of_many_that_died_together_few_are_asked_for_at_once():
     assert most == AT_ONCE
 
 
-def test_who_is_left_alone_is_not_said_to_be_launched():
-    """Slurm has its job: nothing was done, and nothing is asked again."""
-    told = []
+def test_a_client_that_has_a_job_is_not_reported_as_launched():
+    """Slurm has its job: nothing was launched, and it is not tried again."""
+    reports = []
 
     class Finds:
         async def launch(self, client, words):
@@ -449,7 +439,8 @@ def test_who_is_left_alone_is_not_said_to_be_launched():
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("*", "slurm", ("go",)),), rules),
-            lambda what, _, text: told.append((what, text)),
+            "tcp://h:1",
+            lambda what, _, text: reports.append((what, text)),
             wanted=lambda: True,
             launchers={"slurm": Finds()},
         )
@@ -459,23 +450,22 @@ def test_who_is_left_alone_is_not_said_to_be_launched():
         await one.close()
 
     asyncio.run(play())
-    assert [what for what, _ in told] == ["waiting", "left alone"]
-    assert told[1][1] == "a is not launched: Slurm has job 16 PENDING for it"
+    assert [what for what, _ in reports] == ["waiting", "left alone"]
+    assert reports[1][1] == "a is not launched: Slurm has job 16 PENDING for it"
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
-    """Most of them are about to come back: a line for each would be noise. A run that is over has
-    no use for them.
-    """
-    told, kept, flaky = [], [], Flaky()
+def test_a_restarted_parameter_server_lists_missing_clients_once(wanted):
+    """Most of them join again at once, so one line is enough. An ended run launches none."""
+    reports, kept, flaky = [], [], Flaky()
     rules = RestartRules(first_wait_s=0.02, budget=3)
 
     async def play():
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("[abx]*", "command", ("go", "{name}")),), rules),
-            lambda what, client, text: told.append((what, client, text)),
+            "tcp://h:1",
+            lambda what, client, text: reports.append((what, client, text)),
             wanted=lambda: wanted,
             launchers={"command": flaky},
             keeper=Kept(kept),
@@ -491,18 +481,16 @@ def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
     asyncio.run(play())
     assert kept == [{"a", "b", "c", "x"}, {"a", "b", "c"}], "when it changes"
     assert [words[0] for words in flaky.launched] == (["a", "a"] if wanted else [])
-    assert [what for what, _, _ in told] == (
+    assert [what for what, _, _ in reports] == (
         ["waiting", "failed", "waiting", "launched"] if wanted else []
     )
     if wanted:
-        assert told[0][2].endswith("who does not come back in 0.12 s is launched again: a, b")
+        assert reports[0][2].endswith("do not join again within 0.12 s are launched again: a, b")
 
 
-def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered():
-    """They say goodbye, to be launched again, while the server leaves: it would start them anew;
-    the next one should.
-    """
-    told, kept = [], []
+def test_children_that_end_with_the_parameter_server_stay_members():
+    """Their goodbye requests a launch, which only the next parameter server may do."""
+    reports, kept = [], []
 
     class Ends:
         launched = 0
@@ -524,7 +512,8 @@ def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered
         one = Relauncher(
             asyncio.get_running_loop(),
             Launching((LaunchRule("*", "local", ("go",)),), RestartRules(first_wait_s=0.01)),
-            lambda what, _, text: told.append((what, text)),
+            "tcp://h:1",
+            lambda what, _, text: reports.append((what, text)),
             wanted=lambda: True,
             launchers={"local": ends},
             keeper=Kept(kept),
@@ -534,26 +523,24 @@ def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered
 
     one = None
     asyncio.run(play())
-    assert (told, ends.launched, kept) == ([], 0, [{"a"}])
+    assert (reports, ends.launched, kept) == ([], 0, [{"a"}])
 
 
-def test_a_local_childs_exit_is_told_unless_we_ended_it():
-    """Its launcher sees it at once, seconds before its session expires; what the launcher ends
-    itself is no death.
-    """
-    told = []
+def test_a_local_childs_exit_is_reported_unless_the_launcher_ended_it():
+    """It comes seconds before the session expires; an end by the launcher is no death."""
+    reports = []
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
 
     async def play():
-        launcher = LocalLauncher(exited=lambda client, code: told.append((client, code)))
+        launcher = LocalLauncher(exited=lambda client, code: reports.append((client, code)))
         await launcher.launch("a", [sys.executable, "-c", "raise SystemExit(64)"])
         await launcher.launch("b", sleeper)
         for _ in range(600):
-            if told:
+            if reports:
                 break
             await asyncio.sleep(0.05)
         await launcher.launch("b", sleeper)
         await launcher.close()
 
     asyncio.run(play())
-    assert told == [("a", 64)]
+    assert reports == [("a", 64)]

@@ -1,4 +1,4 @@
-"""The file that tells the next parameter server who belonged to the run."""
+"""The file with the run's members for the next parameter server."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from fsl_async.files.text_checksum import with_checksum
 
 
 def test_what_is_written_is_read(tmp_path):
-    """Whole each time; without a file there is nobody."""
+    """Each write replaces the file; without a file there are no members."""
     file = MembersFile(tmp_path / FILE)
     assert file.read() == frozenset()
     for names in ({"b", "a-1.x_2"}, {"c"}, set()):
@@ -22,14 +22,14 @@ def test_what_is_written_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"\xff\xfe", b"a b\n../x/y\n", b"n" * 65])
-def test_what_is_no_name_is_passed_over(tmp_path, damage):
-    """Names become words of commands."""
+def test_invalid_names_are_skipped(tmp_path, damage):
+    """Names become arguments of commands."""
     (tmp_path / FILE).write_bytes(with_checksum(b"a\n" + damage + b"\nb\n"))
     assert MembersFile(tmp_path / FILE).read() == {"a", "b"}
 
 
 def test_a_file_that_was_altered_is_refused(tmp_path):
-    """One letter makes another client's name of it, and a program would be launched for that."""
+    """Another letter makes it another client's name, for which a program would be launched."""
     file = MembersFile(tmp_path / FILE)
     file.write({"site-a", "site-b"})
     whole = file.path.read_bytes()
@@ -43,7 +43,7 @@ def test_a_file_that_was_altered_is_refused(tmp_path):
 
 
 def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
-    """Raised, so that people are told; what was known before is still there."""
+    """The error must be raised, and the old file remain."""
     file = MembersFile(tmp_path / FILE)
     file.write({"a"})
     (tmp_path / f".{FILE}.part").mkdir()
@@ -53,9 +53,7 @@ def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
 
 
 def test_a_file_of_any_size_is_read_within_bounds(tmp_path):
-    """Somebody may have put anything in its place: a server that starts does not fill its memory
-    with it.
-    """
+    """Another program may have written the file: it must not fill the memory."""
     path = tmp_path / FILE
     names = "".join(f"c{number}\n" for number in range(MOST_MEMBERS + 7))
     path.write_bytes(with_checksum(names.encode()))
@@ -66,14 +64,14 @@ def test_a_file_of_any_size_is_read_within_bounds(tmp_path):
 
 
 class Disk:
-    """A file that takes its time, and fails when it is told to."""
+    """A file with slow writes, which fail on request."""
 
     def __init__(self):
         self.written, self.errors, self.held = [], [], threading.Event()
         self.held.set()
 
     def write(self, names):
-        """On a thread of its own."""
+        """Write in a thread."""
         assert threading.current_thread() is not threading.main_thread()
         self.held.wait(10.0)
         if self.errors:
@@ -82,7 +80,7 @@ class Disk:
 
 
 async def until(condition):
-    """Look often, but not for ever."""
+    """Wait for a condition, with a time limit."""
     for _ in range(1000):
         if condition():
             return
@@ -90,10 +88,8 @@ async def until(condition):
     pytest.fail("never")
 
 
-def test_a_disk_that_hangs_holds_nobody_and_gets_the_newest_then():
-    """A change a second and a disk that is away for a minute: what was between need not be
-    written.
-    """
+def test_a_hanging_disk_blocks_nothing_and_gets_the_newest_names():
+    """Of many changes during a minute without disk only the last one is written."""
     disk = Disk()
     disk.held.clear()
 
@@ -111,7 +107,7 @@ def test_a_disk_that_hangs_holds_nobody_and_gets_the_newest_then():
 
 
 def test_what_changes_later_is_written_too():
-    """Also after the disk had nothing to do for a while."""
+    """Also after a time without changes."""
     disk = Disk()
 
     async def play():
@@ -126,14 +122,14 @@ def test_what_changes_later_is_written_too():
     assert disk.written == [{"a"}, {"a", "b"}]
 
 
-def test_what_came_while_a_write_failed_is_what_is_tried_next():
+def test_the_newest_names_are_written_after_a_failure():
     """The older names are not."""
-    disk, told = Disk(), []
+    disk, errors = Disk(), []
     disk.errors = [OSError(28, "full")]
     disk.held.clear()
 
     async def play():
-        keeper = MembersKeeper(disk, told.append)
+        keeper = MembersKeeper(disk, errors.append)
         keeper.AGAIN_S = 0.05
         keeper.keep(frozenset("a"))
         await asyncio.sleep(0.05)
@@ -147,16 +143,16 @@ def test_what_came_while_a_write_failed_is_what_is_tried_next():
 
 
 @pytest.mark.parametrize("newer", [None, frozenset(), frozenset("x")])
-def test_what_could_not_be_written_is_tried_again_and_told_once(newer):
-    """Otherwise it would be lost until somebody comes or goes."""
-    disk, told = Disk(), []
+def test_a_failed_write_is_repeated_and_reported_once(newer):
+    """Otherwise the names would be lost until the next change."""
+    disk, errors = Disk(), []
     disk.errors = [OSError(28, "full"), OSError(28, "full")]
 
     async def play():
-        keeper = MembersKeeper(disk, told.append)
+        keeper = MembersKeeper(disk, errors.append)
         keeper.AGAIN_S = 0.05
         keeper.keep(frozenset("ab"))
-        await until(lambda: told)
+        await until(lambda: errors)
         if newer is not None:
             keeper.keep(newer)
         await until(lambda: disk.written)
@@ -164,20 +160,20 @@ def test_what_could_not_be_written_is_tried_again_and_told_once(newer):
 
     asyncio.run(asyncio.wait_for(play(), 10.0))
     assert disk.written == [{"a", "b"} if newer is None else newer]
-    assert len(told) == 1
+    assert len(errors) == 1
 
 
-def test_a_server_that_ends_tries_once_more_and_no_longer():
-    """It waits for no disk that is full."""
-    disk, told = Disk(), []
+def test_close_tries_once_more_and_no_longer():
+    """It must not wait for a full disk."""
+    disk, errors = Disk(), []
     disk.errors = [OSError(28, "full")] * 9
 
     async def play():
-        keeper = MembersKeeper(disk, told.append)
+        keeper = MembersKeeper(disk, errors.append)
         keeper.keep(frozenset("ab"))
-        await until(lambda: told)
+        await until(lambda: errors)
         await asyncio.wait_for(keeper.close(), 10.0)
 
     asyncio.run(play())
     assert len(disk.errors) == 7
-    assert len(told) == 1
+    assert len(errors) == 1

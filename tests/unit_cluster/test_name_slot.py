@@ -1,4 +1,4 @@
-"""Default names: stable over relaunches, different between the clients of a host."""
+"""Default names: the same after relaunches, different between the clients of a host."""
 
 import signal
 import subprocess
@@ -38,7 +38,7 @@ def hold(tmp_path):
 
 
 def test_a_killed_client_comes_back_under_its_name(hold):
-    """The server keeps a shard for each name: a relaunch after kill -9 must get the same one."""
+    """The run has a shard for each name: a relaunch after kill -9 must get the same one."""
     first, name = hold()
     assert name == "gpu-box"
     assert hold()[1] == "gpu-box-2"
@@ -50,8 +50,8 @@ def test_a_killed_client_comes_back_under_its_name(hold):
 
 
 def test_two_clients_of_one_process_have_two_names(tmp_path, hold):
-    """Two joins in a notebook: a record lock does not keep its own process out, and the second
-    client threw the first one out.
+    """A record lock does not exclude its own process: the second client of a notebook once replaced
+    the first.
     """
     one, two = (claim_name("tcp://a:1", directory=tmp_path, host="gpu box") for _ in range(2))
     assert (one.name, two.name) == ("gpu-box", "gpu-box-2")
@@ -65,7 +65,7 @@ def test_two_clients_of_one_process_have_two_names(tmp_path, hold):
 
 
 def test_a_directory_that_cannot_be_used_asks_for_a_name(tmp_path):
-    """A read-only home must not stop a client that can be given --name."""
+    """A read-only home must not stop a client that has --name."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(FslError, match=r"cannot keep a lock file in .*; give this client a --name"):
@@ -73,7 +73,7 @@ def test_a_directory_that_cannot_be_used_asks_for_a_name(tmp_path):
 
 
 def test_state_is_kept_where_the_xdg_rules_say(monkeypatch, tmp_path):
-    """A relative XDG_STATE_HOME is to be ignored, by that specification."""
+    """By that specification a relative XDG_STATE_HOME is ignored."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert name_slot.default_directory() == tmp_path / "fsl-async" / "names"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
@@ -83,7 +83,7 @@ def test_state_is_kept_where_the_xdg_rules_say(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("host", ["", "***", "a" * 200, "ünïcode.example"])
 def test_any_host_name_gives_a_valid_client_name(tmp_path, host):
-    """Names go into file names and routing ids; odd host names must not break that."""
+    """Names become file names and routing ids."""
     slot = claim_name("tcp://a:1", directory=tmp_path, host=host)
     assert check_name(slot.name + "-256")[:-4] == slot.name
     slot.close()
@@ -92,6 +92,6 @@ def test_any_host_name_gives_a_valid_client_name(tmp_path, host):
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 65, "a\n", ".", ".."])
 def test_bad_names_are_refused(name):
-    """The transport takes only these names; better a line here than a refusal there."""
+    """The transport accepts only these names."""
     with pytest.raises(UsageError, match="must be 1 to 64"):
         check_name(name)

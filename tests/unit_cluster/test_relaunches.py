@@ -1,4 +1,4 @@
-"""When a client that died is launched again: the launch file and the decision, without sessions or
+"""When a client that died is launched again: launch file and decisions, without sessions or
 processes.
 """
 
@@ -29,7 +29,7 @@ def made():
 
 
 def test_the_first_pattern_that_fits_is_the_launcher():
-    """Sites have launchers of their own; a client that no pattern names is nobody's."""
+    """A client that no pattern matches has no launcher."""
     launching = read_launching(FILE, "f")
     assert launching.rule_of("a100-3").kind == "slurm"
     assert launching.rule_of("alice").kind == "local"
@@ -48,14 +48,8 @@ def test_the_first_pattern_that_fits_is_the_launcher():
         ("budget = " + "9" * 5000, "not TOML"),
         ("", r"at least one \[\[launcher\]\]"),
         ("launcher = 3", r"at least one \[\[launcher\]\]"),
-        (
-            '[[launcher]]\nclients="*"\nkind="k8s"\ncommand=["x"]',
-            "launcher 1: kind must be one of local",
-        ),
-        (
-            '[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["--job-name=x", "j"]',
-            "leave --job-name",
-        ),
+        ('[[launcher]]\nclients="*"\nkind="k8s"\ncommand=["x"]', "launcher 1: kind must be one of"),
+        ('[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["--job-name=x", "j"]', "leave --job"),
         ('[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["-J", "x", "j"]', "leave --job-name"),
         ('[[launcher]]\nclients="*"\nkind="local"\ncommand="x y"', "array of words"),
         ('[[launcher]]\nclients="*"\nkind="local"\ncommand=[]', "array of words"),
@@ -67,15 +61,15 @@ def test_the_first_pattern_that_fits_is_the_launcher():
     ],
 )
 def test_a_wrong_launch_file_is_one_line(text, words):
-    """It is read before the run begins: a wrong one must not show at the first death."""
+    """It is read before the run begins, so that an error does not show at the first death."""
     with pytest.raises(ConfigError, match=words) as caught:
         read_launching(text, "f.toml")
     assert caught.value.message.startswith("f.toml: ")
     assert "\n" not in caught.value.message
 
 
-def test_a_client_that_expires_is_asked_for_once():
-    """Once: a job in Slurm's queue may take a day to start."""
+def test_a_client_that_expires_is_launched_once():
+    """A job may be in Slurm's queue for a day, so it is launched once."""
     one = made()
     one.seen("alice", 0.0)
     assert one.left("alice", "expired", 10.0) == Waiting("alice", 2.0)
@@ -88,9 +82,7 @@ def test_a_client_that_expires_is_asked_for_once():
 
 @pytest.mark.parametrize("reason", ["bye", "superseded", "reset", "protocol"])
 def test_other_ends_of_a_session_are_no_death(reason):
-    """Who says goodbye and no more is done, the others come back at once: two of a name would
-    fight.
-    """
+    """A goodbye without request means done, and other ends are followed by a new session."""
     one = made()
     one.seen("alice", 0.0)
     assert one.left("alice", reason, 10.0) is None
@@ -99,9 +91,7 @@ def test_other_ends_of_a_session_are_no_death(reason):
 
 
 def test_a_goodbye_that_asks_for_a_launch_is_a_death():
-    """A client that ended itself because training hung says goodbye first: nobody would start it
-    again.
-    """
+    """A client that ends itself because training hangs says goodbye first."""
     one = made()
     one.seen("alice", 0.0)
     hung = Goodbye("training hangs", 0.0)
@@ -112,33 +102,31 @@ def test_a_goodbye_that_asks_for_a_launch_is_a_death():
 
 
 def test_goodbyes_in_a_row_wait_longer_and_use_the_budget_up():
-    """A machine on which training hangs at once, again and again."""
+    """On some machines training hangs at once, every time."""
     one, hung = made(), Goodbye("training hangs", 0.0)
-    for now, said in (
+    for now, decided in (
         (10.0, Waiting("alice", 2.0, "training hangs")),
         (40.0, Waiting("alice", 4.0, "training hangs")),
         (70.0, GaveUp("alice", "gave up after 2 relaunches in a row")),
     ):
         one.seen("alice", now - 5.0)
-        assert one.left("alice", "bye", now, hung) == said
+        assert one.left("alice", "bye", now, hung) == decided
         one.take_due(now + 20.0)
 
 
-def test_a_place_that_is_taken_away_is_not_launched_on_before_that():
-    """Two minutes ahead of its end a spot instance would start the client again, which would be
-    told again; but no client sets the server's timer for hours.
-    """
+def test_a_launch_waits_for_the_end_of_the_machine():
+    """Before its end a spot instance would start the client again; the wait has an upper limit."""
     one = made()
     one.seen("alice", 0.0)
-    said = one.left("alice", "bye", 10.0, Goodbye("EC2 spot (terminate)", 100.0))
-    assert said == Waiting("alice", 102.0, "EC2 spot (terminate)")
+    decided = one.left("alice", "bye", 10.0, Goodbye("EC2 spot (terminate)", 100.0))
+    assert decided == Waiting("alice", 102.0, "EC2 spot (terminate)")
     assert one.take_due(111.9) == []
     one.seen("bob", 0.0)
     assert one.left("bob", "bye", 10.0, Goodbye("liar", 9999.0)).seconds == 602.0
 
 
 def test_only_a_goodbye_is_read():
-    """What the transport says of an end of its own is no wish of the client's."""
+    """The text of other ends comes from the transport, not from the client."""
     one = made()
     one.seen("alice", 0.0)
     for reason in ("reset", "superseded", "protocol"):
@@ -149,7 +137,7 @@ def test_only_a_goodbye_is_read():
 
 
 def test_the_exit_after_such_a_goodbye_is_no_second_death():
-    """A child of the server's says goodbye and exits 64: one launch, one of the budget."""
+    """A local child says goodbye and exits with 64: that is one launch, and one of the budget."""
     one = made()
     one.seen("alice", 0.0)
     one.left("alice", "bye", 10.0, Goodbye("SIGTERM", 0.0))
@@ -158,7 +146,7 @@ def test_the_exit_after_such_a_goodbye_is_no_second_death():
 
 
 def test_a_person_who_interrupts_a_child_means_it():
-    """Its exit may be seen before its goodbye is read."""
+    """Its exit may come before its goodbye."""
     one = made()
     one.seen("alice", 0.0)
     assert one.exited("alice", 130, 10.0) is None
@@ -167,9 +155,7 @@ def test_a_person_who_interrupts_a_child_means_it():
 
 
 def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
-    """An hour in a queue is no hour of work: it would be submitted again for ever, without a longer
-    wait.
-    """
+    """Time in a queue is no healthy time: otherwise the wait would never grow."""
     one = made()
     one.seen("alice", 0.0)
     one.left("alice", "expired", 10.0)
@@ -178,17 +164,15 @@ def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
     assert one.left("alice", "expired", 3605.0) == Waiting("alice", 4.0)
     one.take_due(3609.0)
     one.seen("alice", 3610.0)
-    one.seen("alice", 3665.0)  # a session of the same life
+    one.seen("alice", 3665.0)  # a session of the same process
     assert one.left("alice", "expired", 3671.0) == Waiting("alice", 2.0)
 
 
-def test_a_server_that_starts_again_asks_for_who_does_not_come_back():
-    """It died while nobody watched; those who live say hello within the time of a session, and who
-    has no rule is nobody's.
-    """
+def test_a_restarted_parameter_server_launches_missing_clients():
+    """They died while no parameter server ran; those that run join within a session's time."""
     one = made()
-    said = one.recovered(["amy", "bob", "carol"], 20.0, 100.0)
-    assert said == [Waiting("amy", 22.0), Waiting("bob", 22.0)]
+    decided = one.recovered(["amy", "bob", "carol"], 20.0, 100.0)
+    assert decided == [Waiting("amy", 22.0), Waiting("bob", 22.0)]
     one.seen("bob", 121.0)
     assert one.take_due(121.9) == []
     assert one.take_due(122.0) == ["amy"]
@@ -196,10 +180,8 @@ def test_a_server_that_starts_again_asks_for_who_does_not_come_back():
     assert one.failed("amy", 130.0) == Waiting("amy", 4.0), "of the same budget"
 
 
-def test_members_are_who_did_not_say_that_it_is_over():
-    """What the next server is told: one that died, was put out, or wants to come back; not one that
-    is done or not let in any more.
-    """
+def test_members_are_clients_that_did_not_end_for_good():
+    """The next parameter server gets those that died, were replaced, or requested a launch."""
     one = made()
     for name in ("amy", "bea", "bob", "bud", "ada", "abe", "carol", "cleo"):
         one.seen(name, 0.0)
@@ -216,8 +198,8 @@ def test_members_are_who_did_not_say_that_it_is_over():
     assert one.members == {"amy", "bea", "carol"}
 
 
-def test_a_goodbye_after_an_exit_that_was_seen_is_the_past():
-    """A child that failed is about to be launched again: the next server must know of it."""
+def test_a_goodbye_after_its_exit_changes_nothing():
+    """The failed child is about to be launched again, so it remains a member."""
     one = made()
     one.seen("amy", 0.0)
     assert one.exited("amy", 1, 1.0) == Waiting("amy", 2.0)
@@ -225,8 +207,8 @@ def test_a_goodbye_after_an_exit_that_was_seen_is_the_past():
     assert one.members == {"amy"}
 
 
-def test_who_comes_back_by_itself_is_not_launched():
-    """A line that was cut for half a minute, or a supervisor at the site that was faster."""
+def test_a_client_that_joins_again_by_itself_is_not_launched():
+    """Its connection was down for half a minute, or its site's supervisor was faster."""
     one = made()
     one.seen("alice", 0.0)
     one.left("alice", "expired", 10.0)
@@ -234,8 +216,8 @@ def test_who_comes_back_by_itself_is_not_launched():
     assert one.take_due(100.0) == []
 
 
-def test_a_launcher_that_fails_is_asked_again_later_within_the_budget():
-    """Back-off and an end: a wrong command must not be run for ever."""
+def test_a_failed_launch_is_repeated_within_the_budget():
+    """A wrong command must not be run for ever."""
     one = made()
     one.seen("alice", 0.0)
     one.left("alice", "expired", 10.0)
@@ -244,12 +226,12 @@ def test_a_launcher_that_fails_is_asked_again_later_within_the_budget():
     assert one.take_due(16.0) == ["alice"]
     assert one.failed("alice", 16.0) == GaveUp("alice", "gave up after 2 relaunches in a row")
     assert one.next_due() is None
-    one.seen("alice", 20.0)  # somebody started it by hand
+    one.seen("alice", 20.0)  # it was started by hand
     assert one.left("alice", "expired", 30.0) == Waiting("alice", 2.0)
 
 
-def test_deaths_in_a_row_wait_longer_and_a_healthy_minute_forgives():
-    """A client that dies as soon as it is there must not be launched every two seconds."""
+def test_deaths_in_a_row_wait_longer_until_a_healthy_minute():
+    """A client that dies at once must not be launched every two seconds."""
     one = made()
     one.seen("alice", 0.0)
     one.left("alice", "expired", 10.0)
@@ -262,9 +244,7 @@ def test_deaths_in_a_row_wait_longer_and_a_healthy_minute_forgives():
 
 
 def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
-    """The session of the dead process expires while the next one is starting: that must not end the
-    next one.
-    """
+    """The old session expires while the next process starts: that must not end the next one."""
     machine = made()
     machine.seen("alice", 0.0)
     assert machine.exited("alice", -9, 100.0) == Waiting("alice", 2.0)
@@ -275,10 +255,8 @@ def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
     assert machine.left("alice", "expired", 300.0) == Waiting("alice", 2.0)
 
 
-def test_a_child_that_another_process_put_out_is_not_the_end_of_that_one():
-    """Somebody starts alice elsewhere: the server's own child is refused from then on, and ends.
-    The other one lives on, and is cared for.
-    """
+def test_the_end_of_a_replaced_child_is_not_that_of_its_replacement():
+    """When alice is started elsewhere, the local child is refused and ends; the other counts."""
     machine = made()
     machine.seen("alice", 0.0)
     assert machine.left("alice", "superseded", 100.0) is None
@@ -291,8 +269,8 @@ def test_a_child_that_another_process_put_out_is_not_the_end_of_that_one():
     assert machine.exited("alice", 2, 204.0) == GaveUp("alice", "bad input")
 
 
-def test_who_was_put_out_and_left_for_another_reason_since_ends_as_ever():
-    """What ended by a connection that changed does not hide what ends later."""
+def test_a_replaced_client_that_left_since_ends_as_usual():
+    """A replacement must not hide a later end."""
     machine = made()
     machine.seen("alice", 0.0)
     machine.left("alice", "superseded", 100.0)
@@ -302,10 +280,8 @@ def test_who_was_put_out_and_left_for_another_reason_since_ends_as_ever():
     assert machine.exited("alice", 2, 204.0) == GaveUp("alice", "bad input")
 
 
-def test_exit_codes_say_what_an_expired_session_cannot():
-    """Who was preempted said goodbye and wants to come back; who is done, or was called wrongly,
-    does not.
-    """
+def test_exit_codes_decide_after_an_expired_session():
+    """A preempted client must be launched again; one that is done or had bad input must not."""
     machine = made()
     machine.seen("alice", 0.0)
     assert machine.left("alice", "bye", 50.0) is None

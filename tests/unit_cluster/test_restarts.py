@@ -1,6 +1,4 @@
-"""The decision when to launch a child again: every row of the table, without processes or
-clocks.
-"""
+"""When to launch a child again: every row of the table, without processes or clocks."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,8 +30,8 @@ def running():
 
 
 @pytest.mark.parametrize(("code", "why"), [(0, "done"), (2, "bad input")])
-def test_done_and_bad_input_stay_away(code, why):
-    """0 has nothing left to do, and 2 would fail again: relaunching either wastes a machine."""
+def test_done_and_bad_input_are_not_launched_again(code, why):
+    """After 0 there is nothing to do, and after 2 it would fail again."""
     machine = running()
     assert machine.handle(Exited(code), 1.0) == [End(why)]
     assert machine.state is State.ENDED
@@ -41,7 +39,7 @@ def test_done_and_bad_input_stay_away(code, why):
 
 @pytest.mark.parametrize("code", [1, 64, 130, -9, -15])
 def test_everything_else_is_launched_again(code):
-    """Crashes, preemption (64) and kills are what the supervisor is for."""
+    """Crashes, preemption (64) and kills must be followed by a launch."""
     machine = running()
     assert machine.handle(Exited(code), 1.0) == [Wait(1.0)]
     assert machine.handle(WaitOver(), 2.0) == [Launch()]
@@ -49,7 +47,7 @@ def test_everything_else_is_launched_again(code):
 
 
 def test_waits_double_up_to_the_longest_then_the_budget_ends_it():
-    """A child that cannot start must neither spin nor be tried for ever."""
+    """A child that cannot start must neither spin nor be launched for ever."""
     machine, waits = running(), []
     while isinstance((effect := machine.handle(Exited(1), 0.0)[0]), Wait):
         waits.append(effect.seconds)
@@ -58,8 +56,8 @@ def test_waits_double_up_to_the_longest_then_the_budget_ends_it():
     assert effect == End("gave up after 6 relaunches in a row")
 
 
-def test_a_healthy_minute_forgives_what_was_before():
-    """A node preempted once a day for a month must still be relaunched, and soon."""
+def test_a_healthy_minute_restores_the_budget():
+    """A node that is preempted once a day must be launched soon, also after a month."""
     machine, now = running(), 0.0
     for _ in range(5):
         machine.handle(Exited(1), now)
@@ -72,7 +70,7 @@ def test_a_healthy_minute_forgives_what_was_before():
 
 
 def test_stop_in_every_state():
-    """Whatever a child does when stop comes, it is not launched again."""
+    """After a stop no child may be launched again."""
     machine = Restarts(RULES)
     assert machine.handle(StopAsked(), 0.0) == [End("stopped")]
     assert machine.handle(Begin(), 0.0) == []
@@ -89,8 +87,8 @@ def test_stop_in_every_state():
 
 
 def test_a_child_that_others_launched_counts_from_when_it_was_seen():
-    """A short life is a short life, whoever began it; and what is back while it is waited for is
-    not launched.
+    """Its healthy time begins when it is seen; a child that is back during the wait is not
+    launched.
     """
     machine = Restarts(RULES)
     assert machine.handle(Seen(), 100.0) == []
@@ -114,9 +112,7 @@ def test_events_out_of_place_are_a_mistake_of_the_shell(event):
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 64, -9]), st.floats(0, 200)), max_size=60))
 def test_waits_stay_within_bounds_and_launches_within_budget(lives):
-    """Whatever sequence of lives: waits are bounded, and never more than `budget` short lives in a
-    row are forgiven.
-    """
+    """In any sequence waits are bounded, and at most `budget` short runs follow each other."""
     machine, now, short = running(), 0.0, 0
     for code, seconds in lives:
         now += seconds
@@ -131,8 +127,8 @@ def test_waits_stay_within_bounds_and_launches_within_budget(lives):
         machine.handle(WaitOver(), now)
 
 
-def test_a_patient_budget_does_not_overflow():
-    """2.0 ** 2000 is an OverflowError; a supervisor of months must not meet it."""
+def test_a_large_budget_does_not_overflow():
+    """2.0 ** 2000 is an OverflowError, which a supervisor could reach after months."""
     machine = Restarts(RestartRules(budget=5000))
     machine.handle(Begin(), 0.0)
     for _ in range(3000):

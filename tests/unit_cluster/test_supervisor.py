@@ -1,4 +1,4 @@
-"""The supervisor with real processes: output, relaunch, stop, and nothing left behind."""
+"""The supervisor with real processes: output, relaunch, stop, and no process that remains."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,9 @@ def python(name, script, **more):
 
 
 def children():
-    """Of this process, by number, ended or not. Other tests may leave some: multiprocessing's
-    tracker of resources lives as long as we do.
+    """Return the child processes of this one, running or not.
+
+    Other tests may leave some, such as multiprocessing's resource tracker.
     """
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -36,9 +37,7 @@ def children():
 
 
 def run(main, loop_factory=None):
-    """Run a coroutine and check that it left no tasks and no child processes, also none that ended
-    and that nobody waited for.
-    """
+    """Run a coroutine and check that it leaves no task and no child process, even ended."""
     before = children()
 
     async def checked():
@@ -85,9 +84,7 @@ async def lives(children, rules=FAST, log_path=None):
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_output_of_both_streams_is_gathered_with_names(tmp_path, loop_factory):
-    """One log for all nodes: standard output and error, line by line, also long, broken and
-    unfinished lines.
-    """
+    """One log has standard output and error of all, also long, broken and unfinished lines."""
     script = """
         import sys, os
         print("one")
@@ -97,18 +94,18 @@ def test_output_of_both_streams_is_gathered_with_names(tmp_path, loop_factory):
     log = tmp_path / "deep" / "all.log"
     codes, heard, _ = run(lives([python("a", script)], log_path=log), loop_factory)
     assert codes == {"a": 0}
-    said = [line for _, line in heard]
-    assert said[:3] == ["one", "two", "\ufffd bad"]
-    assert "".join(said[3:-1]) == "x" * 300000
-    assert max(map(len, said)) <= 1 << 17  # no line grows without end
-    assert said[-1] == "last without end"
+    lines = [line for _, line in heard]
+    assert lines[:3] == ["one", "two", "\ufffd bad"]
+    assert "".join(lines[3:-1]) == "x" * 300000
+    assert max(map(len, lines)) <= 1 << 17  # no line grows without end
+    assert lines[-1] == "last without end"
     written = log.read_text().splitlines()
     assert written[:2] == ["a | one", "a | two"]
     assert len(written) == len(heard)
 
 
 def test_a_crashing_child_comes_back_and_a_finished_one_stays_away(tmp_path):
-    """The point of it: exit 1, SIGKILL and 64 are relaunched, 0 ends it."""
+    """Exit 1, SIGKILL and 64 must be followed by a launch, exit 0 must not."""
     script = f"""
         import os, signal, sys
         path = {str(tmp_path / "count")!r}
@@ -132,7 +129,7 @@ def test_a_crashing_child_comes_back_and_a_finished_one_stays_away(tmp_path):
 
 
 def test_bad_input_and_a_spent_budget_end_it():
-    """A wrong command line fails again, and what always crashes must be given up some time."""
+    """A wrong command line fails again, and a child that always crashes must be given up."""
     children = [python("bad", "raise SystemExit(2)"), python("crash", "raise SystemExit(3)")]
     codes, _, changes = run(lives(children))
     assert codes == {"bad": 2, "crash": 3}
@@ -143,13 +140,13 @@ def test_bad_input_and_a_spent_budget_end_it():
 
 
 def test_a_program_that_is_not_there_is_bad_input(tmp_path):
-    """A typing mistake in a launch file must be said once, not tried twenty times."""
+    """A typing error in a launch file must be reported once, not tried twenty times."""
     children = [Child("a", ("no-such-program",)), python("b", "", cwd=tmp_path / "no")]
     codes, heard, _ = run(lives(children))
     assert codes == {"a": 2, "b": 2}
-    said = dict(heard)
-    assert said["a"] == "error: no-such-program: No such file or directory"
-    assert said["b"].startswith("error: cannot start")
+    lines = dict(heard)
+    assert lines["a"] == "error: no-such-program: No such file or directory"
+    assert lines["b"].startswith("error: cannot start")
 
 
 def test_environment_and_folder_are_the_childs(tmp_path):
@@ -159,8 +156,8 @@ def test_environment_and_folder_are_the_childs(tmp_path):
     assert heard == [("a", f"7 True {tmp_path}")]
 
 
-def test_kill_is_noticed_and_the_child_relaunched():
-    """The demo kills a client with SIGKILL and shows that it comes back."""
+def test_a_killed_child_is_relaunched():
+    """The demo kills a client with SIGKILL and shows that it returns."""
 
     async def main():
         ready, killed = asyncio.Queue(), []
@@ -187,8 +184,8 @@ def test_kill_is_noticed_and_the_child_relaunched():
     run(main())
 
 
-def test_stop_is_polite_first_and_then_not():
-    """TERM lets a node save; one that does not listen is killed after the grace; both end."""
+def test_stop_sends_term_first_and_kill_later():
+    """SIGTERM lets a node save; one that ignores it is killed after the grace time."""
 
     async def main():
         ready, codes = asyncio.Queue(), {}
@@ -226,7 +223,7 @@ def test_stop_is_polite_first_and_then_not():
 
 
 def test_stop_during_the_launch_ends_the_child():
-    """Ctrl-C right after start must not leave a process that was just being made."""
+    """Ctrl-C right after the start must not leave a process."""
 
     async def main():
         for turns in range(12):
@@ -258,7 +255,7 @@ def test_stop_does_not_wait_for_a_relaunch_that_will_not_come():
 
 
 def test_what_a_killed_child_leaves_behind_goes_too():
-    """Data loaders of a killed client hold memory and the GPU: its whole process group must end."""
+    """Data loaders of a killed client hold memory and the GPU, so its process group must end."""
     script = """
         import subprocess, sys, time
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -283,7 +280,7 @@ def test_what_a_killed_child_leaves_behind_goes_too():
 
 
 def test_a_raising_callback_is_the_callers_error_and_ends_the_child():
-    """A bug in a display must be seen, and must not leave a child blocked on a full pipe."""
+    """The error must be raised, and no child may block on a full pipe."""
 
     async def main():
         def broken(name, line):
@@ -300,7 +297,7 @@ def test_a_raising_callback_is_the_callers_error_and_ends_the_child():
 
 
 def test_a_cancelled_supervisor_leaves_no_process():
-    """asyncio.run cancels on Ctrl-C: also on that way no child may stay."""
+    """asyncio.run cancels on Ctrl-C, and no child may remain."""
     pids = []
 
     async def main(started):
@@ -327,14 +324,14 @@ def test_a_cancelled_supervisor_leaves_no_process():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_children_die_with_a_killed_supervisor():
-    """A SIGKILL of the demo, or a closed terminal, must not leave clients training for ever."""
+    """After SIGKILL of the demo, or a closed terminal, no client may train on."""
     script = """
         import asyncio, sys
         from fsl_async.cluster.supervisor import Child, Supervisor
         async def main():
             supervisor = Supervisor(on_line=lambda name, line: print(line, flush=True))
-            sleep = "import os, time; print(os.getpid()); time.sleep(60)"
-            supervisor.start(Child("a", (sys.executable, "-c", sleep)))
+            code = "import os, time; print(os.getpid()); time.sleep(60)"
+            supervisor.start(Child("a", (sys.executable, "-c", code)))
             await supervisor.wait()
         asyncio.run(main())
     """

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: one line for every mistake, help without heavy imports."""
+"""The command line as a user sees it: one line for every mistake, help without heavy imports."""
 
 import errno
 import json
@@ -53,9 +53,9 @@ GOLDEN = [
     (
         "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
         (
-            "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on "
-            "the way; give the address with ?key=... as the server prints it, or accept it with "
-            "--insecure"
+            "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and "
+            "on the way; give the address with ?key=... as the server prints it, or accept it "
+            "with --insecure"
         ),
     ),
     ("--role foo", "--role 'foo' is unknown; use --role ps, client, server or relay"),
@@ -96,8 +96,8 @@ GOLDEN = [
     (
         "--role client fsl://a:1?key=k",
         (
-            "the key in the address of a:1 is damaged: copy the whole line that the server prints, "
-            "in its quotes"
+            "the key in the address of a:1 is damaged: copy the complete line that the parameter "
+            "server prints, in its quotes"
         ),
     ),
     (
@@ -132,8 +132,8 @@ GOLDEN = [
     (
         "demo --preset 5m",
         (
-            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you'
-            " mean 50m?"
+            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did '
+            "you mean 50m?"
         ),
     ),
     (
@@ -173,16 +173,16 @@ GOLDEN = [
     (
         "--role client ps.example.org:7100 --name a",
         (
-            "fsl://ps.example.org:7100 has no key: give the whole address that the server prints, "
-            "fsl://...?key=...,"
+            "fsl://ps.example.org:7100 has no key: give the complete address that the parameter "
+            "server prints, fsl://...?key=...,"
             " or accept an unencrypted connection with --insecure"
         ),
     ),
     (
         "--role ps --dry-run --set transfer.window_bytes=1048576",
         (
-            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got "
-            "1048576"
+            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, "
+            "got 1048576"
         ),
     ),
     (
@@ -192,9 +192,8 @@ GOLDEN = [
     (
         "--role client --keys k --name a fsl://a:1?key=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
         (
-            "the server encrypts, and there is no key of this client in k: run fsl-node keys new "
-            "--keys k,"
-            " then at the server the line that it prints (fsl-node keys trust KEY --name SITE)"
+            "a:1 encrypts, and there is no key of this client in k: run fsl-node keys new --keys k,"
+            " then at a:1 the line that it prints (fsl-node keys trust KEY --name SITE)"
         ),
     ),
 ]
@@ -209,7 +208,7 @@ def test_every_mistake_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch
 
 
 def test_with_json_a_mistake_is_one_object(capsys):
-    """`--json` holds for errors too, also for those found while reading the command line."""
+    """Errors must be JSON too, also those of the command line itself."""
     code, out, err = run(capsys, "--role", "relay", "--json")
     assert (code, err) == (2, "")
     assert json.loads(out)["kind"] == "UsageError"
@@ -230,7 +229,7 @@ def test_debug_shows_the_traceback_and_is_taken_anywhere(capsys):
 
 @pytest.mark.parametrize("args", [["--help"], [], ["--role", "ps", "--help"], ["--role", "--help"]])
 def test_help_lists_roles_commands_and_exit_codes(capsys, args):
-    """Whoever asks for help gets all of it, whatever else is on the line."""
+    """--help must print all of it, whatever else is on the command line."""
     code, out, err = run(capsys, *args)
     assert (code, err) == (0, "")
     assert out.startswith("Usage: fsl-node --role ps")
@@ -239,7 +238,7 @@ def test_help_lists_roles_commands_and_exit_codes(capsys, args):
 
 
 def test_every_listed_command_exists_and_has_json(capsys):
-    """A line in COMMANDS without a command, or one without --json, would be a broken promise."""
+    """Every command of COMMANDS must exist and have --json."""
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")
         assert code == 0, name
@@ -247,7 +246,7 @@ def test_every_listed_command_exists_and_has_json(capsys):
 
 
 def test_version(capsys):
-    """Bug reports start with it."""
+    """Bug reports begin with it."""
     code, out, _ = run(capsys, "--version")
     assert code == 0
     assert out.startswith("fsl-node 0.")
@@ -281,10 +280,8 @@ def test_dry_run_prints_the_resolved_configuration(capsys, tmp_path):
     assert made["data"]["path"] == str(tmp_path)
 
 
-def test_dry_run_fills_in_what_stands_for_something_else(capsys, monkeypatch):
-    """0 and {name} are what one asks --dry-run about: the numbers are those that a run would
-    use.
-    """
+def test_dry_run_resolves_defaults(capsys, monkeypatch):
+    """0 and {name} must be shown as the values that a run would use."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     args = ["--role", "ps", "--name", "abc", "--set", "model.preset=1m", "--set", "model.layers=3"]
     code, out, _ = run(capsys, *args, "--dry-run", "--json")
@@ -302,7 +299,7 @@ def test_dry_run_fills_in_what_stands_for_something_else(capsys, monkeypatch):
 
 
 def test_text_too_short_for_the_clients_names_the_option(capsys, tmp_path):
-    """Who typed --clients has never heard of data.shards."""
+    """A user who typed --clients does not know data.shards."""
     (tmp_path / "text.txt").write_text("x" * 2000)
     code, _, err = run(capsys, "demo", "--data", str(tmp_path / "text.txt"), "--clients", "64")
     assert (code, err.count("\n")) == (2, 1)
@@ -311,7 +308,7 @@ def test_text_too_short_for_the_clients_names_the_option(capsys, tmp_path):
 
 
 def task_file(folder):
-    """A task file with functions that are right and wrong."""
+    """A task file with correct and wrong functions."""
     path = folder / "own.py"
     path.write_text("value = 3\ndef train(fed): ...\ndef two(fed, model): ...\ndef none(): ...\n")
     return path
@@ -331,9 +328,7 @@ def task_file(folder):
     ],
 )
 def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monkeypatch, case, dry):
-    """Nobody should wait for a server to learn of a typing error; nothing listens at the address of
-    this test.
-    """
+    """A typing error must be found without a parameter server; nothing listens at this address."""
     given, words = case
     monkeypatch.chdir(tmp_path)
     task_file(tmp_path)
@@ -351,9 +346,7 @@ def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monke
 
 @pytest.mark.parametrize("role", [("client", "127.0.0.1:1"), ("ps",)])
 def test_data_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch, role):
-    """Permissions are as common a mistake as a wrong path. Root may read all, so the system's
-    answer is made up.
-    """
+    """Root may read all files, so the system's answer is simulated."""
 
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -366,9 +359,7 @@ def test_data_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch, rol
 
 
 def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp_path):
-    """In a checkout there is no fsl-node on the PATH: help, errors and comments say
-    bin/fsl-node.
-    """
+    """In a clone fsl-node is not on PATH: help, errors and comments must have bin/fsl-node."""
     monkeypatch.setenv("FSL_NODE_CALLED_AS", "bin/fsl-node")
     monkeypatch.chdir(tmp_path)
     for line in ("--role ps --config no.toml", "ps", "fsl://a:1", "init --foo", "--rolle ps"):
@@ -381,10 +372,8 @@ def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp
     assert "#     bin/fsl-node --role ps --config fsl.toml\n" in (tmp_path / "fsl.toml").read_text()
 
 
-def test_a_script_that_the_path_does_not_lead_to_is_named_by_its_place(monkeypatch, tmp_path):
-    """.venv/bin/fsl-node without an activated environment: the bare name would be "command not
-    found".
-    """
+def test_a_script_that_is_not_on_path_is_named_by_its_path(monkeypatch, tmp_path):
+    """.venv/bin/fsl-node without an activated environment: the bare name is "command not found"."""
     monkeypatch.delenv("FSL_NODE_CALLED_AS", raising=False)
     monkeypatch.setattr("sys.argv", [".venv/bin/fsl-node"])
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -447,7 +436,7 @@ def test_a_closed_pipe_is_no_error():
 
 
 def test_set_of_an_unknown_table_is_named_as_the_other_errors_of_set(capsys):
-    """`configuration:` sends people to a file that they never wrote."""
+    """`configuration:` would point to a file that the user never wrote."""
     assert cli.main(["--role", "ps", "--dry-run", "--set", "snc.every_s=3"]) == 2
     err = capsys.readouterr().err
     assert err == "error: --set: snc: unknown table, did you mean sync?\n"
@@ -455,7 +444,7 @@ def test_set_of_an_unknown_table_is_named_as_the_other_errors_of_set(capsys):
 
 @pytest.mark.parametrize("role", ["ps", "client"])
 def test_data_that_is_a_pipe_is_refused_at_once(role, tmp_path, capsys):
-    """Opening one waits for a writer, and nothing on the screen says so."""
+    """Opening one would wait for a writer without a message."""
     os.mkfifo(tmp_path / "pipe")
     address = ["127.0.0.1:1"] if role == "client" else ["--dry-run"]
     assert cli.main(["--role", role, *address, "--data", str(tmp_path / "pipe")]) == 2
@@ -465,7 +454,7 @@ def test_data_that_is_a_pipe_is_refused_at_once(role, tmp_path, capsys):
 
 
 def test_text_too_short_for_any_model_names_no_context(tmp_path, capsys):
-    """The run's context is not known before the welcome; an invented one of 1 only puzzles."""
+    """The run's context is unknown before the welcome, and 1 would be misleading."""
     (tmp_path / "short.txt").write_text("ab")
     args = ["--role", "client", "127.0.0.1:1", "--data", str(tmp_path / "short.txt")]
     assert cli.main(args) == 2
@@ -475,7 +464,7 @@ def test_text_too_short_for_any_model_names_no_context(tmp_path, capsys):
 
 
 def test_sim_shows_no_rows_of_what_it_does_not_simulate(capsys):
-    """`loss first  -` looks as if something had failed."""
+    """`loss first  -` looks like a failure."""
     args = ["sim", "--clients", "2", "--hours", "0.5", "--faults", "none"]
     assert cli.main(args) == 0
     out = capsys.readouterr().out

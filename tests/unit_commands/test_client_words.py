@@ -1,4 +1,4 @@
-"""What a client says while it trains."""
+"""What a client prints while it trains."""
 
 import pytest
 import torch
@@ -24,9 +24,7 @@ from fsl_async.process.threads import cores
     ],
 )
 def test_progress_in_words(progress, words):
-    """A task need not report a loss, and no speed is known in the first seconds; neither may cost
-    the line.
-    """
+    """A task need not report a loss, and in the first seconds there is no speed."""
     assert progress_words(progress) == words
 
 
@@ -39,9 +37,9 @@ def test_progress_in_words(progress, words):
         (2, 1, "3", 1, "--threads"),
     ],
 )
-def test_the_start_line_tells_the_threads_and_sets_them(case, monkeypatch):
-    """Two clients that take all cores each wait for each other: the line must say what is so, and
-    where to change it.
+def test_the_start_line_has_the_threads_and_sets_them(case, monkeypatch):
+    """Two clients that take all cores slow each other down: the line must have the number and the
+    setting.
     """
     setting, option, variable, count, why = case
     if variable is None:
@@ -60,12 +58,10 @@ def test_the_start_line_tells_the_threads_and_sets_them(case, monkeypatch):
 
 
 def test_a_task_sees_what_was_checked_of_a_welcome():
-    """Tables and keys that this release does not have are not checked: a task would print them as
-    they came.
-    """
-    told = to_wire(Config())
-    told |= {"\x1b[2J": {"a": 1}, "train": {**told["train"], "batch": 7, "\x1b": "\n"}}
-    member = Membership(Welcome("r", 0, 1, told), from_wire(told))
+    """Unknown tables and keys are not checked, so a task must not get them: it might print them."""
+    tables = to_wire(Config())
+    tables |= {"\x1b[2J": {"a": 1}, "train": {**tables["train"], "batch": 7, "\x1b": "\n"}}
+    member = Membership(Welcome("r", 0, 1, tables), from_wire(tables))
     place = _context(ClientOptions("h:1", "a", data="here.txt", device="cpu"), member, print)
     plain = to_wire(Config())
     assert place.config["train"] == {**plain["train"], "batch": 7}

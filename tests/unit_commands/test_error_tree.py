@@ -1,4 +1,4 @@
-"""The error tree and the one place where exceptions become lines and exit codes."""
+"""The error tree, and the mapping from exceptions to lines and exit codes."""
 
 import errno
 import io
@@ -12,7 +12,7 @@ from fsl_async.cli import main
 from fsl_async.errors import ExitCode, FslError, describe, report
 
 
-def told(error, *, as_json=False, debug=False):
+def reported(error, *, as_json=False, debug=False):
     out, err = io.StringIO(), io.StringIO()
     code = report(error, as_json=as_json, debug=debug, out=out, err=err)
     return code, out.getvalue(), err.getvalue()
@@ -43,23 +43,22 @@ def told(error, *, as_json=False, debug=False):
             ValueError("boom\nbang"),
             1,
             (
-                "error: unexpected ValueError: boom; bang (this is a bug in fsl-async; run again "
-                "with --debug for the traceback)\n"
+                "error: unexpected ValueError: boom; bang (this is a bug in fsl-async; run "
+                "again with "
+                "--debug for the traceback)\n"
             ),
         ),
     ],
 )
 def test_every_exception_is_one_line_and_a_code(error, code, line):
     """Users and launchers read exactly these."""
-    assert told(error) == (code, "", line)
+    assert reported(error) == (code, "", line)
 
 
-def test_a_home_that_nobody_knows_is_no_bug(capsys, monkeypatch):
-    """~somebody on a machine that has no such user; ~ in a container whose user has no name and no
-    HOME.
-    """
+def test_an_unknown_home_is_no_bug(capsys, monkeypatch):
+    """A ~user that the machine does not have; ~ in a container without user name and HOME."""
     assert main(["keys", "list", "--keys", "~nobody-by-this-name/keys"]) == 2
-    assert "the system knows no such folder" in capsys.readouterr().err
+    assert "the system has no such folder" in capsys.readouterr().err
     monkeypatch.setattr(Path, "home", lambda: Path("~").expanduser())
     monkeypatch.setattr("os.path.expanduser", lambda text: text)
     for variable in ("FSL_KEYS", "XDG_CONFIG_HOME"):
@@ -69,22 +68,22 @@ def test_a_home_that_nobody_knows_is_no_bug(capsys, monkeypatch):
 
 
 def test_torch_without_memory_is_no_bug():
-    """The planner of a model that fits nowhere, a client on a small GPU: torch has errors of its
-    own for it.
+    """A model may be too large for the planner or a client's GPU; torch has its own errors for
+    that.
     """
     import torch
 
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
     for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory")):
-        code, _, err = told(error)
+        code, _, err = reported(error)
         assert (code, err) == (2, "error: out of memory; use a smaller model or batch\n")
-    assert told(RuntimeError("something else"))[0] == 1
+    assert reported(RuntimeError("something else"))[0] == 1
 
 
 def test_json_is_one_object_on_standard_output():
     """A program that asked for JSON must find the error where it finds results."""
-    code, out, err = told(errors.DataError("data: too short"), as_json=True)
+    code, out, err = reported(errors.DataError("data: too short"), as_json=True)
     assert err == ""
     assert out.count("\n") == 1
     assert json.loads(out) == {
@@ -95,21 +94,21 @@ def test_json_is_one_object_on_standard_output():
 
 
 def test_the_traceback_needs_debug():
-    """A traceback is for us, not for users, so only --debug prints it, before the line."""
+    """A traceback is for developers, so only --debug prints it, before the line."""
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError("inner")
-    _, _, quiet = told(caught.value)
-    _, _, loud = told(caught.value, debug=True)
+    _, _, quiet = reported(caught.value)
+    _, _, loud = reported(caught.value, debug=True)
     assert "Traceback" not in quiet
     assert loud.startswith("Traceback")
     assert loud.endswith(quiet)
 
 
 def test_of_a_task_only_its_own_frames_are_shown():
-    """The user's mistake is in the user's frames; ours around them are noise."""
+    """The user's mistake is in the user's frames."""
     error = errors.TaskRaisedError("your task t.py:3 raised ValueError: boom", "the trace\n")
-    assert told(error) == (1, "", f"error: {error.message}\n")
-    assert told(error, debug=True)[2] == f"the trace\nerror: {error.message}\n"
+    assert reported(error) == (1, "", f"error: {error.message}\n")
+    assert reported(error, debug=True)[2] == f"the trace\nerror: {error.message}\n"
 
 
 def test_exit_codes_are_the_documented_ones():
@@ -130,7 +129,7 @@ def test_describe_uses_the_class_of_the_error_as_its_kind():
 
 
 def test_the_tree_in_the_docstring_is_the_tree():
-    """The drawing at the top of errors.py must not lie."""
+    """The drawing at the top of errors.py must be complete."""
     drawn = errors.__doc__
     for name, value in vars(errors).items():
         if isinstance(value, type) and issubclass(value, FslError):

@@ -1,4 +1,4 @@
-"""`--role relay`: which ports it opens, and what it tells its clients to paste."""
+"""`--role relay`: its ports, and the line for its clients."""
 
 import json
 
@@ -13,8 +13,8 @@ from fsl_async.nodes.relay.relay import Route
 KEY = "a" * 40
 
 
-def test_the_line_for_clients_has_the_relays_place_and_the_servers_key():
-    """The key makes it end to end: a client checks the server's, not the relay's."""
+def test_the_line_for_clients_has_the_relays_address_and_the_servers_key():
+    """Encryption is end to end: a client checks the parameter server's key, not the relay's."""
     line = join_line(f"fsl://ps.org:7100?key={KEY}", [("10.0.0.1", 7200)])
     assert line.endswith(f"'fsl://10.0.0.1:7200?key={KEY}'")
     line = join_line(
@@ -24,7 +24,7 @@ def test_the_line_for_clients_has_the_relays_place_and_the_servers_key():
 
 
 def test_routes():
-    """One for each server; what is encrypted to the one must not be readable to the other."""
+    """One for each server; what is encrypted to one must not be readable on the other's."""
     server = f"fsl://ps.org:7100?key={KEY}"
     first = Route("tcp://0.0.0.0:7100", "tcp://ps.org:7100", requires_curve=True)
     assert routes_of(server, "*:7100", None, insecure=False) == [first]
@@ -39,14 +39,14 @@ def test_routes():
 @pytest.mark.parametrize(
     ("server", "listen"), [("ps.org:7100", "127.0.0.1:1"), ("127.0.0.1:1", "10.0.0.1:1")]
 )
-def test_readable_traffic_needs_to_be_meant(server, listen):
-    """On the way to the server, and on the way from the clients."""
+def test_readable_traffic_needs_insecure(server, listen):
+    """On the way to the parameter server, and on the way from the clients."""
     with pytest.raises(UsageError, match="has no key"):
         routes_of(server, listen, None, insecure=False)
 
 
-def test_a_dry_run_says_what_would_be(capsys):
-    """Nothing is opened."""
+def test_a_dry_run_opens_nothing(capsys):
+    """It only prints the routes."""
     args = [
         "--role",
         "relay",
@@ -57,13 +57,13 @@ def test_a_dry_run_says_what_would_be(capsys):
         f"fsl://ps.org:2?key={KEY}",
     ]
     assert cli.main(args) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["routes"] == ["tcp://0.0.0.0:1 -> tcp://ps.org:2"]
-    assert told["encrypted"] is True
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["routes"] == ["tcp://0.0.0.0:1 -> tcp://ps.org:2"]
+    assert shown["encrypted"] is True
 
 
 def test_no_more_connections_than_there_are_files(monkeypatch):
-    """Promising places that the system does not give would end in a relay that waits at accept."""
+    """More connections than file descriptors would make the relay hang at accept."""
     found = [256]
     monkeypatch.setattr("fsl_async.nodes.relay.node.descriptors", lambda: found[-1])
     assert connections_allowed() == (256 - 128) // 2

@@ -1,4 +1,4 @@
-"""`fsl-node status`: what it says of a run directory, and of what is none."""
+"""`fsl-node status` of run directories and of other paths."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def make_run(path, *, ended, pid=0, role="ps"):
 
 
 def test_a_finished_run(tmp_path, capsys):
-    """Years later the directory must still tell its story."""
+    """Years later the directory must still show its history."""
     assert cli.main(["status", str(make_run(tmp_path, ended=True))]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -55,7 +55,7 @@ def test_a_finished_run(tmp_path, capsys):
 
 
 def test_an_alarm_is_shown(tmp_path, capsys):
-    """As long as the run is looked at, not for as long as the line is among the newest."""
+    """It must be shown as long as the run is, not only while its line is among the newest."""
     path = make_run(tmp_path, ended=False)
     assert cli.main(["status", str(path)]) == 0
     assert "ALARM" not in capsys.readouterr().out
@@ -66,8 +66,8 @@ def test_an_alarm_is_shown(tmp_path, capsys):
     assert "ALARM (1 time): the damage is at a" in capsys.readouterr().out
 
 
-def test_steps_that_came_to_nothing_are_shown(tmp_path, capsys):
-    """A client whose batches find no answer trains in vain; its steps and its speed look well."""
+def test_lost_steps_are_shown(tmp_path, capsys):
+    """A client whose uploads get no answer trains in vain, but its steps and speed look normal."""
     path = make_run(tmp_path, ended=False)
     assert cli.main(["status", str(path)]) == 0
     assert "left out" not in capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_steps_that_came_to_nothing_are_shown(tmp_path, capsys):
 
 
 def test_json_is_one_object(tmp_path, capsys):
-    """Monitoring reads it."""
+    """Monitoring programs read it."""
     assert cli.main(["status", "--json", str(make_run(tmp_path, ended=True))]) == 0
     made = json.loads(capsys.readouterr().out)
     assert (made["version"], made["phase"], made["checkpoints"]) == (0, "ended", [0])
@@ -93,13 +93,13 @@ def test_json_is_one_object(tmp_path, capsys):
 
 
 def test_follow_ends_with_the_run(tmp_path, capsys):
-    """A finished run is told once, not waited for."""
+    """A finished run must be shown once, and not waited for."""
     assert cli.main(["status", "--follow", str(make_run(tmp_path, ended=True))]) == 0
     assert capsys.readouterr().out.count("site-a joins") == 2  # on the way, and among the last news
 
 
-def test_a_damaged_ledger_is_said_and_the_rest_still_shown(tmp_path, capsys):
-    """The state of a damaged run is what its operator needs most."""
+def test_a_damaged_ledger_is_reported_and_the_rest_shown(tmp_path, capsys):
+    """An operator needs the state of a damaged run most."""
     run_dir = make_run(tmp_path, ended=True)
     (run_dir / "ledger.jsonl").write_bytes(b'{"fact":"version"}\n')
     assert cli.main(["status", str(run_dir)]) == 0
@@ -124,15 +124,15 @@ def test_what_is_no_run_directory_is_one_line_and_exit_2(tmp_path, capsys, kind)
 
 
 def state_of(path):
-    """Read a state back."""
+    """Read the state of a run directory."""
     state = RunState()
     for line in JournalReader(path / "journal.jsonl").read():
         state.apply(line)
     return state
 
 
-def test_a_living_server_a_killed_one_and_a_distant_one(tmp_path):
-    """Whether the server is alive decides what the operator does next."""
+def test_a_running_a_killed_and_a_distant_parameter_server(tmp_path):
+    """The operator's next step depends on whether the parameter server runs."""
     state = state_of(make_run(tmp_path, ended=False, pid=os.getpid()))
     assert alive_words(state.node, state.node.last_t + 2.0, "version 0").startswith(
         "running, process"
@@ -149,19 +149,19 @@ def test_a_living_server_a_killed_one_and_a_distant_one(tmp_path):
 
 
 def test_the_next_sync_is_shown_while_it_runs(tmp_path, capsys):
-    """Every ten minutes is long enough to ask."""
+    """At ten minutes a sync, operators ask for it."""
     cli.main(["status", "--json", str(make_run(tmp_path, ended=False, pid=os.getpid()))])
     assert 500 < json.loads(capsys.readouterr().out)["next_sync_in_s"] <= 600
 
 
 def test_the_journal_itself_is_as_good_as_its_directory(tmp_path, capsys):
-    """Tab completion ends at the file; nobody should have to go back a step."""
+    """Tab completion ends at the file."""
     assert cli.main(["status", str(make_run(tmp_path, ended=True) / "journal.jsonl")]) == 0
     assert f"(in {tmp_path / 'checkpoints'})" in capsys.readouterr().out
 
 
 def test_another_file_is_called_a_file(tmp_path, capsys):
-    """It does exist, so it must not be called missing."""
+    """It exists, so it must not be called missing."""
     path = make_run(tmp_path, ended=True) / "ledger.jsonl"
     assert cli.main(["status", str(path)]) == 2
     assert capsys.readouterr().err == (
@@ -171,7 +171,7 @@ def test_another_file_is_called_a_file(tmp_path, capsys):
 
 
 def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypatch):
-    """Who watches wants to see who trains; the lines about joins may be hours old."""
+    """The user must see which clients train; the lines about joins may be hours old."""
     run_dir = make_run(tmp_path, ended=False, pid=os.getpid())
 
     def end(_):
@@ -189,7 +189,7 @@ def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypat
     [(True, "connections are encrypted"), (False, "connections are not encrypted"), (None, "")],
 )
 def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
-    """An operator must be able to tell where weights went; old journals do not record it."""
+    """An operator must see whether weights were encrypted; old journals do not record it."""
     make_run(tmp_path, ended=False)
     if encrypted is not None:
         with JournalWriter(tmp_path / "journal.jsonl") as journal:
@@ -203,7 +203,7 @@ def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
 
 
 def test_a_folder_of_run_directories_names_them(tmp_path, capsys):
-    """A parameter server and a split server of one run are often kept side by side."""
+    """The run directories of a parameter server and a split server are often in one folder."""
     for name in ("split/server", "ps"):
         (tmp_path / name).mkdir(parents=True)
         make_run(tmp_path / name, ended=True)
@@ -230,7 +230,7 @@ def make_split_run(path, *, ended):
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_split_server_is_shown_by_the_same_command(tmp_path, capsys, inside):
-    """Alone, or as a part of a process that is both."""
+    """Alone, or in one process with a parameter server."""
     if inside:
         (tmp_path / "ps").mkdir()
         make_run(tmp_path / "ps", ended=True)
@@ -250,7 +250,7 @@ def test_a_split_server_is_shown_by_the_same_command(tmp_path, capsys, inside):
 
 
 def test_a_split_server_is_followed_to_its_end(tmp_path, capsys, monkeypatch):
-    """As a parameter server is."""
+    """Like a parameter server."""
     run_dir = make_split_run(tmp_path, ended=False)
 
     def end(_):

@@ -1,4 +1,4 @@
-"""Addresses: three forms in, precise lines for everything else."""
+"""Addresses in three forms, and one precise error line for every other text."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,9 @@ from fsl_async.errors import AddressError
     ],
 )
 def test_all_forms_are_read_and_written_back(text, expected):
-    """A user pastes what the server prints; reading our own output must give the same address."""
+    """A user pastes the line that the parameter server prints, so both forms must give the same
+    address.
+    """
     assert parse(text) == expected
     assert parse(expected.fsl) == expected
     assert parse(expected.tcp).port == expected.port
@@ -43,7 +45,7 @@ def test_all_forms_are_read_and_written_back(text, expected):
         ("ps:-1", "ps:-1: port '-1' is not a number from 0 to 65535"),
         ("ps:7x", "ps:7x: port '7x' is not a number from 0 to 65535"),
         ("ps:\u0664", "ps:\u0664: port '\u0664' is not a number from 0 to 65535"),
-        ("ps:0", "ps:0: port 0 cannot be dialled; give the port that the server prints"),
+        ("ps:0", "ps:0: port 0 cannot be dialled; give the port that the parameter server prints"),
         ("::1:7100", "::1:7100: put an IPv6 address in brackets, like tcp://[::1]:7100"),
         ("[::x]:7100", "[::x]:7100: not an IPv6 address; write one like tcp://[::1]:7100"),
         ("[::1", "[::1: not an IPv6 address; write one like tcp://[::1]:7100"),
@@ -54,8 +56,8 @@ def test_all_forms_are_read_and_written_back(text, expected):
         (
             "fsl://ps:1?kee=4",
             (
-                "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and split=host:port "
-                "are known"
+                "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and "
+                "split=host:port are known"
             ),
         ),
         (
@@ -74,7 +76,7 @@ def test_all_forms_are_read_and_written_back(text, expected):
     ],
 )
 def test_wrong_addresses_get_one_line(text, line):
-    """A wrong address is the commonest mistake at a client; the line says what to write."""
+    """A wrong address is the most frequent mistake at a client, so the error gives an example."""
     with pytest.raises(AddressError) as caught:
         parse(text)
     assert caught.value.message == line
@@ -93,12 +95,12 @@ def test_listening_knows_every_interface_and_any_port():
     [("localhost", True), ("127.9.9.9", True), ("::1", True), ("10.0.0.1", False), ("ps", False)],
 )
 def test_loopback_is_only_loopback(host, loopback):
-    """Whether encryption may be missing hangs on this."""
+    """Only loopback addresses may be without encryption."""
     assert Address(host, 1).is_loopback is loopback
 
 
 def test_reachable_host_names_one_interface(monkeypatch):
-    """The line for clients must not say 0.0.0.0, also on a machine without a network."""
+    """The line for clients must not have 0.0.0.0, also on a machine without a network."""
     assert reachable_host("10.1.1.1") == "10.1.1.1"
     assert reachable_host("0.0.0.0") not in {"0.0.0.0", "", "*"}
 
@@ -112,21 +114,19 @@ def test_reachable_host_names_one_interface(monkeypatch):
 
 @given(st.text(max_size=60))
 def test_any_text_is_an_address_or_an_address_error(text):
-    """Addresses come from command lines and files: no other exception, and always one printable
-    line.
-    """
+    """Addresses come from command lines and files: any error is a printable AddressError."""
     for read in (parse, parse_listen):
-        told = ""
+        message = ""
         try:
             read(text)
         except AddressError as error:
-            told = error.message
-        assert told.isprintable()
+            message = error.message
+        assert message.isprintable()
 
 
-def test_the_place_of_a_split_server_travels_with_the_address():
-    """Behind a relay or a tunnel a client cannot use what the parameter server says; who made the
-    address knows better.
+def test_an_address_may_hold_that_of_a_split_server():
+    """Behind a relay or a tunnel a client cannot use the address that the parameter server
+    announces.
     """
     text = "fsl://relay.org:7100?key=a%3Ab&split=relay.org:7101"
     address = parse(text)

@@ -1,4 +1,4 @@
-"""Settings that a run keeps: a start with others is refused, and says which."""
+"""Settings that a run fixes: a start with other values is refused, and the error names them."""
 
 import pytest
 
@@ -8,9 +8,7 @@ from fsl_async.errors import RunDirError
 
 
 def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
-    """Marking one more, or one less, changes what users may do between two starts: that is decided
-    here.
-    """
+    """This list is what users may not change between two starts: change it on purpose."""
     assert set(fixed_settings(load(None))) == {
         "run.seed",
         "outer.optimizer",
@@ -48,9 +46,7 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
     ],
 )
 def test_another_value_is_refused_with_both(tmp_path, changed, words):
-    """Weights of one model must not be continued as another's, and the way on stands in the
-    line.
-    """
+    """Weights of one model must not be trained on as another's; the error has the remedy."""
     keep_settings(tmp_path, load(None), -1)
     with pytest.raises(RunDirError) as refused:
         keep_settings(tmp_path, load(None, [changed]), 3)
@@ -75,21 +71,21 @@ def test_another_value_is_refused_with_both(tmp_path, changed, words):
         "model.layers=7",  # what the preset means anyway
     ],
 )
-def test_what_only_says_how_the_run_goes_on_may_change(tmp_path, changed):
-    """An operator tunes a running experiment without starting over."""
+def test_other_settings_may_change(tmp_path, changed):
+    """An operator must be able to tune a running experiment."""
     keep_settings(tmp_path, load(None), -1)
     keep_settings(tmp_path, load(None, [changed]), 3)
 
 
 def test_the_same_sizes_by_another_preset_are_the_same_model(tmp_path):
-    """Only the sizes decide what is trained."""
+    """Only the sizes define the model."""
     keep_settings(tmp_path, load(None), -1)
     sizes = ["model.layers=7", "model.width=192", "model.heads=6", "model.context=256"]
     keep_settings(tmp_path, load(None, ["model.preset=1m", *sizes]), 3)
 
 
 def test_before_the_first_version_the_newest_start_counts(tmp_path):
-    """A server started with a typing error and stopped has nothing that could be spoilt."""
+    """After a start with a typing error there are no weights that could be lost."""
     keep_settings(tmp_path, load(None), -1)
     keep_settings(tmp_path, load(None, ["model.preset=1m"]), -1)
     keep_settings(tmp_path, load(None, ["model.preset=1m"]), 0)
@@ -98,16 +94,14 @@ def test_before_the_first_version_the_newest_start_counts(tmp_path):
 
 
 def test_a_run_without_the_file_takes_what_it_is_started_with(tmp_path):
-    """An operator who lost the file goes on; from then on starts are checked again."""
+    """An operator who lost the file can start again; later starts are checked again."""
     keep_settings(tmp_path, load(None), 5)
     with pytest.raises(RunDirError):
         keep_settings(tmp_path, load(None, ["run.seed=1"]), 5)
 
 
 def test_an_altered_digit_is_not_a_setting(tmp_path):
-    """A seed of 1 instead of 0 is good JSON: without a checksum the run would go on with other
-    data.
-    """
+    """A seed of 1 instead of 0 is valid JSON: without a checksum the run would use other data."""
     keep_settings(tmp_path, load(None), -1)
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes().replace(b'"run.seed":0', b'"run.seed":1'))
@@ -117,7 +111,7 @@ def test_an_altered_digit_is_not_a_setting(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"run.seed":0}', b"\xff{"])
 def test_a_damaged_file_is_one_line(tmp_path, content):
-    """It is not taken for an empty one, or the next start would decide."""
+    """A damaged file must not count as a missing one, or the next start would decide."""
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(RunDirError, match="restore it from a backup"):
         keep_settings(tmp_path, load(None), 5)

@@ -1,6 +1,4 @@
-"""Configuration: TOML in, frozen values out, and errors that name the file, the key and the way
-out.
-"""
+"""Configuration: TOML in, frozen values out, and errors with file, key and remedy."""
 
 import tomllib
 from pathlib import Path
@@ -109,15 +107,15 @@ GOLDEN = [
     (
         "[transfer]\nwindow_limit_bytes = 1048576",
         (
-            "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, got "
-            "1048576"
+            "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, "
+            "got 1048576"
         ),
     ),
     (
         "[transfer]\nwindow_bytes = 16777216\nwindow_limit_bytes = 8388608",
         (
-            "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), got "
-            "8388608"
+            "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), "
+            "got 8388608"
         ),
     ),
     (
@@ -146,8 +144,8 @@ GOLDEN = [
     (
         '[train]\ntask = "train.py"',
         (
-            "train.task: must be file.py:function, own (each client brings its --task), or empty"
-            ' for the built-in task, got "train.py"'
+            "train.task: must be file.py:function, own (each client brings its --task), or "
+            'empty for the built-in task, got "train.py"'
         ),
     ),
     ("[snyc]\nevery_s = 4", "snyc: unknown table, did you mean sync?"),
@@ -176,9 +174,7 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("text", "line"), GOLDEN)
 def test_bad_files_get_one_precise_line(in_folder, text, line):
-    """These lines are what users meet; each names the file, the dotted key, and what to write
-    instead.
-    """
+    """Each error names the file, the dotted key, and what to write instead."""
     error = failure(text)
     if line is None:
         assert error.message.startswith("fsl.toml: ")
@@ -194,7 +190,7 @@ def test_a_broken_file_says_where(in_folder):
 
 
 def test_a_missing_file_says_how_to_make_one(in_folder):
-    """The first thing a user does wrong is the path."""
+    """A wrong path is the most frequent mistake."""
     with pytest.raises(ConfigError, match=r"no such file; `fsl-node init no\.toml` writes one"):
         load("no.toml")
 
@@ -204,9 +200,7 @@ def test_a_missing_file_says_how_to_make_one(in_folder):
     [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = " + b"[" * 5000, b"a = " + b"9" * 5000],
 )
 def test_files_that_are_no_toml_at_all(in_folder, data):
-    """A wrong file given by mistake (binary, huge, nested without end) is refused by a line, not a
-    traceback.
-    """
+    """A wrong file (binary, huge, deeply nested) must give one line and no traceback."""
     (in_folder / "x.toml").write_bytes(data)
     with pytest.raises(ConfigError, match=r"x\.toml: "):
         load("x.toml")
@@ -214,8 +208,8 @@ def test_files_that_are_no_toml_at_all(in_folder, data):
 
 @pytest.mark.parametrize("digits", [20, 400, 5000])
 def test_numbers_that_no_message_can_carry(digits):
-    """A limit of 10^22 versions was taken, and ended the server when the first client came; one of
-    5,000 digits was a bug at once.
+    """A limit of 10^22 versions was once accepted and ended the parameter server at the first
+    client.
     """
     with pytest.raises(ConfigError, match=r"--set: sync\.max_staleness: "):
         load(None, [f"sync.max_staleness={'9' * digits}"])
@@ -223,9 +217,7 @@ def test_numbers_that_no_message_can_carry(digits):
 
 
 def test_text_is_utf8_with_or_without_a_mark(in_folder):
-    """Windows editors write a byte order mark; other encodings would garble paths, so they are
-    refused.
-    """
+    """Windows editors write a byte order mark; other encodings would garble paths."""
     (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("utf-8-sig"))
     assert load("x.toml").data.path == "é"
     (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("latin-1"))
@@ -234,13 +226,13 @@ def test_text_is_utf8_with_or_without_a_mark(in_folder):
 
 
 def test_a_directory_is_not_a_file(in_folder):
-    """OSErrors become lines too."""
+    """An OSError must become one line too."""
     with pytest.raises(ConfigError, match=r"\.: Is a directory"):
         load(".")
 
 
-def test_the_deeper_of_two_wrong_keys_names_its_source(in_folder):
-    """An error in --set must not send the user looking into the file."""
+def test_an_error_names_the_source_of_its_key(in_folder):
+    """An error in --set must not point to the file."""
     assert failure("[sync]\nquorum = 0.6", ["sync.quorum=3"]).message == (
         "--set: sync.quorum: must be above 0 and at most 1, got 3.0"
     )
@@ -251,15 +243,13 @@ def test_the_deeper_of_two_wrong_keys_names_its_source(in_folder):
     "text", ["sync", "sync.every_s", "every_s=5", "a.b.c=4", ".a=4", "a.=4", "=3"]
 )
 def test_overrides_need_their_form(text):
-    """A --set without its three parts is explained by an example."""
+    """The error for a malformed --set must have an example."""
     with pytest.raises(ConfigError, match=r"write it as table\.key=value"):
         load(None, [text])
 
 
 def test_override_values_are_toml_and_bare_words_are_strings():
-    """`--set codec.up=bf16` must work without shell-quoted quotes, and numbers for text settings
-    stay text.
-    """
+    """`--set codec.up=bf16` must work without quotes, and numbers for text settings stay text."""
     made = load(
         None,
         [
@@ -282,7 +272,7 @@ def test_override_values_are_toml_and_bare_words_are_strings():
     assert made.run.seed == 16
 
 
-def test_an_override_cannot_smuggle_in_more_keys():
+def test_an_override_cannot_add_keys():
     """A line break in a value must not become a second TOML line."""
     with pytest.raises(ConfigError, match=r"data\.path: must be printable"):
         load(None, ["data.path=1\nsync = 2"])
@@ -298,7 +288,7 @@ def test_overrides_win_over_the_file_and_the_last_one_over_earlier(in_folder):
 
 
 def test_defaults_are_the_documented_ones():
-    """A changed default changes everybody's runs: it must be changed here on purpose."""
+    """A changed default changes everyone's runs, so this test must be changed with it."""
     assert to_dict(Config()) == {
         "run": {"name": "run", "directory": "runs/{name}", "seed": 0}
         | {"rounds": 0, "tokens": 0, "seconds": 0.0},
@@ -381,7 +371,7 @@ def test_defaults_are_the_documented_ones():
 
 @pytest.mark.parametrize("comments", [True, False])
 def test_toml_comes_back_as_it_was(tmp_path, comments):
-    """What `init` and --dry-run print must load to the same configuration."""
+    """The output of `init` and --dry-run must load to the same configuration."""
     made = load(
         None, ['data.path=/a "b" \\c', "sync.every_s=1e-5", "listen.insecure=true", "run.name=x"]
     )
@@ -391,29 +381,29 @@ def test_toml_comes_back_as_it_was(tmp_path, comments):
 
 
 def test_every_setting_has_a_line_of_help():
-    """`init` documents all settings: none may be silent, and help is one line."""
+    """`init` documents all settings: each needs one line of help."""
     for table in TABLES.values():
         for field in attrs.fields(table):
             text = field.metadata["help"]
             assert text, field.name
             assert "\n" not in text
-            fixed = " (fixed for the life of a run)" if field.metadata["fixed"] else ""
+            fixed = " (fixed for the whole run)" if field.metadata["fixed"] else ""
             assert f"# {text}{fixed}\n{field.name} = " in to_toml(Config())
 
 
 def test_every_table_of_the_configuration_is_listed():
-    """A table that is in Config and not in TABLES would not be written or suggested."""
+    """A table that is missing in TABLES would not be written or suggested."""
     assert [field.name for field in attrs.fields(Config)] == list(TABLES)
 
 
 def test_values_made_in_python_are_checked_too():
-    """Tests and the demo make settings directly; a range must hold there as well."""
+    """Tests and the demo make settings directly, so ranges must be checked there too."""
     with pytest.raises(SettingError, match=r"sync\.quorum: must be above 0 and at most 1, got -1"):
         SyncConfig(quorum=-1)
 
 
-def test_clients_get_what_they_need_and_not_where_the_server_lives():
-    """The welcome must not tell strangers the server's paths and addresses."""
+def test_clients_get_no_paths_of_the_parameter_server():
+    """The welcome must not disclose the parameter server's paths and listen address."""
     wire = to_wire(load(None, ["run.directory=/secret", "run.seed=7", "codec.up=fp32"]))
     assert "/secret" not in str(wire)
     assert "listen" not in wire
@@ -423,9 +413,7 @@ def test_clients_get_what_they_need_and_not_where_the_server_lives():
 
 
 def test_a_newer_servers_keys_are_skipped_and_values_still_checked():
-    """A client must run with a server that has one setting more, but never with a value out of
-    range.
-    """
+    """A client must work with a newer parameter server, but never with a value out of range."""
     wire = to_wire(Config())
     wire["sync"]["later"] = 1
     wire["extra"] = {}
@@ -434,7 +422,7 @@ def test_a_newer_servers_keys_are_skipped_and_values_still_checked():
     with pytest.raises(ConfigError) as caught:
         from_wire(wire)
     assert caught.value.message == (
-        "the server's welcome: sync.quorum: must be above 0 and at most 1, got 5.0"
+        "the parameter server's welcome: sync.quorum: must be above 0 and at most 1, got 5.0"
     )
 
 
@@ -449,30 +437,28 @@ json_values = st.recursive(
 
 @given(json_values | st.fixed_dictionaries({}, optional=dict.fromkeys(TABLES, json_values)))
 def test_from_wire_takes_anything_or_says_why_not(value):
-    """The welcome comes from the network: any value gives a Config or a ConfigError, never another
-    exception.
-    """
-    told = ""
+    """The welcome comes from the network: any value gives a Config or a ConfigError."""
+    message = ""
     try:
         assert isinstance(from_wire(value), Config)
     except ConfigError as error:
-        told = error.message
-    assert told.isprintable()
+        message = error.message
+    assert message.isprintable()
 
 
 @given(st.text(max_size=30).map(lambda text: f"sync.every_s={text}"))
 def test_any_override_text_is_a_config_or_a_config_error(text):
-    """Whatever a shell hands over must not end in a traceback."""
-    told = ""
+    """No text of a shell may cause a traceback."""
+    message = ""
     try:
         load(None, [text])
     except ConfigError as error:
-        told = error.message
-    assert told.isprintable()
+        message = error.message
+    assert message.isprintable()
 
 
 def test_presets_and_formats_are_the_ones_that_exist():
-    """The server checks names that other rooms define."""
+    """The settings repeat names that other packages define."""
     from fsl_async.learn.models.gpt import PRESETS
     from fsl_async.roles.sync.weighting import WEIGHTINGS
     from fsl_codecs.formats import FORMATS
@@ -485,7 +471,7 @@ def test_presets_and_formats_are_the_ones_that_exist():
 @pytest.mark.parametrize("more", [[], ["model.width=64", "model.heads=2"]])
 @pytest.mark.parametrize("preset", get_args(settings_training.Preset))
 def test_resolved_sizes_are_those_that_clients_build(preset, more):
-    """What --dry-run shows must be the model that is trained."""
+    """The model of --dry-run must be the one that is trained."""
     from fsl_async.learn.models.gpt import gpt_config
 
     loaded = load(None, [f"model.preset={preset}", *more])
@@ -500,7 +486,7 @@ def test_resolved_sizes_are_those_that_clients_build(preset, more):
 
 
 def test_run_directory_and_shards_follow_from_other_settings():
-    """`{name}` and 0 are the two places where one setting stands for another."""
+    """`{name}` and 0 are replaced by other settings."""
     made = load(None, ["run.name=abc", "sync.clients=5"])
     assert str(made.run_dir) == "runs/abc"
     assert made.shards == 5
@@ -508,14 +494,16 @@ def test_run_directory_and_shards_follow_from_other_settings():
 
 
 def test_suggestions_and_types_cover_every_key():
-    """The table behind did-you-mean must hold every setting."""
+    """The table behind did-you-mean must have every setting."""
     keys = {f"{name}.{field.name}" for name, t in TABLES.items() for field in attrs.fields(t)}
     assert set(configuration._types()) == keys
     assert tomllib.loads(to_toml(Config())) == to_dict(Config())
 
 
 def test_the_smallest_windows_are_large_enough_for_the_transport():
-    """What the configuration takes the transport must take, or a run ends with "this is a bug"."""
+    """A window that the settings allow must be valid for the transport, or a run ends with "this is
+    a bug".
+    """
     least = 2 << 20
     transfer = TransferConfig(window_bytes=least, window_limit_bytes=least)
     made = transport_settings(Config(transfer=transfer))
@@ -529,9 +517,7 @@ def test_the_smallest_windows_are_large_enough_for_the_transport():
     ["hidden_act=xielu", "attn_implementation=flash_attention_2", "quantization_config=x", "_x=1"],
 )
 def test_sizes_choose_no_code(sizes):
-    """A server names them, and a client builds the model: these would import what is installed
-    there.
-    """
+    """The parameter server sends them, and they must not choose code that a client imports."""
     with pytest.raises(ConfigError, match="must be numbers by name"):
         load(None, [f"model.sizes={sizes}"])
     assert load(None, ["model.sizes=hidden_act=gelu_new, eps=1e-5"]).model.sizes

@@ -1,6 +1,4 @@
-"""What a run keeps is its owner's: the modes of folders and files, and what is said where none can
-be made.
-"""
+"""Modes of a run's folders and files, and the errors where none can be created."""
 
 import errno
 import os
@@ -26,14 +24,14 @@ from fsl_async.tools.sim.counting import MANIFEST
 
 @pytest.fixture(autouse=True)
 def open_umask():
-    """The usual umask of a shared machine takes nothing away from the owner's group here."""
+    """A umask, usual on shared machines, that keeps the group's permissions."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def modes(folder):
-    """The mode of every folder and file below."""
+    """Return the mode of every folder and file below."""
     return {
         str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
         for path in sorted(folder.rglob("*"))
@@ -41,7 +39,7 @@ def modes(folder):
 
 
 def test_everything_in_a_run_directory_is_its_owners(tmp_path, monkeypatch):
-    """Weights and deltas tell what a site trains on; on a shared machine others could read them."""
+    """Weights and deltas reveal a site's data, and other users of a machine must not read them."""
     run = tmp_path / "runs" / "one"
     store = Store(run)
     store.recover()
@@ -88,7 +86,7 @@ def test_a_directory_that_is_there_keeps_its_mode(tmp_path):
     ],
 )
 def test_an_error_of_the_disk_says_what_fits(number, words):
-    """Room does not help where a path is wrong."""
+    """To make room does not help where a path is wrong."""
     text = disk_words(OSError(number, os.strerror(number), "/r/ledger.jsonl"))
     system, _, advice = text.partition("; ")
     assert system == f"{os.strerror(number)} (/r/ledger.jsonl)"
@@ -104,7 +102,7 @@ def test_an_error_of_the_disk_says_what_fits(number, words):
     ],
 )
 def test_a_run_directory_that_cannot_be_made_is_one_line(where, words):
-    """It said: make room and try again."""
+    """The remedy was once wrong: make room and try again."""
     command = [sys.executable, "-m", "fsl_async.cli", "--role", "ps", "--run-dir", where]
     done = subprocess.run(
         [*command, "--insecure", "127.0.0.1:0"], capture_output=True, text=True, check=False

@@ -163,7 +163,8 @@ class ParameterServer(Servers):
         relauncher = Relauncher(
             world.scheduler,
             Launching(rules),
-            lambda what, client, text: outputs.lines.append(text),
+            "tcp://h:1",
+            lambda what, client, text: told.lines.append(text),
             wanted=lambda: True,
             launchers={},
         )

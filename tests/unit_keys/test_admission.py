@@ -1,4 +1,4 @@
-"""Who comes in under which name, and what a file that changes or breaks does to that."""
+"""Which keys are admitted under which names, and the effect of a list that changes or breaks."""
 
 import os
 
@@ -28,12 +28,12 @@ def put(folder, *entries):
         folder.change_allowed(lambda before, one=entry: before.with_entry(one))
 
 
-def door_of(folder, tmp_path):
+def admission_of(folder, tmp_path):
     return Admission(folder, NameHolders(tmp_path / "names.txt"))
 
 
 def listed(*bodies):
-    """The lines of a names.txt."""
+    """Return the lines of a names.txt."""
     made, checksum = b"", 0
     for body in bodies:
         line, checksum = chained(body.encode(), checksum)
@@ -42,107 +42,107 @@ def listed(*bodies):
 
 
 def test_a_name_is_the_first_ones_also_after_a_restart(folder, tmp_path):
-    """A trusted site must not take the place of another one by its name and a later incarnation."""
-    door = door_of(folder, tmp_path)
-    assert door.admit("a", A) is None
-    assert door.admit("a", A) is None
-    code, text = door.admit("a", B)
+    """A trusted site must not replace another one by its name and a later incarnation."""
+    admission = admission_of(folder, tmp_path)
+    assert admission.admit("a", A) is None
+    assert admission.admit("a", A) is None
+    code, text = admission.admit("a", B)
     assert code == "name"
     assert "keys trust KEY --name site-b --names a" in text
-    assert door.admit("b", B) is None
-    again = door_of(folder, tmp_path)
+    assert admission.admit("b", B) is None
+    again = admission_of(folder, tmp_path)
     assert again.admit("a", B)[0] == "name"
     assert again.admit("a", A) is None
     assert (tmp_path / "names.txt").read_bytes() == listed(f"a {A}", f"b {B}")
 
 
-def test_strangers_have_no_names(folder, tmp_path):
-    """They may neither touch what is there under a name, nor have it written down."""
-    door = door_of(folder, tmp_path)
-    assert door.admit("a", KeyPair.new().public)[0] == "key"
-    assert door.admit("a", "")[0] == "key"
-    assert not door.allows("")
+def test_unauthenticated_peers_have_no_names(folder, tmp_path):
+    """They must not affect clients of that name, nor reserve it."""
+    admission = admission_of(folder, tmp_path)
+    assert admission.admit("a", KeyPair.new().public)[0] == "key"
+    assert admission.admit("a", "")[0] == "key"
+    assert not admission.allows("")
     assert not (tmp_path / "names.txt").exists()
 
 
-def test_the_list_gives_and_hands_over_names(folder, tmp_path):
-    """What a person has written counts more than who came first."""
-    door = door_of(folder, tmp_path)
-    assert door.admit("x", A) is None
+def test_the_list_assigns_names(folder, tmp_path):
+    """The list counts more than the first use."""
+    admission = admission_of(folder, tmp_path)
+    assert admission.admit("x", A) is None
     put(folder, Entry(B, "site-b", names=("x", "y")))
-    assert door.look() == Looked(2)
-    assert door.admit("x", A)[0] == "name"
-    assert door.admit("y", A)[0] == "name"
-    assert door.admit("x", B) is None
-    assert "x, y" in door.admit("z", B)[1]
+    assert admission.look() == Looked(2)
+    assert admission.admit("x", A)[0] == "name"
+    assert admission.admit("y", A)[0] == "name"
+    assert admission.admit("x", B) is None
+    assert "x, y" in admission.admit("z", B)[1]
     put(folder, Entry(B, "site-b"))
-    door.look()
-    assert door.admit("x", B) is None  # handed over for good
-    assert door.admit("x", A)[0] == "name"
+    admission.look()
+    assert admission.admit("x", B) is None  # handed over for good
+    assert admission.admit("x", A)[0] == "name"
 
 
 def test_a_revoked_keys_name_is_not_free(folder, tmp_path):
-    """Otherwise any other site could go on under the name of one that was thrown out."""
-    door = door_of(folder, tmp_path)
-    assert door.admit("a", A) is None
+    """Otherwise another site could continue under the name of a revoked one."""
+    admission = admission_of(folder, tmp_path)
+    assert admission.admit("a", A) is None
     folder.change_allowed(lambda before: before.without(A))
-    assert door.look() == Looked(1)
-    assert not door.allows(A)
-    assert door.admit("a", A)[0] == "key"
-    assert door.admit("a", B)[0] == "name"
+    assert admission.look() == Looked(1)
+    assert not admission.allows(A)
+    assert admission.admit("a", A)[0] == "key"
+    assert admission.admit("a", B)[0] == "name"
 
 
-def test_a_list_that_breaks_changes_nothing_and_is_told_once(folder, tmp_path):
-    """A slip of an editor must not throw everybody out; one line for each change of the file."""
-    door = door_of(folder, tmp_path)
+def test_a_list_that_breaks_changes_nothing_and_is_reported_once(folder, tmp_path):
+    """An error while editing must not remove clients; there is one line for each change of the
+    file.
+    """
+    admission = admission_of(folder, tmp_path)
     good = folder.allowed_path.read_text()
-    assert door.look() is None
+    assert admission.look() is None
     for text, problem in ((good + "oops\n", "'oops' is no public key"), ("\xff", "no public key")):
         folder.allowed_path.write_text(text)
-        looked = door.look()
+        looked = admission.look()
         assert looked.keys == 2
         assert problem in looked.problem
-        assert door.look() is None
+        assert admission.look() is None
     folder.allowed_path.unlink()
-    assert "is gone" in door.look().problem
-    assert door.look() is None
-    assert door.allows(A)
+    assert "is gone" in admission.look().problem
+    assert admission.look() is None
+    assert admission.allows(A)
     folder.allowed_path.write_text(good.replace(A, C))
-    assert door.look() == Looked(2)
-    assert (door.allows(A), door.allows(C)) == (False, True)
+    assert admission.look() == Looked(2)
+    assert (admission.allows(A), admission.allows(C)) == (False, True)
     folder.allowed_path.chmod(0o666)
-    assert "chmod go-w" in door.look().problem
+    assert "chmod go-w" in admission.look().problem
 
 
-def test_a_list_of_the_same_size_and_time_is_seen(folder, tmp_path):
-    """Keys have one length: a file made anew may differ in nothing but its number."""
-    door = door_of(folder, tmp_path)
+def test_a_list_of_the_same_size_and_time_is_read(folder, tmp_path):
+    """Keys have equal lengths: a replaced file may differ only in its inode."""
+    admission = admission_of(folder, tmp_path)
     found = folder.allowed_path.stat()
     folder.change_allowed(lambda before: before.without(A).with_entry(Entry(C, "site-a")))
     os.utime(folder.allowed_path, ns=(found.st_atime_ns, found.st_mtime_ns))
     assert folder.allowed_path.stat().st_size == found.st_size
-    assert door.look() == Looked(2)
-    assert door.allows(C)
+    assert admission.look() == Looked(2)
+    assert admission.allows(C)
 
 
-def test_no_list_lets_nobody_in(tmp_path):
-    """Whoever starts a server before trusting anybody has an empty room, not an open one."""
-    door = door_of(KeysFolder(tmp_path / "nothing"), tmp_path)
-    assert not door.allows(A)
-    assert door.look() is None
+def test_without_a_list_no_key_is_admitted(tmp_path):
+    """A parameter server without trusted keys must be closed, not open."""
+    admission = admission_of(KeysFolder(tmp_path / "nothing"), tmp_path)
+    assert not admission.allows(A)
+    assert admission.look() is None
 
 
 def test_a_list_that_is_broken_at_the_start_is_an_error(folder, tmp_path):
-    """There is nothing to fall back to."""
+    """There is no earlier list to use."""
     folder.allowed_path.write_text("oops\n")
     with pytest.raises(KeysError, match=r"allowed\.txt line 1"):
-        door_of(folder, tmp_path)
+        admission_of(folder, tmp_path)
 
 
 def test_a_torn_line_of_names_is_cut_off_and_a_damaged_one_is_named(tmp_path):
-    """A crash tears the last line only; anything else is damage, and guessing would give names
-    away.
-    """
+    """A crash tears only the last line; other damage must not free a name."""
     path = tmp_path / "names.txt"
     path.write_bytes(listed(f"a {A}") + f"{'b' * 60} {B[:-1]}".encode())
     names = NameHolders(path)
@@ -166,72 +166,72 @@ def test_a_torn_line_of_names_is_cut_off_and_a_damaged_one_is_named(tmp_path):
             NameHolders(path)
 
 
-def test_a_name_that_cannot_be_written_down_is_not_given(folder, tmp_path, monkeypatch):
-    """On a full disk: refused now, free later, and no half line in front of the next one."""
-    door = door_of(folder, tmp_path)
+def test_a_name_that_cannot_be_stored_is_not_assigned(folder, tmp_path, monkeypatch):
+    """On a full disk it is refused now, free later, and leaves no part of a line."""
+    admission = admission_of(folder, tmp_path)
 
     def full(_descriptor):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(holders_file.os, "fsync", full)
-        code, text = door.admit("a", A)
+        code, text = admission.admit("a", A)
     assert code == "name"
     assert "No space left on device" in text
-    assert door.admit("b", B) is None
+    assert admission.admit("b", B) is None
     assert (tmp_path / "names.txt").read_bytes() == listed(f"b {B}")
 
 
 def test_names_are_bounded(folder, tmp_path, monkeypatch):
-    """A trusted key may still be a hostile one: it can fill neither memory nor disk with names."""
+    """A trusted key must not be able to fill memory or disk with names."""
     monkeypatch.setattr(holders_file, "MOST_NAMES", 3)
-    door = door_of(folder, tmp_path)
-    assert [door.admit(f"n{n}", A) is None for n in range(5)] == [True, True, True, False, False]
-    assert door.admit("n0", A) is None
+    admission = admission_of(folder, tmp_path)
+    assert [admission.admit(f"n{n}", A) is None for n in range(5)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert admission.admit("n0", A) is None
 
 
-def test_another_server_with_the_same_pair_comes_under_its_name(folder, tmp_path):
-    """One folder of keys for both servers of a machine; whoever holds the pair could be this
-    server, but trains nothing with it.
-    """
+def test_another_node_with_the_same_pair_joins_under_its_name(folder, tmp_path):
+    """Both servers of a machine may share a keys folder; their key must not join as a client."""
     holders = NameHolders(tmp_path / "names.txt")
     own = KeyPair.new().public
-    door = Admission(folder, holders, {"parameter-server": own})
-    assert door.allows(own)
-    assert door.admit("parameter-server", own) is None
-    assert door.admit("a", own)[0] == "key"
-    assert door.admit("parameter-server", KeyPair.new().public)[0] == "key"
+    admission = Admission(folder, holders, {"parameter-server": own})
+    assert admission.allows(own)
+    assert admission.admit("parameter-server", own) is None
+    assert admission.admit("a", own)[0] == "key"
+    assert admission.admit("parameter-server", KeyPair.new().public)[0] == "key"
     plain = Admission(folder, holders, {"": own})
     assert not plain.allows(own)
     assert not plain.allows("")
     assert plain.admit("", own)[0] == "key"
 
 
-def test_a_clients_key_does_not_get_another_servers_name(folder, tmp_path):
-    """It could end the run there, and keep the parameter server out by having the name first; a
-    person may give the name to a key.
-    """
+def test_a_clients_key_does_not_get_the_parameter_servers_name(folder, tmp_path):
+    """It could end the run there, or keep the parameter server out; the list may assign it."""
     holders = NameHolders(tmp_path / "names.txt")
     own = KeyPair.new().public
-    door = Admission(folder, holders, {"parameter-server": own})
-    code, text = door.admit("parameter-server", A)
+    admission = Admission(folder, holders, {"parameter-server": own})
+    code, text = admission.admit("parameter-server", A)
     assert code == "name"
     assert "keys trust KEY --name site-a --names parameter-server" in text
     assert not (tmp_path / "names.txt").exists()
-    assert door.admit("parameter-server", own) is None
+    assert admission.admit("parameter-server", own) is None
     put(folder, Entry(C, "ps", ("parameter-server",)))
-    assert door.look() == Looked(3)
-    assert door.admit("parameter-server", C) is None
-    assert door.admit("parameter-server", A)[0] == "name"
-    assert door.admit("a", C)[0] == "name", "it is no client"
-    assert door.admit("parameter-server", own) is None
-    assert door_of(folder, tmp_path).admit("site", A) is None, "of a server without a sister"
+    assert admission.look() == Looked(3)
+    assert admission.admit("parameter-server", C) is None
+    assert admission.admit("parameter-server", A)[0] == "name"
+    assert admission.admit("a", C)[0] == "name", "it is no client"
+    assert admission.admit("parameter-server", own) is None
+    assert admission_of(folder, tmp_path).admit("site", A) is None, "of a server without a sister"
 
 
-def test_a_name_that_the_disk_took_in_part_is_not_held(tmp_path, monkeypatch):
-    """A disk that becomes full takes half a line without an error: that client was let in, and at
-    the next start the file was damaged.
-    """
+def test_a_name_that_was_written_in_part_is_not_held(tmp_path, monkeypatch):
+    """A disk that becomes full takes a part of a line without an error."""
     holders, write = NameHolders(tmp_path / "names.txt"), os.pwrite
     holders.hold("a", A)
     room = [10]
@@ -253,8 +253,8 @@ def test_a_name_that_the_disk_took_in_part_is_not_held(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["zeros", "newline"])
-def test_names_that_a_damaged_end_would_give_away_are_refused(tmp_path, damage):
-    """Who says HELLO next would own another site's name."""
+def test_a_damaged_end_of_the_names_is_refused(tmp_path, damage):
+    """Otherwise the next HELLO could get another site's name."""
     path = tmp_path / "names.txt"
     NameHolders(path).hold("a", A)
     whole = path.read_bytes()

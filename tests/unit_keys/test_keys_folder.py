@@ -1,4 +1,4 @@
-"""The keys folder: modes, whole files or none, and refusals that say what to type."""
+"""The keys folder: modes, atomic writes, and errors with commands."""
 
 import os
 import stat
@@ -24,8 +24,8 @@ def mode(path):
 
 
 def test_modes_whatever_the_umask(folder):
-    """The commonest way to lose a key: a file that everybody can read (as
-    `zmq.auth.create_certificates` leaves it).
+    """A world-readable secret (as of `zmq.auth.create_certificates`) is the usual way to lose a
+    key.
     """
     before = os.umask(0)
     try:
@@ -42,9 +42,7 @@ def test_modes_whatever_the_umask(folder):
 
 
 def test_the_secret_is_never_open_to_others_even_for_a_moment(folder, monkeypatch):
-    """Between its creation and a later chmod another process could open it: the mode comes with the
-    creation.
-    """
+    """Between creation and a later chmod another process could open it."""
     created = []
     real = os.open
 
@@ -61,7 +59,7 @@ def test_the_secret_is_never_open_to_others_even_for_a_moment(folder, monkeypatc
 
 
 def test_a_pair_is_made_once(folder):
-    """A second one would lock this node out everywhere."""
+    """A second pair would be trusted by no node."""
     pair = folder.make_pair()
     with pytest.raises(KeysError, match="exists already"):
         folder.make_pair()
@@ -69,8 +67,8 @@ def test_a_pair_is_made_once(folder):
     assert [path.name for path in folder.path.iterdir()] == ["node.key"]
 
 
-def test_no_pair_says_what_to_type(folder):
-    """Whoever meets this has read nothing yet."""
+def test_without_a_pair_the_error_has_the_command(folder):
+    """It is the first error that a new user gets."""
     assert not folder.has_pair()
     with pytest.raises(KeysError, match=rf"run .*keys new --keys {folder.path}"):
         folder.pair()
@@ -79,7 +77,7 @@ def test_no_pair_says_what_to_type(folder):
 
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o620, 0o601, 0o666])
 def test_a_secret_that_others_may_touch_is_refused(folder, bits):
-    """As ssh does, and with the command that mends it."""
+    """As by ssh, and with the command that repairs it."""
     folder.make_pair()
     folder.secret_path.chmod(bits)
     with pytest.raises(KeysError, match=f"run chmod 600 {folder.secret_path}"):
@@ -88,7 +86,7 @@ def test_a_secret_that_others_may_touch_is_refused(folder, bits):
 
 @pytest.mark.parametrize("bits", [0o620, 0o602])
 def test_a_list_that_others_may_change_is_refused(folder, bits):
-    """Whoever writes the list lets themselves in."""
+    """A user who can write the list can admit any key."""
     folder.change_allowed(lambda found: found.with_entry(Entry(A, "a")))
     folder.allowed_path.chmod(0o644)
     assert folder.allowed().find(A) is not None
@@ -98,7 +96,7 @@ def test_a_list_that_others_may_change_is_refused(folder, bits):
 
 
 def test_a_folder_that_others_may_change_is_refused(folder):
-    """They could put another file in the place of ours."""
+    """Other users could replace its files."""
     folder.make_pair()
     folder.path.chmod(0o770)
     with pytest.raises(KeysError, match=f"run chmod 700 {folder.path}"):
@@ -119,7 +117,7 @@ def test_a_folder_that_others_may_change_is_refused(folder):
     ],
 )
 def test_a_damaged_pair_is_named(folder, change):
-    """Half a pair must not be taken for another one."""
+    """A part of a pair must not become another one."""
     folder.make_pair()
     folder.secret_path.write_text(change(folder.secret_path.read_text()))
     with pytest.raises(KeysError, match="damaged; restore it, or remove it and run"):
@@ -127,7 +125,7 @@ def test_a_damaged_pair_is_named(folder, change):
 
 
 def test_what_is_no_text_and_no_file(folder):
-    """Bytes, far too many bytes, a folder, a pipe that would block for ever."""
+    """Bytes, too many bytes, a folder, a pipe that would block for ever."""
     folder.make_pair()
     folder.allowed_path.write_bytes(b"\xff\xfe")
     with pytest.raises(KeysError, match="not text"):
@@ -142,7 +140,7 @@ def test_what_is_no_text_and_no_file(folder):
 
 
 def test_a_change_that_fails_leaves_the_list_as_it_was(folder, monkeypatch):
-    """A full disk in the middle of a revocation must not let everybody out or in."""
+    """A full disk during a revocation must neither admit nor remove other keys."""
     folder.change_allowed(lambda found: found.with_entry(Entry(A, "a")))
     before = folder.allowed_path.read_text()
 
@@ -157,8 +155,8 @@ def test_a_change_that_fails_leaves_the_list_as_it_was(folder, monkeypatch):
 
 
 def test_where_keys_are(monkeypatch, tmp_path):
-    """FSL_KEYS, then XDG's, then the home folder's; a relative XDG path is to be ignored, says the
-    specification.
+    """FSL_KEYS, then XDG's folder, then the home's; by its specification a relative XDG path is
+    ignored.
     """
     monkeypatch.setenv("HOME", "/home/x")
     monkeypatch.delenv("FSL_KEYS", raising=False)

@@ -1,6 +1,4 @@
-"""Lines about handshakes: right for what happened, bounded whatever strangers do, and to be typed
-as they stand.
-"""
+"""Messages about handshakes: correct, limited in number, and ready to paste."""
 
 import shlex
 
@@ -16,29 +14,27 @@ from fsl_transport.zmq.curve import HandshakeFailed, KeyPair
 INVITE = Address("h", 1, "a" * 40).fsl
 
 
-def test_the_same_thing_is_said_seldom():
-    """A client that is refused dials again every two seconds, with two connections."""
-    seldom = MessageThrottle()
-    assert [seldom.lets("x", now) for now in (0.0, 1.0, AGAIN_S - 1, AGAIN_S)] == [
+def test_the_same_message_is_limited():
+    """A refused client dials again every two seconds, with two connections."""
+    throttle = MessageThrottle()
+    assert [throttle.lets("x", now) for now in (0.0, 1.0, AGAIN_S - 1, AGAIN_S)] == [
         True, False, False, True,
     ]  # fmt: skip
-    assert seldom.rest() == ""
+    assert throttle.rest() == ""
 
 
-def test_a_flood_of_new_things_is_counted_and_not_printed():
-    """A stranger can make a new key for each connection: neither log nor memory may grow with
-    that.
-    """
-    seldom = MessageThrottle()
-    assert sum(seldom.lets(str(number), number / 1000) for number in range(10_000)) == BURST
-    assert len(seldom._told) == BURST
-    assert seldom.lets("later", 11 + AGAIN_S)
-    assert seldom.rest() == f" (and {10_000 - BURST:,} more were not printed)"
-    assert seldom.rest() == ""
+def test_a_flood_of_new_messages_is_counted_and_not_printed():
+    """An attacker can use a new key for each connection: log and memory must not grow."""
+    throttle = MessageThrottle()
+    assert sum(throttle.lets(str(number), number / 1000) for number in range(10_000)) == BURST
+    assert len(throttle._sent) == BURST
+    assert throttle.lets("later", 11 + AGAIN_S)
+    assert throttle.rest() == f" (and {10_000 - BURST:,} more were not printed)"
+    assert throttle.rest() == ""
 
 
 def test_the_line_that_trusts_a_key_survives_a_shell():
-    """Z85 has dollars, brackets, quotes' neighbors: the line is pasted as it stands."""
+    """Z85 has characters that are special to a shell, and the line is pasted."""
     key = KeyPair.new().public[:20] + "$&*()<>?[]{}!^%=/+:-"
     failed = HandshakeFailed("unknown-key", key, "192.0.2.1")
     for line in (
@@ -56,8 +52,8 @@ def test_the_line_that_trusts_a_key_survives_a_shell():
 
 @pytest.mark.parametrize("invite", [INVITE, "tcp://h:1"])
 @pytest.mark.parametrize("why", ["server-key", "mechanism"])
-def test_the_server_says_what_to_give_the_client(why, invite):
-    """The whole address, quoted, where it encrypts; the plain one where it does not."""
+def test_the_listeners_message_has_the_address_for_the_client(why, invite):
+    """The complete address, quoted, if the node encrypts; else the address without key."""
     line = at_server(HandshakeFailed(why), invite, "")
     assert (shlex.quote(invite) if "key" in invite or why == "server-key" else invite) in line
 
@@ -65,24 +61,22 @@ def test_the_server_says_what_to_give_the_client(why, invite):
 @pytest.mark.parametrize(
     ("why", "public", "words"),
     [
-        ("closed", "k", "hung up during the handshake"),
+        ("closed", "k", "closed the connection during the handshake"),
         ("mechanism", "k", "does not encrypt"),
-        ("mechanism", "", "h:1 encrypts: give the whole address"),
-        ("closed", "", ""),  # nothing listens behind a tunnel: that is told as no answer
+        ("mechanism", "", "h:1 encrypts: give the complete address"),
+        ("closed", "", ""),  # nothing listens behind a tunnel: which is reported as no answer
         ("other", "k", ""),
     ],
 )
-def test_the_client_says_what_it_can_know(why, public, words):
-    """From this end several causes look alike, and the line says so."""
+def test_the_clients_message_names_the_possible_causes(why, public, words):
+    """Several causes look alike at the client."""
     line = at_client(HandshakeFailed(why), parse("h:1"), public, "a")
     assert words in line
     assert bool(line) == bool(words)
 
 
 def test_a_split_server_is_not_reached_less_safely_than_the_parameter_server(tmp_path):
-    """Whoever came encrypted would otherwise send activations and labels in the clear, by a word of
-    the server.
-    """
+    """Otherwise the parameter server could make clients send activations and labels unencrypted."""
     folder = KeysFolder(tmp_path)
     assert split_curve(Address("h", 1), folder, encrypted=False) is None
     assert split_curve(Address("127.0.0.1", 1), folder, encrypted=True) is None

@@ -1,5 +1,6 @@
-"""What may leave a site: kinds, what a configuration needs of them, and the site file. Hostile
-servers are in unit_nodes/split.
+"""What may leave a site: kinds, the needs of a configuration, and the site file.
+
+Hostile parameter servers are in unit_nodes/split.
 """
 
 import pytest
@@ -31,12 +32,12 @@ SPLIT = ("split.method=cse-fsl",)
     ],
 )
 def test_what_a_configuration_needs(settings, needs):
-    """The list that a site is asked for is what the method sends, no less."""
+    """The list must have every kind that the method sends."""
     assert needs_of(load(None, settings)) == needs
 
 
 def test_by_default_only_deltas_leave():
-    """A site that says nothing must not lose more than pretraining needs."""
+    """By default a site must not lose more than pretraining needs."""
     policy = SitePolicy()
     policy.require({"deltas": "x", "adapters": "x"}, "run r")
     assert [kind for kind in KINDS if policy.lets(kind)] == ["deltas", "adapters"]
@@ -44,21 +45,21 @@ def test_by_default_only_deltas_leave():
         policy.require(receivers_of(load(None, SPLIT), "ps:1", "split:2"), "run r")
     assert refused.value.exit_code == 2
     assert refused.value.message == (
-        "run r wants activations and labels sent to the split server at split:2, and this site "
+        "run r needs activations and labels sent to the split server at split:2, and this site "
         "allows deltas only;"
         " to allow that, start this client with --allow deltas,activations,labels"
     )
 
 
-def test_adapters_alone_keep_whole_weights_here():
-    """Who shares adapters has not said yes to changes of all weights."""
-    with pytest.raises(NotAllowedError, match="wants deltas sent to the parameter server at ps:1"):
+def test_adapters_alone_do_not_allow_full_weights():
+    """To allow adapters is not to allow changes of all weights."""
+    with pytest.raises(NotAllowedError, match="needs deltas sent to the parameter server at ps:1"):
         SitePolicy(frozenset({"adapters"})).require(receivers_of(load(None), "ps:1", ""), "run r")
 
 
 @pytest.mark.parametrize("text", ["", "deltas,", "Deltas", "deltas;labels", "all", "deltas, smell"])
 def test_a_kind_that_does_not_exist_is_named(text):
-    """A typing error must not be read as something narrower or wider."""
+    """A typing error must not be read as fewer or more kinds."""
     with pytest.raises(UsageError, match=r"^--allow: .*; the kinds are deltas, adapters, scalars"):
         parse_kinds(text, "--allow")
 
@@ -79,13 +80,13 @@ class TestSiteFile:
         path.chmod(mode)
 
     def test_without_it_the_command_line_decides(self, folder):
-        """As everywhere, what is typed counts."""
+        """As for all settings of a site."""
         assert site_policy(folder, None).allowed == {"deltas"}
         assert site_policy(folder, "deltas,labels").allowed == {"deltas", "labels"}
         assert site_policy(KeysFolder(folder.path / "none"), None).allowed == {"deltas"}
 
     def test_the_command_line_may_only_narrow_it(self, folder):
-        """What an administrator wrote down holds for every user and script of the site."""
+        """The administrator's list holds for every user and script of the site."""
         self.write(folder, 'allow = ["deltas", "metrics", "activations"]')
         assert site_policy(folder, None).allowed == {"deltas", "metrics", "activations"}
         assert site_policy(folder, "deltas").allowed == {"deltas"}
@@ -110,7 +111,7 @@ class TestSiteFile:
             ('alow = ["deltas"]', "unknown key 'alow'"),
         ],
     )
-    def test_a_file_that_cannot_be_read_lets_nothing_out(self, folder, text, problem):
+    def test_a_file_that_cannot_be_read_allows_nothing(self, folder, text, problem):
         """A typing error must not fall back to a default."""
         self.write(folder, text)
         with pytest.raises((KeysError, UsageError), match=problem) as refused:
@@ -118,19 +119,19 @@ class TestSiteFile:
         assert "site.toml" in refused.value.message
 
     def test_a_file_that_others_can_change_is_refused(self, folder):
-        """Else anybody on the machine decides what leaves it."""
+        """Otherwise any user of the machine decides what leaves it."""
         self.write(folder, 'allow = ["deltas"]', 0o666)
         with pytest.raises(KeysError, match="can be changed by others"):
             site_policy(folder, None)
 
-    def test_a_link_that_leads_nowhere_lets_nothing_out(self, folder):
-        """An administrator's file on a share that is not mounted is not the same as no file."""
+    def test_a_broken_link_allows_nothing(self, folder):
+        """An administrator's file on an unmounted share is not the same as no file."""
         (folder.path / "site.toml").symlink_to(folder.path / "gone" / "site.toml")
-        with pytest.raises(KeysError, match="a link to a file that is not there"):
+        with pytest.raises(KeysError, match="a link to a missing file"):
             site_policy(folder, "labels")
 
     def test_a_link_into_a_folder_that_others_can_change_is_refused(self, folder, tmp_path):
-        """They could replace the file."""
+        """Other users could replace the file."""
         shared = tmp_path / "shared"
         shared.mkdir()
         shared.chmod(0o777)
@@ -140,7 +141,7 @@ class TestSiteFile:
             site_policy(folder, None)
 
     def test_odd_files_are_one_line(self, folder):
-        """Not a bug of ours, and no number in place of a name."""
+        """They are no bug of this program, and the message has a name, no number."""
         self.write(folder, "allow = " + "[" * 20_000)
         with pytest.raises(KeysError, match="not valid TOML"):
             site_policy(folder, None)

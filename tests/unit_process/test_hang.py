@@ -1,4 +1,4 @@
-"""Whether a training thread hangs: the decision, without threads or clocks."""
+"""Detection of a training thread that hangs, without threads or clocks."""
 
 import pytest
 
@@ -17,15 +17,13 @@ RULES = HangRules(factor=20.0, least_s=10.0)
     ],
 )
 def test_what_a_step_may_take(times, limit_s):
-    """Not before steps are known, never less than the least, and not more for an evaluation now and
-    then.
-    """
+    """No limit before steps are known, at least the least, and no effect of a rare evaluation."""
     assert RULES.limit_s(times) == limit_s
     assert HangRules(factor=0.0).limit_s(times) is None
 
 
-def test_a_hang_is_said_once_and_so_is_its_end():
-    """A line in the log for each look would bury everything else."""
+def test_a_hang_and_its_end_are_reported_once():
+    """The log must not get a line for each look."""
     watch, times = HangWatch(RULES), [1.0] * 8
     assert watch.look(100.0, times, 120.0) is None
     assert watch.look(100.0, times, 120.5) == Hung(20.5, 1.0)
@@ -37,14 +35,14 @@ def test_a_hang_is_said_once_and_so_is_its_end():
 
 
 def test_waiting_for_the_run_is_no_hang():
-    """Held at the last call, or for a version: the training thread is not in a step."""
+    """While it waits for a version the training thread is not in a step."""
     watch = HangWatch(RULES)
     assert watch.look(None, [1.0] * 8, 1e6) is None
     assert watch.look(0.0, [], 1e6) is None, "the first steps compile and load"
 
 
 def test_words_for_people():
-    """Numbers that a person can check against the log."""
+    """A person must be able to compare the numbers with the log."""
     assert (
         Hung(125.4, 0.31234).words == "training hangs: no step for 125 s, where one takes 0.312 s"
     )

@@ -1,4 +1,4 @@
-"""Large blocks of memory that go back to the machine when they are freed."""
+"""Large blocks of memory that return to the system when they are freed."""
 
 import ctypes
 import subprocess
@@ -37,8 +37,8 @@ print(C.mallinfo2().arena >= 16 << 20, C.mallinfo2().arena == top.arena, top.hbl
 """
 
 
-def said(script):
-    """By a process of its own, whose heap has no holes to use first."""
+def run_script(script):
+    """Run a script in its own process, whose heap has no holes yet."""
     words = [sys.executable, "-c", BOOKS + "before = C.mallinfo2().hblks" + script]
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
 
@@ -50,13 +50,11 @@ needs_books = pytest.mark.skipif(
 
 @needs_books
 def test_large_blocks_are_mappings_of_their_own_also_after_a_larger_one_was_freed():
-    """That raises the limit otherwise, and a split server grows by what its clients keep in
-    place.
-    """
-    assert said(APART) == "8\n"
+    """By default that raises the threshold, and a split server grows by its clients' state."""
+    assert run_script(APART) == "8\n"
 
 
 @needs_books
 def test_blocks_of_chunks_stay_in_the_heap_when_they_are_freed():
-    """Otherwise the system clears their pages again for each chunk that comes in."""
-    assert said(CHUNKS) == "True True 0\n"
+    """Otherwise the system clears their pages again for each chunk."""
+    assert run_script(CHUNKS) == "True True 0\n"

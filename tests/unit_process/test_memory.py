@@ -1,4 +1,4 @@
-"""What a process takes for its model, and nothing else, is said to be the model's."""
+"""The measured growth is that of the model and nothing else."""
 
 import subprocess
 import sys
@@ -22,9 +22,7 @@ print(MemoryMark.grown())
 
 @pytest.mark.skipif(not mapped_bytes(), reason="this system does not say what is mapped")
 def test_pages_of_files_are_no_growth_and_a_model_that_is_held_is(tmp_path):
-    """Data are mapped, so every page that was read would count as the model's; weights are there
-    before the mark is taken.
-    """
+    """Mapped data must not count; weights that exist before the mark must."""
     path = tmp_path / "data"
     path.write_bytes(b"x" * (32 << 20))
     done = subprocess.run(

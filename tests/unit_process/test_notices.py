@@ -1,4 +1,4 @@
-"""What signals, Slurm and EC2 say of the time that is left, without signals, jobs or instances."""
+"""Notices of signals, Slurm and EC2, without signals, jobs or instances."""
 
 import pytest
 
@@ -28,12 +28,12 @@ NOW = 1_700_000_000.0
     ],
 )
 def test_signals(name, job, grace_s, left_s):
-    """Slurm's early USR2, its KillWait, a site's own grace, and never beyond the job's end."""
+    """Slurm's early USR2, its KillWait, a site's --grace, and at most the job's end."""
     assert of_signal(name, job, grace_s, NOW) == Notice(name, left_s)
 
 
 def test_a_slurm_job_is_read_from_its_variables():
-    """And junk in them is as good as nothing: a launcher's mistake must not end a client."""
+    """Invalid values are ignored: a launcher's mistake must not end a client."""
     assert slurm_job({}) is None
     assert slurm_job({"SLURM_JOB_END_TIME": "5"}) is None
     whole = {"SLURM_JOB_ID": "42", "SLURM_JOB_END_TIME": "1700000600", "SLURM_RESTART_COUNT": "2"}
@@ -44,10 +44,8 @@ def test_a_slurm_job_is_read_from_its_variables():
     assert slurm_job(junk) == SlurmJob("42")
 
 
-def test_the_end_of_a_job_is_told_two_minutes_before():
-    """Also in a job that asked for no signal; at once where that is past, never where nobody knows
-    the end.
-    """
+def test_the_end_of_a_job_is_notified_two_minutes_before():
+    """Also in a job without a signal; at once if that is past, never if the end is unknown."""
     job = SlurmJob("7", NOW + 600.0)
     assert seconds_to_job_notice(job, None, NOW) == 480.0
     assert seconds_to_job_notice(job, 30.0, NOW) == 570.0
@@ -70,5 +68,5 @@ def test_the_end_of_a_job_is_told_two_minutes_before():
     ],
 )
 def test_instance_actions(body, notice):
-    """Times are UTC, with or without the Z; anything else under that address is no announcement."""
+    """Times are UTC, with or without the Z; any other answer is no announcement."""
     assert of_instance_action(body, NOW) == (notice and Notice(*notice))

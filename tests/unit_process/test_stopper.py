@@ -1,4 +1,4 @@
-"""Stopping: once drains, twice stops, and signals work under every loop."""
+"""Stopping: the first request drains, the second stops, and signals work under every loop."""
 
 import asyncio
 import os
@@ -17,8 +17,8 @@ from fsl_async.process.stop_requests import Asked, StopRequests
 from fsl_async.process.stopper import Stopper, stop_on_signals
 
 
-def test_asking_twice_the_same_tells_once_and_harder_tells_again():
-    """A callback must see one drain and at most one hard stop, in that order."""
+def test_a_repeated_request_calls_back_once_and_a_hard_one_again():
+    """A callback must get one drain and at most one hard stop, in that order."""
     stopper, seen = Stopper(), []
     stopper.subscribe(seen.append)
     assert (stopper.requested, stopper.hard) == (False, False)
@@ -32,8 +32,8 @@ def test_asking_twice_the_same_tells_once_and_harder_tells_again():
     assert (stopper.hard, stopper.reason, stopper.exit_code) == (True, "first", 64)
 
 
-def test_a_late_subscriber_hears_of_an_earlier_request():
-    """Ctrl-C during start-up comes before the loop listens; it must not be lost."""
+def test_a_late_subscriber_gets_an_earlier_request():
+    """Ctrl-C during start-up comes before the loop subscribes; it must not be lost."""
     stopper, seen = Stopper(), []
     stopper.request(hard=True)
     remove = stopper.subscribe(seen.append)
@@ -43,8 +43,8 @@ def test_a_late_subscriber_hears_of_an_earlier_request():
     assert stopper.callbacks == []
 
 
-def test_requests_from_many_threads_tell_each_callback_once():
-    """Signals, the supervisor and the loop may ask at the same moment."""
+def test_requests_from_many_threads_call_each_callback_once():
+    """Signals, the supervisor and the loop may request at the same moment."""
     stopper, seen = Stopper(), []
     stopper.subscribe(seen.append)
     threads = [threading.Thread(target=stopper.request) for _ in range(16)]
@@ -58,9 +58,7 @@ def test_requests_from_many_threads_tell_each_callback_once():
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("in_main_thread", [True, False])
 def test_signals_reach_a_loop_that_sleeps(new_loop, in_main_thread, capfd):
-    """The handler must wake asyncio and uvloop, in the main thread and while the main thread waits
-    for another.
-    """
+    """A handler must wake asyncio and uvloop, in the main thread and in another one."""
     stopper, order = Stopper(), []
 
     async def serve():
@@ -100,7 +98,7 @@ def test_signals_reach_a_loop_that_sleeps(new_loop, in_main_thread, capfd):
 
 
 def test_the_third_signal_interrupts_whatever_hangs():
-    """A stop that itself hangs must leave the user a way out."""
+    """A stop that hangs must be interruptible."""
     stopper = Stopper()
     with stop_on_signals(stopper, quiet=True):
         signal.raise_signal(signal.SIGINT)
@@ -126,7 +124,7 @@ while True:
 @pytest.mark.parametrize("how", list(_STUBBORN))
 @pytest.mark.parametrize("as_json", [False, True])
 def test_twice_ends_code_of_others_at_once(how, as_json):
-    """Who presses Ctrl-C twice does not want to wait for the end of a training step."""
+    """A second Ctrl-C must not wait for the end of a training step."""
     code = (
         "import time, sys; from fsl_async.process.stopper import Stopper, stop_on_signals\n"
         f"with stop_on_signals(Stopper(), at_once=True, as_json={as_json}):\n"
@@ -150,8 +148,8 @@ def test_twice_ends_code_of_others_at_once(how, as_json):
         return
     assert process.returncode == 130
     assert "stopping now" in err
-    told = '{"error": "Ctrl-C", "kind": "InterruptedByUserError", "exit_code": 130}'
-    assert told in out if as_json else "stopped: Ctrl-C\n" in err
+    shown = '{"error": "Ctrl-C", "kind": "InterruptedByUserError", "exit_code": 130}'
+    assert shown in out if as_json else "stopped: Ctrl-C\n" in err
 
 
 @pytest.mark.parametrize(
@@ -169,9 +167,7 @@ def test_twice_ends_code_of_others_at_once(how, as_json):
     ],
 )
 def test_a_copy_of_sigterm_is_the_same_request(attended, signals, last):
-    """Slurm signals the whole job, and its batch script forwards its own; a person at a terminal
-    sends no copies.
-    """
+    """Slurm signals the complete job, and its batch script forwards a copy; a person sends none."""
     requests = StopRequests(attended=attended)
     answers = [requests.ask(name, 100.0 + at) for name, at in signals]
     assert answers[0] is Asked.END
@@ -179,9 +175,7 @@ def test_a_copy_of_sigterm_is_the_same_request(attended, signals, last):
 
 
 def test_sigterm_twice_at_once_does_not_end_a_process_in_the_middle():
-    """It has two seconds of work left and finishes it; a SIGTERM after that time still stops it at
-    once.
-    """
+    """It has two seconds of work left and finishes it; a later SIGTERM still stops it at once."""
     code = (
         "import time; from fsl_async.process.stopper import Stopper, stop_on_signals\n"
         "stopper = Stopper()\n"
@@ -208,9 +202,7 @@ def test_sigterm_twice_at_once_does_not_end_a_process_in_the_middle():
 
 
 def test_usr2_warns_and_the_term_that_follows_is_the_first_signal(monkeypatch):
-    """Slurm sends USR2, then TERM at the end: the second one must not cut off the goodbye, and USR2
-    itself never does.
-    """
+    """Slurm sends USR2, then TERM: neither may cut off the goodbye."""
     monkeypatch.setattr("fsl_async.process.stopper.is_attended", lambda: True)
     stopper, seen = Stopper(), []
     stopper.subscribe(seen.append)

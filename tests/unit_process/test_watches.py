@@ -1,6 +1,4 @@
-"""The watches for EC2 and for a Slurm job's end, against a stand-in metadata service on this
-machine.
-"""
+"""The watches for EC2 and for a Slurm job's end, with a stand-in metadata service."""
 
 import socket
 import threading
@@ -27,8 +25,8 @@ def metadata():
     thread.join()
 
 
-def test_a_token_is_asked_for_once_and_again_when_it_expires(metadata):
-    """IMDSv2 refuses requests without one; a token for each look would be twice the traffic."""
+def test_a_token_is_requested_once_and_again_when_it_expires(metadata):
+    """IMDSv2 refuses requests without one; one for each poll would double the traffic."""
     watch = SpotWatch(metadata.base)
     assert watch.look() is None
     assert watch.look() is None
@@ -40,9 +38,7 @@ def test_a_token_is_asked_for_once_and_again_when_it_expires(metadata):
 
 
 def test_a_service_that_is_ill_or_not_there_is_no_notice(metadata):
-    """A client must not end because its metadata service hiccups, or because it is not on EC2 at
-    all.
-    """
+    """A client must not end because its metadata service fails, or because it is not on EC2."""
     watch = SpotWatch(metadata.base)
     metadata.status = 500
     assert watch.look() is None
@@ -54,9 +50,7 @@ def test_a_service_that_is_ill_or_not_there_is_no_notice(metadata):
 
 @pytest.fixture
 def garbler():
-    """A server that answers every connection with these bytes: a proxy, a captive portal, a port of
-    something else.
-    """
+    """A server that answers every connection with these bytes, like a proxy or a captive portal."""
     listener = socket.create_server(("127.0.0.1", 0))
     answers = []
 
@@ -81,32 +75,21 @@ def garbler():
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: "
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"SSH-2.0-OpenSSH\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"a" * 70_000,
-        OK + b"99\r\n\r\nshort",
-        OK + b"1\r\n\r\n\xff",
-        OK + b"3\r\n\r\na\nb",
-        b"",
-        OK + b"20\r\n\r\n" + b'{"action": ["stop"]}',
-    ],
-)
+@pytest.mark.parametrize("answer", [
+    b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\n" + b"a" * 70_000, OK + b"99\r\n\r\nshort",
+    OK + b"1\r\n\r\n\xff", OK + b"3\r\n\r\na\nb", b"",
+    OK + b"20\r\n\r\n" + b'{"action": ["stop"]}',
+])  # fmt: skip
 def test_what_is_no_answer_does_not_end_the_watch(garbler, answer):
-    """An exception ended the thread that asks, and the announcement that came later was not
-    heard.
-    """
+    """An exception once ended the polling thread, and a later announcement was missed."""
     base, answers = garbler
     answers.append(answer)
     assert SpotWatch(base).look() is None
 
 
-def test_a_service_that_does_not_answer_is_said_once(metadata):
-    """In a container with a hop limit of 1 it never does; who asked to be warned must know that
-    nobody will be.
-    """
-    watch, over, said = SpotWatch(metadata.base, every_s=0.0), threading.Event(), []
+def test_a_service_that_does_not_answer_is_reported_once(metadata):
+    """In a container with a hop limit of 1 it never answers, so there must be a warning."""
+    watch, over, warnings = SpotWatch(metadata.base, every_s=0.0), threading.Event(), []
     looks = iter([500, 500, None, None, 503, 503])
 
     def look():
@@ -116,14 +99,12 @@ def test_a_service_that_does_not_answer_is_said_once(metadata):
         return SpotWatch.look(watch)
 
     watch.look = look
-    watch.follow(lambda _: None, over, said.append)
-    assert ["HTTP 500" in said[0], "HTTP 503" in said[1], len(said)] == [True, True, 2]
+    watch.follow(lambda _: None, over, warnings.append)
+    assert ["HTTP 500" in warnings[0], "HTTP 503" in warnings[1], len(warnings)] == [True, True, 2]
 
 
-def test_an_announcement_asks_the_stopper(metadata, monkeypatch):
-    """End to end but for the client: the address comes from the variable that Amazon's tools use
-    too.
-    """
+def test_an_announcement_requests_an_end(metadata, monkeypatch):
+    """End to end except for the client; Amazon's tools read the same variable for the address."""
     monkeypatch.setenv(EC2_VARIABLE, metadata.base)
     metadata.announced = ACTION
     stopper, asked = Stopper(), threading.Event()
@@ -134,8 +115,8 @@ def test_an_announcement_asks_the_stopper(metadata, monkeypatch):
     assert stopper.deadline > time.monotonic() + 3600.0
 
 
-def test_the_end_of_a_job_asks_the_stopper():
-    """Its time is up in a second, so it is told at once."""
+def test_the_end_of_a_job_requests_an_end():
+    """The job ends in a second, so the request comes at once."""
     stopper, asked = Stopper(), threading.Event()
     stopper.subscribe(lambda _: asked.set())
     with watching(stopper, SlurmJob("7", time.time() + 1.0), None, ec2=False):
@@ -145,16 +126,14 @@ def test_the_end_of_a_job_asks_the_stopper():
 
 
 def test_a_job_that_ends_in_thousands_of_years():
-    """What no clock can wait for is waited for as long as one can; the thread must not end at once
-    by an error.
-    """
+    """The wait is limited to the longest possible one and must not raise."""
     with watching(Stopper(), SlurmJob("7", 999_999_999_999.0), None, ec2=False):
         time.sleep(0.05)
         assert "slurm" in [one.name for one in threading.enumerate()]
 
 
-def test_a_nearer_deadline_is_told_again_and_a_farther_one_is_not():
-    """The stopper keeps who asked first, and the earliest end that anybody named."""
+def test_a_nearer_deadline_calls_back_again_and_a_farther_one_does_not():
+    """The stopper keeps the first reason and the earliest deadline."""
     stopper, seen = Stopper(), []
     stopper.subscribe(lambda hard: seen.append((hard, stopper.deadline)))
     tell(stopper, Notice("EC2", 120.0))

@@ -146,9 +146,7 @@ class Exchange:
         )
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
-        """Call `move` once while nothing writes the base; not at all where the base is not
-        whole.
-        """
+        """Call `move` once while nothing writes the base, and not if the base is incomplete."""
         with self._moving:
             with self._lock:
                 wanted = self._next_move(discard=discard)

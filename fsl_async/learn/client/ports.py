@@ -119,7 +119,5 @@ class ExchangePort(Protocol):
         ...
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
-        """Call `move` once while nothing writes the base; not at all where the base is not
-        whole.
-        """
+        """Call `move` once while nothing writes the base, and not if the base is incomplete."""
         ...

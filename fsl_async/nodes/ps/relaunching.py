@@ -59,16 +59,15 @@ def relauncher_of(
         journal.say(Note(text, "warning"))
 
     file = MembersFile(run_dir / MEMBERS)
-    made = Relauncher(
+    return Relauncher(
         loop,
         launching,
+        address,
         tell,
         wanted=wanted,
         log_path=run_dir / LAUNCHED,
         keeper=MembersKeeper(file, trouble),
     )
-    made.address = address
-    return made
 
 
 def watched(

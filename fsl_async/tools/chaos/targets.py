@@ -98,7 +98,7 @@ class Run:
         if not self.address or not given:
             return False
         try:
-            there, server = addresses.parse(given), addresses.parse_told(self.address)
+            there, server = addresses.parse(given), addresses.parse_announced(self.address)
         except AddressError:
             return False
         if there.port != server.port:

@@ -139,7 +139,7 @@ class TestWhatLeaves:
         run = nodes(config, names=("site-a",), policy=SitePolicy(), failing=True)
         refused = run.errors["site-a"]
         assert refused.exit_code == 2
-        assert "wants activations and labels sent to the split server at tcp://127.0.0.1:" in str(
+        assert "needs activations and labels sent to the split server at tcp://127.0.0.1:" in str(
             refused
         )
         assert "--allow deltas,activations,labels" in str(refused)
@@ -166,7 +166,7 @@ class TestWhatLeaves:
             first = load(None)
             runtime._node._check_policy(Welcome("r", 0, 1, to_wire(first)), first)
             second = load(None, ["split.method=sl", "split.server=127.0.0.1:9"])
-            with pytest.raises(Exception, match="wants activations and labels"):
+            with pytest.raises(Exception, match="needs activations and labels"):
                 runtime._node._check_policy(Welcome("r", 0, 1, to_wire(second)), second)
         finally:
             stop.request(hard=True)
