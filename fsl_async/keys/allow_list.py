@@ -61,7 +61,7 @@ class AllowList:
         """Return the entry to which the list assigns a client name, or None."""
         return next((entry for entry in self.entries.values() if name in entry.names), None)
 
-    def labelled(self, label: str) -> Entry | None:
+    def labeled(self, label: str) -> Entry | None:
         """Return the entry with this label, or None."""
         return next((entry for entry in self.entries.values() if entry.label == label), None)
 

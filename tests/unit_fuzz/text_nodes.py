@@ -164,7 +164,7 @@ class ParameterServer(Servers):
             world.scheduler,
             Launching(rules),
             "tcp://h:1",
-            lambda what, client, text: told.lines.append(text),
+            lambda what, client, text: outputs.lines.append(text),
             wanted=lambda: True,
             launchers={},
         )
