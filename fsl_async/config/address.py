@@ -78,7 +78,7 @@ def parse(text: str) -> Address:
         )
     if address.port == 0:
         raise AddressError(
-            f"{text}: port 0 cannot be dialled; give the port that the parameter server prints"
+            f"{text}: port 0 cannot be dialed; give the port that the parameter server prints"
         )
     return address
 
@@ -160,13 +160,13 @@ def parse_announced(text: str) -> Address:
     return _parse(text, EXAMPLE)
 
 
-def seen_from(given: str, dialled: str) -> Address:
-    """Return the address at which to dial the split server that `dialled` announces as `given`.
+def seen_from(given: str, dialed: str) -> Address:
+    """Return the address at which to dial the split server that `dialed` announces as `given`.
 
-    `split=` of `dialled` (a relay or a tunnel) replaces host and port; "every interface" becomes
-    the host of `dialled`. The key stays that of `given`. Raises AddressError.
+    `split=` of `dialed` (a relay or a tunnel) replaces host and port; "every interface" becomes
+    the host of `dialed`. The key stays that of `given`. Raises AddressError.
     """
-    address, at = parse_announced(given), parse(dialled)
+    address, at = parse_announced(given), parse(dialed)
     if at.split:
         forwarded = parse(at.split)
         address = evolve(address, host=forwarded.host, port=forwarded.port)

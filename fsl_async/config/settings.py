@@ -160,12 +160,12 @@ class GuardConfig:
     )
     max_tokens_per_s: float = setting(
         0.0,
-        "count at most this x the seconds since the client's last delta as its tokens; 0 = all",
+        "a delta's tokens count up to this x the seconds since the client's last; 0 = all",
         span(least=0),
     )
     max_tokens_median: float = setting(
         0.0,
-        "count at most this x the median tokens of the last 64 deltas; 0 = all",
+        "a delta's tokens count up to this x the median of the last 64; 0 = all",
         span(least=0),
     )
 

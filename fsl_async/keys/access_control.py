@@ -63,15 +63,15 @@ def keys_for_listening(
 class AccessControl:
     """Controls access to one listener. Without keys it admits all, and reports encrypted ones."""
 
-    def __init__(self, keys: KeysFolder | None, run_dir: Path, sister: str = "") -> None:
-        """Raises KeysError. sister: the name of another node that may join with this same pair."""
+    def __init__(self, keys: KeysFolder | None, run_dir: Path, reserved_name: str = "") -> None:
+        """Raises KeysError. reserved_name: for another node that joins with this same pair."""
         self._keys = keys
         self._pair: KeyPair | None = None
         self._admission: Admission | None = None
         if keys is not None:
             self._pair = keys.pair()
             holders = NameHolders(run_dir / FILE)
-            self._admission = Admission(keys, holders, {sister: self._pair.public})
+            self._admission = Admission(keys, holders, {reserved_name: self._pair.public})
         self._throttle = MessageThrottle()
         self._endpoint: tp.ListenerEndpoint | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -2,8 +2,8 @@
 
     key                                            decision
     not on the list                                no connection (ZAP); an open one is closed
-    this listener's own                            admitted, under the name of its sister only
-    listed, the name is the sister's               refused, code `name`, unless the list assigns the
+    this listener's own                            admitted, under its reserved name only
+    listed, the name is reserved                   refused, code `name`, unless the list assigns the
                                                    name to it
     listed, the list assigns the name to it        admitted
     listed, the list assigns the name to another   refused, code `name`
@@ -50,10 +50,10 @@ class Admission:
     """The list in use, and the names of a run. Raises KeysError when the list cannot be read."""
 
     def __init__(
-        self, folder: KeysFolder, holders: NameHolders, sisters: Mapping[str, str] | None = None
+        self, folder: KeysFolder, holders: NameHolders, reserved: Mapping[str, str] | None = None
     ) -> None:
-        """sisters: names of other nodes that use this listener's own pair, with its public key."""
-        self._sisters = {name: key for name, key in (sisters or {}).items() if name}
+        """reserved: names of other nodes that use this listener's own pair, and its public key."""
+        self._reserved = {name: key for name, key in (reserved or {}).items() if name}
         self._folder = folder
         self._holders = holders
         self._seen = self._signature()
@@ -61,16 +61,16 @@ class Admission:
 
     def allows(self, key: str) -> bool:
         """Whether a key may have a connection."""
-        return key in self.list.entries or key in self._sisters.values()
+        return key in self.list.entries or key in self._reserved.values()
 
     def admit(self, name: str, key: str) -> Refusal | None:
         """Return None or the refusal of a HELLO with `name`. Reserves a free name for the key."""
-        if key and self._sisters.get(name) == key:
+        if key and self._reserved.get(name) == key:
             return None
         entry = self.list.find(key)
         if entry is None:
             return KEY_CODE, "this key is not on the allow-list"
-        if name in self._sisters and name not in entry.names:
+        if name in self._reserved and name not in entry.names:
             text = (
                 f"the name {name} is reserved: if this key is that node's, the operator here runs"
                 f" keys trust KEY --name {entry.label} --names {name};"

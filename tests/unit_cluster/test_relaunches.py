@@ -59,7 +59,7 @@ def test_the_first_pattern_that_fits_is_the_launcher():
         ('budget=1.5\n[[launcher]]\nclients="*"\nkind="local"\ncommand=["x"]', "budget: must be"),
         ('factor=0.5\n[[launcher]]\nclients="*"\nkind="local"\ncommand=["x"]', "factor: must be"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_launch_file_is_one_line(text, words):
     """It is read before the run begins, so that an error does not show at the first death."""
     with pytest.raises(ConfigError, match=words) as caught:

@@ -45,7 +45,7 @@ def test_all_forms_are_read_and_written_back(text, expected):
         ("ps:-1", "ps:-1: port '-1' is not a number from 0 to 65535"),
         ("ps:7x", "ps:7x: port '7x' is not a number from 0 to 65535"),
         ("ps:\u0664", "ps:\u0664: port '\u0664' is not a number from 0 to 65535"),
-        ("ps:0", "ps:0: port 0 cannot be dialled; give the port that the parameter server prints"),
+        ("ps:0", "ps:0: port 0 cannot be dialed; give the port that the parameter server prints"),
         ("::1:7100", "::1:7100: put an IPv6 address in brackets, like tcp://[::1]:7100"),
         ("[::x]:7100", "[::x]:7100: not an IPv6 address; write one like tcp://[::1]:7100"),
         ("[::1", "[::1: not an IPv6 address; write one like tcp://[::1]:7100"),

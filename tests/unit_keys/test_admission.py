@@ -227,7 +227,7 @@ def test_a_clients_key_does_not_get_the_parameter_servers_name(folder, tmp_path)
     assert admission.admit("parameter-server", A)[0] == "name"
     assert admission.admit("a", C)[0] == "name", "it is no client"
     assert admission.admit("parameter-server", own) is None
-    assert admission_of(folder, tmp_path).admit("site", A) is None, "of a server without a sister"
+    assert admission_of(folder, tmp_path).admit("site", A) is None, "nothing is reserved"
 
 
 def test_a_name_that_was_written_in_part_is_not_held(tmp_path, monkeypatch):
