@@ -1,4 +1,6 @@
-"""The targets are shared with a script, so they are modules beside the tests."""
+"""Put this folder on the path: a script shares the targets, so they are modules beside the
+tests.
+"""
 
 import sys
 from pathlib import Path

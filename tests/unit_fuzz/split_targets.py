@@ -1,8 +1,8 @@
-"""A whole split server with an honest client beside the hostile one, and a whole split client whose
-server is hostile.
+"""Targets: a split server with an honest and a hostile client, and a client of a hostile split
+server.
 
-Both have the real shells, machines, torch rooms and, at the server, the real disk; sockets, threads
-and clocks are doubles. A model of a few weights, so that an input takes milliseconds.
+Both have the real shells, machines and model parts, and the split server its real disk; sockets,
+threads and clocks are test doubles. The model has a few weights, so an input takes milliseconds.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from split_stand_ins import RunAlone
 from target_parts import (
-    CROOK,
+    ATTACKER,
     HEAD_LIMIT,
     HONEST,
     SESSION,
@@ -26,9 +26,9 @@ from target_parts import (
     QuietFiles,
     Target,
     delivery,
+    memory_folder,
     pack,
     play,
-    room,
     steps_of,
 )
 from torch import nn
@@ -54,15 +54,15 @@ from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_transport.session import frames
 
 METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")
-"""Which one an input is for says its first step: aligned, with replicas and gradients, with
-gradients alone. No number: the first.
+"""Aligned; with replicas and gradients; with gradients alone. An input's first step, if a number,
+chooses.
 """
 INPUTS, WIDTH, CLASSES, SAMPLES = 5, 4, 3, 2
 FORMATS = Formats(up="fp32", down="fp32")
 
 
 def chosen_by(steps):
-    """The method that an input is for, and the rest of it."""
+    """Return the method that an input chooses, and its other steps."""
     if steps and type(steps[0]) is int:
         return METHODS[steps[0] % len(METHODS)], steps[1:]
     return METHODS[0], steps
@@ -70,7 +70,7 @@ def chosen_by(steps):
 
 @contextlib.contextmanager
 def one_thread():
-    """For a few weights more threads are only waited for."""
+    """Use one torch thread: with a few weights, more threads only cost time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,14 +84,15 @@ def linear(inputs, outputs):
     return nn.Linear(inputs, outputs)
 
 
-# --- the server
-# ---------------------------------------------------------------------------
+# --- the split server ---
 
 
 class SplitWorld:
-    """A split server with all its parts, an honest client, and a crook who has a session too."""
+    """A split server with all its parts, an honest client, and an attacker that has a session
+    too.
+    """
 
-    def __init__(self, folder, name, told=Quiet()):  # noqa: B008 - it has no state
+    def __init__(self, folder, name, outputs=Quiet()):  # noqa: B008 - it has no state
         self.ended, self.is_over = [], False
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
         rules = SplitRules(method=name, checkpoint_every=2, align_every=1)
@@ -126,14 +127,14 @@ class SplitWorld:
             formats=FORMATS,
             traffic=Traffic(),
             scheduler=self.scheduler,
-            journal=told.journal,
-            say=told.say,
+            journal=outputs.journal,
+            say=outputs.say,
             finished=self.ended.append,
         )
         self.endpoint = self.shell.endpoint
         self.shell.start()
         self.name = name
-        self.sessions = {peer: self.enter(peer) for peer in (HONEST, CROOK)}
+        self.sessions = {peer: self.enter(peer) for peer in (HONEST, ATTACKER)}
         self.seq = 0
 
     def enter(self, peer, incarnation=1):
@@ -144,8 +145,7 @@ class SplitWorld:
         return next(one.session for one in reversed(sent) if isinstance(one, frames.Welcome))
 
     def deliver(self, peer, lane, parts):
-        # Whom the server believes that the run is over (docs/SECURITY.md, "Names"): that is no
-        # defect.
+        # Any client's RunOver is accepted (docs/SECURITY.md, "Names"): that is no defect.
         self.is_over = self.is_over or any(b"RunOver" in part for part in parts)
         self.link.receive(peer, tp.Lane(lane), parts, b"")
         self.wait(0.01)
@@ -154,16 +154,16 @@ class SplitWorld:
         self.scheduler.run_until(self.scheduler.time() + seconds)
 
     def control(self, peer, *fields):
-        """A control message of a peer, answered or not."""
+        """Deliver a control message of a peer."""
         self.seq += 1
         self.deliver(peer, 0, [pack(frames.DATA, self.sessions[peer], self.seq, 0, *fields)])
 
     def honest_upload(self):
-        """The honest client's upload is taken, trained, and answered."""
+        """Check that the honest client's upload is received, trained, and answered."""
         if self.is_over:
             return
-        # In the newest round that the server counts: whose number a client raises, docs/LIMITS.md
-        # says under "What is not limited".
+        # In the newest round that it counts: any client can raise that number (docs/LIMITS.md,
+        # "What is not limited").
         key = UploadKey(HONEST, 1, max(0, self.shell.machine.round), self.seq)
         before = len(self.link.sent[HONEST])
         meta = msg.to_wire(meta_of(key))
@@ -200,7 +200,7 @@ def meta_of(key, **more):
 
 
 def upload():
-    """Its two chunks: activations, labels."""
+    """Return an upload's two chunks: activations, labels."""
     values = np.linspace(-1, 1, SAMPLES * WIDTH, dtype=np.float32)
     coded = encode_chunk(values, 0, spec_for("fp32", WIDTH, 14))
     return bytes(coded), pack_labels(np.array([0, 2]), CLASSES)
@@ -208,9 +208,9 @@ def upload():
 
 @one_thread()
 def run_split_server(data):
-    """A number for the method, then steps of the crook as for the parameter server."""
+    """Run a split server; input: a number for the method, then steps of the attacker."""
     name, steps = chosen_by(steps_of(data))
-    with room() as folder:
+    with memory_folder() as folder:
         world = SplitWorld(folder, name)
         try:
             for step in steps[:40]:
@@ -229,7 +229,7 @@ def server_seeds():
         return [frames.DATA, 0, seq, 0, frames.MESSAGE, msg.to_wire(message)]
 
     def offer(seq, stream, step, **more):
-        key = UploadKey(CROOK, 1, 0, step)
+        key = UploadKey(ATTACKER, 1, 0, step)
         meta = msg.to_wire(meta_of(key, **more))
         return [
             frames.DATA,
@@ -251,22 +251,22 @@ def server_seeds():
         ]
 
     due = {"wants_gradient": False, "alignment_due": True}
-    whole = [offer(1, 1, 0), *chunks(1), 1.0]
+    complete = [offer(1, 1, 0), *chunks(1), 1.0]
     said = [
         msg.RoundDone(0, 2, {"activations up": 0.1}),
         msg.Trained(UploadKey("a", 1, 0, 0), 1.0),
         msg.RunOver("over"),
     ]
     again = {
-        "n": CROOK,
-        "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, CROOK, "client", hello(METHODS[1])],
+        "n": ATTACKER,
+        "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, ATTACKER, "client", hello(METHODS[1])],
     }
     made = [
-        *([number, *whole] for number in range(len(METHODS))),
+        *([number, *complete] for number in range(len(METHODS))),
         [0, offer(1, 1, 0, **due), *chunks(1), 1.0, offer(2, 2, 1), *chunks(2, 3), 1.0],
-        [1, *whole, say(2, said[0]), offer(3, 2, 1), *chunks(2, 3), 2.0],
+        [1, *complete, say(2, said[0]), offer(3, 2, 1), *chunks(2, 3), 2.0],
         [1, offer(1, 1, 0), chunks(1)[0], again, 1.0],
-        [1, again, *whole, [frames.DATA, 0, 2, 0, 5, 1]],
+        [1, again, *complete, [frames.DATA, 0, 2, 0, 5, 1]],
         [2, offer(1, 1, 0), [frames.DATA, 0, 2, 0, 6, 1, "stopped"], 1.0],
         [2, *(say(n + 1, one) for n, one in enumerate(said)), 15.0],
         [
@@ -310,12 +310,11 @@ def server_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- the client, whose server is the stranger
-# ---------------------------------------------------------------------
+# --- a client of a hostile split server ---
 
 
 def training_of(name):
-    """A client's training thread, which is let go wherever it would wait; and how it computes."""
+    """Return a method's rules and a client's training, which never waits."""
     rules = SplitRules(method=name, upload_every=1, align_every=1)
     chosen = method_of(rules)
     auxiliary = linear(WIDTH, CLASSES) if chosen.auxiliary != "none" else None
@@ -329,23 +328,23 @@ def training_of(name):
 
 
 def train(training):
-    """One step; whatever has come meanwhile is used, or left out."""
+    """Train one step, with any gradients that have arrived."""
     labels = torch.tensor([0, 2])
     training.train_batch(torch.linspace(-1, 1, SAMPLES * INPUTS).reshape(SAMPLES, INPUTS), labels)
 
 
-def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no state
-    """A client that dials, and its training."""
+def client_of(scheduler, link, name, outputs=Quiet()):  # noqa: B008 - it has no state
+    """Make a client that dials; returns its shell and its training."""
     rules, training = training_of(name)
     shell = SplitClientShell(
-        SplitClientMachine(rules, CROOK, 1),
+        SplitClientMachine(rules, ATTACKER, 1),
         training,
         lambda take: tp.DialerEndpoint(
             link,
             scheduler,
             tp.TransportSettings(),
             take,
-            CROOK,
+            ATTACKER,
             incarnation=1,
             rng=random.Random(0),
         ),
@@ -354,9 +353,9 @@ def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no st
         worker=VirtualWorker(scheduler, lambda: 0.001),
         traffic=Traffic(),
         scheduler=scheduler,
-        journal=told.journal,
-        say=told.say,
-        finished=told.finished,
+        journal=outputs.journal,
+        say=outputs.say,
+        finished=outputs.finished,
     )
     training._run.post_split = shell.feed
     shell.dial()
@@ -365,7 +364,9 @@ def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no st
 
 @one_thread()
 def run_split_client(data):
-    """A number for the method, then steps of a server: heads, payloads on the bulk lane, waits."""
+    """Run a client; input: a number for the method, then heads, bulk payloads and waits of a split
+    server.
+    """
     name, steps = chosen_by(steps_of(data))
     scheduler, link = tp.VirtualScheduler(), Loopback()
     shell, training = client_of(scheduler, link, name)
@@ -387,7 +388,7 @@ def run_split_client(data):
 def client_seeds():
     welcome_body = msg.to_wire(msg.SplitWelcome("r", 2, "", -1))
     welcome = [frames.WELCOME, frames.PROTOCOL_VERSION, 1, 1, SESSION, 9, welcome_body]
-    names = [UploadKey(CROOK, 1, 0, step) for step in range(2)]
+    names = [UploadKey(ATTACKER, 1, 0, step) for step in range(2)]
     values = np.linspace(-1, 1, SAMPLES * WIDTH, dtype=np.float32)
     gradient = bytes(encode_chunk(values, 0, spec_for("fp32", WIDTH, 14)))
     size = CLASSES * (WIDTH + 1)
@@ -417,14 +418,14 @@ def client_seeds():
 
     def auxiliary(payload_of):
         meta = msg.to_wire(msg.AuxiliaryMeta(1, 0))
-        name = msg.auxiliary_stream(CROOK, 1)
+        name = msg.auxiliary_stream(ATTACKER, 1)
         return [
             [frames.DATA, 0, 1, 0, frames.OFFER, 1, name, 1, 1 << 62, meta],
             chunk(1, payload_of),
             0.1,
         ]
 
-    told = [
+    messages = [
         msg.Trained(names[0], 1.0),
         msg.AlreadyTrained(names[1], True),
         msg.UploadRefused(names[1], "later", ""),
@@ -441,10 +442,18 @@ def client_seeds():
         [0, welcome, *auxiliary(model)],
         [0, welcome, *auxiliary(gradient)],
         *(
-            [number, welcome, *(say(n + 1, one) for n, one in enumerate(told)), 6.0]
+            [number, welcome, *(say(n + 1, one) for n, one in enumerate(messages)), 6.0]
             for number in range(2)
         ),
-        [1, welcome, say(1, told[2]), 6.0, *answer(2, 1, names[0]), [frames.UNKNOWN, SESSION], 3.0],
+        [
+            1,
+            welcome,
+            say(1, messages[2]),
+            6.0,
+            *answer(2, 1, names[0]),
+            [frames.UNKNOWN, SESSION],
+            3.0,
+        ],
         [0, welcome, [frames.BYE, 0, "done"], refused, 9.0, welcome],
     ]
     return [msgpack.packb(one) for one in made]

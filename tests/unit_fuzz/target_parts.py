@@ -1,6 +1,4 @@
-"""What the targets of this folder have in common: a table's entry, doubles of the world, inputs
-that stand for several steps.
-"""
+"""Parts that the targets share: the table's entry, test doubles, inputs of several steps."""
 
 # ruff: noqa: D102 - small doubles of documented protocols
 
@@ -21,14 +19,15 @@ from fsl_transport.session import frames
 HEAD_LIMIT = 1 << 22
 CHUNK_LIMIT = 1 << 21
 SESSION = b"sessions"
-HONEST, CROOK = "honest", "crook"
+HONEST, ATTACKER = "honest", "attacker"
 NUMBER_FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 
 
 @frozen
 class Target:
-    """A parser: what it may raise, inputs to start from, and how many bytes it may hold at a time
-    for each byte of input.
+    """A parser, the errors it may raise, and its seed inputs.
+
+    It may hold at most `constant` bytes, plus `amplification` bytes for each byte of input.
     """
 
     run: Callable[[bytes], object]
@@ -52,8 +51,8 @@ class QuietFiles(Files):
         pass
 
 
-def room():
-    """A folder in memory where there is one."""
+def memory_folder():
+    """Make a temporary folder, in /dev/shm where there is one."""
     memory = Path("/dev/shm")
     return tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
 
@@ -64,13 +63,13 @@ def coded(values, seed=0):
 
 
 class Loopback:
-    """A link that a test speaks through: what is sent is kept by name."""
+    """A link driven by a test, which keeps what is sent, by peer."""
 
     address = "mem://ps"
     stripes_limit = 1
 
     def __init__(self):
-        self.sent = {HONEST: [], CROOK: []}
+        self.sent = {HONEST: [], ATTACKER: []}
         self.receive = None
 
     def open_stripes(self, count):
@@ -96,7 +95,7 @@ class Loopback:
 
 
 class Journal:
-    """Nothing is written down."""
+    """A journal that keeps nothing."""
 
     def event(self, event, now, cause=None):
         return 0
@@ -105,7 +104,7 @@ class Journal:
 
 
 class Quiet:
-    """Takes what a node tells, and keeps none of it."""
+    """Discards what a node outputs."""
 
     journal = Journal()
 
@@ -116,7 +115,7 @@ class Quiet:
 
 
 def steps_of(data):
-    """The steps that an input stands for."""
+    """Return the steps that an input encodes; bytes that are no list are one step."""
     try:
         steps = msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
@@ -125,14 +124,15 @@ def steps_of(data):
 
 
 def delivery(step, session):
-    """Name, lane, frames and seconds to wait: of a head (a list, or bytes), of {"n": name, "h":
-    head, "p": payload, "l": lane}, of a float.
+    """Return the name, lane, frames and seconds to wait of a step.
+
+    A step is a head (a list or bytes), {"n": name, "h": head, "p": payload, "l": lane}, or a float.
     """
-    name, payload_of, lane = CROOK, [], 0
+    name, payload_of, lane = ATTACKER, [], 0
     if type(step) is float:
         return name, lane, [], 0.0 if math.isnan(step) else min(abs(step), 15.0)
     if type(step) is dict:
-        name = step.get("n", CROOK)
+        name = step.get("n", ATTACKER)
         payload_of = [step["p"]] if type(step.get("p")) is bytes else []
         lane = 1 if payload_of or step.get("l") else 0
         step = step.get("h")
@@ -145,17 +145,17 @@ def delivery(step, session):
 
 
 def piece(payload):
-    """The whole first chunk of stream 1, as the first piece of stripe 0."""
+    """Return the complete first chunk of stream 1, as the first piece of stripe 0."""
     return {"h": [frames.CHUNK, 0, 1, 0, 0, 0, len(payload), 0, 1, True], "p": payload}
 
 
 def play(world, step, honest_turn):
-    """Deliver a step of the crook to a world, or wait, after which the honest peer has its turn."""
-    name, lane, parts, wait_s = delivery(step, world.sessions[CROOK])
+    """Deliver a step of the attacker, or wait and then call `honest_turn`."""
+    name, lane, parts, wait_s = delivery(step, world.sessions[ATTACKER])
     if parts:
-        # The link refuses other names; what comes under the honest one's has an origin of its own.
-        strange = type(name) is not str or frames.NAME.fullmatch(name) is None or name == HONEST
-        world.deliver(CROOK if strange else name, lane, parts)
+        # The link refuses invalid names, and the honest peer's name from another origin.
+        is_refused = type(name) is not str or frames.NAME.fullmatch(name) is None or name == HONEST
+        world.deliver(ATTACKER if is_refused else name, lane, parts)
     if wait_s:
         world.scheduler.run_until(world.scheduler.time() + wait_s)
         honest_turn()

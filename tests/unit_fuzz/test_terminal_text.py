@@ -1,5 +1,6 @@
-"""No text of a peer reaches a terminal, a journal or an error as it came: every field of every
-message, at every kind of node.
+"""A peer's text is made printable before it reaches a terminal, a journal or an error.
+
+Tested for every field of every message, at every kind of node.
 """
 
 from operator import attrgetter
@@ -8,7 +9,7 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from target_parts import room
+from target_parts import memory_folder
 from text_nodes import HOSTILE, NODES, TABLES, bodies_of, heads_of, node, play_body, play_head
 
 from fsl_async.config import load as configs
@@ -27,14 +28,16 @@ MESSAGES = [(table, name) for table, known in TABLES.items() for name in known.t
 
 
 def texts_of(value):
-    """The texts in a field that is a text or a map; lists are read where they are used."""
+    """Return the texts in a field that is a text or a map; lists are checked where they are
+    used.
+    """
     if isinstance(value, dict):
         return [one for entry in value.items() for one in entry if isinstance(one, str)]
     return [value] if isinstance(value, str) else [value.text] if hasattr(value, "text") else []
 
 
 def read_or_refused(read, error):
-    """What was read, or how it was refused."""
+    """Return (what was read, "") or (None, the refusal's text)."""
     try:
         return read(), ""
     except error as refused:
@@ -49,7 +52,7 @@ def test_heads_of_the_transport(kind, text):
     """Names, roles, stream ids, codes, reasons, texts, and maps of any shape."""
     for head in heads_of(text):
         if head[0] in kind.kinds:
-            with room() as folder, node(kind, folder) as (made, _):
+            with memory_folder() as folder, node(kind, folder) as (made, _):
                 play_head(made, *head)
 
 
@@ -58,12 +61,10 @@ def test_heads_of_the_transport(kind, text):
 @given(TEXTS)
 @example(HOSTILE)
 def test_fields_of_messages(kind, text):
-    """Of both tables, whichever the node reads: as a message, as what an offer or a heartbeat
-    carries, as hello and welcome.
-    """
+    """Fields of both tables: as a message, in an offer, in a heartbeat, in hello and welcome."""
     for table, name in MESSAGES:
         for _, body in bodies_of(TABLES[table], name, text):
-            with room() as folder, node(kind, folder) as (made, _):
+            with memory_folder() as folder, node(kind, folder) as (made, _):
                 play_body(made, body)
 
 
@@ -72,7 +73,7 @@ def test_fields_of_messages(kind, text):
 @given(TEXTS)
 @example(HOSTILE)
 def test_what_is_read_of_a_message(table, name, text):
-    """A field is refused or printable, and what is said of a refused one is printable."""
+    """A field is refused or printable, and so is the text of the refusal."""
     for field, body in bodies_of(TABLES[table], name, text):
         found, problem = read_or_refused(
             lambda body=body: TABLES[table].from_wire(body), MessageError
@@ -84,7 +85,7 @@ def test_what_is_read_of_a_message(table, name, text):
 
 
 def test_every_text_has_a_place():
-    """The sweep above finds the fields itself: it must find those that are known to be there."""
+    """`bodies_of` finds the fields itself: it must find those known to have text."""
     found = {
         f"{TABLES[table].types[name].__name__}.{field}"
         for table, name in MESSAGES
@@ -111,7 +112,7 @@ def test_every_text_has_a_place():
 @given(TEXTS)
 @example(HOSTILE)
 def test_hello_welcome_and_heartbeat(text):
-    """The bodies that are no messages of a table."""
+    """Bodies that are in no table of messages."""
     hello = wire.Hello("r", 0, "d" * 32, 0).to_wire()
     welcome = wire.Welcome("r", 0, 1, {}).to_wire()
     for kind, good in ((wire.Hello, hello), (wire.Welcome, welcome)):
@@ -131,9 +132,7 @@ def test_hello_welcome_and_heartbeat(text):
 @given(TEXTS)
 @example(HOSTILE)
 def test_the_configuration_of_a_welcome(text):
-    """A client takes it from a server that it does not trust: names of tables and keys, and every
-    setting.
-    """
+    """A client reads it from an untrusted server: names of tables and keys, and every setting."""
     bad = [{text: {}}, {"run": {text: 1}}, {"run": text}]
     for name, table in CONFIG_TABLES.items():
         bad += [{name: {field.name: text}} for field in attrs.fields(table)]

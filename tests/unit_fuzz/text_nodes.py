@@ -1,9 +1,9 @@
-"""Real nodes of which everything is kept that they tell, journal or raise, and peers that put
-hostile text into any field.
+"""Real nodes with everything recorded that they print, journal or raise, and peers that put hostile
+text into any field.
 
-The five kinds of node that read messages: a parameter server, a client, a split server, a split
-client, and a parameter server's session with a split server. Which fields there are is read from
-the tables of messages and of the transport, so that a new one is covered when it is there.
+Five kinds of node read messages: a parameter server, a client, a split server, a split client, and
+a parameter server's session with a split server. The fields are read from the tables of messages
+and of the transport, so that a new one is covered.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -13,9 +13,9 @@ import random
 
 import attrs
 import msgpack
+import parser_targets
 import split_targets
-import stranger_targets
-from target_parts import CROOK, SESSION, Loopback, pack
+from target_parts import ATTACKER, SESSION, Loopback, pack
 
 import fsl_transport as tp
 from fsl_async.cluster.launch_file import Launching, LaunchRule
@@ -35,11 +35,11 @@ from fsl_transport.session import frames
 HOSTILE = "\x1b]0;owned\x07\nps: all good\r\u202e"
 SHOWN = r"\u001b]0;owned\u0007\u000aps: all good\u000d\u202e"
 OWN_EVENTS = (tp.PeerDown, tp.Refused, tp.StreamDeclined, tp.StreamFailed, tp.StreamReceived)
-"""What the transport tells whose text it has read itself; bodies are read above it."""
+"""Transport events whose text the transport has read itself; message bodies are read above it."""
 
 
 def texts_in(value):
-    """Every text at any depth."""
+    """Yield every text at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -51,15 +51,15 @@ def texts_in(value):
             yield from texts_in(inner)
 
 
-class Told:
-    """All that a node tells people, writes into its journal and raises."""
+class Outputs:
+    """Everything that a node prints, writes into its journal and raises."""
 
     def __init__(self):
         self.lines = []
         self.texts = []
         self.journal = Reporter(self, self.lines.append, lambda: 0.0)
 
-    # The journal behind the operator's lines.
+    # The journal's methods.
 
     def event(self, item, now, cause=None):
         self.texts.extend(texts_in(as_fields(item)))
@@ -71,7 +71,7 @@ class Told:
         self.texts.extend(texts_in(fields))
         return 0
 
-    # What shells are given.
+    # The callbacks of shells.
 
     def say(self, note):
         self.lines.append(note.text)
@@ -80,7 +80,7 @@ class Told:
         self.texts.append(effect.reason)
 
     def raised(self, text):
-        """What becomes the line with which a process ends."""
+        """Record an error, and the line with which it ends a process."""
         self.texts.append(text)
         self.lines.append(describe(RefusedError(text)).message)
 
@@ -91,7 +91,7 @@ class Told:
             self.texts.append(event.stream_id)
 
     def check(self):
-        """Nothing moves a cursor, and each line is one."""
+        """Check that no text moves the cursor, and that each line is one line."""
         for text in [*self.lines, *self.texts]:
             assert text.isprintable(), ascii(text)
             assert len(text) <= 10_000
@@ -99,53 +99,51 @@ class Told:
             assert not line.startswith("ps: ")
 
 
-def listening(node, shell, told, handle=None):
-    """Keep what the transport tells a shell, and then hand it on."""
+def listening(node, shell, outputs, handle=None):
+    """Record the transport's events, then pass them to the shell."""
     handle = handle or shell.on_transport
 
     def on_transport(event):
-        told.seen(event)
+        outputs.seen(event)
         handle(event)
 
     node._context.events._on_event = on_transport
 
 
 class Servers:
-    """A server with two sessions, one of which is the crook's: what both kinds of server have in
-    common.
-    """
+    """A ps or split server with two sessions, one of them the attacker's."""
 
     kinds = (frames.HELLO, frames.BEAT, frames.BYE, frames.DATA)
 
-    def __init__(self, world, told):
-        self.world, self.told = world, told
+    def __init__(self, world, outputs):
+        self.world, self.outputs = world, outputs
         self.incarnation = 1
         self.seq = 0
 
     def send(self, *fields):
-        """A head of the crook's session; one that is over is begun anew."""
-        if self.world.endpoint.last_received_ago_s(CROOK) is None:
+        """Send a head in the attacker's session; open a new session if it is over."""
+        if self.world.endpoint.last_received_ago_s(ATTACKER) is None:
             self.incarnation += 1
-            self.world.sessions[CROOK] = self.world.enter(CROOK, self.incarnation)
+            self.world.sessions[ATTACKER] = self.world.enter(ATTACKER, self.incarnation)
             self.seq = 0
             self.began()
         kind, *rest = fields
         if kind == frames.DATA:
             self.seq += 1
             rest = [self.seq, 0, *rest]
-        head = [kind, self.world.sessions[CROOK], *rest]
-        self.world.deliver(CROOK, 0, [msgpack.packb(head)])
+        head = [kind, self.world.sessions[ATTACKER], *rest]
+        self.world.deliver(ATTACKER, 0, [msgpack.packb(head)])
 
     def began(self):
-        """A session has begun."""
+        """Act after a session has begun."""
 
-    def greet(self, body, role="client", name=CROOK):
-        """A hello with this body, and whatever becomes of it."""
+    def greet(self, body, role="client", name=ATTACKER):
+        """Send a hello with this body; any outcome is allowed."""
         self.incarnation += 1
         head = (frames.HELLO, frames.PROTOCOL_VERSION, self.incarnation, 1, name, role, body)
         with contextlib.suppress(AssertionError):
-            self.world.deliver(CROOK, 0, [pack(*head)])
-        self.world.endpoint.disconnect(CROOK, "next")
+            self.world.deliver(ATTACKER, 0, [pack(*head)])
+        self.world.endpoint.disconnect(ATTACKER, "next")
 
     refuse = None
 
@@ -154,53 +152,55 @@ class Servers:
 
 
 class ParameterServer(Servers):
-    """With its relauncher, which reads why clients leave."""
+    """A parameter server with its relauncher, which reads why clients leave."""
 
     table = msg.TABLE
 
-    def __init__(self, folder, told):
-        world = stranger_targets.World(folder, told)
-        super().__init__(world, told)
+    def __init__(self, folder, outputs):
+        world = parser_targets.World(folder, outputs)
+        super().__init__(world, outputs)
         rules = (LaunchRule("*", "command", ("true",)),)
         relauncher = Relauncher(
             world.scheduler,
             Launching(rules),
-            lambda what, client, text: told.lines.append(text),
+            lambda what, client, text: outputs.lines.append(text),
             wanted=lambda: True,
             launchers={},
         )
-        listening(world.endpoint, world.shell, told, watched(world.shell.on_transport, relauncher))
+        listening(
+            world.endpoint, world.shell, outputs, watched(world.shell.on_transport, relauncher)
+        )
         for name in world.sessions:
             relauncher.seen(name)
         self.began()
 
     def began(self):
-        model = stranger_targets.MODEL
+        model = parser_targets.MODEL
         attach = msg.to_wire(msg.Attach(model.fingerprint, model.to_wire(), ""))
         self.send(frames.DATA, frames.MESSAGE, attach)
 
 
 class SplitServer(Servers):
-    """Beside a crook who may say that he is a parameter server."""
+    """A split server whose attacker may claim to be a parameter server."""
 
     table = split.TABLE
 
-    def __init__(self, folder, told):
-        super().__init__(split_targets.SplitWorld(folder, "splitfed-v2", told), told)
-        listening(self.world.endpoint, self.world.shell, told)
+    def __init__(self, folder, outputs):
+        super().__init__(split_targets.SplitWorld(folder, "splitfed-v2", outputs), outputs)
+        listening(self.world.endpoint, self.world.shell, outputs)
 
 
 class Dialers:
-    """A node whose server is hostile."""
+    """A node that dials a hostile server."""
 
     kinds = (frames.WELCOME, frames.REFUSE, frames.BEAT, frames.BYE, frames.DATA)
 
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, outputs):
+        self.outputs = outputs
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
         self.seq = 0
         self.shell = self.made()
-        listening(self.endpoint, self.shell, told)
+        listening(self.endpoint, self.shell, outputs)
 
     @property
     def endpoint(self):
@@ -211,7 +211,7 @@ class Dialers:
         self.scheduler.run_until(self.scheduler.time() + 0.01)
 
     def answer(self, kind, *fields):
-        """WELCOME or REFUSE for the attempt that is under way."""
+        """Send WELCOME or REFUSE for the present attempt."""
         self.shell.dial()
         machine = self.endpoint._machine
         self.deliver(kind, frames.PROTOCOL_VERSION, machine.incarnation, machine.attempt, *fields)
@@ -225,7 +225,7 @@ class Dialers:
         self.answer(frames.REFUSE, code, text, 7)
 
     def greet(self, body, **_):
-        """A welcome with this body, and whatever becomes of it."""
+        """Send a welcome with this body; any outcome is allowed."""
         self.endpoint.disconnect(reason="next")
         self.welcome(body)
         self.endpoint.disconnect(reason="next")
@@ -244,13 +244,13 @@ class Dialers:
 
 
 class Client(Dialers):
-    """With a learner that is to raise what the server says."""
+    """A client whose learner raises the text of a refusal."""
 
     table = msg.TABLE
 
     def made(self):
-        shell = stranger_targets.client_of(self.scheduler, self.link, self.told)
-        shell.learner.refuse = lambda _, text: self.told.raised(text)
+        shell = parser_targets.client_of(self.scheduler, self.link, self.outputs)
+        shell.learner.refuse = lambda _, text: self.outputs.raised(text)
         return shell
 
     def body(self):
@@ -258,12 +258,12 @@ class Client(Dialers):
 
 
 class SplitClient(Dialers):
-    """Of which the split server asks for uploads."""
+    """A client of a split server."""
 
     table = split.TABLE
 
     def made(self):
-        shell, _ = split_targets.client_of(self.scheduler, self.link, "splitfed-v2", self.told)
+        shell, _ = split_targets.client_of(self.scheduler, self.link, "splitfed-v2", self.outputs)
         return shell
 
     def body(self):
@@ -289,7 +289,7 @@ class RunEndNotifier(Dialers):
                 rng=random.Random(0),
             ),
             scheduler=self.scheduler,
-            say=self.told.say,
+            say=self.outputs.say,
         )
 
     def close(self):
@@ -298,43 +298,41 @@ class RunEndNotifier(Dialers):
 
 @contextlib.contextmanager
 def node(kind, folder):
-    """A node of a kind, and what it has told; checked at the end."""
-    told = Told()
-    made = kind(folder, told) if issubclass(kind, Servers) else kind(told)
+    """Make a node of a kind; yields it and its outputs, which are checked at the end."""
+    outputs = Outputs()
+    made = kind(folder, outputs) if issubclass(kind, Servers) else kind(outputs)
     try:
-        yield made, told
+        yield made, outputs
     finally:
         made.close()
-    told.check()
+    outputs.check()
 
 
 NODES = (ParameterServer, Client, SplitServer, SplitClient, RunEndNotifier)
 TABLES = {"messages": msg.TABLE, "messages of split learning": split.TABLE}
-_TEXTS = ("r", f"{CROOK}/1/0/0", "d" * 32, "later", "update")
+_TEXTS = ("r", f"{ATTACKER}/1/0/0", "d" * 32, "later", "update")
 
 
 def sample(field, kind, form):
-    """A value that a field takes."""
+    """Return a valid value of a field."""
     if kind is str or form is not None:
         for text in _TEXTS:
             with contextlib.suppress(MessageError):
                 return text if form is None else form.check(field, text)
         raise AssertionError(f"no text of the form of {field}: add one to _TEXTS")
     if field == "manifest":
-        return stranger_targets.MODEL.to_wire()
+        return parser_targets.MODEL.to_wire()
     return {int: 0, bool: False, float: 0.5, dict: {}, list: [1]}[kind]
 
 
 def bodies_of(table, name, text):
-    """Each body of a message with `text` in one field, at a place where the field has text: (field,
-    body).
-    """
+    """Yield (field, body) of a message for each field that has text, with `text` there."""
     for field, body in _maps_of(table._fields[table.types[name]], text):
         yield field, {"m": name} | body
 
 
 def _good(fields):
-    """A map of fields that is read."""
+    """Return a valid map of fields."""
     return {
         one.name: sample(one.name, one.kind, one.form) if one.parts is None else _good(one.parts)
         for one in fields.fields
@@ -358,9 +356,7 @@ def _maps_of(fields, text):
 
 
 def heads_of(text):
-    """Each head of the transport with `text` in one field: kind and the fields behind the
-    session's, or for HELLO, WELCOME and REFUSE all.
-    """
+    """Yield (kind, fields) of each head of the transport, with `text` in one field."""
     for kind, (_, types, _) in frames._SHAPES.items():
         for at, of in enumerate(types):
             for value in {str: [text], dict: [{text: 1}, {"a": text}, {"a": [text]}]}.get(of, ()):
@@ -380,9 +376,9 @@ def _head_field(of):
 
 
 def play_head(made, kind, fields):
-    """A head of `heads_of`, at a node that reads its kind."""
+    """Deliver a head of `heads_of` to a node that reads its kind."""
     if kind == frames.HELLO:
-        name = CROOK if fields[3] == "t" else fields[3]
+        name = ATTACKER if fields[3] == "t" else fields[3]
         made.greet(fields[5], role=fields[4], name=name)
     elif kind == frames.WELCOME:
         made.greet(fields[5])
@@ -393,10 +389,10 @@ def play_head(made, kind, fields):
 
 
 def play_body(made, body):
-    """One body wherever a peer may put one."""
+    """Deliver one body in every place where a peer may put one."""
     made.send(frames.DATA, frames.MESSAGE, body)
     number = made.seq + 1
-    made.send(frames.DATA, frames.OFFER, number, f"up:{CROOK}/1/0/0", 1, 0, body)
+    made.send(frames.DATA, frames.OFFER, number, f"up:{ATTACKER}/1/0/0", 1, 0, body)
     made.send(frames.DATA, frames.OFFER, number + 1, "full:0", 1, 0, body)
     made.send(frames.BEAT, 0, False, body)
     made.greet(body)

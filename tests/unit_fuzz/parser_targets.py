@@ -1,9 +1,9 @@
-"""What strangers' bytes reach, as functions of bytes that raise nothing but what hostile bytes may
-raise.
+"""Fuzz targets: parsers of a peer's bytes, as functions of bytes that raise only what hostile input
+may.
 
-A target's input is what travels, or msgpack that stands for what travels (a list of steps, so that
-a mutator can work on fields). Each says which errors are the right answer; whatever else comes out
-is a defect. `seeds` are inputs that mean something, to start from.
+An input is the bytes on the wire, or msgpack that encodes them (a list of steps, so that a mutator
+can work on fields). Each target lists the errors it may raise; any other is a defect. `seeds` are
+valid inputs to start from.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -12,15 +12,15 @@ import contextlib
 import random
 from pathlib import Path
 
+import admission_targets
 import attrs
-import door_targets
 import msgpack
 import numpy as np
 import split_targets
 from attrs import evolve
 from target_parts import (
+    ATTACKER,
     CHUNK_LIMIT,
-    CROOK,
     HEAD_LIMIT,
     HONEST,
     SESSION,
@@ -30,10 +30,10 @@ from target_parts import (
     Target,
     coded,
     delivery,
+    memory_folder,
     pack,
     piece,
     play,
-    room,
     steps_of,
 )
 from torch import nn
@@ -69,18 +69,17 @@ from fsl_transport.session import frames
 from fsl_transport.zmq.link import parse_routing_id, split_address
 
 LINEAR = 64
-"""Values of the model that the client trains."""
+"""Number of values of the model that the client trains."""
 KEY = DeltaKey("a", 1, 0, 0)
 UPLOAD = UploadKey("a", 1, 0, 0)
 MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
 
 
-# --- one message, with everything that reads its content
-# ----------------------------------------------------------
+# --- one message, with everything that reads its content ---
 
 
 def read_body(body):
-    """Whatever a role does with a body before a machine sees it."""
+    """Read a body as every role does before it reaches a machine."""
     for table in (msg, split):
         with contextlib.suppress(MessageError):
             read_message(table.from_wire(body))
@@ -182,8 +181,7 @@ def message_seeds():
     return heads
 
 
-# --- texts
-# ---------------------------------------------------------------------------
+# --- texts ---
 
 
 def run_texts(data):
@@ -217,13 +215,12 @@ TEXTS = (
 )
 
 
-# --- coded frames where they enter
-# ---------------------------------------------------------------------------
+# --- coded frames where they enter ---
 
 
 def run_spool(data):
-    """A delta of one chunk, as a client sends it: stored, or refused, and the store goes on."""
-    with room() as folder:
+    """Store a delta of one chunk: it is stored or refused, and the store goes on."""
+    with memory_folder() as folder:
         store = started_store(Path(folder) / "run")
         key = DeltaKey("a", 1, 0, 0)
         try:
@@ -245,22 +242,21 @@ def started_store(path):
 
 
 def run_payload(data):
-    """Activations and labels of an upload: shape (2, 5, 4), then the rest as labels."""
+    """Decode an upload: activations of shape (2, 5, 4), and the last 10 bytes as labels."""
     frame, labels = data[:-10] or b"", data[-10:]
     payload.unpack_labels(labels, 10, 50)
     payload.decode_chunks([frame], 40)
 
 
-# --- a whole parameter server
-# ---------------------------------------------------------------------------
+# --- a parameter server ---
 
 
 class World:
-    """A parameter server with all its rooms, an honest client, and a crook who has a session
+    """A parameter server with all its parts, an honest client, and an attacker that has a session
     too.
     """
 
-    def __init__(self, folder, told=Quiet()):  # noqa: B008 - it has no state
+    def __init__(self, folder, outputs=Quiet()):  # noqa: B008 - it has no state
         self.ended = []
         self.scheduler = tp.VirtualScheduler()
         self.link = Loopback()
@@ -287,15 +283,15 @@ class World:
                 store=self.store,
                 worker=VirtualWorker(self.scheduler, lambda: 0.001),
                 scheduler=self.scheduler,
-                journal=told.journal,
+                journal=outputs.journal,
                 listener=listener,
-                say=told.say,
+                say=outputs.say,
                 finished=self.ended.append,
             ),
         )
         self.endpoint = self.shell.endpoint
         self.shell.start(self.store.recover())
-        self.sessions = {name: self.enter(name) for name in (HONEST, CROOK)}
+        self.sessions = {name: self.enter(name) for name in (HONEST, ATTACKER)}
         self.seq = 0
 
     def enter(self, name, incarnation=1):
@@ -310,7 +306,7 @@ class World:
         self.scheduler.run_until(self.scheduler.time() + 0.01)
 
     def honest_message(self):
-        """The honest client asks, and gets its answer."""
+        """Check that a message of the honest client is answered."""
         self.seq += 1
         before = len(self.link.sent[HONEST])
         body = msg.to_wire(msg.Fetch(self.store.version, self.store.digest))
@@ -328,10 +324,10 @@ class World:
 
 
 def run_server(data):
-    """Steps of the crook: heads (0 in place of a session is its own), payloads on the bulk lane,
-    waits.
+    """Run a parameter server; input: heads (session 0: its own), bulk payloads and waits of the
+    attacker.
     """
-    with room() as folder:
+    with memory_folder() as folder:
         world = World(folder)
         try:
             for step in steps_of(data)[:40]:
@@ -347,9 +343,9 @@ def run_server(data):
 
 def server_seeds():
     said, metas = bodies()
-    delta = metas[1] | {"key": f"{CROOK}/1/0/0", "base_digest": ""}
+    delta = metas[1] | {"key": f"{ATTACKER}/1/0/0", "base_digest": ""}
     attach = [frames.DATA, 0, 1, 0, frames.MESSAGE, said[0]]
-    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, 1 << 62, delta]
+    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{ATTACKER}/1/0/0", 1, 1 << 62, delta]
     made = [
         [attach, offer, *(piece(frame) for frame in coded(MODEL.values)[:1])],
         *([attach, offer, piece(one)] for one in coded(MODEL.values)[1:]),
@@ -366,8 +362,8 @@ def server_seeds():
         ],
         [
             {
-                "n": CROOK,
-                "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, CROOK, "client", said[-2]],
+                "n": ATTACKER,
+                "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, ATTACKER, "client", said[-2]],
             }
         ],
         [[frames.BEAT, 0, 0, True, {"step": 4, "loss": 1.0}], 6.0, [frames.BYE, 0, "done"]],
@@ -376,12 +372,11 @@ def server_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- a whole client, whose server is the stranger
-# -----------------------------------------------------------------
+# --- a client of a hostile parameter server ---
 
 
 def attached_learner():
-    """A real learner with a model, which waits for a version."""
+    """Make a real learner with a model attached, which waits for a version."""
     orders = Orders()
     learner = Exchange(orders)
     learner.refuse("test", "does not wait")
@@ -391,8 +386,8 @@ def attached_learner():
 
 
 def run_learner(data):
-    """A version of one chunk, in full: the frame decodes or is refused, and never changes the base
-    half.
+    """Fetch a full version of one chunk: the frame is decoded or refused, and the base never half
+    changed.
     """
     learner = attached_learner()
     learner.begin_fetch("full", 0)
@@ -400,26 +395,26 @@ def run_learner(data):
     learner.finish_fetch(0)
 
 
-def client_of(scheduler, link, told=Quiet()):  # noqa: B008 - it has no state
-    """A client that dials."""
+def client_of(scheduler, link, outputs=Quiet()):  # noqa: B008 - it has no state
+    """Make a client that dials."""
     learner = attached_learner()
     shell = ClientShell(
-        ClientMachine(ClientRules(), CROOK, 1),
+        ClientMachine(ClientRules(), ATTACKER, 1),
         learner,
         lambda take: tp.DialerEndpoint(
             link,
             scheduler,
             tp.TransportSettings(),
             take,
-            CROOK,
+            ATTACKER,
             incarnation=1,
             rng=random.Random(0),
         ),
         worker=VirtualWorker(scheduler, lambda: 0.001),
         scheduler=scheduler,
-        journal=told.journal,
-        say=told.say,
-        finished=told.finished,
+        journal=outputs.journal,
+        say=outputs.say,
+        finished=outputs.finished,
         welcomed=lambda welcome: configs.from_wire(welcome.config),
         end_training=lambda _: None,
     )
@@ -429,7 +424,7 @@ def client_of(scheduler, link, told=Quiet()):  # noqa: B008 - it has no state
 
 
 def run_client(data):
-    """Steps of a server: heads, payloads on the bulk lane, waits."""
+    """Run a client; input: heads, bulk payloads and waits of a parameter server."""
     scheduler, link = tp.VirtualScheduler(), Loopback()
     shell = client_of(scheduler, link)
     for step in steps_of(data)[:40]:
@@ -490,5 +485,5 @@ TARGETS = {
     "client": Target(run_client, (), client_seeds, 512, 16 << 20),
     "server": Target(run_server, (), server_seeds, 512, 16 << 20),
     **split_targets.TARGETS,
-    **door_targets.TARGETS,
+    **admission_targets.TARGETS,
 }

@@ -1,15 +1,14 @@
-"""Fuzzes every parser that strangers reach. A script.
+"""Fuzzes every parser that unauthenticated or hostile peers reach. A script.
 
-    python tests/unit_fuzz/fuzz_strangers.py [SECONDS for each target, 50] [TARGET ...]
+    python tests/unit_fuzz/fuzz_parsers.py [SECONDS for each target, 50] [TARGET ...]
 
-Seconds are processor time, so that a busy machine tries as much as a free one: 50 for each of the
-twelve are ten minutes of a core.
+Seconds are processor time, so that a busy machine tries as much as an idle one: 50 for each of the
+twelve targets are ten minutes of a core.
 
-With atheris installed (the extra `fuzz`) coverage leads the mutations: libFuzzer on instrumented
-Python, with the mutator below, which works on fields where the input is msgpack. Without it the
-same mutator works on the seeds at random. Exits with 1 at the first input that gives an error which
-strangers must not be able to cause, or takes more than SLOW_S; the input is left in
-stranger-TARGET.bin.
+With atheris installed (the extra `fuzz`) coverage guides the mutations: libFuzzer on instrumented
+Python, with the mutator below, which works on fields where the input is msgpack. Without atheris
+the same mutator works on the seeds at random. Exits with 1 at the first input that raises an error
+which no peer may cause, or takes more than SLOW_S; the input is written to fuzz-TARGET.bin.
 """
 
 import importlib.util
@@ -25,55 +24,23 @@ import msgpack
 
 SLOW_S = 5.0
 HANGS_S = 300
+"""libFuzzer's own limit, for inputs that never end: it counts wall clock, SLOW_S processor time."""
 WALL_FACTOR = 20
-"""On a machine that is busier than this the clock ends a target before its processor time does."""
-"""LibFuzzer's own limit is for what never ends: it counts on while the process is stopped for
-something else, which SLOW_S, processor time, does not.
+"""Wall clock that a target may take, in units of its processor time; a busier machine tries
+less.
 """
 MAX_BYTES = 1 << 16
 JUNK = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    127,
-    128,
-    255,
-    1 << 31,
-    1 << 62,
-    (1 << 63) - 1,
-    1 << 63,
-    -(1 << 63),
-    0.0,
-    -0.0,
-    1e308,
-    float("nan"),
-    float("inf"),
-    "",
-    "m",
-    "key",
-    "x" * 300,
-    "\ud800".encode("utf-8", "surrogatepass"),
-    "a/1/0/0",
-    "../x",
-    b"",
-    b"\x00" * 8,
-    b"sessions",
-    [],
-    {},
-    [[]],
-    {"m": "fetch/1"},
-    [0] * 40,
-    {"": {}},
-)
+    None, True, False, 0, 1, -1, 2, 127, 128, 255, 1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63,
+    -(1 << 63), 0.0, -0.0, 1e308, float("nan"), float("inf"), "", "m", "key", "x" * 300,
+    "\ud800".encode("utf-8", "surrogatepass"), "a/1/0/0", "../x", b"", b"\x00" * 8, b"sessions",
+    [], {}, [[]], {"m": "fetch/1"}, [0] * 40, {"": {}},
+)  # fmt: skip
 BYTES = (0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC1, 0xC4, 0xC7, 0xD4, 0xDC, 0xDD, 0xDF, 0xFF)
 
 
 def _places(value, found, path=()):
-    """Every place in a tree of lists and maps."""
+    """Return the path of every place in a tree of lists and maps."""
     found.append(path)
     inner = (
         value.items()
@@ -87,73 +54,75 @@ def _places(value, found, path=()):
     return found
 
 
-def mutated_fields(tree, chance):
-    """The tree with one to three places replaced, repeated, removed, swapped, or nudged."""
-    for _ in range(chance.randint(1, 3)):
-        path = chance.choice(_places(tree, []))
+def mutated_fields(tree, rng):
+    """Replace, repeat, remove, swap or nudge one to three places of the tree, in place; returns
+    it.
+    """
+    for _ in range(rng.randint(1, 3)):
+        path = rng.choice(_places(tree, []))
         if not path:
             continue
         holder = tree
         for key in path[:-1]:
             holder = holder[key]
         key, old = path[-1], holder[path[-1]]
-        kind = chance.randrange(6)
+        kind = rng.randrange(6)
         if kind == 0 and isinstance(old, int) and not isinstance(old, bool):
             holder[key] = max(
-                -(1 << 63), min((1 << 64) - 1, old + chance.choice((-1, 1, -2, 7, 1 << 32)))
+                -(1 << 63), min((1 << 64) - 1, old + rng.choice((-1, 1, -2, 7, 1 << 32)))
             )
         elif kind == 1 and isinstance(old, bytes | str) and old:
-            at = chance.randrange(len(old))
+            at = rng.randrange(len(old))
             holder[key] = (
-                old[:at] + old[at + 1 :] if chance.random() < 0.5 else old[:at] + old[at:] * 2
+                old[:at] + old[at + 1 :] if rng.random() < 0.5 else old[:at] + old[at:] * 2
             )
         elif kind == 1 and isinstance(old, bytes):
-            holder[key] = mutated_bytes(old, chance)
+            holder[key] = mutated_bytes(old, rng)
         elif kind == 2 and isinstance(holder, list):
             holder.insert(key, old)
         elif kind == 3:
             del holder[key]
         elif kind == 4 and isinstance(holder, list):
-            other = chance.randrange(len(holder))
+            other = rng.randrange(len(holder))
             holder[key], holder[other] = holder[other], old
         else:
-            holder[key] = chance.choice(JUNK)
+            holder[key] = rng.choice(JUNK)
     return tree
 
 
-def mutated_bytes(data, chance):
-    """Some bytes changed, cut, repeated or added."""
+def mutated_bytes(data, rng):
+    """Return the bytes with some changed, cut, repeated or added."""
     data = bytearray(data)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(data) + 1)
-        kind = chance.randrange(5)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(5)
         if kind == 0 and at < len(data):
-            data[at] ^= 1 << chance.randrange(8)
+            data[at] ^= 1 << rng.randrange(8)
         elif kind == 1 and at < len(data):
-            data[at] = chance.choice(BYTES)
+            data[at] = rng.choice(BYTES)
         elif kind == 2:
-            del data[at : at + chance.choice((1, 2, 8, 64))]
+            del data[at : at + rng.choice((1, 2, 8, 64))]
         elif kind == 3:
-            data[at:at] = data[at : at + chance.choice((1, 8, 64))]
+            data[at:at] = data[at : at + rng.choice((1, 8, 64))]
         else:
-            data[at:at] = bytes(chance.choice(BYTES) for _ in range(chance.choice((1, 2, 9))))
+            data[at:at] = bytes(rng.choice(BYTES) for _ in range(rng.choice((1, 2, 9))))
     return bytes(data)
 
 
-def mutated(data, chance):
-    """By field where that is possible, else, and half of the time, by byte."""
-    if chance.random() < 0.6:
+def mutated(data, rng):
+    """Mutate by field six times in ten where the input is msgpack, otherwise by byte."""
+    if rng.random() < 0.6:
         try:
             tree = msgpack.unpackb(data, strict_map_key=False)
             if isinstance(tree, list):
-                return msgpack.packb(mutated_fields(tree, chance))
+                return msgpack.packb(mutated_fields(tree, rng))
         except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
             pass
-    return mutated_bytes(data, chance)
+    return mutated_bytes(data, rng)
 
 
 def probe(target, data):
-    """Run one input; the error that should not be, or None."""
+    """Run one input; returns the error that it must not cause, or None."""
     begun = time.process_time()
     try:
         target.run(data)
@@ -166,10 +135,11 @@ def probe(target, data):
 
 
 def plain(name, target, seconds, seed=0):
-    """Random mutations of the seeds, two or three deep; the number of inputs. Raises what should
-    not be.
+    """Try random mutations of the seeds, one to three deep; returns the number of inputs.
+
+    Raises the first error that no input may cause.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     pool = target.seeds()
     until = time.process_time() + seconds
     inputs = 0
@@ -179,9 +149,9 @@ def plain(name, target, seconds, seed=0):
             _keep(name, data)
             raise error
     while time.process_time() < until or inputs < 20:
-        data = chance.choice(pool)
-        for _ in range(chance.randint(1, 3)):
-            data = mutated(data, chance)[:MAX_BYTES]
+        data = rng.choice(pool)
+        for _ in range(rng.randint(1, 3)):
+            data = mutated(data, rng)[:MAX_BYTES]
         error = probe(target, data)
         inputs += 1
         if error is not None:
@@ -191,17 +161,17 @@ def plain(name, target, seconds, seed=0):
 
 
 def _keep(name, data):
-    Path(f"stranger-{name}.bin").write_bytes(data)
+    Path(f"fuzz-{name}.bin").write_bytes(data)
 
 
 def guided(name, seconds):
-    """LibFuzzer in this process, which it ends."""
+    """Run libFuzzer in this process, which it ends."""
     import atheris
 
     with atheris.instrument_imports(
         include=["fsl_async", "fsl_transport"], enable_loader_override=False
     ):
-        from stranger_targets import TARGETS
+        from parser_targets import TARGETS
     target = TARGETS[name]
 
     until = time.process_time() + seconds
@@ -212,17 +182,15 @@ def guided(name, seconds):
         if error is not None:
             raise error
         count = next(inputs)
-        if time.process_time() > until:  # libFuzzer knows the clock only
+        if time.process_time() > until:  # libFuzzer counts wall clock only
             sys.stderr.write(f"number_of_executed_units: {count}\n")
             sys.stderr.flush()
             os._exit(0)
 
     def mutate(data, max_size, seed):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         return (
-            atheris.Mutate(data, max_size)
-            if chance.random() < 0.3
-            else mutated(data, chance)[:max_size]
+            atheris.Mutate(data, max_size) if rng.random() < 0.3 else mutated(data, rng)[:max_size]
         )
 
     corpus = Path(sys.argv[4])
@@ -236,15 +204,15 @@ def guided(name, seconds):
         "-print_final_stats=1",
     ]
     atheris.Setup(
-        [sys.argv[0], *options, f"-artifact_prefix=stranger-{name}-", str(corpus)],
+        [sys.argv[0], *options, f"-artifact_prefix=fuzz-{name}-", str(corpus)],
         one_input,
         custom_mutator=mutate,
     )
     atheris.Fuzz()
 
 
-def _guided_apart(name, seconds, folder):
-    """In a process of its own; its exit code."""
+def _guided_in_process(name, seconds, folder):
+    """Run `guided` in a process of its own; returns its exit code."""
     corpus = Path(folder) / name
     corpus.mkdir()
     log = Path(folder) / f"{name}.log"
@@ -269,13 +237,13 @@ def _guided_apart(name, seconds, folder):
 
 
 def main(arguments):
-    """Returns the exit code."""
+    """Run the targets that the arguments name; returns the exit code."""
     sys.path.insert(0, str(Path(__file__).parent))
     if arguments[:1] == ["--guided"]:
         sys.argv = [sys.argv[0], *arguments]
         guided(arguments[1], int(arguments[2]))
         return 0
-    from stranger_targets import TARGETS
+    from parser_targets import TARGETS
 
     seconds = int(arguments[0]) if arguments else 50
     names = arguments[1:] or list(TARGETS)
@@ -283,7 +251,7 @@ def main(arguments):
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            return max(1 if _guided_apart(name, seconds, folder) else 0 for name in names)
+            return max(1 if _guided_in_process(name, seconds, folder) else 0 for name in names)
     sys.stdout.write("atheris is not installed: mutations at random, without coverage\n")
     for name in names:
         sys.stdout.write(f"{name}: {plain(name, TARGETS[name], seconds)} inputs\n")

@@ -1,9 +1,8 @@
-"""What is read before anybody has a session: a relay's greeting, the question of who may come in
-(ZAP), and the answers of EC2's metadata service.
+"""Targets for bytes read before a session: ZMTP greetings, ZAP requests, EC2's metadata service.
 
-The relay and its pairs are the real ones, on pairs of sockets in this process and a loop of its own
-for each input. The ZAP handler is the real one on a socket that only remembers; the metadata watch
-is the real one, with its HTTP, on a connection that answers what the input says.
+The relay's pairs are the real ones, on socket pairs in this process with an event loop for each
+input. The ZAP handler is the real one on a recording socket. The metadata watch is the real one,
+with its HTTP, on a connection whose answers are the input's.
 """
 
 # ruff: noqa: D102 - small doubles of documented protocols
@@ -30,17 +29,16 @@ from fsl_transport.relay.zmtp_greeting import GREETING_BYTES, SIGNATURE_BYTES
 from fsl_transport.session.access_control import ConnectionLimits
 from fsl_transport.zmq.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
 
-# --- a relay, until it passes what it does not look at
-# ------------------------------------------------------------
+# --- a relay, until it forwards bytes unread ---
 
 
 class DialedPair(Pair):
-    """A pair whose server is dialed in memory."""
+    """A pair whose upstream is dialed in memory."""
 
-    far = None  # the server's end
+    far = None  # the upstream's end
 
     async def _dial(self):
-        assert self.far is None, "the server is dialed once"
+        assert self.far is None, "the upstream is dialed once"
         server, self.far = socket.socketpair()
         server.setblocking(False)
         self.far.setblocking(False)
@@ -48,14 +46,16 @@ class DialedPair(Pair):
 
 
 def received(connection):
-    """Whatever is there."""
+    """Return the bytes that have arrived."""
     with contextlib.suppress(BlockingIOError, ConnectionError):
         return connection.recv(1 << 20)
     return b""
 
 
 def run_greeting(data):
-    """A number (odd: CURVE is required), then the pieces in which a client's bytes come."""
+    """Run a relay pair; input: a number (odd: CURVE is required), then the pieces of a client's
+    bytes.
+    """
     steps = steps_of(data)
     requires_curve = bool(steps) and type(steps[0]) is int and steps[0] % 2 == 1
     pieces = [piece for piece in steps[:60] if type(piece) is bytes]
@@ -72,27 +72,27 @@ async def _greet(pieces, requires_curve):
     pipes = PipePool()
     pair = DialedPair(client, None, pipes, requires_curve=requires_curve, dialed=lambda _: None)
     running = asyncio.ensure_future(pair.run())
-    said, passed = b"", b""
+    sent, forwarded = b"", b""
     try:
         for piece in pieces:
             with contextlib.suppress(ConnectionError, BlockingIOError):
-                said += piece[: near.send(piece)]
-            for _ in range(12):  # signature, dialing, the rest, and what a forwarder moves
+                sent += piece[: near.send(piece)]
+            for _ in range(12):  # signature, dialing, the rest, forwarding
                 await asyncio.sleep(0)
-            passed += received(pair.far) if pair.far is not None else b""
-            _check_passed(said, passed, requires_curve)
+            forwarded += received(pair.far) if pair.far is not None else b""
+            _check_forwarded(sent, forwarded, requires_curve)
             if running.done():
                 break
-        mechanism = said[12:32].rstrip(b"\0")
-        whole = len(said) >= GREETING_BYTES and _opens(said) and said[10] >= 3
-        right = mechanism == b"CURVE" or (
+        mechanism = sent[12:32].rstrip(b"\0")
+        is_complete = len(sent) >= GREETING_BYTES and _has_signature(sent) and sent[10] >= 3
+        is_allowed = mechanism == b"CURVE" or (
             not requires_curve and mechanism in {b"NULL", b"PLAIN", b"GSSAPI"}
         )
-        if whole and right:
-            assert not running.done(), "a whole greeting is let through"
-            assert passed == said, "everything passes"
-        elif len(said) >= GREETING_BYTES:
-            assert isinstance(running.exception(), Dropped), "whatever does not belong is dropped"
+        if is_complete and is_allowed:
+            assert not running.done(), "a complete greeting is forwarded"
+            assert forwarded == sent, "everything is forwarded"
+        elif len(sent) >= GREETING_BYTES:
+            assert isinstance(running.exception(), Dropped), "any other greeting is dropped"
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -103,16 +103,16 @@ async def _greet(pieces, requires_curve):
             pair.far.close()
 
 
-def _opens(said):
-    return said[:1] == b"\xff" and said[9:10] == b"\x7f"
+def _has_signature(sent):
+    return sent[:1] == b"\xff" and sent[9:10] == b"\x7f"
 
 
-def _check_passed(said, passed, requires_curve):
-    assert said.startswith(passed), "what passes is what came"
-    assert not passed or _opens(said), "nothing passes before it is ZeroMQ"
-    if len(passed) > SIGNATURE_BYTES:
-        assert len(said) >= GREETING_BYTES, "the server sees no more than it needs to answer"
-        assert not requires_curve or said[12:32] == b"CURVE".ljust(20, b"\0")
+def _check_forwarded(sent, forwarded, requires_curve):
+    assert sent.startswith(forwarded), "what is forwarded is what was received"
+    assert not forwarded or _has_signature(sent), "nothing is forwarded before ZMTP's signature"
+    if len(forwarded) > SIGNATURE_BYTES:
+        assert len(sent) >= GREETING_BYTES, "the upstream receives no more than it needs to answer"
+        assert not requires_curve or sent[12:32] == b"CURVE".ljust(20, b"\0")
 
 
 def greeting_of(mechanism, version=b"\3\1"):
@@ -136,14 +136,15 @@ def greeting_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- who may come in
-# ---------------------------------------------------------------------------
+# --- ZAP: keys and their access ---
 
-FRIEND, STRANGER = (KeyPair.new().public for _ in range(2))
+TRUSTED, UNKNOWN = (KeyPair.new().public for _ in range(2))
 
 
-class Remembers:
-    """A ZAP socket: hands requests out, keeps replies, and ends its reader with the last one."""
+class RecordingSocket:
+    """A ZAP socket that returns requests, keeps replies, and raises EOFError after the last
+    request.
+    """
 
     linger = 0
 
@@ -165,40 +166,43 @@ class Remembers:
 
 
 def run_zap(data):
-    """Requests, each a list of frames. Every one is answered, and 200 only what is CURVE, of our
-    domain, with a key that is let in.
+    """Run the ZAP handler on requests, each a list of frames.
+
+    Each is answered, and with 200 only for CURVE, our domain, and a trusted key.
     """
     requests = [
         [part for part in one if type(part) is bytes]
         for one in steps_of(data)[:40]
         if type(one) is list
     ]
-    requests.append(request_of())  # the honest one comes in after whatever came before
-    zap, failed = Remembers(requests), []
+    requests.append(request_of())  # a trusted key is accepted after any other request
+    zap, failed = RecordingSocket(requests), []
     limits = ConnectionLimits(TransportSettings(), 0.0)
     handler = ZapHandler(
-        SimpleNamespace(socket=lambda _: zap), FRIEND.__eq__, failed.append, limits.authenticated
+        SimpleNamespace(socket=lambda _: zap), TRUSTED.__eq__, failed.append, limits.authenticated
     )
     with contextlib.suppress(EOFError):
         handler.run().send(None)
-    assert len(zap.replies) == len(requests), "libzmq waits for an answer to each"
+    assert len(zap.replies) == len(requests), "each request is answered: libzmq waits for it"
     for request, reply in zip(requests, zap.replies, strict=True):
         version, number, code, _, user, _ = reply
         assert (version, number) == (b"1.0", request[1] if len(request) > 1 else b"")
         assert code == (b"200" if is_right(request) else b"400")
-        assert user == (FRIEND.encode() if code == b"200" else b""), "a name without a key"
+        assert user == (TRUSTED.encode() if code == b"200" else b""), "a name without a key"
     for one in failed:
         assert len(one.address) <= 64
-        assert (one.why == UNKNOWN_KEY) == is_key(one.key), "a key that a person is told to trust"
+        assert (one.why == UNKNOWN_KEY) == is_key(one.key), (
+            "a message that says how to trust a key has a key"
+        )
 
 
 def is_right(request):
-    key = z85.decode(FRIEND)
+    key = z85.decode(TRUSTED)
     fixed = [b"1.0", ZAP_DOMAIN, b"CURVE", key]
     return len(request) == 7 and [request[n] for n in (0, 2, 5, 6)] == fixed
 
 
-def request_of(key=FRIEND, domain=ZAP_DOMAIN):
+def request_of(key=TRUSTED, domain=ZAP_DOMAIN):
     return [b"1.0", b"7", domain, b"192.0.2.7", b"a/c/0123abcd", b"CURVE", z85.decode(key)]
 
 
@@ -206,7 +210,7 @@ def zap_seeds():
     null = [b"1.0", b"1", ZAP_DOMAIN, b"::1", b"a/c/0123abcd", b"NULL"]
     made = [
         [request_of()],
-        [request_of(STRANGER), request_of()],
+        [request_of(UNKNOWN), request_of()],
         [request_of(domain=b""), null],
         [[], [b"1.0"], [b"0.9", *request_of()[1:]]],
         [[*request_of()[:6], b"short"], [*request_of(), b"more"]],
@@ -214,8 +218,7 @@ def zap_seeds():
     return [msgpack.packb(one) for one in made]
 
 
-# --- what EC2's metadata service answers
-# --------------------------------------------------------------------------
+# --- EC2's metadata service ---
 
 TOKEN = "AQAEAtoken=="
 ACTION = b'{"action": "terminate", "time": "2099-01-01T00:00:00Z"}'
@@ -223,12 +226,12 @@ BASE = "169.254.169.254"
 
 
 def framed(status, body):
-    return b"HTTP/1.1 %d said\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+    return b"HTTP/1.1 %d sent\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
 
 
 class Service:
-    """Answers what the input says, one answer a connection; and when that is used up, what it
-    should.
+    """Answers with the input, one answer per connection, and correctly when the input is used
+    up.
     """
 
     def __init__(self, answers):
@@ -243,13 +246,13 @@ class Service:
         return framed(200, ACTION) if known else framed(401, b"")
 
     def connected(self, host, **rest):
-        """A connection of http.client's."""
-        assert host == BASE, "the token is for nobody else"
-        connection, said = http.client.HTTPConnection(host, **rest), bytearray()
+        """Make an http.client connection."""
+        assert host == BASE, "the token goes to the service only"
+        connection, sent = http.client.HTTPConnection(host, **rest), bytearray()
         connection.connect = lambda: None
         connection.sock = SimpleNamespace(
-            sendall=said.extend,
-            makefile=lambda *_: io.BytesIO(self.answer(bytes(said))),
+            sendall=sent.extend,
+            makefile=lambda *_: io.BytesIO(self.answer(bytes(sent))),
             close=lambda: None,
             setsockopt=lambda *_: None,
         )
@@ -257,20 +260,21 @@ class Service:
 
 
 class Opens(urllib.request.BaseHandler):
-    """In place of what opens connections."""
+    """A handler for urllib that opens connections to a `Service`."""
 
     def __init__(self, service):
         self.service = service
         self.plain = urllib.request.HTTPHandler()
 
     def default_open(self, request):
-        assert request.type == "http", "nothing but the service is asked"
+        assert request.type == "http", "only the service is asked"
         return self.plain.do_open(self.service.connected, request)
 
 
 def run_metadata(data):
-    """Answers: bytes as they are, [status, body] in a frame that fits. None ends the watch, and
-    afterwards a true announcement is heard.
+    """Run the metadata watch on answers: bytes as they are, [status, body] framed as HTTP.
+
+    No answer ends the watch: afterwards it returns a true announcement.
     """
     service, made = Service([]), []
     for one in steps_of(data)[:20]:
@@ -287,7 +291,7 @@ def run_metadata(data):
         assert notice is None or notice.left_s is None or 0 <= notice.left_s < math.inf
         if notice is not None and not service.answers:
             return
-    raise AssertionError(f"the announcement is not heard: {watch.trouble}")
+    raise AssertionError(f"the announcement is not returned: {watch.trouble}")
 
 
 def metadata_seeds():

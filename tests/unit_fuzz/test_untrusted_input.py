@@ -1,5 +1,5 @@
-"""What strangers' bytes may cause: an error that costs them their session; never another one, never
-much time or memory.
+"""A peer's bytes may cause an error that ends its session; no other error, and bounded time and
+memory.
 """
 
 import contextlib
@@ -7,10 +7,10 @@ import random
 import time
 import tracemalloc
 
-import fuzz_strangers as fuzz
+import fuzz_parsers as fuzz
 import msgpack
+import parser_targets as targets
 import pytest
-import stranger_targets as targets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,9 +27,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch):
-    """Half a second of what `fuzz_strangers.py` does for minutes: so its targets stay right, and so
-    do the parsers.
-    """
+    """Half a second of what `fuzz_parsers.py` does for minutes keeps targets and parsers right."""
     monkeypatch.chdir(tmp_path)
     assert fuzz.plain(name, targets.TARGETS[name], 0.5, seed=4) >= 20
 
@@ -38,20 +36,19 @@ def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch)
 @QUICK
 @given(st.data())
 def test_valid_input_with_one_thing_changed(name, data):
-    """A message that is nearly right goes deepest: every place of every seed, by field and by byte,
-    and shrunk when it fails.
+    """A nearly valid message gets deepest: any place of any seed, by field and by byte, shrunk on
+    failure.
     """
     seeds = targets.TARGETS[name].seeds()
     chosen = data.draw(st.sampled_from(seeds))
     how = data.draw(st.sampled_from(["field", "byte"]))
-    chance = random.Random(data.draw(st.integers(0, 1 << 32)))
-    changed = fuzz.mutated(chosen, chance) if how == "field" else fuzz.mutated_bytes(chosen, chance)
+    rng = random.Random(data.draw(st.integers(0, 1 << 32)))
+    changed = fuzz.mutated(chosen, rng) if how == "field" else fuzz.mutated_bytes(chosen, rng)
     error = fuzz.probe(targets.TARGETS[name], changed)
     assert error is None, f"{changed!r}: {error!r}"
 
 
-# --- memory and time
-# ---------------------------------------------------------------------------
+# --- memory and time ---
 
 
 def nested(depth, inside):
@@ -65,7 +62,7 @@ def in_message(body):
 
 
 def bombs(size):
-    """Inputs of about `size` bytes that ask for as much time and memory as they can."""
+    """Return inputs of about `size` bytes that cost as much time and memory as they can."""
     empties = [[[]] * min(size // 4, 100_000)] * 4
     tensor = ["t" * 200, [1], 0]
     names = [[f"t{number}", [1], number] for number in range(size // 12)]
@@ -97,12 +94,10 @@ def bombs(size):
 
 @pytest.mark.parametrize("name", bombs(1000))
 def test_memory_is_bounded_by_what_was_sent(name):
-    """A small message must not ask for a large room: at most `amplification` bytes at a time for
-    each byte of it.
-    """
+    """A message costs at most `amplification` bytes of memory for each of its bytes."""
     kind, data = bombs(60_000)[name]
     target = targets.TARGETS[kind]
-    fuzz.probe(target, data)  # what is made once, like scratch and caches
+    fuzz.probe(target, data)  # allocates scratch and caches once
     tracemalloc.start()
     try:
         error = fuzz.probe(target, data)
@@ -124,8 +119,8 @@ def peak_of(data):
 
 
 def test_arrays_that_claim_more_than_they_hold():
-    """Room for an array is made before it is read: no more entries than the message has bytes,
-    10,000 in each of 1,024 levels at most.
+    """An array is allocated before it is read: at most one entry per byte of the message, 10,000 in
+    each of at most 1,024 levels.
     """
     claim = b"\xdd\x00\x01\xff\xff"
     assert peak_of(claim * 20) < 20_000
@@ -136,8 +131,8 @@ def test_arrays_that_claim_more_than_they_hold():
 
 @pytest.mark.parametrize("name", bombs(1000))
 def test_time_grows_with_what_was_sent(name):
-    """Sixteen times the bytes, and not much more than sixteen times the work: squares would give
-    256.
+    """Sixteen times the bytes cost at most 80 times the time; quadratic work would cost 256
+    times.
     """
 
     def cost_s(size):
@@ -159,8 +154,10 @@ def test_time_grows_with_what_was_sent(name):
         )
     )
 )
-def test_a_manifest_is_whole_or_refused(tensors):
-    """What is taken as a manifest decides about terabytes: its sizes must be what they say."""
+def test_a_manifest_is_consistent_or_refused(tensors):
+    """A manifest determines allocations: its sizes are consistent and at most 2^40 values, or it is
+    refused.
+    """
     try:
         found = Manifest.from_wire([[name, shape, offset] for name, shape, offset in tensors])
     except ManifestError:
@@ -194,6 +191,6 @@ def test_fields_of_other_types(table, junk):
 
 @given(st.lists(st.binary(max_size=80), max_size=3))
 def test_frames_of_any_bytes(parts):
-    """No bytes and no number of frames are anything but a message or a PeerError."""
+    """Any frames of any bytes give a message or a PeerError."""
     with contextlib.suppress(PeerError):
         frames.parse(parts, 1 << 10, 1 << 10)

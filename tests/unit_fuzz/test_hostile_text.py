@@ -1,14 +1,13 @@
-"""What a hostile server writes on a client's terminal, and a hostile client on a server's: one
-printable line, of which nothing is lost.
+"""A peer's hostile text is shown as one printable line, complete, at clients, ps and split server.
 
-The shells are those of real nodes (`text_nodes`); each test names the words that it waits for, so
-that it fails where they do not come at all.
+The shells are those of real nodes (`text_nodes`). Each test names the text it expects, so that it
+fails where none is shown.
 """
 
 import numpy as np
 import pytest
 from deltas import delta_of
-from target_parts import CROOK, room
+from target_parts import ATTACKER, memory_folder
 from text_nodes import (
     HOSTILE,
     SHOWN,
@@ -29,19 +28,19 @@ from fsl_async.store.manifest import digest_of
 from fsl_transport.session import frames
 
 DIGEST = "d" * 32
-KEY = DeltaKey(CROOK, 1, 0, 0)
-UPLOAD = UploadKey(CROOK, 1, 0, 0)
+KEY = DeltaKey(ATTACKER, 1, 0, 0)
+UPLOAD = UploadKey(ATTACKER, 1, 0, 0)
 
 
-def at(kind, play):
-    """Let a peer play with a node; all that it told, journaled and raised."""
-    with room() as folder, node(kind, folder) as (made, told):
+def outputs_of(kind, play):
+    """Let a peer act on a node; returns everything that the node printed, journaled and raised."""
+    with memory_folder() as folder, node(kind, folder) as (made, outputs):
         play(made)
-    return told
+    return outputs
 
 
-def says(table, message, **changed):
-    """A play: one message, with fields that its class would not be made with."""
+def sends(table, message, **changed):
+    """Make a play that sends one message, with fields that its class would refuse."""
     body = table.to_wire(message) | changed
     return lambda made: made.send(frames.DATA, frames.MESSAGE, body)
 
@@ -59,29 +58,28 @@ def all_of(*plays):
     return play
 
 
-# --- a hostile server, and the client's terminal
-# ------------------------------------------------------------------
+# --- a hostile server, and the client's terminal ---
 
 
 @pytest.mark.parametrize(
-    ("play", "words"),
+    ("play", "expected"),
     [
-        (says(msg, msg.Stop(HOSTILE)), SHOWN),
-        (says(msg, msg.Reject("model", HOSTILE)), SHOWN),
+        (sends(msg, msg.Stop(HOSTILE)), SHOWN),
+        (sends(msg, msg.Reject("model", HOSTILE)), SHOWN),
         (lambda made: made.refuse("run", HOSTILE), SHOWN),
-        (says(msg, msg.Reject(HOSTILE, "text")), f"Reject.code is not a code: {SHOWN}"),
+        (sends(msg, msg.Reject(HOSTILE, "text")), f"Reject.code is not a code: {SHOWN}"),
         (
-            says(msg, msg.Declined(KEY, "stale", ""), key=HOSTILE),
+            sends(msg, msg.Declined(KEY, "stale", ""), key=HOSTILE),
             f"key is not a delta key: {SHOWN}",
         ),
         (
-            says(msg, msg.Accepted(KEY), key=f"{HOSTILE}/1/0/0"),
+            sends(msg, msg.Accepted(KEY), key=f"{HOSTILE}/1/0/0"),
             f"key is not a delta key: {SHOWN}/1/0/0",
         ),
-        (says(msg, msg.Announce(3, HOSTILE)), f"digest is not a digest: {SHOWN}"),
+        (sends(msg, msg.Announce(3, HOSTILE)), f"digest is not a digest: {SHOWN}"),
         (
             offers("full:0", msg.VersionMeta("full", 0), kind=HOSTILE),
-            (f"kind is not a kind of version: {SHOWN}"),
+            f"kind is not a kind of version: {SHOWN}",
         ),
         (
             lambda made: made.send(frames.DATA, frames.MESSAGE, {"m": HOSTILE}),
@@ -101,80 +99,78 @@ def all_of(*plays):
         ),
     ],
 )
-def test_a_server_writes_one_printable_line_at_a_client(play, words):
-    """In what it prints, in what it journals, and in the error with which it ends."""
-    told = at(Client, play)
-    assert any(words in one for one in [*told.lines, *told.texts]), told.lines
+def test_a_server_writes_one_printable_line_at_a_client(play, expected):
+    """In what the client prints, in what it journals, and in the error with which it ends."""
+    outputs = outputs_of(Client, play)
+    assert any(expected in one for one in [*outputs.lines, *outputs.texts]), outputs.lines
 
 
 @pytest.mark.parametrize("code", ["stale", "quarantined"])
 def test_a_delta_is_declined_in_one_printable_line(code):
-    """The client's person reads why a delta was not merged."""
+    """The client prints why a delta was not merged."""
 
     def play(made):
         made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Announce(0, DIGEST)))
         machine = made.shell.machine
 
         machine.delta, machine.coded = delta_of(KEY, 8), True
-        says(msg, msg.Declined(KEY, code, HOSTILE))(made)
+        sends(msg, msg.Declined(KEY, code, HOSTILE))(made)
 
-    told = at(Client, play)
+    outputs = outputs_of(Client, play)
     assert any(
-        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}")
-        for one in told.lines
+        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}") for one in outputs.lines
     )
 
 
 @pytest.mark.parametrize("op", [frames.DECLINE, frames.ABORT])
 def test_a_stream_is_ended_for_a_printable_reason(op):
-    """It is journaled with the stream that is lost."""
+    """The reason is journaled with the lost stream."""
 
     def play(made):
         made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Publish()))
         made.send(frames.DATA, op, 1, HOSTILE)
 
-    assert SHOWN in at(Client, play).texts
+    assert SHOWN in outputs_of(Client, play).texts
 
 
 def test_a_session_is_ended_for_a_printable_reason():
-    """The transport's own event has it."""
-    told = at(Client, lambda made: made.send(frames.BYE, HOSTILE))
-    assert SHOWN in told.texts
+    """The transport's own event has the reason."""
+    outputs = outputs_of(Client, lambda made: made.send(frames.BYE, HOSTILE))
+    assert SHOWN in outputs.texts
 
 
 @pytest.mark.parametrize("kind", [SplitClient, RunEndNotifier])
 @pytest.mark.parametrize(
     "play",
     [
-        says(split, split.Ended(HOSTILE)),
+        sends(split, split.Ended(HOSTILE)),
         lambda made: made.refuse("model", HOSTILE),
-        says(split, split.UploadRefused(UPLOAD, "stale", HOSTILE)),
-        says(split, split.Trained(UPLOAD, 0.5), key=HOSTILE),
-        says(split, split.UploadRefused(UPLOAD, HOSTILE, "text")),
+        sends(split, split.UploadRefused(UPLOAD, "stale", HOSTILE)),
+        sends(split, split.Trained(UPLOAD, 0.5), key=HOSTILE),
+        sends(split, split.UploadRefused(UPLOAD, HOSTILE, "text")),
         lambda made: made.greet(split.to_wire(split.SplitWelcome(HOSTILE, 2, "", -1))),
         lambda made: made.greet(split.to_wire(split.SplitWelcome("r", 2, HOSTILE, -1))),
     ],
 )
 def test_a_split_server_writes_one_printable_line(kind, play):
-    """At its clients, and at the parameter server that tells it of the run's end."""
+    """At its clients, and at the parameter server that sends it the run's end."""
 
     def over(made):
         if kind is RunEndNotifier:
             made.shell.run_ended("over")
         play(made)
 
-    told = at(kind, over)
+    outputs = outputs_of(kind, over)
     assert kind is RunEndNotifier or any(
-        r"\u001b]0;owned" in one for one in [*told.lines, *told.texts]
+        r"\u001b]0;owned" in one for one in [*outputs.lines, *outputs.texts]
     )
 
 
-# --- a hostile client, and the servers' terminals
-# -----------------------------------------------------------------
+# --- a hostile client, and the servers' terminals ---
 
 
 def offers_delta(**changed):
-    """A play: a delta, with fields that its class would not be made with."""
+    """Make a play that offers a delta, with fields that its class would refuse."""
     delta = delta_of(KEY, 8, base_digest=DIGEST, metrics={"loss": 2.5})
     meta = msg.DeltaMeta(delta)
     wire = msg.to_wire(meta)["delta"] | changed
@@ -182,29 +178,29 @@ def offers_delta(**changed):
 
 
 @pytest.mark.parametrize(
-    ("play", "words"),
+    ("play", "expected"),
     [
-        (says(msg, msg.Skip(0, HOSTILE)), SHOWN),
+        (sends(msg, msg.Skip(0, HOSTILE)), SHOWN),
         (
-            says(msg, msg.Holding(0, HOSTILE)),
-            (f"{CROOK} broke the protocol: Holding.digest is not a digest: {SHOWN}"),
+            sends(msg, msg.Holding(0, HOSTILE)),
+            f"{ATTACKER} broke the protocol: Holding.digest is not a digest: {SHOWN}",
         ),
-        (says(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
+        (sends(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
         (offers_delta(metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),
         (offers_delta(key=HOSTILE), f"DeltaMeta.delta.key is not a delta key: {SHOWN}"),
         (offers_delta(base_digest=HOSTILE), f"base_digest is not a digest, nor empty: {SHOWN}"),
         (
-            says(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]], "")),
+            sends(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]], "")),
             f"no tensor may be called '{SHOWN}'",
         ),
         (
-            says(msg, msg.Attach(HOSTILE, [["w", [1], 0]], "")),
+            sends(msg, msg.Attach(HOSTILE, [["w", [1], 0]], "")),
             f"fingerprint is not a digest: {SHOWN}",
         ),
         (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: 1, "step": HOSTILE}), SHOWN),
         (
             lambda made: made.send(frames.BYE, f"relaunch 7: {HOSTILE}"),
-            (f"{CROOK} is launched again in 12 s, unless it comes back by itself ({SHOWN})"),
+            f"{ATTACKER} is launched again in 12 s, unless it comes back by itself ({SHOWN})",
         ),
         (lambda made: made.greet(wire.Hello("", -1, "", -1).to_wire() | {"run": HOSTILE}), None),
         (lambda made: made.greet({}, name=HOSTILE), None),
@@ -217,34 +213,36 @@ def offers_delta(**changed):
         ),
     ],
 )
-def test_a_client_writes_one_printable_line_at_a_parameter_server(play, words):
-    """In its log, in its journal, and in what it says of a relaunch. None: refused before anything
-    is told.
+def test_a_client_writes_one_printable_line_at_a_parameter_server(play, expected):
+    """In its log, in its journal, and in its line about a relaunch. None: refused before any
+    output.
     """
-    told = at(ParameterServer, play)
-    assert words is None or any(words in one for one in [*told.lines, *told.texts]), told.lines
+    outputs = outputs_of(ParameterServer, play)
+    assert expected is None or any(expected in one for one in [*outputs.lines, *outputs.texts]), (
+        outputs.lines
+    )
 
 
 def test_a_model_of_another_shape_is_named_in_one_printable_line():
-    """The names of both models' tensors stand in the refusal."""
+    """The refusal names the first tensor that differs."""
     other = [["größe", [3], 0]]
-    told = at(ParameterServer, says(msg, msg.Attach(DIGEST, other, "")))
-    assert any("and 'größe' 3 there" in one or "'größe' 3 here" in one for one in told.lines), (
-        told.lines
+    outputs = outputs_of(ParameterServer, sends(msg, msg.Attach(DIGEST, other, "")))
+    assert any("and 'größe' 3 there" in one or "'größe' 3 here" in one for one in outputs.lines), (
+        outputs.lines
     )
 
 
 @pytest.mark.parametrize(
-    ("play", "words"),
+    ("play", "expected"),
     [
-        (says(split, split.RunOver(HOSTILE)), SHOWN),
-        (says(split, split.RoundDone(0, 2, {}), errors={HOSTILE: 0.5}), SHOWN),
+        (sends(split, split.RunOver(HOSTILE)), SHOWN),
+        (sends(split, split.RoundDone(0, 2, {}), errors={HOSTILE: 0.5}), SHOWN),
         (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: HOSTILE}), SHOWN),
         (
             lambda made: made.greet(
                 split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": HOSTILE}, -1, -1, 0))
             ),
-            f"method of {CROOK} is {SHOWN}",
+            f"method of {ATTACKER} is {SHOWN}",
         ),
         (
             lambda made: made.greet(
@@ -254,7 +252,7 @@ def test_a_model_of_another_shape_is_named_in_one_printable_line():
                     )
                 )
             ),
-            f"{SHOWN} of {CROOK} is",
+            f"{SHOWN} of {ATTACKER} is",
         ),
         (
             lambda made: made.greet(
@@ -265,13 +263,15 @@ def test_a_model_of_another_shape_is_named_in_one_printable_line():
         (lambda made: made.greet(split.to_wire(split.PsHello("r", HOSTILE))), None),
     ],
 )
-def test_a_client_writes_one_printable_line_at_a_split_server(play, words):
-    """The end of the run, what coding changed, and what its model is: texts that are shown here."""
-    told = at(SplitServer, play)
-    assert words is None or any(words in one for one in [*told.lines, *told.texts]), told.lines
+def test_a_client_writes_one_printable_line_at_a_split_server(play, expected):
+    """In lines about the end of the run, coding errors, and the model."""
+    outputs = outputs_of(SplitServer, play)
+    assert expected is None or any(expected in one for one in [*outputs.lines, *outputs.texts]), (
+        outputs.lines
+    )
 
 
 def test_digests_of_versions_have_the_form_that_is_required():
-    """What this program itself sends is what it takes."""
+    """A digest that this program sends is one that it accepts."""
     digest = digest_of(np.zeros(3, np.float32))
     assert msg.from_wire(msg.to_wire(msg.Announce(0, digest))) == msg.Announce(0, digest)
