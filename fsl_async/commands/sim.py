@@ -123,7 +123,7 @@ def command(
     result: Report = report(simulation, time.monotonic() - begun, journal or "")
     if method:
         result = evolve(result, split=simulation.split_facts())
-    for violation in simulation.truth.violations[:10]:
+    for violation in simulation.invariants.violations[:10]:
         output.warn(f"invariant violated {violation}")
     output.result(_shown(result, as_json=as_json))
     return 1 if result.invariant_violations else 0

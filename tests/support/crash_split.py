@@ -40,16 +40,19 @@ LOSSY = FaultProfile(
     duplicate=0.02,
     reorder=0.05,
 )
-"""Messages are lost, doubled and late, connections break: what dies here dies at the point."""
+"""Messages are lost, duplicated and late, and connections break; processes die only at the
+point.
+"""
 
 
 WAITS = "the split server did not end with its run"
-"""Not counted: no client had a session with it when the run ended, so none told it, and the
-simulation has no parameter server that would (docs/FAULTS.md)."""
+"""Not counted: no client had a session with it when the run ended, so none sent it the end, and in
+the simulation the parameter server does not (docs/FAULTS.md).
+"""
 
 
 class CrashSplit(SplitSimulation):
-    """One that has points around its effects."""
+    """A simulation with crash points around its effects."""
 
     def __init__(self, kind, point=None):
         module.PROFILES["crash points"] = LOSSY
@@ -60,22 +63,22 @@ class CrashSplit(SplitSimulation):
         self.rare = set()
 
     def run(self, progress=None):
-        """And ask the split server to end in the middle: another one goes on in its folder."""
+        """Run, and ask the split server to end in the middle: another one goes on in its folder."""
         self._at(ASKED_S, self._ask_split)
         super().run(progress)
 
     def die(self, name):
-        """As kill -9 does it; a few seconds later it is launched again."""
+        """Kill a process as kill -9 does; a few seconds later it is launched again."""
         if name == SPLIT_NAME:
             clock, shell = self.split_process
             if shell.machine.shutdown.run_over:
-                # The next one would wait for clients that never come: nobody starts it again.
+                # The next one would wait for clients that never come: it is not started again.
                 self._launch_split = lambda: None
             self._end_split_process(clock)
             self._left_in_order = False
         elif self._kill(name):
             if name == SERVER_NAME:
-                self.truth.server_died(self.scheduler.time())
+                self.invariants.server_died(self.scheduler.time())
             again = (
                 self._launch_server if name == SERVER_NAME else lambda: self._launch_client(name)
             )
@@ -97,7 +100,7 @@ class CrashSplit(SplitSimulation):
         feed = node.feed
 
         def later(event, cause=None):
-            """The end is asked for from outside of the scheduler, where nobody takes a death."""
+            """Schedule the request for the end: outside the scheduler nothing catches `Killed`."""
             if isinstance(event, DrainAsked):
                 self.scheduler.call_at(self.scheduler.time(), feed, event)
             else:
@@ -112,7 +115,7 @@ class CrashSplit(SplitSimulation):
         self._rare_effects(shell)
 
     def _rare_effects(self, shell):
-        """Once each: an alignment that fails, a hello while a server leaves, and rare effects."""
+        """Cause, once each: a failed alignment, a hello during shutdown, and rare effects."""
         training = shell.training
         align, handle = training.align, shell.node.machine.handle
 
@@ -151,23 +154,23 @@ class CrashSplit(SplitSimulation):
 
 
 def passed(kind):
-    """All points that a run passes. It must be a good one."""
+    """Run without a crash, which must find no violation; returns all points passed."""
     simulation = CrashSplit(kind)
     simulation.run()
-    assert simulation.truth.violations == [], simulation.truth.violations
+    assert simulation.invariants.violations == [], simulation.invariants.violations
     return simulation.points.all()
 
 
 def attempt(kind, point: Point):
-    """Crash there; what was wrong afterwards."""
+    """Crash at this point; returns the violations."""
     simulation = CrashSplit(kind, point)
     simulation.run()
     fired = [] if simulation.points.fired else [f"{point} was not reached"]
-    return fired + [one for one in simulation.truth.violations if not one.endswith(WAITS)]
+    return fired + [one for one in simulation.invariants.violations if not one.endswith(WAITS)]
 
 
 def spread(points, most):
-    """At most so many points of each place, evenly over the run."""
+    """Return at most `most` points of each place, evenly over the run."""
     places = {}
     for point in points:
         places.setdefault((point.role, point.name, point.stage), []).append(point)

@@ -115,7 +115,7 @@ class Chunks:
         return sum(map(len, self.frames))
 
     def modes(self) -> dict[str, int]:
-        """How many chunks went which way."""
+        """Return the number of chunks in each mode."""
         infos = [info(frame) for frame in self.frames]
         counts = {
             "coded": sum(one.coded_chunks for one in infos),
@@ -233,7 +233,7 @@ class TensorBench:
         return row | self.tail(rounds)
 
     def head(self, kind: str, number_format: str) -> dict[str, Any]:
-        """How every row of this tensor begins."""
+        """Return the first fields of every row of this tensor."""
         return {
             "bench": "codec",
             "row": kind,
@@ -244,7 +244,7 @@ class TensorBench:
 
     @staticmethod
     def tail(rounds: Rounds) -> dict[str, Any]:
-        """How every row ends: how the rounds were."""
+        """Return the last fields of every row: about the rounds."""
         return {
             "repeats": rounds.count,
             "waited_share": rounds.waited_share,

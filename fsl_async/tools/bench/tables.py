@@ -73,7 +73,7 @@ _AROUND: Sequence[Column] = (
 
 
 def cell(value: object) -> str:
-    """A value as a person reads it."""
+    """Format a value for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):

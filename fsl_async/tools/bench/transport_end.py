@@ -29,7 +29,7 @@ READ_BYTES = 1 << 18
 
 
 class Source:
-    """The same chunk for ever."""
+    """An endless source of the same chunk."""
 
     chunks = ENDLESS
 
@@ -42,7 +42,7 @@ class Source:
 
 
 class Sink:
-    """Counts and forgets."""
+    """Counts payload and discards it."""
 
     def __init__(self, meter: Meter, ended: asyncio.Event) -> None:
         self._meter = meter
@@ -89,7 +89,7 @@ class End:
             await asyncio.sleep(PING_EVERY_S)
 
     async def run(self) -> None:
-        """Until the time is over, or the peer is gone."""
+        """Run until the time is over, or the peer is gone."""
         task = self.task
         loop = asyncio.get_running_loop()
         settings = tp.TransportSettings(
@@ -124,11 +124,11 @@ class End:
 
 
 async def tcp(task: Task) -> None:
-    """Send without end; or receive until the time is over."""
+    """Send without end, or receive until the time is over."""
     if task.sends:
         _, writer = await asyncio.open_connection(task.address, task.port)
         data = bytes(task.chunk_bytes)
-        with contextlib.suppress(ConnectionError):  # the receiver has what it wanted
+        with contextlib.suppress(ConnectionError):  # the receiver is done
             while True:
                 writer.write(data)
                 await writer.drain()

@@ -1,4 +1,4 @@
-"""What one end of a measured transfer is given, and what it counts.
+"""The task of one end of a measured transfer, and its counts.
 
 An end is a process, started with its task as JSON. The receiver listens (with `down`, the dialer
 receives), prints `{"port": ...}`, counts the payload that arrives and, `warm_s` + `measure_s` after
@@ -28,9 +28,8 @@ GRAIN_S = 0.005
 
 @frozen
 class Task:
-    """What a process does.
-
-    `stripes` 0: chosen by measurement. `keys`: CURVE's public and secret key of the listener.
+    """The task of a process. `stripes` 0: chosen by measurement. `keys`: CURVE's public and secret
+    key of the listener.
     """
 
     way: str
@@ -77,7 +76,7 @@ def end_with_input() -> None:
 
 
 def say(**found: Any) -> None:
-    """One line for the process that started this one."""
+    """Print one line for the process that started this one."""
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 

@@ -35,7 +35,7 @@ class LinkOf(Protocol):
 
 @frozen
 class FileLink:
-    """That of a proxy, told by a file."""
+    """The link of a proxy, controlled by a file."""
 
     path: Path
 
@@ -59,7 +59,7 @@ class FileLink:
 
 @frozen
 class SiteLink:
-    """That of a site of a laboratory; `was` is what it had, its profile or else its rate."""
+    """The link of a laboratory's site; `was` is its profile, or else its rate, before the fault."""
 
     lab: Laboratory
     site: str
@@ -79,7 +79,7 @@ class SiteLink:
 
 
 def link_of(run: Run, node: Node) -> LinkOf | None:
-    """The link of a client that can be cut; None when there is none."""
+    """Return the client's link, to cut or slow it; None when there is none."""
     path = run.run_dir / FOLDER / node.name
     if path.exists():
         return FileLink(path)

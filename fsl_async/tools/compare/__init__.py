@@ -8,5 +8,5 @@ plot        the picture (matplotlib, extra `plot`)
 problem     what is trained: images or text, the parts at each node, batches, the held-out set
 nodes       a server and a client, as threads of this process or as processes of their own
 places      where each node runs, and what lies between them
-contest     one run after the other
+comparison  one run after the other
 """

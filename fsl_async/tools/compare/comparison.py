@@ -1,6 +1,4 @@
-"""One run after the other: starts the nodes where they belong, gathers what they report, ends
-them.
-"""
+"""Runs the methods one after the other: starts the nodes, collects their reports, ends them."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ from fsl_async.tools.compare.places import Loopback
 
 START_S = 120.0
 END_S = 30.0
-"""How long nodes get to end once the server has, or once they were told to."""
+"""Seconds that nodes have to end after the server's end, or after they were asked to end."""
 _LOOK_S = 0.2
 
 
 class _Node:
-    """A node in a thread of this process, or in a process of its own behind a place's prefix."""
+    """A node in a thread of this process, or in its own process started with a place's prefix."""
 
     def __init__(self, name: str, put: Callable[[Mapping[str, Any]], None], folder: Path) -> None:
         self.name = name
@@ -47,7 +45,7 @@ class _Node:
         role: str,
         given: Mapping[str, Any],
     ) -> None:
-        """Run `job` here, or `role` with `given` behind `prefix`."""
+        """Run `job` in a thread, or with a `prefix` a process of `role` with `given`."""
         if prefix is None:
             target = lambda: self._here(job)  # noqa: E731
         else:
@@ -74,20 +72,20 @@ class _Node:
         return self._thread.is_alive()
 
     def drain(self) -> None:
-        """Ask for a good end."""
+        """Ask for an orderly end."""
         self._stopper.request(reason=nodes.DRAINED)
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write("drain\n")
             self._process.stdin.flush()
 
     def stop(self) -> None:
-        """Ask for an end at once."""
-        self._stopper.request(hard=True, reason="told to stop")
+        """Ask for an immediate end."""
+        self._stopper.request(hard=True, reason="asked to stop")
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def join(self, deadline: float) -> None:
-        """Wait; a process that does not end is killed."""
+        """Wait for the node's end; kill a process that does not end."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._process is not None and self._thread.is_alive():
             self._process.kill()
@@ -119,7 +117,7 @@ class _Node:
 
 
 class Comparison:
-    """`run` one method after the other. `say` takes lines for people, as they come."""
+    """Compares methods, one `run` after the other. `say` is called with lines for people."""
 
     def __init__(
         self,
@@ -134,8 +132,8 @@ class Comparison:
         self._make_places, self._say, self._stop = make_places, say, stop
 
     def run(self, method: str) -> Outcome:
-        """One run, to its last round or to the target. Raises the error of a node that failed, and
-        the stopper's.
+        """Run a method to its last round or to the target. Raises the error of a node that failed,
+        and the stopper's.
         """
         places = self._make_places()
         run = _Run(self, method, places)
@@ -162,7 +160,7 @@ class _Run:
         self.problem = ""
 
     def play(self) -> Outcome:
-        """See Contest.run."""
+        """See Comparison.run."""
         choices, listen = self.choices, self.places.listen()
         self._start(
             "server",
@@ -189,7 +187,7 @@ class _Run:
         return Outcome(self.method, self.gathered.points(), choices.target, self.problem)
 
     def end(self) -> None:
-        """Leave no node behind."""
+        """End all nodes."""
         for node in self._nodes:
             if node.is_running:
                 node.stop()

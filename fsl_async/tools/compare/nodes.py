@@ -1,14 +1,12 @@
-"""A server and a client of a comparison, each a blocking function that reports by `emit`.
+"""The server and a client of a comparison, each a blocking function that reports by `emit`.
 
-For a thread, or a process of its own.
-
-As processes (where a network laboratory puts each node into a site of its own):
+For a thread, or as a process (where a network laboratory has a site for each node):
 
     python -m fsl_async.tools.compare.nodes server JSON    {"choices", "method", "folder", "listen"}
     python -m fsl_async.tools.compare.nodes client JSON    {"address", "name", "threads"}
 
-Each report is then a line of JSON on standard output. A line "drain" on standard input asks for a
-good end, its end for one at once.
+Each report is then a line of JSON on standard output. A line "drain" on standard input asks for an
+orderly end, the end of standard input for an immediate one.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ class ReportingFed(Fed):
         self._runtime, self._emit = runtime, emit
         self._began = -1.0
         self._waited_before = 0.0
-        self._last = (0.0, 0.0)  # when the newest round ended, and what had been waited by then
+        self._last = (0.0, 0.0)  # when the newest round ended, and the seconds waited until then
         self.newest = 0
 
     def rounds(self) -> Iterator[int]:
-        """Those of `Fed`; time counts from the first one on."""
+        """Yield the rounds of `Fed`; time counts from the first one."""
         for number in super().rounds():
             if self._began < 0:
                 self._began, self._waited_before = time.monotonic(), self.waited_s
@@ -66,9 +64,9 @@ class ReportingFed(Fed):
     def end_round(
         self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
     ) -> bool:
-        """That of `Fed`, and a report."""
+        """End the round as `Fed` does, and report it."""
         self._note()
-        self.report()  # what is sent so far; the version that comes of it is still to be fetched
+        self.report()  # bytes sent so far; the version made from them is not fetched yet
         going = super().end_round(samples=samples, metrics=metrics)
         self._note()
         self.report()
@@ -78,7 +76,7 @@ class ReportingFed(Fed):
         self._last = (time.monotonic(), self.waited_s - self._waited_before)
 
     def report(self) -> None:
-        """Say what was counted until now, with the times of the newest round's end."""
+        """Report the counters so far, with the times of the newest round's end."""
         at, waited = self._last
         traffic = self._runtime.traffic.as_dict()
         self._emit(
@@ -142,7 +140,9 @@ def serve(  # noqa: PLR0917 - what a run is, in the order of its making
 
 
 EVERYTHING = SitePolicy(frozenset(KINDS))
-"""May leave a client of a comparison: all its nodes are this machine's."""
+"""The policy of a comparison's clients: everything may leave, because all nodes are this
+machine's.
+"""
 
 
 def join(
@@ -166,12 +166,12 @@ def join(
         make_fed=make,
     )
     for fed in made:
-        if fed.newest:  # what came after the last round's end is counted too
+        if fed.newest:  # bytes after the last round's end are counted too
             fed.report()
 
 
 def main(arguments: list[str]) -> int:
-    """A node as a process; see the module."""
+    """Run a node as a process; see the module."""
     role, given = arguments[0], json.loads(arguments[1])
     stop = Stopper()
     lock = threading.Lock()
@@ -184,7 +184,8 @@ def main(arguments: list[str]) -> int:
     def watch() -> None:
         for _ in sys.stdin:
             stop.request(reason=DRAINED)
-        stop.request(hard=True, reason="told to stop")  # or the process that started this has ended
+        # also when the process that started this one has ended
+        stop.request(hard=True, reason="asked to stop")
 
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -205,6 +206,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     ended_with = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(
-        ended_with
-    )  # a thread reads standard input: the interpreter's own way out would trip over it
+    # Not sys.exit: a thread still reads standard input, and Python's shutdown would wait for it.
+    os._exit(ended_with)

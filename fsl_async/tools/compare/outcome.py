@@ -1,19 +1,17 @@
-"""From what the nodes of a run report to a curve: accuracy after each round against bytes, seconds,
-waiting. Pure.
+"""Turns the reports of a run's nodes into a curve: accuracy per round against bytes, seconds,
+waiting.
 
-Nodes report dicts (they may be processes of their own). Times are seconds of one clock that all of
-them share (CLOCK_MONOTONIC).
+Pure. Reports are dicts, because nodes may be processes. Times are seconds of a clock that all nodes
+share (CLOCK_MONOTONIC).
 
     {"event": "began", "client", "at"}                                its first batch is next
-    {"event": "round", "client", "version", "at", "coded", "payload", "sockets", "waited",
-     "trained"}
-                                                                      it holds this version;
-                                                                      counters since its start
-    {"event": "scored", "version", "at", "seconds", "accuracy", "loss", "samples"}
-                                                                      the joined model of this
-                                                                      version; how long that took
-Nobody trains while a version is scored (`problem.Scorer`), so those seconds are taken out of the
-run's.
+    {"event": "round", "client", "version", "at",                     it holds this version;
+     "coded", "payload", "sockets", "waited", "trained"}              counters since its start
+    {"event": "scored", "version", "at", "seconds",                   the joined model of this
+     "accuracy", "loss", "samples"}                                   version; how long that took
+
+No client trains while a version is scored (`problem.Scorer`), so those seconds are subtracted from
+the run's.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ ACTIVATIONS_UP = "activations up"
 
 @frozen
 class Point:
-    """The run when a round was done.
+    """The run at the end of a round.
 
-    round: how many are done. accuracy: of the joined model on the held-out set, None when it was
-    not measured. seconds: of training and transfers since the first batch. coded, payload: bytes by
-    category and direction, all clients, from the very first download on. sockets: bytes up and
+    round: number of rounds done. accuracy: of the joined model on the held-out set, None when it
+    was not measured. seconds: of training and transfers since the first batch. coded, payload:
+    bytes by category and direction, all clients, from the first download on. sockets: bytes up and
     down. waited, trained: seconds that clients' training threads waited, and all of theirs, summed
     over clients.
     """
@@ -50,19 +48,19 @@ class Point:
 
     @property
     def bytes(self) -> int:
-        """All that the streams carried, both directions."""
+        """Bytes that the streams carried, both directions."""
         return sum(self.coded.values())
 
     @property
     def idle_share(self) -> float:
-        """Of a client's time, how much it waited."""
+        """Share of the clients' time in which they waited."""
         return self.waited / self.trained if self.trained else 0.0
 
 
 @frozen
 class Outcome:
-    """How a method's run went. `reached` is the first point at the target; None: it did not get
-    there.
+    """The result of a method's run. `reached` is the first point at the target, None without
+    one.
     """
 
     method: str
@@ -72,7 +70,7 @@ class Outcome:
 
     @property
     def reached(self) -> Point | None:
-        """Where the target was reached."""
+        """The first point at the target."""
         return next(
             (p for p in self.points if p.accuracy is not None and p.accuracy >= self.target), None
         )
@@ -90,16 +88,16 @@ class Outcome:
 
 @mutable
 class Gathered:
-    """What the nodes of one run have reported so far."""
+    """The reports of one run's nodes so far."""
 
     turns: int = 1
-    """Versions of a round."""
+    """Versions per round."""
     began: dict[str, float] = field(factory=dict)
     rounds: dict[tuple[str, int], Mapping[str, Any]] = field(factory=dict)
     scores: dict[int, Mapping[str, Any]] = field(factory=dict)
 
     def take(self, record: Mapping[str, Any]) -> bool:
-        """Take a report; whether it was one of those above."""
+        """Add a report; returns whether it is of a known kind."""
         kind = record.get("event")
         if kind == "began":
             self.began.setdefault(str(record["client"]), float(record["at"]))
@@ -112,14 +110,14 @@ class Gathered:
         return True
 
     def points(self) -> tuple[Point, ...]:
-        """The curve: a point for every round that anybody has told of."""
+        """Return the curve: a point for every round that some client has reported."""
         versions = {version for _, version in self.rounds} | set(self.scores)
         ends = [v for v in sorted(versions) if v > 0 and v % self.turns == 0]
         return tuple(self._point(version) for version in ends)
 
     def _point(self, version: int) -> Point:
         held = [self._newest(client, version) for client in sorted(self.began)]
-        told = [record for record in held if record is not None]
+        reports = [record for record in held if record is not None]
         score = self.scores.get(version)
         own = [record for (_, v), record in self.rounds.items() if v == version]
         start = min(self.began.values(), default=0.0)
@@ -130,23 +128,23 @@ class Gathered:
             accuracy=None if score is None else float(score["accuracy"]),
             loss=None if score is None else float(score["loss"]),
             seconds=round(max(0.0, end - start - before), 3),
-            coded=_summed(told, "coded"),
-            payload=_summed(told, "payload"),
-            sockets=_summed(told, "sockets"),
-            waited=round(sum(r["waited"] - self._stood_still(r) for r in told), 3),
-            trained=round(sum(r["trained"] - self._stood_still(r) for r in told), 3),
+            coded=_summed(reports, "coded"),
+            payload=_summed(reports, "payload"),
+            sockets=_summed(reports, "sockets"),
+            waited=round(sum(r["waited"] - self._waited_for_scores(r) for r in reports), 3),
+            trained=round(sum(r["trained"] - self._waited_for_scores(r) for r in reports), 3),
         )
 
-    def _stood_still(self, record: Mapping[str, Any]) -> float:
-        """How much of a client's waiting was for versions to be scored: those before it held the
-        one it tells of.
+    def _waited_for_scores(self, record: Mapping[str, Any]) -> float:
+        """Return the seconds a client waited for scores: of versions scored before it held this
+        one.
         """
         scores = [s for s in self.scores.values() if s["at"] + s["seconds"] <= record["at"]]
         return float(sum(s["seconds"] for s in scores))
 
     def _newest(self, client: str, version: int) -> Mapping[str, Any] | None:
-        """What a client had said last when it held `version`: in a relay only one client holds
-        each.
+        """Return a client's last report up to `version`: where clients take turns, one holds each
+        version.
         """
         mine = [v for name, v in self.rounds if name == client and v <= version]
         return self.rounds[client, max(mine)] if mine else None
@@ -165,7 +163,7 @@ def is_reached(target: float, accuracy: float) -> bool:
 
 
 def row(outcome: Outcome, common: Mapping[str, Any]) -> dict[str, Any]:
-    """One JSON object with everything that is known of a method's run."""
+    """Return one JSON object with all figures of a method's run."""
     reached, last = outcome.reached, outcome.last
     return {
         "bench": "compare",
@@ -181,7 +179,7 @@ def row(outcome: Outcome, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reached_row(point: Point) -> dict[str, Any]:
-    """What it took to get there."""
+    """Return the figures of the first point at the target."""
     return {
         "round": point.round,
         "accuracy": point.accuracy,
@@ -207,8 +205,10 @@ HEAD = ("method", "rounds", "MB to it", "against", "seconds", "best", "MB a roun
 
 
 def cells(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """The table's rows, as text. "rounds", "MB to it" and "seconds" are those to the target;
-    "against" is the least of the others over it, so that the best has 1.
+    """Return the table's rows as text.
+
+    "rounds", "MB to it" and "seconds" are up to the target; "against" is the bytes over the least
+    of all methods, so that the best has 1.
     """
     sizes = [point.bytes for o in outcomes if (point := o.reached) is not None]
     least = min(sizes, default=0)
@@ -234,6 +234,6 @@ def _cells(outcome: Outcome, least: int) -> tuple[str, ...]:
 
 
 def categories(outcome: Outcome) -> list[tuple[str, float]]:
-    """MB by category and direction, to the target or, when that was not reached, to the end."""
+    """Return MB by category and direction, to the target or, if not reached, to the end."""
     point = outcome.reached or outcome.last
     return [] if point is None else [(name, size / 1e6) for name, size in point.coded.items()]

@@ -1,4 +1,4 @@
-"""Where the nodes of a comparison run, and what lies between them.
+"""Where the nodes of a comparison run, and the links between them.
 
     Loopback     every node is a thread of this process, nothing between them
     Lagging      the same, with a `Proxy` in front of each server: "--net RATE,DELAY"
@@ -29,7 +29,7 @@ SERVERS = "server"
 
 
 class Loopback:
-    """Everything here. Made anew for each run, and closed after it."""
+    """All nodes in this process. Made for each run, and closed after it."""
 
     def prefix(self, node: str) -> tuple[str, ...] | None:
         """The words before a node's command, where it is a process; None: a thread of this one."""
@@ -47,28 +47,28 @@ class Loopback:
         return address
 
     def close(self) -> None:
-        """The run is over."""
+        """Release what the run used."""
 
 
 class Lagging(Loopback):
-    """A long line to both servers, in this process."""
+    """A slow link to both servers, by proxies in this process."""
 
     def __init__(self, link: LinkSpec) -> None:
         self._links = {role: Proxy(link=link) for role in ("ps", "server")}
 
     def listen(self) -> dict[str, str]:
-        """Clients reach the split server by its proxy."""
+        """Return the addresses; clients reach the split server by its proxy."""
         return {"ps": ANY, "split": ANY, "reach": self._links["server"].address}
 
     def listening(self, role: str, address: str) -> str:
-        """Point the proxy to it."""
+        """Point the server's proxy to `address`."""
         found = parse(address)
         link = self._links[role]
         link.target = (found.host, found.port)
         return link.address
 
     def close(self) -> None:
-        """Cut the lines."""
+        """Close the proxies."""
         for link in self._links.values():
             link.close()
 
@@ -87,7 +87,7 @@ class Sites(Loopback):
         return self._lab.command(node, ())
 
     def listen(self) -> dict[str, str]:
-        """In the middle, where no other program is."""
+        """Return the addresses in the site in the middle, which has no other program."""
         host = self._lab.address(SERVERS)
         return {"ps": f"tcp://{host}:7100", "split": f"tcp://{host}:7101", "reach": ""}
 
@@ -98,14 +98,14 @@ class Sites(Loopback):
 
 @frozen
 class Net:
-    """What lies between the nodes, in words, and how to make it for a run."""
+    """A description of the links between the nodes, and a function that makes them for a run."""
 
     words: str
     make: Callable[[], Loopback]
 
 
 def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
-    """What `--net` says.
+    """Read `--net`.
 
     Raises UsageError for what is neither link nor profile, LabError where there can be no
     laboratory.

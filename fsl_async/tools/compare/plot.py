@@ -52,10 +52,10 @@ def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
         if label == "rounds":
             panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(visible=True, alpha=0.25)
-        if is_wide and panel.dataLim.minposx < math.inf:  # there is a point to be drawn
+        if is_wide and panel.dataLim.minposx < math.inf:  # a method with a point to draw
             panel.set_xscale("log")  # methods differ by more than ten times
     panels[0].set_ylabel("accuracy on the held-out set")
     panels[-1].legend(loc="lower right", fontsize=8)
-    readable = title.encode(errors="replace").decode()  # a path need not be text
+    readable = title.encode(errors="replace").decode()  # a path may be no valid text
     figure.suptitle(readable, fontsize=10, parse_math=False)
     figure.savefig(path, dpi=130)

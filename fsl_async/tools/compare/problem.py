@@ -97,7 +97,7 @@ _OPTIONS = {
 
 
 def check(choices: Choices, method: str) -> None:
-    """Build everything once, so that what is wrong is said before anything is started.
+    """Build everything once, so that errors are raised before anything is started.
 
     Raises FslError in one line.
     """
@@ -133,7 +133,7 @@ class Scorer:
     def __call__(
         self, version: int, server_weights: Callable[[], dict[str, Vector]] | None = None
     ) -> None:
-        """Score a version; a failure is told, not raised."""
+        """Score a version; a failure is reported, not raised."""
         if version < 1 or version % self._turns:
             return
         at = time.monotonic()

@@ -13,7 +13,7 @@ WIDTH = 80
 
 
 def lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """What is printed at the end."""
+    """Return the lines printed at the end."""
     rows = cells(outcomes)
     shown = _drawn(rows) or _aligned(rows)
     shown += [

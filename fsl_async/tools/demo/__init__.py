@@ -1,1 +1,1 @@
-"""The demo: a whole run on one machine, started by command line and checked from outside."""
+"""The demo: a complete run on one machine, started by command line and checked from outside."""

@@ -41,13 +41,14 @@ DEEP: dict[str, str | float | int] = {
     "model.heads": 4,
     "model.context": 128,
 }
-"""The demo's own model: 0.4 M parameters in as many blocks as they go into, because what a client
-saves are blocks."""
+"""The demo's own model: 0.4 M parameters in many blocks, because a client saves memory by
+blocks.
+"""
 
 
 @frozen(kw_only=True)
 class SplitDemo:
-    """What the user chose. preset: empty for the demo's own model."""
+    """The user's settings. preset: empty for the demo's own model."""
 
     data: str
     clients: int
@@ -123,7 +124,7 @@ class SplitDemo:
 
 @mutable
 class Seen:
-    """What was seen. Times in seconds after the start."""
+    """Events that were observed, in seconds after the start."""
 
     address: str = ""
     version: int = 0

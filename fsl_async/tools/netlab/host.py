@@ -203,9 +203,9 @@ def require() -> None:
 
 
 def started(pid: int) -> int:
-    """When a process started, in the kernel's ticks; 0 when it is gone.
+    """Return when a process started, in the kernel's ticks; 0 when it is gone.
 
-    With its id it names a process for ever.
+    Its id and start together identify a process.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")

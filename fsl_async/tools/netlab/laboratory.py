@@ -1,4 +1,5 @@
-"""The laboratory: made, changed, measured and removed. Everything else in this room is below it.
+"""Makes, changes, measures and removes a laboratory; all other modules of this package are below
+it.
 
 with Laboratory(["server", "client-1", "client-2"], profile="dsl") as lab:
     subprocess.run([*lab.command("client-1", ["ping", "-c3", lab.address("server")])])
@@ -128,7 +129,7 @@ class Laboratory:
         self.down()
 
     def up(self) -> None:
-        """Make it; what crashed laboratories left is removed first."""
+        """Make the laboratory; the remains of crashed ones are removed first."""
         backend_name = which()
         for name in records.names():
             if name != self.name:
@@ -175,7 +176,7 @@ class Laboratory:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The laboratory's name."""
         return self._plan.name
 
     @property
@@ -223,11 +224,11 @@ class Laboratory:
                 records.write(self._record)
 
     def cut(self, link: str) -> None:
-        """From now on packets vanish; those on their way still arrive."""
+        """Cut a link: packets sent from now on are lost; those on their way still arrive."""
         self.set(link, "cut")
 
     def heal(self, link: str) -> None:
-        """As it was before `cut`."""
+        """Restore a link to its settings before `cut`."""
         self.set(link, "heal")
 
     def set_congestion(self, site: str, algorithm: str) -> None:
@@ -271,7 +272,7 @@ class Laboratory:
         return "".join(self._backend.queues(one) for one in self._plan.chosen(link))
 
     def _current(self) -> Record:
-        """What is on disk now: another process may have changed a link.
+        """Read the state on disk: another process may have changed a link.
 
         Raises LabError when it was removed.
         """

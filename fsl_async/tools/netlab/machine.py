@@ -110,7 +110,7 @@ class Machine:
         host.end_processes(host.processes_with(console_word(self._folder)))
 
     def queues(self, link: Link) -> str:
-        """What `tc -s qdisc` says about both directions, for people who look for a fault."""
+        """Return the output of `tc -s qdisc` for both directions, for diagnosis."""
         left, right = _cards(link)
         with Console(self._console) as console:
             return "".join(
@@ -185,7 +185,7 @@ class Console:
         return True
 
     def wait_until_ready(self, pid: int) -> None:
-        """Wait until the VM reads commands; raises LabError with what its kernel said."""
+        """Wait until the VM reads commands; raises LabError with its kernel's output."""
         deadline = time.monotonic() + BOOT_S
         while image.READY.encode() not in self._received:
             if not host.started(pid) or time.monotonic() > deadline or not self._receive(0.5):
@@ -264,7 +264,7 @@ def _join(link: Link) -> str:
 
 
 def _open_tap() -> tuple[int, str]:
-    """A new tap device, which lives as long as a process holds the file; returns both."""
+    """Make a tap device, which exists as long as a process holds the file; returns both."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     flags = _TAP | _NO_PI | _VNET_HDR
     try:

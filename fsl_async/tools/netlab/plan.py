@@ -1,4 +1,4 @@
-"""Who is wired to whom: names, addresses and the lines for `ip -batch`. Pure.
+"""Plans a laboratory: its links, names, addresses and the lines for `ip -batch`. Pure.
 
 Every site has one address, on its loopback interface, whatever the number of its links. A link is a
 pair of devices, one in the namespace of each of its two sites, without addresses of their own: each
@@ -180,7 +180,7 @@ def ends_at(plan: Plan, site: Site) -> list[End]:
 
 
 def site_lines(plan: Plan, site: Site) -> list[str]:
-    """What `ip -batch` does in a site's namespace once its devices are there."""
+    """Return the lines of `ip -batch` for a site's namespace once its devices exist."""
     lines = ["link set dev lo up", f"address replace {site.address}/32 dev lo"]
     for end in ends_at(plan, site):
         lines += [

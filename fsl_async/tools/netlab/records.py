@@ -29,25 +29,25 @@ _LOCK_S = 60.0
 
 @frozen
 class Process:
-    """A process for ever: ids are used again, an id with its start is not."""
+    """A process, identified by its id and its start, because ids are reused."""
 
     pid: int
     start: int
 
     @property
     def runs(self) -> bool:
-        """Whether it is still there."""
+        """Whether the process still runs."""
         return host.is_running(self.pid, self.start)
 
 
 def this_process() -> Process:
-    """The process that asks."""
+    """Return the calling process."""
     return Process(os.getpid(), host.started(os.getpid()))
 
 
 @frozen
 class LinkState:
-    """What a link is set to now."""
+    """The present settings of a link."""
 
     left: str
     right: str
@@ -142,7 +142,7 @@ def _process(found: Mapping[str, int] | None) -> Process | None:
 
 
 def write(record: Record) -> None:
-    """Keep a record; it is whole or the old one, whatever happens."""
+    """Write a record atomically: after a crash there is the new or the old one."""
     path = folder(record.name) / "state.json"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(record), indent=1), "utf-8")

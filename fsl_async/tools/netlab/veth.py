@@ -47,10 +47,10 @@ class Veth:
             )
 
     def remove(self) -> None:
-        """A pair goes with the namespaces of its ends."""
+        """Do nothing: a pair is removed with the namespaces of its ends."""
 
     def queues(self, link: Link) -> str:
-        """What `tc -s qdisc` says about both directions, for people who look for a fault."""
+        """Return the output of `tc -s qdisc` for both directions, for diagnosis."""
         return "".join(
             host.run(["tc", "-netns", end.site.namespace, "-s", "qdisc", "show", "dev", end.device])
             for end in link.ends

@@ -1,1 +1,1 @@
-"""The whole protocol under a virtual clock, with the production code."""
+"""Simulates complete runs under a virtual clock, with the production code."""

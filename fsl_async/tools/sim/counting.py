@@ -1,12 +1,12 @@
-"""Learning replaced by counting: a store and a learner that keep the promises of the real ones,
-with integers for weights.
+"""Learning replaced by counting: a store and a learner with the guarantees of the real ones and
+integers as weights.
 
 A model is one number, the tokens that went into it; a delta is the tokens trained since the last
 snapshot; a digest is a hash over the lineage of versions. So whatever would corrupt real weights (a
 delta merged twice, lost, or applied to another base; an update applied to another version) gives a
-wrong number or a wrong digest here. `Disk` survives the death of a server; everything else dies
-with its process. A job of the worker happens whole or not at all: crashes inside one are the
-store's own tests.
+wrong number or a wrong digest here. `Disk` survives a server's process; everything else is lost
+with it. A job of the worker happens completely or not at all: crashes inside one are the store's
+own tests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MANIFEST = Manifest.from_shapes([("count", (CHUNKS * CHUNK_VALUES,))])
 
 
 def digest_of(parent: str, version: int, total: int) -> str:
-    """The digest of a version: its whole lineage and its number."""
+    """Return the digest of a version: a hash of its lineage, number and tokens."""
     return hashlib.sha256(f"{parent}|{version}|{total}".encode()).hexdigest()[:32]
 
 
@@ -46,7 +46,7 @@ def _frame(*values: int | str) -> bytes:
 
 @frozen
 class Model:
-    """A version: what it is made of so far, and the digest of its lineage."""
+    """A version: the tokens merged so far, and the digest of its lineage."""
 
     version: int = -1
     total: int = 0
@@ -55,7 +55,7 @@ class Model:
 
 @mutable
 class Disk:
-    """What a server has made durable."""
+    """What a parameter server has made durable."""
 
     models: list[Model] = field(factory=list)
     pending: dict[DeltaKey, StoredDelta] = field(factory=dict)
@@ -65,7 +65,7 @@ class Disk:
     incarnations: dict[str, int] = field(factory=dict)
     tokens_merged: int = 0
     version_at: float = 0.0  # by the clock of the simulation
-    oldest: int = 0  # version still kept; what was pruned does not come back
+    oldest: int = 0  # oldest version that is kept; pruned ones are gone
 
 
 @mutable
@@ -76,7 +76,9 @@ class _Spool:
 
 
 class CountingStore:
-    """The store's promises kept on a `Disk`. Every method is one job of the worker."""
+    """A store with the real one's guarantees, on a `Disk`. Every method is one job of the
+    worker.
+    """
 
     def __init__(
         self, disk: Disk, keep_versions: int, clock: Callable[[], float] = lambda: 0.0
@@ -90,7 +92,7 @@ class CountingStore:
         self._serving_from: int | None = None
 
     def recover(self) -> Recovered:
-        """What a new process finds."""
+        """Return what a new process recovers."""
         disk = self.disk
         last = disk.models[-1] if disk.models else Model()
         return Recovered(
@@ -109,7 +111,7 @@ class CountingStore:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the one model."""
+        """The manifest of the only model."""
         return MANIFEST
 
     def begin_initial(self, manifest: Manifest) -> None:
@@ -130,7 +132,7 @@ class CountingStore:
         return Committed(0, model.digest, 0, CHUNKS, 0.0)
 
     def known(self, key: DeltaKey) -> Outcome | None:
-        """What became of a key."""
+        """Return the outcome of a delta."""
         if key in self.disk.pending:
             return "accepted"
         return "merged" if key in self.disk.merged else None
@@ -143,11 +145,11 @@ class CountingStore:
         return known
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
-        """Where to go on."""
+        """Return the next chunk of a delta."""
         return self._spools[key].next_chunk
 
     def spool_write(self, key: DeltaKey, index: int, frame: bytes) -> None:
-        """Add a chunk; one that is here already is ignored."""
+        """Add a chunk; a repeated one is ignored."""
         spool = self._spools.get(key)
         if spool is None or index != spool.next_chunk:
             return
@@ -161,14 +163,14 @@ class CountingStore:
         spool = self._spools.pop(key, None)
         if spool is None:
             raise StoreError(f"delta {key.text} was not begun")
-        assert spool.next_chunk == CHUNKS, "a delta is acknowledged only when it is whole"
+        assert spool.next_chunk == CHUNKS, "a delta is acknowledged only when it is complete"
         assert spool.tokens == spool.delta.tokens, "a delta must arrive as it was computed"
         stored = StoredDelta(spool.delta, CHUNKS * 8, float(spool.tokens))
         self.disk.pending[key] = stored
         return SpoolResult(stored)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
-        """The simulator's servers keep nothing out."""
+        """Never called: the simulator quarantines nothing."""
         raise NotImplementedError
 
     def release(self, key: DeltaKey) -> None:
@@ -176,18 +178,18 @@ class CountingStore:
         raise NotImplementedError
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add a delta to the accumulator, which dies with the process."""
+        """Add a delta to the accumulator, which is lost with the process."""
         assert key in self.disk.pending, "only a durable delta may be accumulated"
         assert key not in self._accumulated, "a delta is accumulated once"
         self._accumulated[key] = weight
 
     @property
     def kind(self) -> DeltaKind:
-        """Of the size of the production kind."""
+        """The kind of delta, with the production kind's size."""
         return _DENSE
 
     def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
-        """What the next version is made of; its tokens are its only value."""
+        """Return the next version's average; its only value is its tokens."""
         assert {m.key for m in merged} == set(self._accumulated), (
             "what is merged is what was accumulated"
         )
@@ -223,7 +225,7 @@ class CountingStore:
     def lease(
         self, name: str, limit: int, index: int | None = None, *, loan: bool = False
     ) -> int | None:
-        """A client's data shard, as the real store gives it."""
+        """Return a client's data shard, as the real store assigns it."""
         leases, loans = self.disk.leases, self.disk.loans
         if name not in leases:
             assert index is not None, "the shell knows which shard it tells the client"
@@ -238,29 +240,29 @@ class CountingStore:
         return leases[name]
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
-        """Remember the newest life of a client."""
+        """Record the newest incarnation of a client."""
         self.disk.incarnations[name] = max(incarnation, self.disk.incarnations.get(name, -1))
 
     def keep_from(self, version: int | None) -> None:
-        """Keep what somebody is fetching."""
+        """Keep versions from this one on: a client fetches it."""
         self._serving_from = version
 
     def has_update(self, version: int) -> bool:
-        """Whether what leads to a version is kept."""
+        """Whether the update to a version is kept."""
         return max(1, self.disk.oldest) <= version <= self.disk.models[-1].version
 
     def read_update(self, version: int, index: int) -> bytes | None:
-        """A chunk of what leads from the version before."""
+        """Return a chunk of the update from the version before."""
         if not self.has_update(version):
             return None
         return _frame(self.disk.models[version].total)
 
     def verify(self, version: int) -> bool:
-        """Numbers do not rot."""
+        """Find no damage: the simulated disk has none."""
         return True
 
     def read_full(self, version: int, index: int) -> bytes | None:
-        """A chunk of a whole version."""
+        """Return a chunk of a full version."""
         if version < self.disk.oldest:
             return None
         model = self.disk.models[version]
@@ -298,13 +300,13 @@ class CountingLearner:
         self._fetch: tuple[str, int, list[bytes | None]] | None = None
 
     def attach(self) -> None:
-        """The training function has built its model."""
+        """Attach the model, as the training function does when it has built it."""
         self.manifest = MANIFEST
         self._on_event(Attached(MANIFEST.fingerprint, MANIFEST.values))
 
     @property
     def steps(self) -> int:
-        """Steps trained in this life."""
+        """Steps trained in this incarnation."""
         if self._started_at is None:
             return 0
         now = self._clock.time() if self._held_at is None else self._held_at
@@ -312,12 +314,12 @@ class CountingLearner:
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens trained in this life."""
+        """Tokens trained in this incarnation."""
         return self.steps * self._tokens_per_step
 
     @property
     def sent_tokens(self) -> int:
-        """Tokens of this life that are in some snapshot."""
+        """Tokens of this incarnation that are in some snapshot."""
         return self._sent_steps * self._tokens_per_step
 
     def _at_next_step(self, action: Callable[[], None]) -> None:
@@ -328,15 +330,15 @@ class CountingLearner:
         self._clock.call_at(self._started_at + (self.steps + 1) * self._step_s, action)
 
     def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
-        """Answered at the next step; with `hold` no further one is begun."""
+        """Take a snapshot at the next step; with `hold`, begin no further step."""
         self._at_next_step(lambda: self._snapshot(sequence, hold=hold))
 
     def begin_round(self, sequence: int, number: int) -> None:
-        """A training function that knows no rounds: one step."""
+        """Train one step: the training function has no rounds."""
         self.request_snapshot(sequence, hold=True)
 
     def resume(self) -> None:
-        """Training goes on after a hold."""
+        """Train on after a hold."""
         if self._held_at is not None and not self._over:
             assert self._started_at is not None
             self._started_at += self._clock.time() - self._held_at
@@ -352,7 +354,7 @@ class CountingLearner:
         self._on_event(Snapshotted(sequence, self.model.version, tokens, steps))
 
     def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
-        """Answered at the next step."""
+        """Rebase at the next step."""
         assert (self.base.version, self.base.digest) == (version, digest)
         self._at_next_step(self._rebase)
 
@@ -363,16 +365,16 @@ class CountingLearner:
         self._on_event(Rebased(self.base.version))
 
     def encode_initial(self, index: int) -> bytes:
-        """A chunk of this life's own initial number."""
+        """Encode a chunk of this incarnation's own initial number."""
         return _frame(self._initial if index == 0 else 0)
 
     def adopt_initial(self) -> str:
-        """The own number is version 0."""
+        """Make the own number version 0."""
         self.base = Model(0, self._initial, digest_of("", 0, self._initial))
         return self.base.digest
 
     def encode_delta(self, sequence: int, index: int) -> bytes:
-        """A chunk of a delta: the tokens, cut in two."""
+        """Encode a chunk of a delta: its tokens, split in two."""
         if sequence not in self._deltas:
             raise LearnError(f"delta {sequence} was dropped")
         _, tokens = self._deltas[sequence]
@@ -380,27 +382,25 @@ class CountingLearner:
         return _frame(half if index else tokens - (CHUNKS - 1) * half)
 
     def finish_encoding(self, sequence: int) -> None:
-        """Nothing to do: a number is coded when it is asked for."""
+        """Do nothing: a number is encoded when it is requested."""
 
     def drop_delta(self, sequence: int) -> None:
         """Forget a delta."""
         self._deltas.pop(sequence, None)
 
     def begin_fetch(self, kind: str, version: int) -> None:
-        """Start to take a version."""
+        """Start to fetch a version."""
         assert kind == "full" or version == self.base.version + 1, "an update follows its base"
         self._fetch = (kind, version, [None] * CHUNKS)
 
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
-        """Take a chunk. One that comes late, by a stream of before, is refused as the real learner
-        does it.
-        """
+        """Add a chunk. A late one, of an earlier stream, is refused as the real learner does."""
         if self._fetch is None or self._fetch[1] != version:
             raise LearnError(f"version {version} is not being fetched")
         self._fetch[2][index] = frame
 
     def finish_fetch(self, version: int) -> str:
-        """Make the base the fetched version; its digest follows from the base that is here."""
+        """Make the fetched version the base; its digest is computed from the present base."""
         assert self._fetch is not None
         kind, fetched, frames = self._fetch
         assert fetched == version, "what was fetched is applied"
@@ -414,7 +414,7 @@ class CountingLearner:
         return digest
 
     def stop(self) -> None:
-        """The training thread returns at its next step."""
+        """End training at the next step."""
         self._at_next_step(self._end)
 
     def _end(self) -> None:
@@ -425,14 +425,14 @@ class CountingLearner:
             self._on_event(TrainingEnded(None))
 
     def refuse(self, code: str, text: str) -> None:
-        """The server will not have this client."""
+        """Record that the parameter server refuses this client."""
         self.refused = text
 
 
 @mutable
 class VirtualWorker:
-    """A worker on the virtual clock: jobs take `cost_s` each, one after another, and happen at
-    their end.
+    """A worker on the virtual clock: jobs take `cost_s` each, one after another, and run at their
+    end.
     """
 
     clock: Scheduler
@@ -443,7 +443,7 @@ class VirtualWorker:
     def submit(
         self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
     ) -> None:
-        """Run `job` when the worker gets to it."""
+        """Queue a job."""
         self._free_at = max(self._free_at, self.clock.time()) + self.cost_s()
         self.clock.call_at(self._free_at, self._run, job, done, failed)
 
@@ -460,5 +460,5 @@ class VirtualWorker:
             done(result)
 
     def close(self) -> None:
-        """Drop what is left."""
+        """Drop the queued jobs."""
         self._closed = True

@@ -1,10 +1,9 @@
-"""What goes wrong in a simulated run, and how often. Chance comes from one seed, so a storm can be
-had again.
+"""Fault profiles of a simulated run. One seed decides all faults, so a storm can be repeated.
 
-Mean times between faults are those of one client (or of the one server); when a fault comes is
-exponential, as for independent failures. `storm` is the bad week: every client is killed about
-every two hours, connections are reset, links are cut for minutes, messages are lost, doubled,
-delayed and reordered, and the server is killed every few hours.
+Mean times between faults are those of one client (or of one server); times are exponential, as for
+independent failures. `storm` is a bad week: every client is killed about every two hours,
+connections are reset, links are cut for minutes, messages are lost, duplicated, delayed and
+reordered, and the server is killed every few hours.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from attrs import frozen
 
 @frozen
 class FaultProfile:
-    """Mean seconds between faults (0 = never), seconds of recovery (from, to), chances per
+    """Mean seconds between faults (0 = never), seconds of recovery (from, to), probabilities per
     message.
     """
 
@@ -33,7 +32,7 @@ class FaultProfile:
 
     @property
     def longest_s(self) -> float:
-        """After this long without new faults everything is back."""
+        """Seconds after the last fault within which every process and link is back."""
         return max(self.client_return_s[1], self.partition_s[1], self.server_return_s[1]) + 60.0
 
 

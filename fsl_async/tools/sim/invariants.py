@@ -1,15 +1,14 @@
-"""The invariants (docs/ARCHITECTURE.md), checked after every event of a simulated run against what
-really happened.
+"""Checks the invariants (docs/ARCHITECTURE.md) after every event of a simulated run.
 
-The simulator is all-knowing: it sees every snapshot a training thread takes and everything a disk
-holds. After each event of each node the checks below run on what that event touched, in constant
-time, so a day of a thousand clients can be checked whole.
+The simulator has access to every snapshot of a training thread and everything on a disk. After each
+event of each node the checks below run on what that event touched, in constant time, so a day of a
+thousand clients can be checked completely.
 
 - A delta is merged at most once, carries the base it was computed from, and is never recomputed
   against another.
-- An acknowledged delta is on the server's disk from then on, through every crash.
+- An acknowledged delta is on the parameter server's disk from then on, through every crash.
 - Tokens in the ledger are the tokens that clients trained and sent.
-- All who hold a version hold the same digest; there is one lineage; its version 0 is published
+- All nodes at a version hold the same digest; there is one lineage; its version 0 is published
   once.
 - What a client trained is in exactly one place: acknowledged, outstanding, refused, or not sent
   yet.
@@ -33,14 +32,14 @@ from fsl_async.tools.sim.counting import CountingLearner, Disk, Model
 
 @mutable
 class Invariants:
-    """What really happened, and what was found to contradict it."""
+    """What happened, and the violations found."""
 
     disk: Disk
     violations: list[str] = field(factory=list)
     deltas_doubled: int = 0
     deltas_lost: int = 0
     tokens_unsent: int = 0
-    """Trained and not sent at the end of the run, by the clients that saw it."""
+    """Tokens trained and not sent at the end of the run, by the clients present."""
     _offered: dict[DeltaKey, Delta] = field(factory=dict)
     _acknowledged: set[DeltaKey] = field(factory=set)
     _refused: set[DeltaKey] = field(factory=set)
@@ -48,7 +47,7 @@ class Invariants:
     _accounts: dict[tuple[str, int], dict[str, int]] = field(factory=dict)
 
     def violated(self, text: str, now: float) -> None:
-        """Note a violation."""
+        """Record a violation."""
         self.violations.append(f"at {now:.3f} s: {text}")
 
     # --- at a server ---
@@ -56,7 +55,7 @@ class Invariants:
     def after_server(
         self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
     ) -> None:
-        """Check what an event of the server may have touched."""
+        """Check what an event of the parameter server may have touched."""
         if isinstance(event, ev.VersionCommitted):
             self._check_new_versions(now)
         if machine.version >= 0 and self.disk.models:
@@ -88,7 +87,7 @@ class Invariants:
         self._versions_seen = len(models)
 
     def server_died(self, now: float) -> None:
-        """After a crash everything acknowledged must be on disk."""
+        """Check after a crash that everything acknowledged is on disk."""
         lost = [
             k
             for k in self._acknowledged
@@ -101,8 +100,8 @@ class Invariants:
     def run_ended(
         self, learners: Mapping[str, CountingLearner], names: Sequence[str], now: float
     ) -> None:
-        """After an end in good order nothing is left over: every client has the last version, and
-        all its work is in it.
+        """Check after an orderly end that every client has the last version, with all its work in
+        it.
         """
         last = self.disk.models[-1]
         for name in names:
@@ -118,7 +117,7 @@ class Invariants:
             self.violated(f"acknowledged delta {key.text} is not in the last version", now)
 
     def delta_merged(self, key: DeltaKey, now: float) -> None:
-        """A delta enters a version."""
+        """Record that a delta is merged into a version."""
         if key in self.disk.merged:
             self.deltas_doubled += 1
             self.violated(f"delta {key.text} is merged twice", now)
@@ -142,7 +141,7 @@ class Invariants:
             offered = self._offered.get(event.key)
             if stored is None and event.key not in self.disk.merged:
                 self.violated(
-                    f"{machine.name} was told that {event.key.text} is durable; it is not", now
+                    f"{machine.name} received that {event.key.text} is durable; it is not", now
                 )
             elif offered is None or (stored is not None and stored.delta.tokens != offered.tokens):
                 self.violated(
@@ -183,11 +182,11 @@ class Invariants:
             self.violated(f"{name} holds something else than version {model.version}", now)
 
     def _account(self, key: DeltaKey) -> dict[str, int]:
-        """What became of the deltas of the life that computed `key`. Its successor may be the one
-        that hears of it.
+        """Return the counts of the incarnation that computed `key`; its successor may receive the
+        outcome.
         """
-        life = (key.client, key.incarnation)
-        return self._accounts.setdefault(life, {"acknowledged": 0, "refused": 0})
+        identity = (key.client, key.incarnation)
+        return self._accounts.setdefault(identity, {"acknowledged": 0, "refused": 0})
 
     def _balance(self, machine: ClientMachine, learner: CountingLearner, now: float) -> None:
         account = self._account(DeltaKey(machine.name, machine.incarnation, 0, 0))
@@ -195,6 +194,7 @@ class Invariants:
         sent = account["acknowledged"] + account["refused"] + outstanding
         if sent != learner.sent_tokens:
             self.violated(
-                f"{machine.name} copied {learner.sent_tokens} tokens, {sent} are accounted for",
+                f"{machine.name} copied {learner.sent_tokens} tokens, "
+                f"{sent} are accounted for",
                 now,
             )

@@ -1,5 +1,5 @@
-"""What a simulated run ends with: the object that `demo` ends with too, and what only a simulation
-knows.
+"""The result of a simulated run: the object that `demo` prints too, with figures of a simulation
+only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Report:
-    """The end of a simulated run. Learning is a counter, so there are no losses and no weights:
-    those are None.
-    """
+    """The result of a simulated run. Losses and weights are None, because learning is a counter."""
 
     rounds: int
     clients: int
@@ -42,12 +40,12 @@ class Report:
     invariant_violations: int
     trace_sha256: str | None
     split: dict[str, Any] | None = None
-    """Of split learning only: method, mode, what became of the uploads, bytes by category."""
+    """For split learning only: method, mode, outcomes of the uploads, bytes by category."""
 
 
 def report(simulation: Simulation, seconds: float, journal: str) -> Report:
-    """Sum a simulation up."""
-    disk, truth, counts = simulation.disk, simulation.truth, simulation.counts
+    """Make the report of a simulation."""
+    disk, invariants, counts = simulation.disk, simulation.invariants, simulation.counts
     messages = simulation.network.counts
     kinds = dict(counts.kinds)
     for kind in ("dropped", "duplicated", "reordered"):
@@ -65,8 +63,8 @@ def report(simulation: Simulation, seconds: float, journal: str) -> Report:
         ratio=None,
         relaunches=counts.relaunches,
         deltas_merged=len(disk.merged),
-        deltas_lost=truth.deltas_lost,
-        deltas_doubled=truth.deltas_doubled,
+        deltas_lost=invariants.deltas_lost,
+        deltas_doubled=invariants.deltas_doubled,
         participation=round(simulation.participation.share, 4),
         seconds=round(seconds, 3),
         run_dir=journal,
@@ -75,6 +73,6 @@ def report(simulation: Simulation, seconds: float, journal: str) -> Report:
         faults=sum(kinds.values()),
         faults_by_kind=kinds,
         seed=simulation.settings.seed,
-        invariant_violations=len(truth.violations),
+        invariant_violations=len(invariants.violations),
         trace_sha256=None if journal else simulation.trace.hexdigest(),
     )

@@ -1,10 +1,10 @@
-"""A whole run in one process under a virtual clock: production machines, shells, sessions and
-streams over `mem_link`.
+"""Simulates a complete run in one process under a virtual clock.
 
-What is replaced: the network (`fsl_transport.testing.mem_link`), the clock, the worker threads, the
-disk and the learning (`fsl_async.tools.sim.counting`). What is not: every decision and every
-message. Processes die as with kill -9: nothing of them runs afterwards, and only what their `Disk`
-holds is there for the next one. One seed decides everything; the same seed gives the same trace.
+Machines, shells, sessions and streams are those of production. Replaced are the network
+(`fsl_transport.testing.mem_link`), the clock, the worker threads, the disk and the learning
+(`fsl_async.tools.sim.counting`). Processes die as with kill -9: nothing of them runs afterwards,
+and only their `Disk` remains for the next one. One seed decides everything; the same seed gives the
+same trace.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOKENS_PER_STEP = 4096
 
 @frozen
 class SimulationSettings:
-    """What to simulate. Times in seconds of virtual time."""
+    """Settings of a simulation. Times in seconds of virtual time."""
 
     clients: int = 100
     hours: float = 24.0
@@ -50,17 +50,19 @@ class SimulationSettings:
 
     @property
     def heartbeat_every_s(self) -> float:
-        """Ten in a period, at least one a minute: what a run of that period would choose."""
+        """Ten heartbeats in a period, at least one a minute: the choice of a run with that
+        period.
+        """
         return min(60.0, self.every_s / 10)
 
     @property
     def expire_after_s(self) -> float:
-        """Three heartbeats missed."""
+        """Three missed heartbeats."""
         return 3 * self.heartbeat_every_s
 
 
 class ProcessClock:
-    """The clock of one process: when it is killed, nothing it has planned happens any more."""
+    """The clock of one process: after a kill, none of its planned calls happens."""
 
     __slots__ = ("_scheduler", "alive", "time")
 
@@ -72,7 +74,7 @@ class ProcessClock:
     def call_at(
         self, when: float, callback: Callable[..., object], *args: object
     ) -> tp.Cancellable:
-        """Plan a call that happens only if this process still lives."""
+        """Plan a call that happens only if this process is still alive."""
         return self._scheduler.call_at(when, self._run, callback, args)
 
     def _run(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
@@ -81,7 +83,7 @@ class ProcessClock:
 
 
 class CheckedMachine:
-    """A machine whose every event is checked afterwards."""
+    """A machine with a check after every event."""
 
     def __init__(self, machine: Any, check: Callable[[Event, list[Effect], float], None]) -> None:
         self._machine = machine
@@ -89,7 +91,7 @@ class CheckedMachine:
         self.next_deadline = machine.next_deadline
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Handle, then check."""
+        """Handle an event, then check."""
         effects: list[Effect] = self._machine.handle(event, now)
         self._check(event, effects, now)
         return effects
@@ -97,14 +99,14 @@ class CheckedMachine:
 
 @mutable
 class Participation:
-    """Who was called and who answered, over all merged rounds."""
+    """Calls and answers of clients, over all merged rounds."""
 
     rounds: int = 0
     called: int = 0
     answered: int = 0
 
     def note(self, note: Note) -> None:
-        """Look whether a note closes a round."""
+        """Count a note that closes a round."""
         if "called" in note.facts:
             self.rounds += 1
             self.called += int(note.facts["called"])
@@ -124,7 +126,7 @@ class _Process:
 
 @mutable
 class Counts:
-    """What happened."""
+    """Counts of events and faults."""
 
     faults: int = 0
     relaunches: int = 0
@@ -133,13 +135,13 @@ class Counts:
     kinds: dict[str, int] = field(factory=dict)
 
     def fault(self, kind: str) -> None:
-        """Note a fault that was really injected."""
+        """Count an injected fault."""
         self.faults += 1
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
 
 class Simulation:
-    """Runs to its end by `run()`; `truth` and `counts` say what happened."""
+    """A simulated run; `run()` plays it to its end, `invariants` and `counts` hold the result."""
 
     def __init__(
         self, settings: SimulationSettings, *, keep_journal: Journal | None = None
@@ -159,7 +161,7 @@ class Simulation:
         self.trace = TraceHash()
         self.journal: Journal = keep_journal or self.trace
         self.disk = Disk()
-        self.truth = Invariants(self.disk)
+        self.invariants = Invariants(self.disk)
         self.counts = Counts()
         self.participation = Participation()
         self.names = [f"c{number:04d}" for number in range(settings.clients)]
@@ -181,8 +183,9 @@ class Simulation:
     # --- running ---
 
     def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """Run to the end of the simulated time, then end the run in good order; `progress(hours)`
-        is called about every hour.
+        """Run to the end of the simulated time, then end the run in order.
+
+        `progress(hours)` is called about every hour.
         """
         self._launch_server()
         for name in self.names:
@@ -190,10 +193,10 @@ class Simulation:
             self._plan_client_faults(name)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
         hour = 0.0
-        # dead processes are cycles; looking for them once an hour is cheaper than all the time
+        # dead processes are reference cycles; collecting them once an hour costs less
         gc.disable()
         try:
-            while hour < self.settings.hours and not self.truth.violations:
+            while hour < self.settings.hours and not self.invariants.violations:
                 hour = min(hour + 1.0, self.settings.hours)
                 self.scheduler.run_until(hour * HOUR_S)
                 gc.collect()
@@ -201,19 +204,21 @@ class Simulation:
                     progress(hour)
             self._end()
         except AssertionError as error:
-            self.truth.violated(f"{error}", self.scheduler.time())
+            self.invariants.violated(f"{error}", self.scheduler.time())
         finally:
             gc.enable()
-        self.truth.server_died(self.scheduler.time())
+        self.invariants.server_died(self.scheduler.time())
 
     def _end(self) -> None:
-        """No new faults; when everybody is back the server is asked to end. Lost and repeated
-        messages go on.
+        """End the run: no new faults; when all nodes are back, the parameter server is asked to
+        end.
+
+        Messages are still lost and repeated.
         """
         self._calm = True
         calm_s = self.scheduler.time() + self.profile.longest_s
         give_up_s = calm_s + LONGEST_END_S
-        while not self.truth.violations and self.scheduler.time() < give_up_s:
+        while not self.invariants.violations and self.scheduler.time() < give_up_s:
             self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
             server = self.processes.get(SERVER_NAME)
             if server is None or len(self.processes) + len(self._ended) <= len(self.names):
@@ -226,11 +231,11 @@ class Simulation:
                 server.shell.node.feed(DrainAsked("the simulated time is over"))
             if len(self._ended) == len(self.names):
                 break
-        if self._ending and not self.truth.violations:
-            self.truth.run_ended(self._ended, self.names, self.scheduler.time())
+        if self._ending and not self.invariants.violations:
+            self.invariants.run_ended(self._ended, self.names, self.scheduler.time())
 
     def split_facts(self) -> dict[str, Any]:
-        """What a simulation of split learning has to say beyond this; here nothing."""
+        """Return the figures of split learning; empty here."""
         return {}
 
     def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
@@ -260,8 +265,8 @@ class Simulation:
             for effect in effects:
                 if isinstance(effect, do.Average):
                     for merged in effect.merged:
-                        self.truth.delta_merged(merged.key, now)
-            self.truth.after_server(machine, event, effects, now)
+                        self.invariants.delta_merged(merged.key, now)
+            self.invariants.after_server(machine, event, effects, now)
 
         store = CountingStore(self.disk, self.settings.keep_versions, self.scheduler.time)
 
@@ -308,7 +313,7 @@ class Simulation:
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.truth.after_client(machine, learner, event, effects, now)
+            self.invariants.after_client(machine, learner, event, effects, now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -339,9 +344,9 @@ class Simulation:
         clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
 
     def _gone(self, name: str) -> None:
-        """A client ended by itself, which no run of the simulator asks for before its end."""
+        """Record the end of a client by itself, which no simulated run asks for before its end."""
         if not self._ending:
-            self.truth.violated(f"{name} gave up", self.scheduler.time())
+            self.invariants.violated(f"{name} gave up", self.scheduler.time())
             return
         learner = self.processes[name].shell.learner  # type: ignore[union-attr]
         assert isinstance(learner, CountingLearner)
@@ -374,7 +379,7 @@ class Simulation:
     def _kill_server(self) -> None:
         if not self._calm and self._kill(SERVER_NAME):
             self.counts.fault("server killed")
-            self.truth.server_died(self.scheduler.time())
+            self.invariants.server_died(self.scheduler.time())
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
 
@@ -397,4 +402,4 @@ class Simulation:
 
 
 def _ignore_welcome(welcome: Welcome) -> None:
-    """The simulator's clients need no configuration."""
+    """Ignore the welcome: the simulator's clients need no configuration."""

@@ -6,7 +6,7 @@ x_s (or each replica) is the list of what it was trained on, as a hash over its 
 auxiliary model is a hash over its own. What travels is a vector of numbers that such a hash is
 written into. So whatever would corrupt real weights (an upload trained twice, a gradient for
 another batch, a model of another lineage, a checkpoint of two moments) gives a wrong number here.
-`SplitDisk` survives the death of a server; everything else dies with it.
+`SplitDisk` survives a server's process; everything else is lost with it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def crossing(content: str, labels: bytes = b"") -> Payload:
 
 @frozen
 class State:
-    """The tensors of a split server, as far as they can be told from one another."""
+    """The state of a split server, with hashes instead of tensors."""
 
     trained: frozenset[UploadKey] = frozenset()  # filled in by a checkpoint
     uploads: int = 0
@@ -84,7 +84,7 @@ class State:
 
 @mutable
 class SplitDisk:
-    """What a split server has made durable: its newest checkpoint, and its ledger."""
+    """The durable state of a split server: its newest checkpoint, and its ledger."""
 
     state: State = field(factory=State)
     book: SplitProgress = field(factory=SplitProgress)
@@ -124,7 +124,7 @@ class CountingServerTraining:
         self._seen = set(self.state.trained)
 
     def recover(self) -> ev.SplitRecovered:
-        """What a new process finds."""
+        """Return what a new process recovers."""
         after = self.disk.ledger[self.disk.at_checkpoint :]
         fates = dict(after)
         lost = tuple(key for key, outcome in fates.items() if outcome == "trained")
@@ -136,7 +136,7 @@ class CountingServerTraining:
     def objection(
         self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
     ) -> str | None:
-        """Why an announced upload is not received."""
+        """Return why an announced upload is not received."""
         fits = tuple(shape) == SHAPE and not lengths and samples == SAMPLES
         return None if fits and label_bytes in {0, SAMPLES} else "not an upload of this model"
 
@@ -299,12 +299,12 @@ class RoundLearner(CountingLearner):
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens of whole rounds."""
+        """Tokens of complete rounds."""
         return self._tokens
 
     @property
     def sent_tokens(self) -> int:
-        """Those that are in a snapshot."""
+        """Tokens that are in a snapshot."""
         return self._sent
 
     def _at_next_step(self, action: Callable[[], None]) -> None:
@@ -395,7 +395,7 @@ class RoundLearner(CountingLearner):
         return b"" if leg or self.method.legs > 1 else bytes(SAMPLES)
 
     def payload(self, place: StepKey) -> Payload | None:
-        """What is kept of an upload."""
+        """Return an upload's payload while it is kept."""
         if place not in self.kept:
             return None
         key = UploadKey(self._name, self._incarnation, *place)
@@ -452,25 +452,25 @@ class RoundLearner(CountingLearner):
         self._look()
 
     def give_up(self, key: UploadKey) -> None:
-        """No answer comes."""
+        """Go on without an answer."""
         self.given_up += 1
         self._out.pop((key.round, key.step), None)
         self._look()
 
     def free_slot(self) -> None:
-        """One more upload may go."""
+        """Allow one more upload."""
         self._slots += 1
         assert self._slots <= self.method.in_flight, "slots are not made from nothing"
         self._look()
 
     def install(self, vector: Values) -> None:
-        """Another auxiliary model."""
+        """Install an auxiliary model."""
         self.auxiliary = (int(vector[0]), read(vector, 1))
         self.installed += 1
         self._wants_alignment = False
         self._look()
 
     def keep(self) -> None:
-        """No newer one comes."""
+        """Keep the present auxiliary model."""
         self._wants_alignment = False
         self._look()

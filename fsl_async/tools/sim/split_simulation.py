@@ -3,16 +3,16 @@
 Parameter server, split server and clients of a method, under a virtual clock.
 
 As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting
-in place of tensors (`split_counting`). Two networks, one for each server, with the same faults; the
+instead of tensors (`split_counting`). Two networks, one for each server, with the same faults; the
 split server is killed like the parameter server, and as often asked to end while the run goes on.
 The invariants of pretraining hold for x_c; those of split learning are below and in
 `split_counting`, checked after every event.
 
 - An upload is trained at most once in the lineage of a server: uploads in a checkpoint, and those
   trained since.
-- Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped
-  with a server that died.
-- Book and tensors of a checkpoint are of one moment.
+- Every upload whose outcome a client received is in the ledger: trained, declined, or dropped with
+  a dead server.
+- Progress and tensors of a checkpoint are of one moment.
 - An auxiliary model has one lineage: a version number means one content, and a client holds the
   content that the server made.
 - A split server that is asked to end while the run goes on ends no client's part, and loses nothing
@@ -91,17 +91,17 @@ class SplitSettings:
 
 @mutable
 class SplitInvariants:
-    """What really happened in split learning, and what contradicts it."""
+    """What happened in split learning, and the violations found."""
 
     rules: SplitRules
     disk: SplitDisk
     violations: list[str]
     auxiliary: dict[tuple[str, int], str] = field(factory=dict)
-    settled: dict[UploadKey, str] = field(factory=dict)  # as clients were told
+    settled: dict[UploadKey, str] = field(factory=dict)  # as clients received it
     done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
 
     def violated(self, text: str, now: float) -> None:
-        """Note a violation."""
+        """Record a violation."""
         self.violations.append(f"at {now:.3f} s: {text}")
 
     def after_server(
@@ -150,7 +150,7 @@ class SplitInvariants:
                 self.violated(f"more than {bound} answers are kept for {peer.name}", now)
             if training.state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
                 self.violated(f"the buffer of {peer.name} is not bounded", now)
-        # The effects are carried out after this; one upload may have been trained and not be told
+        # The effects are carried out after this; one upload may be trained and not acknowledged
         # yet.
         here = sum(len(each.uploads) for each in machine.peers.values())
         here += sum(isinstance(effect, split.DropUpload) for effect in effects)
@@ -190,12 +190,14 @@ class SplitInvariants:
             self.violated(text, now)
 
     def ended(self, now: float) -> None:
-        """At the end: the ledger says what became of everything that was settled."""
+        """Check at the end that the ledger has the outcome of every settled upload."""
         fates = self.disk.fates
-        for key, told in self.settled.items():
+        for key, received in self.settled.items():
             fate = fates.get(key)
-            if fate is None or (told == "declined" and fate != "declined"):
-                self.violated(f"a client was told that {key.text} is {told}; ledger: {fate}", now)
+            if fate is None or (received == "declined" and fate != "declined"):
+                self.violated(
+                    f"a client received that {key.text} is {received}; ledger: {fate}", now
+                )
 
 
 @frozen
@@ -211,7 +213,7 @@ class _Client:
 
 
 class SplitSimulation(Simulation):
-    """Runs to its end by `run()`; `truth`, `split_truth` and `counts` say what happened."""
+    """A simulated run; `invariants`, `split_invariants` and `counts` hold the result."""
 
     def __init__(
         self,
@@ -234,8 +236,8 @@ class SplitSimulation(Simulation):
             self.scheduler, settings.seed + 1, self.network_conditions
         )
         self.split_disk = SplitDisk()
-        self.split_truth = SplitInvariants(
-            split_settings.rules, self.split_disk, self.truth.violations
+        self.split_invariants = SplitInvariants(
+            split_settings.rules, self.split_disk, self.invariants.violations
         )
         self.client_traffic, self.server_traffic = Traffic(), Traffic()
         self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
@@ -264,8 +266,8 @@ class SplitSimulation(Simulation):
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             if isinstance(event, sev.SplitRecovered) and event.lost and self._left_in_order:
-                self.truth.violated("a split server that ended in order lost uploads", now)
-            self.split_truth.after_server(machine, training, event, effects, now)
+                self.invariants.violated("a split server that ended in order lost uploads", now)
+            self.split_invariants.after_server(machine, training, event, effects, now)
 
         def listener(take: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
@@ -299,7 +301,7 @@ class SplitSimulation(Simulation):
     def _split_note(self, note: Note) -> None:
         """A line of a split server, or of a client about one."""
         if "broke the protocol" in note.text:
-            self.truth.violated(note.text, self.scheduler.time())
+            self.invariants.violated(note.text, self.scheduler.time())
 
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
@@ -332,7 +334,7 @@ class SplitSimulation(Simulation):
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.truth.after_client(machine, learner, event, effects, now)
+            self.invariants.after_client(machine, learner, event, effects, now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -376,7 +378,7 @@ class SplitSimulation(Simulation):
 
         def check(event: Event, _: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.split_truth.after_client(machine, learner, event, now)
+            self.split_invariants.after_client(machine, learner, event, now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -391,7 +393,7 @@ class SplitSimulation(Simulation):
 
         def finished(effect: Finish) -> None:
             if effect.exit_code:
-                self.truth.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
+                self.invariants.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
 
         shell = SplitClientShell(
             machine,
@@ -436,9 +438,9 @@ class SplitSimulation(Simulation):
     def _split_left(self, clock: ProcessClock, machine: SplitServerMachine, effect: Finish) -> None:
         if effect.exit_code:
             text = f"the split server failed: {effect.reason}"
-            self.truth.violated(text, self.scheduler.time())
+            self.invariants.violated(text, self.scheduler.time())
         if not machine.shutdown.leaves and not self._ending:
-            self.truth.violated("the split server ended before its run", self.scheduler.time())
+            self.invariants.violated("the split server ended before its run", self.scheduler.time())
         elif machine.shutdown.leaves:
             self._at(SPLIT_GOODBYE_S, lambda: self._split_gone(clock))
 
@@ -468,14 +470,13 @@ class SplitSimulation(Simulation):
         super()._heal(name)
 
     def _end(self) -> None:
-        """No new faults.
-
-        The parameter server ends the run, and the split server follows when its clients say so.
+        """End the run: no new faults; the parameter server ends it, and the split server follows
+        its clients.
         """
         self._calm = True
         calm_s = self.scheduler.time() + self.profile.longest_s
         give_up_s = calm_s + LONGEST_END_S
-        while not self.truth.violations and self.scheduler.time() < give_up_s:
+        while not self.invariants.violations and self.scheduler.time() < give_up_s:
             self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
             server = self.processes.get(SERVER_NAME)
             here = len(self.processes) + len(self._ended) > len(self.names)
@@ -490,16 +491,18 @@ class SplitSimulation(Simulation):
             if len(self._ended) == len(self.names) and over:
                 break
         now = self.scheduler.time()
-        if self.truth.violations:
+        if self.invariants.violations:
             return
         for name in self.names:
             if name not in self._ended:
-                self.truth.violated(f"{name} did not end with its run", now)
+                self.invariants.violated(f"{name} did not end with its run", now)
         if self.split_process is not None and not self.split_process[1].machine.run_over:
-            self.truth.violated("the split server did not end with its run", now)
+            self.invariants.violated("the split server did not end with its run", now)
         for key in self.disk.pending:
-            self.truth.violated(f"acknowledged delta {key.text} is not in the last version", now)
-        self.split_truth.ended(now)
+            self.invariants.violated(
+                f"acknowledged delta {key.text} is not in the last version", now
+            )
+        self.split_invariants.ended(now)
 
     def split_facts(self) -> dict[str, Any]:
         """What happened at the split server."""
