@@ -1,6 +1,6 @@
-"""A trigger as a file: every K deltas make a version, whichever clients and rounds they are from.
+"""A trigger in one file: every K deltas make a version, from any clients and rounds.
 
-After FedBuff (Nguyen et al., arXiv:2106.06639), with calls in place of clients that push.
+After FedBuff (Nguyen et al., arXiv:2106.06639), with calls instead of clients that push.
 """
 
 from typing import ClassVar
@@ -17,14 +17,16 @@ K = 3
 
 @frozen
 class Buffered:
-    """K deltas wait to be merged. Where all have answered and it is fewer, all are called again."""
+    """Merges when K deltas wait; when all clients have answered and fewer wait, all are called
+    again.
+    """
 
     any_delta: ClassVar[bool] = True
 
     k: int = K
 
     def verdict(self, open_, history, now, *, pending):
-        """Decide."""
+        """Decide whether to merge, close, pass or wait."""
         buffered = f"{pending} of {self.k} deltas buffered"
         if pending >= self.k:
             return Verdict("merge", buffered)
@@ -36,12 +38,12 @@ class Buffered:
 
 
 def buffered(rules):
-    """The trigger; an entry in TRIGGERS."""
+    """Return the trigger; an entry in TRIGGERS."""
     schedule = BackToBack(rules.every_s, rules.drain_s)
     return Trigger(schedule, Everyone(skips_done=False), Buffered(), trains=False)
 
 
 def buffered_by_clock(rules):
-    """The same with another schedule."""
+    """Return the trigger with a periodic schedule."""
     schedule = Periodic(rules.every_s, rules.drain_s)
     return Trigger(schedule, Everyone(skips_done=False), Buffered(), trains=False)

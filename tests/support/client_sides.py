@@ -7,10 +7,10 @@ from fsl_async.roles.sync.events import Attached
 
 
 class Sides:
-    """Training and exchange.
+    """The training side and the exchange side of a client.
 
-    publishes: its own weights become version 0 as soon as a model is attached. take: is given each
-    event; by default `events` is a list of them.
+    publishes: its own weights become version 0 as soon as a model is attached. take: called with
+    each event; by default they are appended to `events`.
     """
 
     def __init__(self, coder=None, *, publishes=False, take=None):
@@ -27,6 +27,8 @@ class Sides:
             self.exchange.request_rebase(0, self.exchange.adopt_initial())
 
     def step(self, tokens=1, metrics=None):
-        """A training step that did this; returns whether training goes on."""
+        """Do a training step with this count and these metrics; returns whether training goes
+        on.
+        """
         self.training.meter.count(tokens, metrics)
         return self.training.attend() if self.orders.attention else True

@@ -1,6 +1,4 @@
-"""What must hold after a run with a crash: by what the world outside saw, and what the folder
-says.
-"""
+"""Checks of a run with a crash: what was seen outside the folder against what the folder holds."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from fsl_codecs import decode, encode
 
 
 def check(world):
-    """Sentences about what does not hold."""
-    found = list(world.truth.problems)
+    """Return one sentence for each thing that does not hold."""
+    found = list(world.observed.problems)
     if not world.over:
         found.append("the run did not come to its end")
     if world.store is not None:
@@ -41,20 +39,20 @@ def check(world):
     found += _check_weights(world, facts)
     found += _check_leases(world, facts)
     found += _check_recovery(world, facts)
-    # One more for a delta that was on its way when the last round was merged: what is acknowledged
-    # is merged.
+    # A delta in flight when the last round is merged makes one more: an acknowledged delta is
+    # merged.
     if world.over and not world.rounds <= audit.versions <= world.rounds + 1:
         found.append(f"{audit.versions} versions were made, {world.rounds} were asked for")
     return found
 
 
 def _check_settled(world, facts):
-    """At the end of a run what a client was told is safe is in a version, or aside on record."""
+    """Check that every acknowledged delta is in a version, or recorded as quarantined."""
     settled = {entry["key"] for fact in facts for entry in fact.get("merged", ())}
     settled |= {fact["key"] for fact in facts if fact["fact"] == "quarantined"}
     return [
         f"{key} was acknowledged, and is in no version"
-        for key in world.truth.told
+        for key in world.observed.acknowledged
         if key not in settled
     ]
 
@@ -69,7 +67,7 @@ def _check_weights(world, facts):
         found.append(f"versions {[fact['version'] for fact in versions]} are no lineage")
     weights = _initial(world, versions[0]["digest"]) if versions else None
     if versions and weights is None:
-        return [*found, "version 0 is nobody's weights"]
+        return [*found, "version 0 has the initial weights of no client"]
     momentum = np.zeros(MANIFEST.values, np.float32)
     residual = np.zeros_like(momentum)
     rate, coefficient = np.float32(OUTER.learning_rate), np.float32(OUTER.momentum)
@@ -77,16 +75,16 @@ def _check_weights(world, facts):
         total = np.zeros_like(momentum)
         for entry in fact["merged"]:
             key = DeltaKey.parse(entry["key"])
-            life = (key.client, key.incarnation, key.sequence)
-            if life not in world.truth.sent or entry["key"] not in accepted:
+            identity = (key.client, key.incarnation, key.sequence)
+            if identity not in world.observed.sent or entry["key"] not in accepted:
                 return [*found, f"{entry['key']} was never sent, or never accepted"]
-            model, tokens = world.truth.sent[life]
+            model, tokens = world.observed.sent[identity]
             if entry["tokens"] != tokens:
                 found.append(f"{entry['key']} has {entry['tokens']} tokens, not {tokens}")
             base = accepted[entry["key"]]["base_digest"]
             if model.version != key.base or base != digests[key.base]:
                 found.append(f"{entry['key']} names another base than it was computed from")
-            arrived = np.concatenate([decode(world.truth.frames[life][i]) for i in range(2)])
+            arrived = np.concatenate([decode(world.observed.frames[identity][i]) for i in range(2)])
             total = total + np.float32(entry["weight"]) * arrived
         average = total * np.float32(fact["scale"])
         momentum = coefficient * momentum + average
@@ -96,7 +94,7 @@ def _check_weights(world, facts):
         weights = weights + sent
         if digest_of(weights) != fact["digest"]:
             found.append(f"version {fact['version']} holds other weights than its deltas give")
-    for version, held in world.truth.held.items():
+    for version, held in world.observed.held.items():
         if held != {digests.get(version)}:
             found.append(
                 f"clients held {held} as version {version}, the ledger has {digests.get(version)}"
@@ -105,17 +103,19 @@ def _check_weights(world, facts):
 
 
 def _initial(world, digest):
-    return next((one for one in world.truth.initials if digest_of(one) == digest), None)
+    return next((one for one in world.observed.initials if digest_of(one) == digest), None)
 
 
 def _check_leases(world, facts):
     found = [
         f"{name} was given shards {sorted(shards)}"
-        for name, shards in world.truth.shards.items()
+        for name, shards in world.observed.shards.items()
         if len(shards) > 1 and name != "odd"
     ]
     kept = {
-        name: shards for name, shards in world.truth.shards.items() if name not in {"odd", "stray"}
+        name: shards
+        for name, shards in world.observed.shards.items()
+        if name not in {"odd", "stray"}
     }
     taken = Counter(shard for shards in kept.values() for shard in shards)
     return found + [
@@ -124,7 +124,7 @@ def _check_leases(world, facts):
 
 
 def _check_recovery(world, facts):
-    """A new process finds what the last one left, with nothing to repair."""
+    """Check that a new process recovers the last version and has nothing to repair."""
     store = Store(
         world.run_dir,
         StoreSettings(keep_versions=2, codec_down=DOWN, outer=OUTER),
@@ -133,11 +133,11 @@ def _check_recovery(world, facts):
     recovered, notices = store.recover(), store.notices
     store.close()
     last = max((fact["version"] for fact in facts if fact["fact"] == "version"), default=-1)
-    # What a full disk left of an old version goes at the next start; nobody misses it.
+    # The next start removes what a full disk left of an old version; that is no damage.
     odd = [notice for notice in notices if "tmp-pruned" not in notice]
-    told = [f"the next start says: {notice}" for notice in odd]
+    complaints = [f"the next start says: {notice}" for notice in odd]
     return (
-        told
+        complaints
         if recovered.version == last
-        else [*told, f"the next start is at {recovered.version}, not {last}"]
+        else [*complaints, f"the next start is at {recovered.version}, not {last}"]
     )

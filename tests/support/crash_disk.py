@@ -1,6 +1,7 @@
 # ruff: noqa: D102 - the methods mirror those of Files
-"""A disk that fails, kills and forgets on demand: the real one behind
-`fsl_async.store.files.Files`, with a count of the calls.
+"""A disk that fails, kills the process and loses data on demand.
+
+It is the real disk behind `fsl_async.store.files.Files`, with its calls counted.
 """
 
 import errno
@@ -14,27 +15,27 @@ from itertools import count
 from fsl_async.store.files import Files
 
 MOMENTS_S = (0.0, 0.0002, 0.002)
-"""What threads wait before a call, where an order is asked for: as long as another's call takes, or
-as all that comes after it.
+"""Waits of a thread before a call, where `order` is given: none, about one call, about a series of
+calls.
 """
 
 
 class CrashDisk(Files):
-    """A disk that counts its calls, makes one go wrong, and knows what a power cut would leave.
+    """A disk that counts its calls, makes one fail, and models what a power cut would leave.
 
     `mode`: "after" (the call was made) and "torn" (half of a write) kill the process (SystemExit);
-    "error" lets `failures` calls in a row fail with `number`, a write half done, and with
-    `die_after` kills the process that many calls later. `reads`: calls that only read count too,
-    and can fail.
+    "error" makes `failures` calls in a row fail with errno `number`, a write half done, and with
+    `die_after` kills the process that many calls later. `reads`: calls that only read are counted
+    too, and can fail.
 
-    Several threads may call it. Calls are counted in the order in which they come, which is another
-    one each time; when one kills, no call of any thread does anything any more. Of those that had
-    begun by then and wait for their turn, writes are half done if `mode` is "torn": a kill finds
-    several threads in the middle of theirs. `order`: a seed by which threads other than the one
-    that made this disk wait a moment before each call, so that one overtakes another.
+    Several threads may call it. Calls are counted in the order in which they arrive, which differs
+    from run to run. After the call that kills, no call of any thread has an effect, except that
+    with mode "torn" writes which had begun and wait for their turn are half done: a kill can
+    interrupt several threads. `order`: a seed by which threads other than the one that made this
+    disk wait before each call, so that one overtakes another.
 
-    What is durable is modeled as the least that fsync(2) promises: content as of the last sync of
-    the file, names as of the last sync of the folder.
+    Durable is the least that fsync(2) promises: content as of the last sync of the file, names as
+    of the last sync of the folder.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class CrashDisk(Files):
         self.number = number
         self.reads = reads
         self.calls = []
-        self.by_others = []  # of each call, whether a thread other than the maker's made it
+        self.by_others = []  # for each call, whether a thread other than the maker's made it
         self.cut_short = 0  # writes of other threads than the one that was killed first
         self._order = None if order is None else random.Random(order)
         self._maker = threading.current_thread()
@@ -145,14 +146,15 @@ class CrashDisk(Files):
         )
 
     def adopt(self, path):
-        """Know a file that was opened elsewhere: what is in it now stays, what comes by `append` is
-        never synced, nor is its name.
+        """Track a file that was opened elsewhere.
+
+        Its present content is durable; what `append` adds is never synced, nor is its name.
         """
         self.folders[self._id(path.parent)].setdefault(path.name, next(self.ids))
 
     def append(self, descriptor, data):
-        """Write at the end of the file, which is open for that; how many bytes. A disk that is full
-        takes none.
+        """Write at the end of a file opened for appending; returns the bytes written. A full disk
+        writes none.
         """
         taken = []
         half = data[: len(data) // 2]
@@ -227,11 +229,11 @@ class CrashDisk(Files):
             super().close(descriptor)
 
     def bury(self, power=None):
-        """The process is gone. `power`: "names" keeps the names and loses what was not synced,
-        "all" loses names too.
+        """Close what the dead process had open and apply a power cut.
 
-        A number: by that seed every file and every folder is as it was, as it was synced, or
-        (files) cut short or with zeros at its end.
+        power: None keeps everything; "names" keeps names and loses content that was not synced;
+        "all" loses names too. A number is a seed that decides for each file and folder whether it
+        is as last written, as last synced, or (files) cut short or with zeros at its end.
         """
         for descriptor in list(self.opened):
             self.close(descriptor)
@@ -240,34 +242,31 @@ class CrashDisk(Files):
         folders = self.durable_folders if power == "all" else self.folders
         files = self.durable_files
         if isinstance(power, int):
-            chance = random.Random(power)
+            rng = random.Random(power)
             kept = {found: dict(self.durable_folders.get(found, {})) for found in self.folders}
             folders = {
-                found: dict(chance.choice([kept[found], names]))
+                found: dict(rng.choice([kept[found], names]))
                 for found, names in self.folders.items()
             }
-            # A rename from one folder into another happens whole or not at all: its file is in one
-            # of them.
+            # A rename between folders is atomic: its file is in one of them.
             there = {one for names in folders.values() for one in names.values()}
             still = {one for names in self.folders.values() for one in names.values()}
             for found, names in kept.items():
                 for name, one in names.items():
                     if one in still - there:
                         folders[found][name] = one
-            files = {**files, **self._as_it_may_be(self.root, self.root_id, chance)}
+            files = {**files, **self._as_it_may_be(self.root, self.root_id, rng)}
         shutil.rmtree(self.root)
         self._rebuild(self.root, self.root_id, folders, files)
 
-    def _as_it_may_be(self, path, found, chance):
-        """What a power cut may have left of what was not synced: blocks reach a disk in any
-        order.
-        """
+    def _as_it_may_be(self, path, found, rng):
+        """Return what a power cut may leave of unsynced files: blocks reach a disk in any order."""
         if found in self.folders:
             inside = sorted(self.folders[found].items())
             return {
                 key: value
                 for name, one in inside
-                for key, value in self._as_it_may_be(path / name, one, chance).items()
+                for key, value in self._as_it_may_be(path / name, one, rng).items()
             }
         now, synced = path.read_bytes(), self.durable_files.get(found, b"")
         if now == synced:
@@ -277,7 +276,7 @@ class CrashDisk(Files):
             min(len(now), len(synced)),
         )
         cut = (same + len(now)) // 2
-        return {found: chance.choice([now, synced, now[:cut], now[:cut] + bytes(len(now) - cut)])}
+        return {found: rng.choice([now, synced, now[:cut], now[:cut] + bytes(len(now) - cut)])}
 
     def _rebuild(self, path, found, folders, files):
         if found in self.folders:

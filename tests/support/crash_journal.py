@@ -1,10 +1,10 @@
-"""The journals of a world: the production writer on files that survive a crash as they would, and
-what must hold of them.
+"""The journals of a world: the production writer on files that survive a crash as real ones do, and
+checks of them.
 
-A writer's thread has its turns in virtual time here, as late as it may have them: lines wait until
-`FLUSH_EVERY_S` is nearly over, and those that wait when a process is killed are gone. The server's
-writes go through its crash disk: they are counted among its calls, fail, are torn, and are lost in
-a power cut, because nobody syncs a journal.
+The writer's thread runs in virtual time, as late as it may: lines wait until `FLUSH_EVERY_S` is
+nearly over, and lines that wait when a process is killed are lost. The parameter server's writes go
+through its crash disk: they count among its calls, fail, are torn, and are lost in a power cut,
+because a journal is never synced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from fsl_async.observe.ledger_audit import JOURNAL, acknowledged_keys
 
 
 class CrashJournal(JournalWriter):
-    """One life's journal. `killed` is called when the disk kills the process that writes a line."""
+    """The journal of one incarnation. `killed` is called when the disk kills the process during a
+    write.
+    """
 
     def __init__(self, path, clock, wall, *, disk=None, killed=lambda: None):
         self._turns, self._disk, self._killed = clock, disk, killed
@@ -31,7 +33,7 @@ class CrashJournal(JournalWriter):
             disk.adopt(path)
 
     def _flush_often(self):
-        """The thread has nothing to do."""
+        """Do nothing: the flushes are planned in virtual time."""
 
     def _add(self, *line):
         number = super()._add(*line)
@@ -54,7 +56,7 @@ class CrashJournal(JournalWriter):
         return self._disk.append(self._file, data)
 
     def die(self):
-        """As kill -9 does it: what waits is gone."""
+        """Lose the lines that wait, as kill -9 does."""
         self._closing.set()
         self._flusher.join()
         if self._file >= 0:
@@ -63,97 +65,98 @@ class CrashJournal(JournalWriter):
 
 
 @define
-class Life:
-    """A process, and what its journal has to say of deltas."""
+class ProcessRecord:
+    """A process, and the acknowledgements that its journal must hold."""
 
     journal: CrashJournal
-    told: dict[str, float] = field(
-        factory=dict
-    )  # key -> when it was told, or heard, that it is safe
+    # key -> when its acknowledgement was sent or received
+    acknowledged: dict[str, float] = field(factory=dict)
     killed_at: float | None = None
     cut: bool = False  # the machine lost its power then
 
 
 @define
-class Witnesses:
-    """Every life of every process of a world."""
+class ProcessRecords:
+    """Every incarnation of every process of a world."""
 
-    lives: dict[str, list[Life]] = field(factory=dict)
+    records: dict[str, list[ProcessRecord]] = field(factory=dict)
 
     def begin(self, name: str, journal: CrashJournal) -> CrashJournal:
-        """A process has opened its journal."""
-        self.lives.setdefault(name, []).append(Life(journal))
+        """Record that a process has opened its journal."""
+        self.records.setdefault(name, []).append(ProcessRecord(journal))
         return journal
 
-    def tells(self, name: str, key: str, now: float) -> None:
-        """Its machine has decided to tell a client that a delta is safe, or has heard so."""
-        self.lives[name][-1].told.setdefault(key, now)
+    def acknowledges(self, name: str, key: str, now: float) -> None:
+        """Record that its machine sends, or has received, a delta's acknowledgement."""
+        self.records[name][-1].acknowledged.setdefault(key, now)
 
     def dies(self, name: str, now: float, *, cut: bool) -> None:
-        """It is killed; before its journal was open that leaves nothing to say."""
-        for life in self.lives.get(name, [])[-1:]:
-            if life.killed_at is None:
-                life.journal.die()
-                life.killed_at, life.cut = now, cut
+        """Record that it is killed; no effect before its journal is open."""
+        for record in self.records.get(name, [])[-1:]:
+            if record.killed_at is None:
+                record.journal.die()
+                record.killed_at, record.cut = now, cut
 
     def end(self) -> None:
-        """All that are left close their journals, as they do at their ends."""
-        for lives in self.lives.values():
-            lives[-1].journal.close()
+        """Close the journals of the processes that still run, as they do at their ends."""
+        for records in self.records.values():
+            records[-1].journal.close()
 
 
 def gather(world) -> None:
-    """Put the clients' journals where an operator would, and an audit looks for them."""
+    """Copy the clients' journals to where an operator puts them and an audit reads them."""
     if world.others.is_dir():
         shutil.copytree(world.others, world.run_dir / "clients")
 
 
 def check_journals(world) -> list[str]:
-    """Sentences about journals that say what was not, or do not say what they must."""
+    """Return one sentence for each line of a journal that is false or missing."""
     found = []
-    for name, lives in world.witnesses.lives.items():
+    for name, records in world.processes.records.items():
         path = journal_of(world, name)
         said = set(acknowledged_keys(path)) if path.exists() else set()
         found += [
-            f"{name}'s journal says that {key} is safe, which nobody said"
-            for key in said - {key for life in lives for key in life.told}
+            f"{name}'s journal says that {key} is safe, which no process said"
+            for key in said - {key for record in records for key in record.acknowledged}
         ]
-        # A power cut takes of all lives' lines what nobody has synced.
-        until = max((n for n, life in enumerate(lives) if life.cut), default=-1)
-        for life in lives[until + 1 :]:
-            late = FLUSH_EVERY_S if life.killed_at is not None else 0.0
-            if life.journal.lines_lost:
-                continue  # the disk was full, and the journal says how many lines it lacks
+        # A power cut takes the unsynced lines of all incarnations.
+        until = max((n for n, record in enumerate(records) if record.cut), default=-1)
+        for record in records[until + 1 :]:
+            late = FLUSH_EVERY_S if record.killed_at is not None else 0.0
+            if record.journal.lines_lost:
+                continue  # the disk was full, and the journal has the number of lost lines
             found += [
                 f"{name}'s journal does not say that {key} is safe"
-                for key, when in life.told.items()
-                if key not in said and (life.killed_at is None or when < life.killed_at - late)
+                for key, when in record.acknowledged.items()
+                if key not in said and (record.killed_at is None or when < record.killed_at - late)
             ]
-        found += _check_lines(name, path, lives)
+        found += _check_lines(name, path, records)
     return found
 
 
 def journal_of(world, name):
-    """Where a process writes."""
+    """Return the path of a process's journal."""
     return (world.run_dir if name == world.server else world.others / name) / JOURNAL
 
 
-def _check_lines(name: str, path: Any, lives: list[Life]) -> list[str]:
-    """Each line once and whole, but for what a death tore; numbers go on from life to life."""
+def _check_lines(name: str, path: Any, records: list[ProcessRecord]) -> list[str]:
+    """Check that lines are complete, except what a death tore, and that numbers rise over
+    incarnations.
+    """
     if not path.exists():
         return []
     reader = JournalReader(path)
     lines = list(reader.read())
     found = []
-    deaths = sum(life.killed_at is not None for life in lives)
+    deaths = sum(record.killed_at is not None for record in records)
     if reader.damaged > deaths:
         found.append(f"{name}'s journal has {reader.damaged} damaged lines after {deaths} deaths")
     numbers = [line["n"] for line in lines]
     if any(after <= before for before, after in pairwise(numbers)):
         found.append(f"the numbers of {name}'s journal do not rise")
     known = {line["n"] for line in lines if line["kind"] != "effect"}
-    whole = not any(life.cut or life.journal.lines_lost for life in lives)
-    if whole:
+    is_complete = not any(record.cut or record.journal.lines_lost for record in records)
+    if is_complete:
         found += [
             f"{name}'s journal has effect {line['n']}, and not the event it came from"
             for line in lines

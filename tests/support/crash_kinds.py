@@ -1,4 +1,4 @@
-"""The runs that crash points are taken from, by name, and how one point is tried."""
+"""The kinds of runs that crash points are taken from, and functions that try one point."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from fsl_async.store import manifest
 
 SMALL_CHUNK = 48
 POWERS = (None, "names", "all", 1, 2)
-"""What the end of the server's process leaves: everything (kill -9), or what a power cut does, at
-best, at worst, and by two seeds.
+"""What the end of the parameter server's process leaves: everything (None, kill -9), or what a
+power cut leaves at best, at worst, and by two seeds.
 """
 
 
 class RoughWorld(World):
-    """Thin links that lose messages, two of which are cut for a while, in the middle and at the
-    end.
-    """
+    """Slow links that lose messages; two are cut for a while, in the middle and at the end."""
 
     def run(self):
-        """Cut and heal."""
+        """Run with links cut and healed."""
         at, network = self.scheduler.call_at, self.network
         for name, begin, end in (("bb", 17.0, 26.0), ("a", 30.0, 33.0), ("a", 49.0, 51.0)):
             at(begin, network.cut, name, "ps")
@@ -34,7 +32,7 @@ class RoughWorld(World):
 
 
 def make(kind, root, **options):
-    """A world: "clock", "rounds", or "rough"."""
+    """Make a world; kind: "clock", "rounds" or "rough"."""
     if kind == "rough":
         bad = tp.Conditions(
             delay_s=0.2, jitter_s=0.1, drop=0.02, duplicate=0.02, reorder=0.05, bytes_per_s=900.0
@@ -45,10 +43,9 @@ def make(kind, root, **options):
 
 @contextmanager
 def folder():
-    """A place for a world of small chunks; other worlds, in the same process too, have theirs as
-    before.
+    """A folder for a world, with chunks of SMALL_CHUNK values until it is left.
 
-    In memory where there is one: thousands of small files on a shared disk would take minutes.
+    In /dev/shm where there is one: thousands of small files on a shared disk would take minutes.
     """
     memory = Path("/dev/shm")
     before, manifest.CHUNK_VALUES = manifest.CHUNK_VALUES, SMALL_CHUNK
@@ -62,8 +59,8 @@ def folder():
 
 
 def passed(kind):
-    """All points that a run without a crash passes, and the calls of its disk. The run must be a
-    good one.
+    """Run without a crash, which must find no violation; returns all points passed and the calls of
+    its disk.
     """
     with folder() as root:
         world = make(kind, root).run()
@@ -72,7 +69,7 @@ def passed(kind):
 
 
 def attempt(kind, point, power=None, **options):
-    """Crash there; what was wrong afterwards."""
+    """Crash at this point; returns the violations."""
     with folder() as root:
         world = make(kind, root, point=point, power=power, **options).run()
         fired = [] if world.points.fired else [f"{point} was not reached"]
@@ -80,7 +77,7 @@ def attempt(kind, point, power=None, **options):
 
 
 def attempt_call(kind, at, mode, power=None, **options):
-    """Let the server's disk go wrong at its call number `at`; what was wrong afterwards."""
+    """Make the parameter server's disk fail at its call number `at`; returns the violations."""
     made = []
 
     def disk(root):
@@ -94,12 +91,14 @@ def attempt_call(kind, at, mode, power=None, **options):
 
 
 THREADS = 2
-"""That write a version, as `codec.threads` has it where nobody sets it."""
+"""Threads that write a version: the default of `codec.threads`."""
 
 
 def attempt_call_of_threads(kind, at, mode, power, order):
-    """The same where several threads write: which call is number `at` is another thing each time.
-    What was wrong; the first disk.
+    """As `attempt_call` where several threads write, so that call number `at` differs from run to
+    run.
+
+    Returns the violations and the first disk.
     """
     made = []
 
@@ -114,8 +113,8 @@ def attempt_call_of_threads(kind, at, mode, power, order):
 
 
 def calls_of_threads(kind):
-    """Of each call of the disk in a run without a crash, whether a thread of the store made it; in
-    one order of many.
+    """Run without a crash; returns for each call of the disk whether a thread of the store made it,
+    in one order of many.
     """
     with folder() as root:
         make_disk = lambda root: CrashDisk(root, order=0)  # noqa: E731
@@ -125,7 +124,7 @@ def calls_of_threads(kind):
 
 
 def calls_with_reads(kind):
-    """The calls of a disk whose reads count too."""
+    """Run without a crash; returns the calls of the disk, reads included."""
     made = []
 
     def disk(root):

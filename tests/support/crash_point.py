@@ -1,4 +1,4 @@
-"""Crash points: where a process dies, how that is counted, and what unwinds when it does."""
+"""Crash points: where a process dies, how they are counted, and what unwinds when it dies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Killed(BaseException):
 
 
 class NoJournal:
-    """Nobody reads it here: what happened is noted where it happens."""
+    """A journal that keeps nothing: what happened is noted where it happens."""
 
     def event(self, event, now, cause=None):
-        """An event."""
+        """Ignore an event."""
         return 0
 
     def effect(self, effect, now, cause=None):
-        """An effect."""
+        """Ignore an effect."""
         return 0
 
 
 class Scheduler(tp.VirtualScheduler):
-    """One that goes on when a process has died in a call."""
+    """A scheduler that goes on after a process has died in a call."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class Points:
         self.doing = ""
 
     def reach(self, role: str, name: str, stage: str, kill: Callable[[], None]) -> None:
-        """A point is passed."""
+        """Count a passed point; kill if it is the armed one."""
         self.passed[role, name, stage] += 1
         point = self.armed
         if (
@@ -98,7 +98,7 @@ class Points:
         node._execute = run
 
     def all(self) -> list[Point]:
-        """Every point that was passed, each time."""
+        """Return every point that was passed, once for each time."""
         return [
             Point(*place, nth)
             for place, times in sorted(self.passed.items())
@@ -107,14 +107,14 @@ class Points:
 
 
 class WatchedWorker(VirtualWorker):
-    """A worker with a point behind every job."""
+    """A worker with a crash point after every job."""
 
     def __init__(self, clock, cost_s, points, role, kill):
         super().__init__(clock, cost_s)
         self.points, self.role, self.kill = points, role, kill
 
     def submit(self, job, done, failed):
-        """As the virtual worker, and perhaps the end."""
+        """Submit a job as the virtual worker does, and pass the point after it."""
         name = self.points.doing or "transport"
 
         def watched():

@@ -1,20 +1,20 @@
-"""A run that is killed at chosen effects: production machines, shells and sessions, the real store
-on a real folder, virtual time.
+"""A run whose processes are killed at chosen effects.
 
-A point names a role, a class of effects, a stage, and which time it is that it happens:
+Production machines, shells and sessions, the real store on a real folder, virtual time.
+
+A point is a role, a class of effects, a stage, and the count of its occurrence:
 
     before   the machine has decided, nothing is done yet
-    after    the shell has done the effect, or given it to its worker
-    job      the worker has done a job of that effect, and nobody has heard of it
+    after    the shell has executed the effect, or submitted it to its worker
+    job      the worker has done a job of that effect, and has not reported it
 
-Jobs that a transport event gives to the worker (a chunk, the end of a stream) stand under the name
-"transport". At the point its process is
-gone: what it planned does not happen, its disk takes nothing more, and keeps what the power model
-says. A few seconds later it is launched again.
+Jobs that a transport event submits (a chunk, the end of a stream) have the name "transport". At the
+point the process ends: what it planned does not happen, its disk accepts nothing more, and keeps
+what the power model says. A few seconds later it is launched again.
 
-What happened is compared with what the folder says: deltas that clients were told are safe, the
-frames that they sent, and the weights of every version, recomputed here from those frames and the
-ledger by the formulas of the design.
+What happened is compared with what the folder holds: acknowledged deltas, the frames that clients
+sent, and the weights of every version, recomputed here from those frames and the ledger by the
+formulas of the design.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 
 from attrs import frozen
 from crash_checks import check
-from crash_clients import DOWN, MANIFEST, OTHER, OUTER, Invariants, VectorLearner
+from crash_clients import DOWN, MANIFEST, OTHER, OUTER, Observed, VectorLearner
 from crash_disk import CrashDisk
-from crash_journal import CrashJournal, Witnesses
+from crash_journal import CrashJournal, ProcessRecords
 from crash_point import Points, Scheduler, WatchedWorker
 
 import fsl_transport as tp
@@ -57,17 +57,17 @@ NOON = 1_800_000_000.0
 
 @frozen
 class OtherServers:
-    """Stands for a group of parameter servers whose averages are all the same."""
+    """Stand-in for a group of parameter servers whose averages are all the same."""
 
     clock: ProcessClock
 
     def reduce(self, average, done, failed):
-        """Answer a second later."""
+        """Answer one second later."""
         self.clock.call_at(self.clock.time() + 1.0, done, average)
 
 
 class World:
-    """One run to its end. `violations` says what was wrong."""
+    """One run to its end. `violations` has one sentence for each violation."""
 
     def __init__(
         self,
@@ -83,11 +83,12 @@ class World:
         extras=True,
         threads=1,
     ):
-        """power: what a crash of the server leaves, as `CrashDisk.bury` has it. disk: makes the
-        first disk of the server.
-        wall: what is added to the wall clock, from the virtual time and the number of the launch.
-        threads: of the server's store; with several, the order of its disk's calls is another one
-        in each run.
+        """Prepare a run.
+
+        power: what a crash of the parameter server leaves, as in `CrashDisk.bury`.
+        disk: makes the first disk of the parameter server.
+        wall: seconds added to the wall clock, from the virtual time and the number of the launch.
+        threads: of its store; with several, the order of the disk's calls differs from run to run.
         """
         self.root, self.run_dir = root, root / "run"
         self.points = Points(point)
@@ -97,8 +98,8 @@ class World:
         self.threads = threads
         self.scheduler = Scheduler()
         self.network = tp.MemNetwork(self.scheduler, 7, conditions or tp.Conditions(delay_s=0.02))
-        self.truth = Invariants()
-        self.witnesses = Witnesses()
+        self.observed = Observed()
+        self.processes = ProcessRecords()
         self.server = SERVER
         self.others = root.parent / f"{root.name}-clients"  # other machines, which keep their power
         self.alive: dict[str, tuple[ProcessClock, Any, Any]] = {}
@@ -115,28 +116,28 @@ class World:
     # --- processes ---
 
     def now(self, launch):
-        """Wall clock of a process."""
+        """Return the wall clock of a process."""
         return NOON + self.scheduler.time() + self.wall(self.scheduler.time(), launch)
 
     def _worker(self, clock, role, name):
-        chance = random.Random(f"{name}/{self.launches[name]}")
+        rng = random.Random(f"{name}/{self.launches[name]}")
         kill = lambda: self.kill(name)  # noqa: E731
-        return WatchedWorker(clock, lambda: chance.uniform(0.001, 0.02), self.points, role, kill)
+        return WatchedWorker(clock, lambda: rng.uniform(0.001, 0.02), self.points, role, kill)
 
     def kill(self, name):
-        """As kill -9 does it."""
+        """Kill a process as kill -9 does; 3 s later it is launched again."""
         clock, _, _ = self.alive.pop(name)
         clock.alive = False
         self.network.kill(name)
         if name == SERVER:
             self.disk.dead = True
         cut = name == SERVER and self.power is not None
-        self.witnesses.dies(name, self.scheduler.time(), cut=cut)
+        self.processes.dies(name, self.scheduler.time(), cut=cut)
         launch = self.launch_server if name == SERVER else lambda: self.launch_client(name)
         self.scheduler.call_at(self.scheduler.time() + 3.0, launch)
 
     def launch_server(self):
-        """On what the folder holds."""
+        """Start the parameter server on what the folder holds."""
         if self.store is not None:
             self._end_threads()
             self.disk.bury(self.power)
@@ -169,14 +170,14 @@ class World:
         machine = ParameterServerMachine(rules, weighting_named("tokens"), "crash")
         self.alive[SERVER] = (clock, None, None)
         try:
-            recovered = self._patiently(store.recover)
-            self._patiently(lambda: store.start_run("crash"))
+            recovered = self._retry(store.recover)
+            self._retry(lambda: store.start_run("crash"))
             journal = self._journal(SERVER, self.run_dir, clock, lambda: self.now(launch))
         except SystemExit:
             self.kill(SERVER)
             return
         except LearnError as error:
-            self.dead_end = f"the server cannot be started again: {error}"
+            self.dead_end = f"the parameter server cannot be started again: {error}"
             return
 
         def listener(handle):
@@ -204,27 +205,27 @@ class World:
                 reduction=OtherServers(clock),
             ),
         )
-        self._tap(shell, machine)
+        self._observe(shell, machine)
         self.points.watch(shell.node, "ps", lambda: self.kill(SERVER))
         self.alive[SERVER] = (clock, shell.endpoint, shell)
         shell.start(recovered)
 
     def _journal(self, name, folder, clock, wall):
-        """The production one, where the process has its own."""
+        """Open the process's journal."""
         disk = self.disk if name == SERVER else None
         made = CrashJournal(
             folder / JOURNAL, clock, wall, disk=disk, killed=lambda: self.kill(name)
         )
-        return self.witnesses.begin(name, made)
+        return self.processes.begin(name, made)
 
     def _end_threads(self):
-        """Of a dead process nobody is at work any more. Its disk has taken nothing of theirs since
-        it died.
+        """End the store's threads of a dead process; its disk has accepted nothing since it
+        died.
         """
         self.store._pool.close()
 
-    def _patiently(self, act):
-        """As whoever starts a server does it: a disk that is full now is not full for ever."""
+    def _retry(self, act):
+        """Try again, as a launcher does: a full disk does not stay full."""
         for _ in range(12):
             try:
                 return act()
@@ -240,8 +241,7 @@ class World:
             try:
                 return job()
             finally:
-                # Another thread of the store may have been killed: then none of them heard an
-                # error, or said anything about it.
+                # If the kill hit another thread of the store, no error reached this one.
                 if SERVER in self.alive and self.disk.dead:
                     raise SystemExit("killed")
 
@@ -256,24 +256,26 @@ class World:
         worker._run = guarded
         return worker
 
-    def _tap(self, shell, machine):
-        """Note what the server tells clients."""
+    def _observe(self, shell, machine):
+        """Record the acknowledgements that the parameter server sends, and add rare effects."""
         handle = machine.handle
 
         def noted(event, now):
             effects = handle(event, now)
             for effect in effects:
                 if isinstance(effect, Send) and effect.message.tag == "accepted/1":
-                    self.truth.told[effect.message.key.text] = None
-                    self.witnesses.tells(SERVER, effect.message.key.text, now)
-            return effects + self._second_thoughts(effects, now) + self._rare_effects(machine, now)
+                    self.observed.acknowledged[effect.message.key.text] = None
+                    self.processes.acknowledges(SERVER, effect.message.key.text, now)
+            return (
+                effects
+                + self._quarantine_and_release(effects, now)
+                + self._rare_effects(machine, now)
+            )
 
         machine.handle = noted
 
-    def _second_thoughts(self, effects, now):
-        """A delta that is put aside as odd and taken back at once, as a median of norms may have
-        it; once.
-        """
+    def _quarantine_and_release(self, effects, now):
+        """Quarantine a delta as odd and release it at once, as the norm guard may; once."""
         counted = next((one for one in effects if isinstance(one, do.Accumulate)), None)
         if not self.extras or counted is None or self.doubted:
             return []
@@ -281,8 +283,8 @@ class World:
         return [do.Quarantine(counted.key, "odd", held=True), do.Release(counted.key), counted]
 
     def _rare_effects(self, machine, now):
-        """What a server wants in odd moments only, once: a stream that nobody asked for, the end of
-        a session, a look at its own files.
+        """Return effects that seldom occur, once: an unrequested stream, the end of a session, a
+        check of its own files.
         """
         if not self.extras or now < RARE_AT_S or machine.version < 0 or "a" not in machine.members:
             return []
@@ -295,7 +297,7 @@ class World:
         ]
 
     def launch_client(self, name):
-        """A new life of a client."""
+        """Start a new incarnation of a client."""
         self.launches[name] += 1
         launch = self.launches[name]
         clock = ProcessClock(self.scheduler)
@@ -303,7 +305,7 @@ class World:
         machine = ClientMachine(ClientRules(), name, incarnation)
         if name == "stray":
             machine.run = "elsewhere"
-        chance = random.Random(f"{name}/{launch}")
+        rng = random.Random(f"{name}/{launch}")
         learner = VectorLearner(
             self,
             name,
@@ -317,10 +319,10 @@ class World:
 
         def noted(event, now):
             if isinstance(event, ev.DeltaAcknowledged):
-                self.truth.told[event.key.text] = None
-                self.witnesses.tells(name, event.key.text, now)
+                self.observed.acknowledged[event.key.text] = None
+                self.processes.acknowledges(name, event.key.text, now)
             if isinstance(event, ev.Welcomed):
-                self.truth.shards.setdefault(name, set()).add(event.shard)
+                self.observed.shards.setdefault(name, set()).add(event.shard)
                 learner.incarnation = event.incarnation
             looks = [do.CheckTransfers()] if isinstance(event, ev.Preempting) else []
             return handle(event, now) + looks
@@ -336,7 +338,7 @@ class World:
                 take,
                 name,
                 incarnation=incarnation,
-                rng=chance,
+                rng=rng,
             ),
             worker=self._worker(clock, "client", name),
             scheduler=clock,
@@ -364,10 +366,10 @@ class World:
         )
 
     def _end(self, name, again):
-        """A process ends by itself."""
+        """End a process that exits by itself."""
         if name not in self.alive:
             return
-        self.witnesses.lives[name][-1].journal.close()
+        self.processes.records[name][-1].journal.close()
         if again:
             self.kill(name)
             return
@@ -376,7 +378,7 @@ class World:
         self.network.kill(name)
 
     def preempt(self, name):
-        """Say to a client that it will be ended."""
+        """Send a client notice that it will be preempted."""
         if name in self.alive:
             clock, _, shell = self.alive[name]
             shell.node.feed(ev.Preempting(clock.time() + 15.0, "the test"))
@@ -384,7 +386,7 @@ class World:
     # --- the run ---
 
     def run(self):
-        """Play it to its end and check everything."""
+        """Run to the end and check everything."""
         at = self.scheduler.call_at
         at(0.0, self.launch_server)
         for position, name in enumerate(("a", "bb", "ccc")):
@@ -396,12 +398,12 @@ class World:
         while not (self.over or self.dead_end) and self.scheduler.time() < LONGEST_S:
             self.scheduler.run_until(self.scheduler.time() + 1.0)
         self.scheduler.run_until(self.scheduler.time() + 30.0)
-        self.witnesses.end()
+        self.processes.end()
         self.violations = [self.dead_end] if self.dead_end else check(self)
         return self
 
     def close(self):
-        """Take the folder away."""
+        """Remove the folders."""
         if self.disk is not None:
             self.disk.dead = False
             self.disk.bury()

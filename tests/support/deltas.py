@@ -1,4 +1,4 @@
-"""Deltas for tests: what a test does not name has some value that makes sense."""
+"""Deltas for tests, with plausible defaults."""
 
 from fsl_async.roles.sync.delta import Delta, MergedDelta, StoredDelta
 

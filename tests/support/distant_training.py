@@ -26,7 +26,7 @@ SLOTS = [np.frombuffer(mmap.mmap(-1, 4 * VALUES), np.float32) for _ in range(3)]
 
 
 def train(pipe):
-    """The training process: one vector of weights, 1 more with each step."""
+    """Run the training process: a vector of weights to which each step adds 1."""
     theta = np.full(VALUES, 5.0, np.float32)
     while True:
         match pipe.recv():
@@ -43,7 +43,7 @@ def train(pipe):
 
 
 class Distant:
-    """A TrainingPort whose orders a thread passes on, one by one, to the process with the model."""
+    """A TrainingPort whose thread sends orders, one by one, to the process with the model."""
 
     def __init__(self, pipe):
         self._pipe = pipe
@@ -63,26 +63,26 @@ class Distant:
         raise AssertionError(text)
 
     def run(self, exchange):
-        """Have the model attached, then carry out orders, until stopped."""
+        """Attach the model, then carry out orders until stopped."""
         own = exchange.free_vector(VALUES)
-        self._tell("copy", own)
+        self._request("copy", own)
         exchange.attach(MANIFEST, own)
         while (order := self._orders.get()) is not None:
             if isinstance(order, RebaseOrder):
                 exchange.rebase(self._move, discard=order.discard)
             else:
                 snapshot = exchange.free_vector(VALUES)
-                self._tell("copy", snapshot)
+                self._request("copy", snapshot)
                 work = Work(tokens=7, steps=1, metrics={"loss": 2.0}, finite=True)
                 exchange.put_snapshot(order.sequence, snapshot, work)
         self._pipe.send(("end",))
 
     def _move(self, move):
         if move.how != "stay":
-            self._tell(move.how, move.base, move.reference)
+            self._request(move.how, move.base, move.reference)
         return Moved(taken=move.how == "take")
 
-    def _tell(self, what, *vectors):
+    def _request(self, what, *vectors):
         self._pipe.send((what, *(index_of(vector) for vector in vectors)))
         assert self._pipe.recv()
 

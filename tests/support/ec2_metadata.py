@@ -1,4 +1,4 @@
-"""EC2's instance metadata service, as much of it as a client asks, on this machine."""
+"""A double of EC2's instance metadata service, with the paths that a client asks for."""
 
 import http.server
 
@@ -20,32 +20,32 @@ class Metadata(http.server.ThreadingHTTPServer):
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """What the service says."""
+    """Handles a request."""
 
     def log_message(self, *_):
-        """Nothing on standard error."""
+        """Print nothing on standard error."""
 
-    def _say(self, code, body=b""):
+    def _answer(self, code, body=b""):
         self.send_response(code)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def do_PUT(self):
-        """Hand a token out."""
+        """Return a token."""
         self.server.seen.append("PUT")
         fits = self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == "21600"
         right = self.path == "/latest/api/token" and fits
-        self._say(200 if right else 400, self.server.token.encode())
+        self._answer(200 if right else 400, self.server.token.encode())
 
     def do_GET(self):
-        """Say whether the instance goes."""
+        """Return the announcement that the instance ends, or 404."""
         self.server.seen.append("GET")
         if self.server.status:
-            self._say(self.server.status)
+            self._answer(self.server.status)
         elif self.headers["X-aws-ec2-metadata-token"] != self.server.token:
-            self._say(401)
+            self._answer(401)
         elif self.path != "/latest/meta-data/spot/instance-action" or not self.server.announced:
-            self._say(404)
+            self._answer(404)
         else:
-            self._say(200, self.server.announced)
+            self._answer(200, self.server.announced)

@@ -1,4 +1,4 @@
-"""The Huffman tables that a frame brings, for tests that look at what an encoder chose."""
+"""The Huffman tables in a frame, for tests of an encoder's choices."""
 
 from fsl_codecs.frame import CODED, Limits, frame_bytes_view, iterate_chunks, parse_header
 from fsl_codecs.planes import OWN, read_plan
@@ -6,7 +6,7 @@ from fsl_codecs.reader import Reader
 
 
 def plans_of(frame):
-    """The plans of the frame's coded chunks, in order."""
+    """Return the plans of the frame's coded chunks, in order."""
     data = frame_bytes_view(frame)
     header = parse_header(data, Limits(1 << 64, max(data.size, 1)))
     return [
@@ -17,6 +17,6 @@ def plans_of(frame):
 
 
 def tables_of(frame):
-    """The tables of all planes that have one of their own, chunk by chunk."""
+    """Return the tables of all planes that have their own, chunk by chunk."""
     planes = [plane for plan in plans_of(frame) for plane in plan.planes]
     return [plane.table for plane in planes if plane.kind == OWN]

@@ -1,6 +1,4 @@
-"""A relay that knows ZMTP's framing, keeps everything that ever passed, and does with it what a
-test wants.
-"""
+"""A relay that parses ZMTP's framing, records all frames, and changes them as a test asks."""
 
 # ruff: noqa: D102 - a small double
 
@@ -11,18 +9,20 @@ SMALL, LARGE = "small", "large"
 LARGE_BYTES = 3000
 UP, DOWN = "up", "down"
 HANDSHAKE = 2
-"""Frames of each direction that are CURVE's handshake: HELLO and INITIATE, WELCOME and READY."""
+"""Number of frames of CURVE's handshake in each direction: HELLO and INITIATE, WELCOME and
+READY.
+"""
 
 
 def make_frame(flags, body):
-    """One ZMTP frame."""
+    """Return the bytes of a ZMTP frame."""
     if len(body) > 255:
         return bytes([flags | 2]) + len(body).to_bytes(8, "big") + body
     return bytes([flags & ~2, len(body)]) + body
 
 
 class Frame:
-    """One ZMTP frame as it passed."""
+    """One ZMTP frame as it was received."""
 
     def __init__(self, flags, body):
         self.flags = flags
@@ -38,7 +38,7 @@ class Frame:
 
 
 class Connection:
-    """One connection through the relay, and everything that passed."""
+    """One connection through the relay, and everything it received."""
 
     def __init__(self, number, client, server):
         self.number = number
@@ -60,8 +60,9 @@ class Connection:
 
 
 class HostileRelay:
-    """A relay that does what ``trick(connection, way, frame)`` gives in place of a frame: a list of
-    bytes, or None for "as it is".
+    """A relay that sends what ``trick(connection, way, frame)`` returns instead of a frame.
+
+    The trick returns a list of bytes, or None for the frame itself.
     """
 
     def __init__(self, target, trick=None):
@@ -75,7 +76,7 @@ class HostileRelay:
 
     @property
     def is_through(self):
-        """Whether its trick has been played as often as it should."""
+        """Whether its trick has been done as often as it should."""
         return not getattr(self.trick, "open", ())
 
     async def start(self):
@@ -112,7 +113,7 @@ class HostileRelay:
             return data
 
         try:
-            for size in (10, 1, 53):  # each side waits for the other one's
+            for size in (10, 1, 53):  # the greeting in parts: each side waits for the other's
                 connection.send(way, await read(size))
             while True:
                 flags = (await read(1))[0]
@@ -123,7 +124,7 @@ class HostileRelay:
                 for data in [frame.data] if instead is None else instead:
                     connection.send(way, data)
                 if instead is not None and getattr(self.trick, "cuts", False):
-                    # libzmq leaves a connection open and deaf on which it found a forgery.
+                    # libzmq leaves a connection with a forged frame open but reads no more from it.
                     asyncio.get_running_loop().call_later(0.05, connection.cut)
         except (OSError, asyncio.IncompleteReadError):
             connection.cut()

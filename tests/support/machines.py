@@ -1,6 +1,4 @@
-"""Driving a pure machine by its events, and looking at what it wants done: for every test of a
-role.
-"""
+"""Drives a pure machine by its events and inspects its effects; for the tests of all roles."""
 
 import attrs
 
@@ -10,7 +8,7 @@ from fsl_async.roles.sync import events as ev
 
 
 def told(effects, peer=None):
-    """The messages told (to `peer`, or to anybody), in order."""
+    """Return the messages sent (to `peer`, or to any peer), in order."""
     return [
         effect.message
         for effect in effects
@@ -19,7 +17,7 @@ def told(effects, peer=None):
 
 
 def of(effects, kind):
-    """The effects of one class."""
+    """Return the effects of one class."""
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
@@ -31,15 +29,15 @@ class Driver:
 
     machine: object
     now: float = 0.0
-    moving: tuple = ()  # whose transfers advance, when the machine asks
+    moving: tuple = ()  # the peers whose transfers advance, when the machine asks
 
     def feed(self, event, after_s=0.0):
-        """Give it an event."""
+        """Feed an event `after_s` seconds later; returns the effects."""
         self.now += after_s
         return self.look(self.machine.handle(event, self.now))
 
     def look(self, effects):
-        """Answer the question for transfers, as the shell does."""
+        """Answer `CheckTransfers`, as the shell does; returns all effects."""
         made = []
         for effect in effects:
             if isinstance(effect, do.CheckTransfers):
@@ -49,7 +47,7 @@ class Driver:
         return made
 
     def fire(self):
-        """Let the clock reach the next deadline; it must be used up by that."""
+        """Advance the clock to the next deadline and feed it; the deadline must not stay due."""
         when = self.machine.next_deadline()
         assert when is not None, "no deadline is armed"
         self.now = max(self.now, when)

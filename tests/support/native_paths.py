@@ -1,6 +1,4 @@
-"""Frames by the native codec and by the NumPy package, which is the reference: what their tests
-have in common.
-"""
+"""Helpers for tests that compare the native codec with its NumPy reference."""
 
 import numpy as np
 import pytest

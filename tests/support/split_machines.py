@@ -1,4 +1,4 @@
-"""A driver of the split server's machine, whose methods are named after what happens to it."""
+"""A driver of the split server's machine with a method for each kind of event."""
 
 import attrs
 from machines import Driver
@@ -14,42 +14,42 @@ HALVES = {"method": "m", "cut": "3", "server": "s"}
 
 
 def key(client, step=0, number=0, incarnation=1, leg=0):
-    """Of an upload."""
+    """Make the key of an upload."""
     return UploadKey(client, incarnation, number, step, leg)
 
 
 @attrs.define
 class SplitServerDriver(Driver):
-    """A split server, and whoever deals with it."""
+    """A split server and its peers."""
 
     def join(self, peer, incarnation=1, **more):
-        """A client says hello."""
+        """Feed a client's hello."""
         return self.feed(ev.SplitClientHello(peer, incarnation, "run", 0, HALVES, **more))
 
     def leave(self, peer, incarnation=1, reason="expired"):
-        """A session ends."""
+        """Feed the end of a client's session."""
         return self.feed(ClientLeft(peer, incarnation, reason))
 
     def parameter_server(self, run="run", *, incarnation=1, peer=msg.PS_ROLE):
-        """The parameter server says hello."""
+        """Feed the parameter server's hello."""
         return self.feed(ev.PsConnected(peer, incarnation, run))
 
     def offer(self, upload, *, peer=None, wants=True, due=False, auxiliary=-1):
-        """An upload is offered."""
+        """Feed the offer of an upload."""
         stream = msg.upload_stream(upload.text)
         work = (0, auxiliary, 16, wants, due)
         return self.feed(ev.UploadOffered(peer or upload.client, stream, upload, *work))
 
     def arrive(self, upload):
-        """All of it is here."""
+        """Feed the end of an upload's transfer."""
         return self.feed(ev.UploadReceived(upload.client, upload))
 
     def trained(self, upload, *, answer=False, problem=None):
-        """The training thread has done with it."""
+        """Feed the result of the training thread."""
         return self.feed(ev.UploadTrained(upload, 2.5, 7, answer, problem))
 
     def upload(self, upload, **more):
-        """From the offer until it is trained; returns what training it ended in."""
+        """Offer, transfer and train an upload; returns the effects of the last event."""
         answer = more.pop("answer", False)
         self.offer(upload, **more)
         self.arrive(upload)
@@ -57,7 +57,7 @@ class SplitServerDriver(Driver):
 
 
 def split_server(method="cse-fsl", **rules):
-    """One that begins with an empty folder."""
+    """Make a driver whose split server begins with an empty folder."""
     driver = SplitServerDriver(SplitServerMachine(SplitRules(method=method, **rules), HALVES))
     driver.feed(ev.SplitRecovered(SplitProgress()))
     return driver

@@ -1,9 +1,7 @@
-"""A run of split learning by processes, each of which can die.
+"""A split learning run of processes: arguments, files on disk, and checks of them after any kills.
 
-A parameter server, a split server, clients. For the tests and `benchmarks/split_storm.py`.
-
-Who starts the processes decides how; here is what they are told, what they leave on disk, and what
-must be so of it after any storm.
+A parameter server, a split server, clients. The caller starts the processes: tests and
+`benchmarks/split_storm.py`.
 """
 
 import json
@@ -33,31 +31,30 @@ SETTINGS = {
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 LISTENS = {"ps": "listening at", "server": "split server at", "relay": "relay at"}
-"""What each says when it is up; a client says "joined run"."""
+"""The line that each process prints when it is up; a client prints "joined run"."""
 
 
 def free_port():
-    """One that nobody has at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def lines_of(path):
-    """The whole lines of a journal; one is being written, or was cut off by a kill."""
+    """Return the complete lines of a journal; the last may be half written or cut off by a kill."""
     return list(JournalReader(path).read_all()) if path.exists() else []
 
 
-def sealed_lines_of(path):
-    """The whole lines of a ledger."""
+def ledger_lines_of(path):
+    """Return the complete lines of a ledger."""
     raw = path.read_bytes().splitlines() if path.exists() else []
     return [dict(line) for line in map(from_checksummed, raw) if line]
 
 
 class Parties:
-    """Their folder, their settings (table.key -> value) and their names.
-
-    "ps", "server", and the clients'.
+    """The folder, settings (table.key -> value) and names of the processes: "ps", "server", the
+    clients'.
     """
 
     def __init__(self, folder, clients, settings):
@@ -76,7 +73,7 @@ class Parties:
         self.ps_dir, self.server_dir = folder / "ps", folder / "split" / "server"
 
     def arguments(self, name):
-        """What to start one of them with."""
+        """Return the arguments of one process."""
         sets = [f"{key}={json.dumps(value)}" for key, value in self.chosen.items()]
         flags = [part for one in sets for part in ("--set", one)]
         place = f"127.0.0.1:{self.ports['ps']}"
@@ -89,8 +86,10 @@ class Parties:
         return [*arguments, *given, place]
 
     def versions(self):
-        """Whose models each version is made of, in the order of the parameter server's ledger."""
-        lines = sealed_lines_of(self.ps_dir / "ledger.jsonl")
+        """Return the clients merged into each version, in the order of the parameter server's
+        ledger.
+        """
+        lines = ledger_lines_of(self.ps_dir / "ledger.jsonl")
         made = [line for line in lines if line.get("fact") == "version"]
         return {
             int(line["version"]): {str(one["key"]).split("/")[0] for one in line["merged"]}
@@ -98,13 +97,14 @@ class Parties:
         }
 
     def version(self):
-        """The newest."""
+        """Return the newest version; -1 if there is none."""
         return max(self.versions(), default=-1)
 
     def everybody_since(self, version):
-        """Whether every client is in what was merged after a version.
+        """Return whether every client was merged after a version.
 
-        In the newest, or, where each version is one client's, in as many.
+        In the newest version, or, where each version is one client's, in as many versions as
+        clients.
         """
         newer = {number: names for number, names in self.versions().items() if number > version}
         relay = self.chosen.get("split.method") == "sl"
@@ -112,26 +112,25 @@ class Parties:
         return {name for number in last for name in newer[number]} == set(self.clients)
 
     def uploads(self):
-        """(key, outcome) in the order of the split server's ledger."""
-        lines = sealed_lines_of(self.server_dir / "ledger.jsonl")
+        """Return (key, outcome) in the order of the split server's ledger."""
+        lines = ledger_lines_of(self.server_dir / "ledger.jsonl")
         return [(line["key"], line["outcome"]) for line in lines if "key" in line]
 
     def journal(self, name):
-        """A client's journal, over all its lives."""
+        """Return a client's journal, over all its incarnations."""
         return lines_of(self.folder / name / "journal.jsonl")
 
-    def told(self, name):
-        """The uploads that a client was told to be trained."""
+    def acknowledged(self, name):
+        """Return the keys of the uploads whose acknowledgement a client received."""
         kinds = {"upload_acknowledged", "answer_received"}
         return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
 
     def problems(self):
-        """What ledgers and journals say that must not be.
+        """Return one sentence for each violation in ledgers and journals.
 
-        Merged or trained twice, lost though acknowledged, told and never trained.
-
-        What becomes of a trained upload later, when its server dies, is the audit's to judge: it
-        may come back, or be declined as too old.
+        Merged or trained twice, lost though acknowledged, acknowledged and never trained. The audit
+        judges what becomes of a trained upload when its split server dies: it may be offered again,
+        or declined as too old.
         """
         audit = audit_run(self.ps_dir)
         found = [f"lost {each}" for each in audit.lost]
@@ -139,6 +138,6 @@ class Parties:
         found += [*audit.problems, *audit_split_dir(self.server_dir).problems]
         trained = {key for key, outcome in self.uploads() if outcome == "trained"}
         for name in self.clients:
-            missing = sorted(self.told(name) - trained)
-            found += [f"{name} was told that {key} is trained, and it never was" for key in missing]
+            missing = sorted(self.acknowledged(name) - trained)
+            found += [f"{name} received that {key} is trained, and it never was" for key in missing]
         return found

@@ -1,4 +1,4 @@
-"""Stand-ins for what the training thread of split learning meets: a run without a network."""
+"""Stand-ins for the training thread of split learning: a run without a network."""
 
 from fsl_async.learn.client.meter import Meter
 
@@ -14,4 +14,4 @@ class RunAlone:
         self.meter = meter or Meter()
 
     def post_split(self, event):
-        """Nobody listens."""
+        """Discard the event."""

@@ -1,4 +1,4 @@
-"""Waiting for what happens when it happens, and what is looked at meanwhile."""
+"""Waits for a condition, and the number of open files."""
 
 import asyncio
 from pathlib import Path
@@ -12,5 +12,5 @@ async def until(condition, seconds=30.0):
 
 
 def open_files():
-    """How many this process has."""
+    """Return the number of files that this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))

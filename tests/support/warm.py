@@ -1,10 +1,10 @@
-"""Nodes that start in milliseconds: processes forked from one that has imported what a node
-imports.
+"""Nodes that start in milliseconds: processes forked from one that has imported torch and
+fsl_async.
 
-Importing torch is three seconds of a core for each process, and most of what tests of processes
-wait for. A forked one has its own memory, sockets, disk and exit, is killed like any other, and
-runs `fsl_async.cli.main` from the first line. What it does not try is the start of the interpreter:
-tests of commands as people type them start their processes the long way.
+Importing torch costs three seconds of a core for each process, most of the time of tests with
+processes. A forked process has its own memory, sockets, disk and exit, is killed like any other,
+and runs `fsl_async.cli.main` from its first line. The start of the interpreter is not tested: tests
+of commands as users type them start their processes by `subprocess`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ NETWORK = 0x40000000
 
 
 class WarmProcess:
-    """As much of a `subprocess.Popen` as the tests use."""
+    """The part of `subprocess.Popen` that the tests use."""
 
     def __init__(self, starter, pid):
         self.pid = pid
@@ -36,7 +36,7 @@ class WarmProcess:
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self):
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         return self._ended(0.0)
 
     def wait(self, timeout=None):
@@ -48,23 +48,23 @@ class WarmProcess:
 
     def _ended(self, timeout):
         if self.returncode is None and select.select([self._pidfd], [], [], timeout)[0]:
-            # Nobody has reaped it until this is answered, so its number is nobody else's.
+            # It is not reaped until this is answered, so its pid is not reused.
             self.returncode = self._starter.ask({"reap": self.pid})["code"]
             os.close(self._pidfd)
         return self.returncode
 
     def send_signal(self, number):
-        """To the process, where it has not ended."""
+        """Send a signal, if the process has not ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self):
-        """Kill -9."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 class WarmStarter:
-    """Starts nodes. `close` ends it; nodes that run then go on."""
+    """Starts nodes. `close` ends the starter; running nodes go on."""
 
     def __init__(self):
         self._mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -78,8 +78,9 @@ class WarmStarter:
             )
 
     def start(self, arguments, cwd, inside=""):
-        """Start `fsl-node ARGUMENTS` in a folder and, where named, in a network namespace; its
-        output, both kinds, comes as text.
+        """Start `fsl-node ARGUMENTS` in a folder and, if named, in a network namespace.
+
+        Its standard output and error come as text in `stdout`.
         """
         read, write = os.pipe()
         try:
@@ -90,26 +91,27 @@ class WarmStarter:
         return started
 
     def start_into(self, descriptor, arguments, cwd, inside=""):
-        """The same, with its output into an open file."""
+        """As `start`, with its output into an open file."""
         given = {"start": [str(each) for each in arguments], "cwd": str(cwd), "inside": inside}
         return WarmProcess(self, self.ask(given, [descriptor])["pid"])
 
     def ask(self, question, descriptors=()):
-        """Send a question, return the answer."""
+        """Send a request, return the answer."""
         with self._lock:
             socket.send_fds(self._mine, [json.dumps(question).encode()], list(descriptors))
             return json.loads(self._mine.recv(MESSAGE_BYTES))
 
     def close(self):
-        """End it. What Python does at its end is of no use to anybody."""
+        """Kill the starter: Python's exit would only take time."""
         self._mine.close()
         self._process.kill()
         self._process.wait()
 
 
 def serve(line):
-    """Answer until the other end closes. Returns in a forked process only, with what it is to
-    run.
+    """Answer requests until the other end closes.
+
+    Returns None at the end; in a forked process it returns the request to run.
     """
     while True:
         try:
@@ -136,7 +138,7 @@ def serve(line):
 
 
 def enter(namespace):
-    """Go into a network namespace that `ip netns` made."""
+    """Enter a network namespace made by `ip netns`."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/run/netns", namespace).open() as place:
         if libc.setns(place.fileno(), NETWORK):
@@ -144,20 +146,20 @@ def enter(namespace):
 
 
 def run():
-    """The starter's own process."""
+    """Run the starter's process, and in forked processes the node."""
     line = socket.socket(fileno=int(sys.argv[1]))
-    del sys.path[0]  # this folder: no node has it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests is not for it
+    del sys.path[0]  # this folder, which no node has on its path
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests does not end it
     import torch
 
     from fsl_async import cli
-    from fsl_async.config import settings  # noqa: F401 - to have them imported
+    from fsl_async.config import settings  # noqa: F401 - imported for the forked processes
 
-    # A first optimizer imports a second of modules; it starts no thread, and neither may anything
-    # else here.
+    # The first optimizer imports modules for a second. It starts no thread; nothing here may,
+    # before a fork.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).zero_grad()
-    # What is here is nobody's garbage: a collection in a forked process, as at its end, would write
-    # to every page of it, a second of a core.
+    # A garbage collection in a forked process, as at its end, would write to all these pages: a
+    # second of a core.
     gc.freeze()
     question = serve(line)
     if question is None:

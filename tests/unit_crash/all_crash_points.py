@@ -1,13 +1,14 @@
 # ruff: noqa: T201 - its lines are what it is for
-"""Try every crash point, every call of the server's disk, and every way in which each can go wrong:
-minutes, so CI tries a part.
+"""Try every crash point, and every call of the parameter server's disk with every kind of failure.
 
-    python tests/unit_crash/all_crash_points.py [--part 3/8] [--only effects|calls|threads|split]
-    [--kind clock|rounds|rough] python tests/unit_crash/all_crash_points.py --seconds 90 --first
-    2701
+This takes minutes, so CI tries a part.
 
-Prints a line for each violation and the counts at the end, or where to go on; exit code 1 when
-there was one, 3 when there are more points.
+    python tests/unit_crash/all_crash_points.py [--part 3/8]
+        [--only effects|calls|threads|split] [--kind clock|rounds|rough]
+    python tests/unit_crash/all_crash_points.py --seconds 90 --first 2701
+
+Prints a line for each violation and the counts at the end, or the point to go on with. Exit code 1
+when there was a violation, 3 when there are more points.
 """
 
 import argparse
@@ -32,13 +33,13 @@ MODES = (
 
 
 MOST = 24
-"""Of split learning, of each effect and stage in each kind of run: a run passes some of them
-hundreds of times.
+"""Points tried of each effect and stage in each split learning run, which passes some hundreds of
+times.
 """
 
 
 def effects(kind):
-    """(words, attempt) for every point of a kind of run."""
+    """Yield (label, attempt) for every point of a kind of run."""
     points, _ = crash_kinds.passed(kind)
     for point in points:
         for power in crash_kinds.POWERS if point.role == "ps" else (None,):
@@ -49,7 +50,7 @@ def effects(kind):
 
 
 def calls(kind):
-    """(words, attempt) for every call of the server's disk."""
+    """Yield (label, attempt) for every call of the parameter server's disk."""
     _, made = crash_kinds.passed(kind)
     for mode, options in MODES:
         count = len(crash_kinds.calls_with_reads(kind)) if options.get("reads") else len(made)
@@ -68,8 +69,9 @@ def calls(kind):
 
 
 def threads(kind):
-    """(words, attempt) for every call of the server's disk where several threads write; which one
-    it is differs from run to run.
+    """Yield (label, attempt) for every call of the disk where several threads write.
+
+    Which call has a number differs from run to run.
     """
     count = len(crash_kinds.calls_of_threads(kind))
     for mode, powers in (("after", crash_kinds.POWERS[:4]), ("torn", (None, 2))):
@@ -84,13 +86,13 @@ def threads(kind):
 
 
 def split(name):
-    """(words, attempt) for every point of a simulated run of a split method."""
+    """Yield (label, attempt) for every point of a simulated run of a split method."""
     for point in crash_split.spread(crash_split.passed(name), MOST):
         yield f"{name} {point}", lambda point=point: crash_split.attempt(name, point)
 
 
 def main():
-    """Try them."""
+    """Try the points that the arguments select."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="1/1", help="of so many, to share the work out")
     parser.add_argument("--only", default="effects,calls,threads,split")
@@ -111,7 +113,7 @@ def main():
         for kind in kinds:
             if given.kind not in ("", kind):
                 continue
-            for words, attempt in make(kind):
+            for label, attempt in make(kind):
                 number += 1
                 if number < given.first or number % parts != part % parts:
                     continue
@@ -122,7 +124,7 @@ def main():
                 found = attempt()
                 wrong += bool(found)
                 if found:
-                    print(f"{words}: {'; '.join(found)}", flush=True)
+                    print(f"{label}: {'; '.join(found)}", flush=True)
     print(
         f"{tried} crash points tried in {time.monotonic() - begun:.0f} s, {wrong} with violations"
     )

@@ -1,7 +1,7 @@
-"""A process may die between any two things that it does: every effect has crash points, and a part
-of them is tried here.
+"""A process may die between any two effects: every effect has crash points, and a part is tried
+here.
 
-`all_crash_points.py` beside this tries all of them; docs/FAULTS.md says what is promised.
+`all_crash_points.py` tries all of them; docs/FAULTS.md says what is promised.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import crash_kinds
 import crash_split
 import pytest
 from crash_disk import CrashDisk
-from crash_journal import CrashJournal, Witnesses
+from crash_journal import CrashJournal, ProcessRecords
 from crash_point import Point
 from crash_world import NOON
 
@@ -41,13 +41,13 @@ CALL_STRIDE = 17
 
 @pytest.fixture(scope="module")
 def points():
-    """Of all kinds of runs: kind -> points."""
+    """Return the points of all kinds of runs: kind -> points."""
     found = {kind: crash_kinds.passed(kind)[0] for kind in STRIDE}
     return found | {kind: crash_split.passed(kind) for kind in crash_split.KINDS}
 
 
 def carried_out(shells):
-    """Tags of the effects that these shells carry out, by the tables in their source."""
+    """Return the tags of the effects that these shells carry out, by the tables in their source."""
     tables = " ".join(inspect.getsource(shell.__init__) for shell in shells)
     names = set(re.findall(r"\b([A-Z]\w+):", tables))
     effects_of = (machine, effects, effects_split)
@@ -57,9 +57,7 @@ def carried_out(shells):
 
 @pytest.mark.parametrize("role", SHELLS)
 def test_every_effect_of_a_role_has_crash_points(points, role):
-    """Who adds an effect must let a run die before and after it: else nobody knows what that
-    does.
-    """
+    """A run passes a point before and after each effect; a new effect without one fails here."""
     wanted = carried_out(SHELLS[role])
     assert len(wanted) > 10
     for stage in ("before", "after"):
@@ -70,9 +68,7 @@ def test_every_effect_of_a_role_has_crash_points(points, role):
 
 
 def test_no_effect_is_outside_the_tables():
-    """The tables above are found by their text; an effect that is written down in another way must
-    not slip through.
-    """
+    """`carried_out` finds the tables by their text; an effect listed in another way fails here."""
     known = set().union(*(carried_out(shells) for shells in SHELLS.values()))
     classes = {
         found.tag
@@ -85,8 +81,8 @@ def test_no_effect_is_outside_the_tables():
 
 @pytest.mark.parametrize("kind", STRIDE)
 def test_a_run_goes_on_from_any_point(points, kind):
-    """Killed at any effect, by a signal or with the machine's power: no delta is lost or doubled,
-    no version is another one.
+    """Killed at any effect, by a signal or a power cut: no delta is lost or doubled, no version
+    differs.
     """
     chosen = points[kind][:: STRIDE[kind]]
     assert len(chosen) > 8
@@ -98,9 +94,7 @@ def test_a_run_goes_on_from_any_point(points, kind):
 
 @pytest.mark.parametrize("kind", SPLIT_STRIDE)
 def test_split_learning_goes_on_from_any_point(points, kind):
-    """The same for methods of split learning, whose servers and clients have effects of their
-    own.
-    """
+    """The same for split learning, whose split servers and clients have effects of their own."""
     for point in points[kind][SPLIT_STRIDE[kind] // 2 :: SPLIT_STRIDE[kind]]:
         assert crash_split.attempt(kind, point) == [], point
 
@@ -115,8 +109,8 @@ def test_split_learning_goes_on_from_any_point(points, kind):
     ],
 )
 def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
-    """Not only the store alone, as in its own tests: what clients, shells and machine make of its
-    death or its errors.
+    """Clients, shells and machines survive the store's death and errors; the store has its own
+    tests.
     """
     calls = len(
         crash_kinds.calls_with_reads("clock")
@@ -128,8 +122,8 @@ def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
 
 
 def test_a_run_goes_on_from_any_call_of_any_thread():
-    """Versions are written by two threads where nobody sets anything: a kill that falls on one
-    finds the other one in the middle of something.
+    """Two threads write versions by default: a kill in one interrupts the other in the middle of a
+    call.
     """
     places = [at for at, one in enumerate(crash_kinds.calls_of_threads("clock"), start=1) if one]
     assert len(places) > 40
@@ -156,8 +150,8 @@ JUMPS = {
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_clocks_that_jump_cost_nothing(jump):
-    """Lives are numbered by wall clocks, and a schedule goes on by one: neither may make two lives
-    one, or a run wait for a day.
+    """Incarnation numbers and schedules come from wall clocks: a jump must not make two
+    incarnations equal, or a run wait for a day.
     """
     for point in (Point("ps", "commit", "job", 2), Point("client", "offer_delta", "after", 4)):
         with crash_kinds.folder() as root:
@@ -167,12 +161,12 @@ def test_clocks_that_jump_cost_nothing(jump):
             assert world.now(1) >= NOON - HOUR_S
 
 
-def _deaf(*_, **__):
+def _no_effect(*_, **__):
     """Do nothing."""
 
 
 def _no_sync(monkeypatch):
-    monkeypatch.setattr(CrashDisk, "sync", _deaf)
+    monkeypatch.setattr(CrashDisk, "sync", _no_effect)
     return Point("ps", "commit", "after", 3), "all"
 
 
@@ -190,7 +184,7 @@ def _made(files, path):
     files.make_directory(path)
 
 
-def _told_too_early(monkeypatch):
+def _acknowledged_too_early(monkeypatch):
     monkeypatch.setattr(
         Facts,
         "record",
@@ -204,9 +198,11 @@ def _other_weights(monkeypatch):
     return Point("ps", "commit", "after", 2), None
 
 
-@pytest.mark.parametrize("defect", [_no_sync, _no_folder_sync, _told_too_early, _other_weights])
+@pytest.mark.parametrize(
+    "defect", [_no_sync, _no_folder_sync, _acknowledged_too_early, _other_weights]
+)
 def test_the_checks_can_fail(monkeypatch, defect):
-    """Proof that the tests above test something."""
+    """A defect in the store or its disk is found."""
     point, power = defect(monkeypatch)
     assert crash_kinds.attempt("clock", point, power)
 
@@ -219,8 +215,10 @@ def _numbers_begin_anew(monkeypatch):
     monkeypatch.setattr(journal, "_resume", lambda _: (0, False))
 
 
-def _said_twice_as_much(monkeypatch):
-    monkeypatch.setattr(Witnesses, "tells", lambda self, name, *_: self.lives[name][-1])
+def _acknowledgements_unrecorded(monkeypatch):
+    monkeypatch.setattr(
+        ProcessRecords, "acknowledges", lambda self, name, *_: self.records[name][-1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,21 +226,19 @@ def _said_twice_as_much(monkeypatch):
     [
         (_lines_vanish, "journal does not say that"),
         (_numbers_begin_anew, "numbers of ps's journal do not rise"),
-        (_said_twice_as_much, "which nobody said"),
+        (_acknowledgements_unrecorded, "which no process said"),
     ],
 )
 def test_journals_are_read(monkeypatch, defect, complaint):
-    """What they say is compared with what happened: a journal that lies or is silent is no
-    witness.
-    """
+    """Journals are compared with what happened: a false or a missing line is found."""
     defect(monkeypatch)
     found = crash_kinds.attempt("clock", Point("ps", "commit", "after", 2))
     assert any(complaint in one for one in found), found
 
 
 def test_a_run_is_audited_by_its_own_journals():
-    """Of the server and of all clients, through a crash: nothing is written into the folder for the
-    audit's sake.
+    """The journals of the parameter server and of all clients are enough for the audit, through a
+    crash.
     """
     with crash_kinds.folder() as root:
         world = crash_kinds.make("clock", root, point=Point("ps", "commit", "after", 2)).run()
@@ -255,6 +251,6 @@ def test_a_run_is_audited_by_its_own_journals():
             ]
         )
         assert len(clients) == 5
-        assert server | set().union(*clients) == set(world.truth.told)
+        assert server | set().union(*clients) == set(world.observed.acknowledged)
         assert len(server) > 6
         assert len(set().union(*clients)) > 6

@@ -1,8 +1,8 @@
 """The split server's folder survives a crash, a power cut or a full disk at every call to the disk.
 
-A scenario (six uploads, a number given away, three checkpoints, two kept) runs on a disk that
-counts its calls; then again for each call and each way in which it can go wrong. After each the
-folder is opened again, and what was promised is checked.
+A scenario (six uploads, a sequence number assigned, three checkpoints, two kept) runs on a disk
+that counts its calls; then again for each call and each kind of failure. After each the folder is
+opened again, and what was promised is checked.
 """
 
 import errno
@@ -33,39 +33,39 @@ def book(uploads):
     return SplitProgress("run-1", 0, -1, uploads, {"a": ClientProgress(7, last, 0)})
 
 
-class Told:
-    """What the world outside heard."""
+class Reported:
+    """What the split server has reported outside."""
 
     def __init__(self):
-        self.durable = 0  # uploads in a checkpoint that was sealed
+        self.durable = 0  # uploads in a sealed checkpoint
         self.trained = 0
         self.failures = 0
 
 
-def patiently(act, told, errors):
+def retry(act, reported, errors):
     for _ in range(12):
         try:
             return act()
         except errors as error:
-            told.failures += 1
+            reported.failures += 1
             last = error
     raise last
 
 
-def live(root, files, told):
-    """One life of the server, from wherever the folder is to the end of the scenario; False when it
-    was killed.
+def run_scenario(root, files, reported):
+    """Run one incarnation from the folder's state to the end of the scenario; False when it was
+    killed.
     """
     try:
-        disk = patiently(lambda: ServerDisk(root / "server", files), told, RunDirError)
-        found = patiently(disk.recover, told, RunDirError)
+        disk = retry(lambda: ServerDisk(root / "server", files), reported, RunDirError)
+        found = retry(disk.recover, reported, RunDirError)
         uploads = found.book.uploads
         for key in found.lost:
             disk.append(key.text, "dropped", "the server died")
         while uploads < len(KEYS):
             disk.append(KEYS[uploads].text, "trained", "")
             uploads += 1
-            told.trained = max(told.trained, uploads)
+            reported.trained = max(reported.trained, uploads)
             if uploads % EVERY == 0:
                 disk.append_auxiliary("a", max(found.auxiliary_seen.get("a", -1), 0) + uploads)
 
@@ -73,36 +73,36 @@ def live(root, files, told):
                     mine = [("a", tensors(uploads))]
                     disk.seal(disk.stage(book(uploads), tensors(uploads), mine))
 
-                patiently(checkpoint, told, OSError)
-                told.durable = uploads
+                retry(checkpoint, reported, OSError)
+                reported.durable = uploads
         disk.close()
     except SystemExit:
         return False
     return True
 
 
-def check(root, told, power):
-    """What a new server finds is a moment of the scenario, and nothing that was said to be durable
-    is missing.
+def check(root, reported, power):
+    """Check that a new split server finds a state of the scenario, with everything reported
+    durable.
     """
     disk = ServerDisk(root / "server")
     found = disk.recover()
     disk.close()
     uploads = found.book.uploads
-    assert told.durable <= uploads <= told.durable + EVERY
+    assert reported.durable <= uploads <= reported.durable + EVERY
     assert found.book == (book(uploads) if uploads else SplitProgress())
     if uploads:
         assert torch.equal(found.common["server/w"], tensors(uploads)["server/w"])
         assert torch.equal(found.clients["a"]["steps"], tensors(uploads)["steps"])
-    known = [key for key in KEYS[uploads : told.trained] if key in found.lost]
+    known = [key for key in KEYS[uploads : reported.trained] if key in found.lost]
     if power is None:
-        assert len(known) >= told.trained - uploads - 1, "a line was lost with the process"
+        assert len(known) >= reported.trained - uploads - 1, "a line was lost with the process"
     assert audit_split_dir(root / "server").problems == ()
 
 
 def check_end(root):
-    """However it was reached: everything trained once in the lineage, two checkpoints, nothing left
-    lying about.
+    """Check the end: everything trained once in the lineage, two checkpoints, no temporary
+    files.
     """
     audit = audit_split_dir(root / "server")
     assert (audit.trained, audit.problems) == (len(KEYS), ())
@@ -116,7 +116,7 @@ def check_end(root):
 
 def calls(root):
     disk = CrashDisk(root)
-    assert live(root, disk, Told())
+    assert run_scenario(root, disk, Reported())
     check_end(root)
     shutil.rmtree(root / "server")
     return disk.calls
@@ -134,7 +134,7 @@ def root():
     [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
 )
 def test_a_crash_at_any_call_loses_nothing_durable(root, mode, power):
-    """Whenever the server dies, the next one goes on from a whole checkpoint, and knows what was
+    """After a crash the next split server goes on from a complete checkpoint and lists what was
     trained after it.
     """
     made = calls(root)
@@ -142,11 +142,11 @@ def test_a_crash_at_any_call_loses_nothing_durable(root, mode, power):
     for at, name in enumerate(made, start=1):
         if mode == "torn" and name != "write":
             continue
-        disk, told = CrashDisk(root, at, mode), Told()
-        assert not live(root, disk, told)
+        disk, reported = CrashDisk(root, at, mode), Reported()
+        assert not run_scenario(root, disk, reported)
         disk.bury(power)
-        check(root, told, power)
-        assert live(root, Files(), told)
+        check(root, reported, power)
+        assert run_scenario(root, Files(), reported)
         check_end(root)
         shutil.rmtree(root / "server")
 
@@ -154,21 +154,19 @@ def test_a_crash_at_any_call_loses_nothing_durable(root, mode, power):
 @pytest.mark.parametrize("failures", [1, 6])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_failing_call_can_be_tried_again(root, failures, number):
-    """A full disk costs a checkpoint, which is tried again; no line of the ledger is left out,
-    doubled, or torn.
-    """
+    """A failed checkpoint is tried again; no line of the ledger is missing, doubled or torn."""
     for at in range(1, len(calls(root)) + 1):
-        disk, told = CrashDisk(root, at, "error", failures, number=number), Told()
-        assert live(root, disk, told)
+        disk, reported = CrashDisk(root, at, "error", failures, number=number), Reported()
+        assert run_scenario(root, disk, reported)
         assert disk.fired
-        check(root, told, None)
+        check(root, reported, None)
         check_end(root)
         shutil.rmtree(root / "server")
 
 
 def test_a_line_that_could_not_be_written_waits(root):
-    """Entering a line happens amid other effects: an error there would leave out what comes after
-    it, and the run with it.
+    """An error in appending a ledger line would skip the effects after it: the line waits
+    instead.
     """
     disk = ServerDisk(root / "server", files := CrashDisk(root))
     disk.recover()

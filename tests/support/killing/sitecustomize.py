@@ -1,9 +1,9 @@
-"""Put in front of PYTHONPATH, this lets a node end itself by SIGKILL before or after chosen
-effects. The product knows nothing of it.
+"""Put in front of PYTHONPATH, this makes a node kill itself by SIGKILL before or after chosen
+effects.
 
-FSL_CRASH_AT   points, separated by commas: ps:after:commit:2, client:before:rebase:1,
-               split:after:train_upload:3
-FSL_CRASH_LOG  a folder: each point that was reached has a file there, and is not one any more
+FSL_CRASH_AT   points, separated by commas:
+               ps:after:commit:2, client:before:rebase:1, split:after:train_upload:3
+FSL_CRASH_LOG  a folder: a point that was reached gets a file there, and kills only once
 """
 
 import contextlib

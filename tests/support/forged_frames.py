@@ -1,4 +1,4 @@
-"""Frames of the codec whose checksums are right, whatever else is wrong: an attacker has them."""
+"""Frames with correct checksums and other errors, as an attacker can make them."""
 
 import struct
 import zlib
@@ -11,8 +11,8 @@ CODED = 3
 _HEADER, _HEAD = 28, 16
 
 
-def sealed(frame):
-    """The frame with all checksums made right again, as far as its lengths allow."""
+def with_checksums(frame):
+    """Return the frame with all checksums recomputed, as far as its lengths allow."""
     frame = bytearray(frame)
     if len(frame) < _HEADER:
         return bytes(frame)
@@ -28,7 +28,9 @@ def sealed(frame):
 
 
 def forged(name, payload, values, mode=CODED, flags=0, **layout):
-    """A frame of one chunk around a payload written by hand; `layout` goes to CodecSpec."""
+    """Make a frame of one chunk around a given payload; `layout` goes to CodecSpec."""
     header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, **layout)))
     struct.pack_into("<Q", header, 16, values)
-    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload)
+    return with_checksums(
+        header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload
+    )
