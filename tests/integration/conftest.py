@@ -13,9 +13,7 @@ import pytest
 from warm import WarmStarter
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
-"""Waits end when what is waited for is there: on a busy machine that may take many times as
-long.
-"""
+"""Factor on time limits: a wait ends as soon as its condition holds, but a busy machine is slow."""
 
 TASK = '''
 """A network of three weights: joins fast, trains fast."""
@@ -55,7 +53,7 @@ def without_loss(fed):
 
 
 class Process:
-    """A node, its output as it comes, and a way to wait for a line of it."""
+    """A node's process, and its output line by line."""
 
     def __init__(self, *arguments, cwd, starter=None, inside="", open_files=0):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -87,7 +85,7 @@ class Process:
         return "\n".join(self.lines)
 
     def wait_for(self, words, seconds=60.0):
-        """Wait until `words` are in the output; returns the line."""
+        """Wait until a line of the output holds `words`; returns the line."""
         deadline = time.monotonic() + seconds * UNIT_S
         while time.monotonic() < deadline:
             for line in list(self.lines):
@@ -127,7 +125,7 @@ class Process:
 def pytest_configure(config):
     """Name the marker of this folder."""
     config.addinivalue_line(
-        "markers", "cold: every process starts as people start it, and imports what it needs"
+        "markers", "cold: every process starts as users start it, and imports what it needs"
     )
 
 
@@ -137,8 +135,9 @@ ROLES = {*TRAINING, "ps", "relay"}
 
 
 class Site:
-    """Starts nodes in one folder and leaves none behind. With a `starter` (`warm.WarmStarter`),
-    nodes of the `forked` roles are forked from it.
+    """Starts nodes in one folder and ends all of them.
+
+    With a `starter` (`warm.WarmStarter`), nodes of the `forked` roles are forked from it.
     """
 
     def __init__(self, folder, starter=None, forked=TRAINING):
@@ -150,8 +149,10 @@ class Site:
         (folder / "task.py").write_text(TASK)
 
     def start(self, *arguments, inside="", open_files=0):
-        """Start a process; `inside`: in this network namespace, which only forked ones can;
-        open_files: its limit, which forked ones do not have.
+        """Start a process.
+
+        inside: a network namespace, for forked processes only. open_files: a limit, for others
+        only.
         """
         role = arguments[arguments.index("--role") + 1] if "--role" in arguments else ""
         starter = self.starter if role in self.forked else None
@@ -164,7 +165,7 @@ class Site:
         return process
 
     def server(self, *more, every_s=1.5, open_files=0, **settings):
-        """Start a server, with a task that needs no text, and wait until it listens."""
+        """Start a parameter server and wait until it listens."""
         chosen = {
             "sync.every_s": every_s,
             "sync.clients": 3,
@@ -190,7 +191,7 @@ class Site:
         lines = path.read_text().splitlines() if path.exists() else []
         facts = []
         for line in lines:
-            with contextlib.suppress(ValueError):  # the line that is being written
+            with contextlib.suppress(ValueError):  # a line that is still being written
                 facts.append(json.loads(line))
         return [one for one in facts if one["fact"] == fact]
 
@@ -213,14 +214,14 @@ class Site:
         raise AssertionError(f"{what}: never; outputs:\n{outputs}")
 
     def close(self):
-        """Leave nothing running."""
+        """Kill all processes."""
         for process in self.processes:
             process.kill()
 
 
 @pytest.fixture(scope="session")
 def starter():
-    """One for all tests that want it."""
+    """One starter for all tests."""
     made = WarmStarter()
     yield made
     made.close()
@@ -228,8 +229,10 @@ def starter():
 
 @pytest.fixture
 def site(tmp_path, request):
-    """A folder with nodes that end with the test. Those that train are forked from a process that
-    has torch; none is with `@pytest.mark.cold`.
+    """A folder whose nodes end with the test.
+
+    Nodes that train are forked from a process that has imported torch, except with
+    `@pytest.mark.cold`.
     """
     is_cold = request.node.get_closest_marker("cold")
     starter = None if is_cold else request.getfixturevalue("starter")
@@ -238,7 +241,7 @@ def site(tmp_path, request):
 
 @pytest.fixture
 def warm_site(tmp_path, starter):
-    """The same, for nodes that start many times in a test: all are forked."""
+    """As `site`, for nodes that start many times in a test: all are forked."""
     yield from nodes_in(Site(tmp_path, starter, ROLES))
 
 

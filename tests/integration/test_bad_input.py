@@ -1,6 +1,4 @@
-"""What goes wrong at the edges: one line that says what and what to do, exit code 2, nothing
-lost.
-"""
+"""Bad input: one line that says what is wrong and what to do, exit code 2, nothing lost."""
 
 import json
 import os
@@ -27,7 +25,7 @@ UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
 def refused(process, *words):
-    """A process must end with code 2 and exactly one error line that holds the words."""
+    """Check that a process ends with code 2 and exactly one error line, which holds the words."""
     assert process.end() == 2, process.text
     errors = [line for line in process.lines if line.startswith("error: ")]
     assert len(errors) == 1, process.text
@@ -46,12 +44,12 @@ def finished_run(site, rounds=3):
 
 
 def test_a_port_in_use_is_named(site):
-    """The most common mistake: a server that runs already."""
+    """The most common mistake: a parameter server runs already."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = site.start("--role", "ps", "--run-dir", site.run_dir, f"127.0.0.1:{port}")
         refused(server, "port in use", str(port))
-    assert not site.run_dir.exists(), "what never listened leaves nothing behind"
+    assert not site.run_dir.exists(), "no folder is left by a process that never listened"
     elsewhere = site.start(
         "--role", "ps", "--insecure", "--run-dir", site.run_dir, "192.0.2.7:7100"
     )
@@ -60,7 +58,7 @@ def test_a_port_in_use_is_named(site):
 
 
 def test_a_run_directory_in_use_is_refused(site):
-    """Two servers on one directory would make two lineages."""
+    """Two parameter servers in one directory would make two lineages."""
     site.server()
     site.address = "127.0.0.1:0"
     second = site.start("--role", "ps", "--run-dir", site.run_dir, site.address)
@@ -79,8 +77,8 @@ def test_another_model_is_refused_with_both_shapes(site):
     site.wait_version(at + 1)
 
 
-def test_what_a_task_raises_is_said_to_be_the_tasks(site):
-    """The user's own mistake is named with its line, and is not called a bug of ours."""
+def test_an_error_of_a_task_is_attributed_to_the_task(site):
+    """The message has the line of the user's file, and does not say bug."""
     site.server()
     (site.folder / "raises.py").write_text("def train(fed):\n    raise ValueError('boom')\n")
     task = f"{site.folder / 'raises.py'}:train"
@@ -91,9 +89,7 @@ def test_what_a_task_raises_is_said_to_be_the_tasks(site):
 
 
 def test_nan_is_quarantined_and_the_round_goes_on(site):
-    """Poison is kept out, named in the journal, and the poisoned client goes back to the run's
-    weights.
-    """
+    """A delta with NaN is not merged, is journaled, and its client returns to the run's weights."""
     server = site.server()
     site.client("a")
     poisoned = site.client("b", "poisoned")
@@ -113,21 +109,19 @@ def test_nan_is_quarantined_and_the_round_goes_on(site):
 
 
 def flip(path):
-    """One bit of the last value."""
+    """Flip one bit of the last value."""
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
 
 
 def newest(site):
-    """The folder of the newest version."""
+    """Return the folder of the newest version."""
     return max(site.run_dir.glob("checkpoints/v*"))
 
 
-def test_damage_under_a_running_server_reaches_nobody(site):
-    """One bit of the weights became 3.6e36 at every client; one of the update stopped the run for
-    good.
-    """
+def test_damage_under_a_running_server_reaches_no_client(site):
+    """A flipped bit in weights, momentum or update is found, and the file is made again."""
     server = site.server(run__rounds=6)
     clients = [site.client(name) for name in "ab"]
     site.wait_version(1)
@@ -149,7 +143,7 @@ def test_damage_under_a_running_server_reaches_nobody(site):
 
 
 def test_a_run_without_its_ledger_is_refused_until_a_version_is_named(site):
-    """It went on as if nothing had been acknowledged."""
+    """Without the ledger the acknowledged deltas are unknown."""
     finished_run(site)
     (site.run_dir / "ledger.jsonl").unlink()
     site.address = "127.0.0.1:0"
@@ -165,10 +159,8 @@ def test_a_run_without_its_ledger_is_refused_until_a_version_is_named(site):
 @pytest.mark.parametrize(
     "allow", ["deltas", pytest.param("deltas,metrics", marks=pytest.mark.sweep)]
 )
-def test_a_loss_of_nan_is_told_at_the_server_when_it_begins_and_when_it_is_over(site, allow):
-    """The weights are finite and are merged, so nothing was said, and status showed the last finite
-    loss.
-    """
+def test_a_loss_of_nan_is_reported_at_the_server_when_it_begins_and_ends(site, allow):
+    """Also where the weights are finite and are merged."""
     server = site.server(every_s=0.5)
     site.client("a")
     site.client("b", "without_loss", allow)
@@ -178,19 +170,19 @@ def test_a_loss_of_nan_is_told_at_the_server_when_it_begins_and_when_it_is_over(
     server.wait_for("b trains well again")
     assert status.end() == 0
     assert "b trains badly: its loss is n" in status.text
-    told = [line for line in server.lines if " trains badly" in line or " trains well" in line]
-    assert len(told) == 2, server.text
+    reports = [line for line in server.lines if " trains badly" in line or " trains well" in line]
+    assert len(reports) == 2, server.text
 
 
 def test_a_flipped_byte_is_named_and_the_version_before_offered(site):
-    """A damaged checkpoint is never trained on; the command to go on from the one before is in the
-    line.
+    """A damaged checkpoint is refused; the line has the command that goes on from the version
+    before.
     """
     finished_run(site)
     weights = site.run_dir / "checkpoints" / "v00000003" / "weights.safetensors"
     flip(weights)
     flip(weights.with_name("update.bin"))
-    for spooled in (site.run_dir / "spool").iterdir():  # else it is made again from these
+    for spooled in (site.run_dir / "spool").iterdir():  # otherwise it is made again from these
         spooled.unlink()
     site.address = "127.0.0.1:0"
     damaged = site.start("--role", "ps", "--run-dir", site.run_dir, site.address)
@@ -202,7 +194,7 @@ def test_a_flipped_byte_is_named_and_the_version_before_offered(site):
 
 
 def test_another_model_configuration_is_refused_at_a_restart(site):
-    """The run's weights stay what they are; what only says how the run goes on may change."""
+    """The model's settings are fixed for a run; settings of its further course may change."""
     finished_run(site, rounds=2)
     site.address = "127.0.0.1:0"
     start = ["--role", "ps", "--run-dir", site.run_dir, "--set"]
@@ -214,24 +206,24 @@ def test_another_model_configuration_is_refused_at_a_restart(site):
 
 
 def test_random_bytes_on_the_port_are_ignored_and_counted(site):
-    """Port scanners and lost clients must cost nothing."""
+    """Bytes from port scanners do not disturb the run."""
     server = site.server()
     site.client("a")
     site.wait_version(1)
     host, port = site.address.rsplit(":", 1)
-    chance = random.Random(1)
+    rng = random.Random(1)
     for size in (1, 10, 64, 1000, 100_000):
-        with socket.create_connection((host, int(port))) as stranger:
+        with socket.create_connection((host, int(port))) as connection:
             try:
-                stranger.sendall(chance.randbytes(size))
-                stranger.settimeout(0.2)
-                stranger.recv(100)
+                connection.sendall(rng.randbytes(size))
+                connection.settimeout(0.2)
+                connection.recv(100)
             except OSError:
                 pass
     at = max(one["version"] for one in site.ledger("version"))
     site.wait_version(at + 2)
     assert "unreadable_messages" in (site.run_dir / "journal.jsonl").read_text(), (
-        "while it still runs"
+        "journaled while the run goes on"
     )
     server.signal(signal.SIGINT)
     assert server.end() == 130
@@ -241,10 +233,8 @@ def test_random_bytes_on_the_port_are_ignored_and_counted(site):
     assert '"garbage":0' not in ended[0]
 
 
-def test_a_client_of_another_protocol_is_told_both_versions(site):
-    """Releases are mixed up for years: the one that cannot join must learn why, and the run must
-    not notice.
-    """
+def test_a_client_of_another_protocol_is_refused_with_both_versions(site):
+    """Releases are mixed for years: the refusal has both versions, and the run goes on."""
     server = site.server()
     theirs = PROTOCOL_VERSION + 6
     hello = [frames.HELLO, theirs, 17, 3, "later", "client", {}, "a field of that release"]
@@ -257,7 +247,7 @@ def test_a_client_of_another_protocol_is_told_both_versions(site):
         answer = msgpack.unpackb(dealer.recv())
     kind, ours, incarnation, attempt, code, text, _ = answer
     assert (kind, ours, code) == (frames.REFUSE, PROTOCOL_VERSION, "protocol")
-    assert (incarnation, attempt) == (17, 3), "or the dialer could not know what was refused"
+    assert (incarnation, attempt) == (17, 3), "the dialer matches the refusal to its HELLO by these"
     assert f"speaks protocol {PROTOCOL_VERSION}, the dialer {theirs}:" in text
     assert "install the same release" in text
     site.client("a")
@@ -272,15 +262,16 @@ PROTOCOL_TEXT = (
 
 @pytest.fixture
 def later_server():
-    """What a server of a later release is to this one: an address, `refuse()`, which answers the
-    next HELLO, and the socket.
+    """A server of a later release.
+
+    Yields its address, `refuse()`, which answers the next HELLO, and its socket.
     """
     with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
         server.linger = 0
         port = server.bind_to_random_port("tcp://127.0.0.1")
 
         def refuse():
-            assert server.poll(60_000), "nobody said HELLO"
+            assert server.poll(60_000), "no HELLO came"
             peer, head = server.recv_multipart()
             kind, version, incarnation, attempt, name, *_ = msgpack.unpackb(head)
             assert (kind, version, name) == (frames.HELLO, PROTOCOL_VERSION, "a")
@@ -292,18 +283,20 @@ def later_server():
 
 @pytest.mark.cold
 @pytest.mark.parametrize("asked", [pytest.param((), marks=pytest.mark.sweep), ("--json",)])
-def test_a_client_refused_for_its_protocol_ends_with_the_servers_words(site, later_server, asked):
-    """Trying again would not help, so it ends, and soon: exit code 2, one line, no traceback."""
+def test_a_client_refused_for_its_protocol_ends_with_the_servers_text(site, later_server, asked):
+    """Another attempt would be refused too: it ends soon, with exit code 2, one line, no
+    traceback.
+    """
     site.address, refuse, _ = later_server
     task = f"{site.folder / 'task.py'}:train"
     client = site.start("--role", "client", "--name", "a", "--task", task, *asked, site.address)
     refuse()
     assert client.end(7) == 2, client.text
-    told = {"error": PROTOCOL_TEXT, "kind": "RefusedError", "exit_code": 2}
-    assert client.lines == [json.dumps(told) if asked else f"error: {PROTOCOL_TEXT}"]
+    expected = {"error": PROTOCOL_TEXT, "kind": "RefusedError", "exit_code": 2}
+    assert client.lines == [json.dumps(expected) if asked else f"error: {PROTOCOL_TEXT}"]
 
 
-def test_a_script_of_ones_own_that_is_refused_gets_the_error(site, later_server):
+def test_a_refused_script_of_the_user_gets_the_error(site, later_server):
     """`fsl_async.join` raises what the program prints."""
     address, refuse, _ = later_server
     script = f"import fsl_async\nfsl_async.join('{address}', name='a')\n"
@@ -315,8 +308,8 @@ def test_a_script_of_ones_own_that_is_refused_gets_the_error(site, later_server)
     assert err.splitlines()[-1] == f"fsl_async.errors.RefusedError: {PROTOCOL_TEXT}"
 
 
-def test_ctrl_c_while_nobody_answers_ends_at_once(site, later_server, interrupt):
-    """There is nothing to finish in good order yet."""
+def test_ctrl_c_without_an_answer_ends_at_once(site, later_server, interrupt):
+    """Without a session there is nothing to send or finish."""
     site.address, _, server = later_server
     client = site.client("a")
     assert server.poll(60_000), client.text
@@ -327,8 +320,8 @@ def test_ctrl_c_while_nobody_answers_ends_at_once(site, later_server, interrupt)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_keeps_the_last_good_version(site):
-    """Checkpoints fail, the run waits and says so; with room again it goes on, and nothing
-    acknowledged is lost.
+    """Checkpoints fail and the run waits, with a message; with free space it goes on, nothing
+    lost.
     """
     site.run_dir.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(site.run_dir)]
@@ -366,8 +359,8 @@ def test_a_full_disk_keeps_the_last_good_version(site):
         shutil.rmtree(site.run_dir, ignore_errors=True)
 
 
-def test_an_unreachable_server_is_said_every_ten_seconds(site):
-    """A client keeps trying, and tells that it does."""
+def test_an_unreachable_server_is_reported_every_ten_seconds(site):
+    """A client keeps trying, and prints a line about it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     site.address = f"127.0.0.1:{port}"
@@ -378,7 +371,7 @@ def test_an_unreachable_server_is_said_every_ten_seconds(site):
 
 @pytest.mark.parametrize("arguments", [["--role", "ps"], ["demo"]])
 def test_a_short_data_path_is_refused_at_once(tmp_path, arguments):
-    """Not after everything was started."""
+    """The path is checked before anything is started."""
     path = tmp_path / "short.txt"
     path.write_text("too short")
     begun = time.monotonic()

@@ -22,7 +22,7 @@ def train(fed):
 
 
 def test_twice_ends_a_client_in_a_long_step(site):
-    """A step may last minutes; whoever asks twice does not wait for its end."""
+    """A step may last minutes; the second Ctrl-C does not wait for its end."""
     site.server()
     path = site.folder / "slow.py"
     path.write_text(SLOW)
@@ -40,7 +40,7 @@ def test_twice_ends_a_client_in_a_long_step(site):
 
 
 def test_twice_ends_the_built_in_task_without_an_evaluation(site):
-    """What is asked for at once must not begin something new."""
+    """An immediate end begins no evaluation."""
     text = site.folder / "text.txt"
     text.write_bytes(b"to be or not to be\n" * 20_000)
     site.server(model__preset="0.5m", every_s=30)

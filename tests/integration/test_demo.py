@@ -56,7 +56,7 @@ def text(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_whole_demo(tmp_path, text):
+def test_a_complete_demo(tmp_path, text):
     """A killed client must catch up without loss, and `status` must agree with the result."""
     run_dir = tmp_path / "run"
     done = subprocess.run(
@@ -121,7 +121,7 @@ def started(tmp_path, text):
     [pytest.param(signal.SIGINT, 130, marks=pytest.mark.sweep), (signal.SIGKILL, -9)],
 )
 def test_no_process_remains_however_the_demo_ends(tmp_path, text, number, code):
-    """A process that remained would disturb the next demo."""
+    """A remaining process would disturb the next demo."""
     demo, run_dir = started(tmp_path, text)
     with demo:
         os.kill(demo.pid, number)

@@ -1,13 +1,13 @@
-"""Sites that reach one machine only, and a server that is reached from one only: real firewalls
-between real network namespaces, and relays.
+"""Runs through relays between real firewalls in real network namespaces.
 
     far site - outer router - inner router - server
                                   |
                               near site
 
-Who may open connections where, once the walls stand: the far site to the outer router, that one to
-the inner router, the near site to the inner router, which alone reaches the server. Routers pass
-nothing on. So the far site trains through two relays in a row, the near one through one.
+With the firewalls up these connections are allowed: from the far site to the outer router, from the
+outer router to the inner router, from the near site to the inner router, from the inner router to
+the parameter server. Routers forward nothing. So the far site trains through two relays in a row,
+the near site through one.
 """
 
 import os
@@ -27,21 +27,19 @@ from fsl_async.observe.ledger_audit import audit_run
 pytestmark = pytest.mark.slow
 
 LINKS = (("far", "outer", 1), ("outer", "inner", 2), ("inner", "server", 3), ("near", "inner", 4))
-"""Both ends of each, and its number in the addresses: the first end is .2, the second one .1."""
+"""Both ends of each link, and its number in the addresses: the first end is .2, the second .1."""
 GATEWAYS = {"far": "10.93.1.1", "outer": "10.93.2.1", "near": "10.93.4.1", "server": "10.93.3.2"}
 OUTER, INNER, NEAR_INNER, SERVER = "10.93.1.1", "10.93.2.1", "10.93.4.1", "10.93.3.1"
-"""Where the outer router is reached, the inner one from there, the inner one from the near site,
-and the server.
-"""
+"""Addresses: the outer router; the inner router from there and from the near site; the server."""
 FAR_BACK, INNER_BACK = "10.93.1.0/24", "10.93.3.2"
 CLIENT_SIDE = ("far", "outer", "near", "inner")
 MAY_REACH = {"far": (OUTER,), "near": (NEAR_INNER,), "outer": (INNER, FAR_BACK)}
-"""What leaves these machines goes there or nowhere; a router's answers go back to its site."""
+"""The only destinations that these machines may send to; a router's answers go back to its site."""
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1).close()"
 
 
 def missing():
-    """Why there can be no firewall here, or nothing."""
+    """Return why there can be no firewall here; "" if there can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs Linux and root: network namespaces"
     for name in ("ip", "nft"):
@@ -54,8 +52,8 @@ def missing():
 
 
 class Walls:
-    """The namespaces and their links. Routers forward and everybody may go everywhere until
-    `close`.
+    """The namespaces and their links. Until `close`, routers forward and every connection is
+    allowed.
     """
 
     def __init__(self):
@@ -67,7 +65,7 @@ class Walls:
         subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
 
     def build(self):
-        """Make them."""
+        """Make namespaces, links, addresses and routes."""
         for name in self.names.values():
             self.ip("netns", "add", name)
             self.ip("-n", name, "link", "set", "lo", "up")
@@ -86,7 +84,7 @@ class Walls:
             self.run(name, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
     def close(self):
-        """Let through from now on what the head of this file says, and nothing else."""
+        """Allow only the connections that the head of this file lists."""
         chain = "add chain ip wall {0} {{ type filter hook {0} priority 0; policy drop; }}; "
         for name in ("outer", "inner"):
             self.run(name, "nft", "add table ip wall; " + chain.format("forward"))
@@ -97,16 +95,17 @@ class Walls:
         self.run("server", "nft", "add table ip wall; " + chain.format("input") + rules)
 
     def inside(self, name):
-        """Words that put a command behind a wall."""
+        """Return the prefix that runs a command in a namespace."""
         return ("ip", "netns", "exec", self.names[name])
 
     def run(self, name, *words):
-        """Run a command there."""
+        """Run a command in a namespace."""
         subprocess.run([*self.inside(name), *words], check=True, capture_output=True, timeout=20)
 
     def reach(self, *places):
-        """For each (host, port): from where a connection to it comes about. All are tried at once,
-        because each no takes a second.
+        """Return for each (host, port) the machines that can connect to it.
+
+        All are tried at once, because each failure takes a second.
         """
         words = (sys.executable, "-ISc", REACH)
         tries = [
@@ -121,14 +120,14 @@ class Walls:
         return [{name for name, tried in each.items() if tried.wait(30) == 0} for each in tries]
 
     def remove(self):
-        """Leave nothing."""
+        """Remove the namespaces."""
         for name in self.names.values():
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
 @pytest.fixture
 def walls(warm_site):
-    """Walls that are gone after the test, as the nodes inside are."""
+    """Firewalls; they and the nodes behind them are removed after the test."""
     reason = missing()
     if reason:
         pytest.skip(reason)
@@ -142,7 +141,7 @@ def walls(warm_site):
 
 
 def relay(site, walls, name, listen, upstream):
-    """Start a relay on a router; returns it and the address that clients are told to paste."""
+    """Start a relay on a router; returns it and the address it prints for clients."""
     words = ("--role", "relay", "--listen", listen, upstream.fsl)
     process = site.start(*words, inside=walls.names[name])
     line = process.wait_for("--role client")
@@ -150,8 +149,9 @@ def relay(site, walls, name, listen, upstream):
 
 
 def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
-    """Encrypted, to the end, with nothing lost, through one relay and through two in a row; and
-    without them there is no way at all.
+    """An encrypted run ends with nothing lost, through one relay and through two in a row.
+
+    Without the relays the sites cannot connect.
     """
     clients = {"a": "far", "b": "near"}
     keys = {name: KeysFolder(warm_site.folder / f"keys-{name}") for name in ("ps", *clients)}
@@ -172,7 +172,7 @@ def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
     server = warm_site.start(*words, f"{SERVER}:0", inside=walls.names["server"])
     port = int(server.wait_for("listening at").split("tcp://")[1].split(",")[0].rpartition(":")[2])
     assert walls.reach((SERVER, port)) == [set(CLIENT_SIDE)], (
-        "no walls yet: else what follows proves nothing"
+        "without the firewalls every machine connects"
     )
     walls.close()
 
@@ -183,7 +183,9 @@ def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
     )
     near_entry = attrs.evolve(place, host=NEAR_INNER)
     assert far_entry.host == OUTER
-    assert far_entry.key == near_entry.key == public["ps"], "the server's: relays have none"
+    assert far_entry.key == near_entry.key == public["ps"], (
+        "the key is the server's: relays have none"
+    )
     found = walls.reach((SERVER, port), (INNER, place.port), (OUTER, far_entry.port))
     assert found == [{"inner"}, {"outer", "inner"}, {"far", "outer", "inner"}]
 

@@ -1,8 +1,7 @@
-"""One of the clients lies, to a real server over real sockets: what its lie is worth is what the
-settings say, and the run goes on.
+"""One client sends false deltas to a real parameter server: their effect is bounded by `guard`
+settings.
 
-Clients are the light ones of the benchmarks (real sessions, streams and decisions; nobody trains),
-so that a lie is a line here.
+Clients are the light ones of the benchmarks: real sessions, streams and decisions, no training.
 """
 
 import json
@@ -27,7 +26,7 @@ DELTA = 0.01
 
 @pytest.fixture
 def bench(monkeypatch):
-    """The modules of benchmarks/ that play clients and start a server."""
+    """The modules of benchmarks/ that stand in for clients and start a parameter server."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import server_process
     import sync_clients
@@ -37,16 +36,18 @@ def bench(monkeypatch):
         sys.modules.pop(name, None)
 
 
-class Told(list):
-    """What a client was warned of; for the liar no reason to give up."""
+class Warnings(list):
+    """Warnings that a client received; always false, so that the liar goes on."""
 
     def __bool__(self):
         return False
 
 
-def played(bench, folder, *, count=3, **settings):
-    """An honest round, one with a lie, and one more; lines of ledger and journal, how far the model
-    moved in each, what the liar was told.
+def run_with_a_lie(bench, folder, *, count=3, **settings):
+    """Run an honest round, a round with a lie, and an honest round.
+
+    Returns the lines of ledger and journal, how far the model moved in each round, and the liar's
+    warnings.
     """
     from fsl_async.store.manifest import Manifest
 
@@ -65,7 +66,8 @@ def played(bench, folder, *, count=3, **settings):
         model = sync_clients.SharedModel(Manifest.from_shapes([("w", (VALUES,))]), spec)
         model.delta[0] = encode(np.full(VALUES, DELTA, np.float32), spec)
         crowd = sync_clients.Crowd(model, address, count, EVERY_S)
-        liar = crowd.clients[count // 2]  # not at an end: rules must find it by what it says
+        # in the middle: rules must find it by its values, not its place
+        liar = crowd.clients[count // 2]
         moved = []
         try:
             await crowd.start()
@@ -82,7 +84,7 @@ def played(bench, folder, *, count=3, **settings):
         own = clients.SharedModel(model.manifest, spec)
         own.delta[0] = encode(np.full(VALUES, times * DELTA, np.float32), spec)
         own.crcs = model.crcs
-        liar.problems = Told(liar.problems)
+        liar.problems = Warnings(liar.problems)
         liar.learner._model = own
 
         def request_snapshot(sequence, *, hold=False):
@@ -99,17 +101,17 @@ def played(bench, folder, *, count=3, **settings):
 
     run_dir = folder / "run"
     with server_process.serving(run_dir, chosen) as server:
-        moved, told = run(play(server.address))
+        moved, warnings = run(play(server.address))
         until = time.monotonic() + 60 * UNIT_S
         while '"version":3' not in (run_dir / "journal.jsonl").read_text().replace(" ", ""):
             assert time.monotonic() < until, "the journal ends before the last version"
             time.sleep(0.05)
-        server.process.kill()  # its clients are gone: it would wait for them
+        server.process.kill()  # it would wait for its clients, which have ended
     lines = {
         name: [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
         for name in ("ledger", "journal")
     }
-    return lines, moved, told
+    return lines, moved, warnings
 
 
 def of(lines, fact):
@@ -118,48 +120,50 @@ def of(lines, fact):
 
 
 def notes(lines, words):
-    """What the server told its operator that has these words."""
+    """Return the journal's notes that contain these words."""
     return [line for line in lines["journal"] if words in line.get("text", "")]
 
 
 def weights(lines, version):
-    """What each client's delta counted for."""
+    """Return the weight of each client's delta in a version."""
     (found,) = [line for line in of(lines, "version") if line["version"] == version]
     return {one["key"].split("/")[0]: one["weight"] for one in found["merged"]}
 
 
-def test_without_rules_a_liar_has_its_way(bench, tmp_path):
-    """What the other tests of this file are measured by: the lie arrives whole, in values and in
-    tokens.
-    """
-    lines, moved, _ = played(bench, tmp_path)
+def test_without_rules_a_lie_has_its_full_effect(bench, tmp_path):
+    """The reference for the tests below: the lie has its full effect, in values and in tokens."""
+    lines, moved, _ = run_with_a_lie(bench, tmp_path)
     assert moved[1] > 900 * moved[0]
     assert weights(lines, 2)["client-01"] == TIMES * weights(lines, 2)["client-00"]
     assert of(lines, "quarantined") == []
 
 
-def test_what_is_absurd_is_clipped_and_capped(bench, tmp_path):
-    """It counts as twice what is usual, for the tokens that are usual; the books say so, and it is
-    one of the three all the same.
+def test_an_outlier_is_clipped_and_its_tokens_capped(bench, tmp_path):
+    """Its norm is clipped to twice the median and its tokens to the median, as the ledger
+    records.
     """
-    lines, moved, told = played(
+    lines, moved, warnings = run_with_a_lie(
         bench, tmp_path, guard__clip_median=2.0, guard__least=3, guard__max_tokens_median=1.0
     )
     assert moved[0] == pytest.approx(DELTA, rel=1e-3)
-    assert moved[1] == pytest.approx(DELTA * 4 / 3, rel=1e-3), "two honest ones and one of twice"
-    assert moved[2] == pytest.approx(DELTA, rel=1e-3), "the next round is as ever"
+    assert moved[1] == pytest.approx(DELTA * 4 / 3, rel=1e-3), (
+        "two honest deltas and one of twice their size"
+    )
+    assert moved[2] == pytest.approx(DELTA, rel=1e-3), "the next round is as the first"
     found = weights(lines, 2)
     assert found["client-01"] == pytest.approx(found["client-00"] * 2 / TIMES)
     assert len({line["tokens"] for line in of(lines, "accepted")}) == 1
     assert notes(lines, "tokens that client-01 claims count")
-    assert not told
+    assert not warnings
 
 
 def test_an_outlier_is_quarantined(bench, tmp_path):
-    """Kept aside with the reason, on record and told to its client; the two others make the
-    version, and it may go on.
+    """It is recorded with a reason that its client receives; the others make the version; it goes
+    on.
     """
-    lines, moved, told = played(bench, tmp_path, guard__outlier_median=5.0, guard__least=3)
+    lines, moved, warnings = run_with_a_lie(
+        bench, tmp_path, guard__outlier_median=5.0, guard__least=3
+    )
     assert moved == pytest.approx([DELTA] * 3, rel=1e-3)
     (out,) = of(lines, "quarantined")
     assert out["key"].startswith("client-01/")
@@ -168,15 +172,13 @@ def test_an_outlier_is_quarantined(bench, tmp_path):
     assert set(weights(lines, 2)) == {"client-00", "client-02"}
     assert set(weights(lines, 3)) == {"client-00", "client-01", "client-02"}
     assert notes(lines, "quarantined delta client-01/")
-    assert any("above 5 x the median" in text for text in told)
+    assert any("above 5 x the median" in text for text in warnings)
 
 
-def test_a_norm_that_is_set_clips_without_a_memory(bench, tmp_path):
-    """`clip_norm` is for who knows what is usual: it holds from the first delta on, for one with no
-    lie about its tokens too.
-    """
+def test_a_set_norm_clips_without_a_history(bench, tmp_path):
+    """`clip_norm` is absolute: it holds from the first delta on, whatever tokens are claimed."""
     norm = DELTA * VALUES**0.5
-    lines, moved, _ = played(
+    lines, moved, _ = run_with_a_lie(
         bench, tmp_path, guard__clip_norm=2 * norm, guard__least=64, sync__weighting="uniform"
     )
     assert moved == pytest.approx([DELTA, DELTA * 4 / 3, DELTA], rel=1e-3)
@@ -193,15 +195,13 @@ def test_a_norm_that_is_set_clips_without_a_memory(bench, tmp_path):
         ("multi-krum", 5),
     ],
 )
-def test_a_robust_rule_does_not_hear_one_liar(bench, tmp_path, rule, count):
-    """A rule of aggregation needs no memory of what is usual: the first lie is as little worth as
-    the tenth.
-    """
-    lines, moved, _ = played(bench, tmp_path, count=count, outer__aggregation=rule)
+def test_a_robust_rule_ignores_one_liar(bench, tmp_path, rule, count):
+    """A robust rule needs no history of norms: it ignores the first lie too."""
+    lines, moved, _ = run_with_a_lie(bench, tmp_path, count=count, outer__aggregation=rule)
     assert moved == pytest.approx([DELTA] * 3, rel=1e-3)
     names = {f"client-{number:02}" for number in range(count)}
     for version in (1, 2, 3):
-        assert set(weights(lines, version)) == names, "everybody is on record"
+        assert set(weights(lines, version)) == names, "every client is in the ledger"
     if rule == "multi-krum":
         chosen = {name for name, weight in weights(lines, 2).items() if weight > 0}
         assert len(chosen) == 2

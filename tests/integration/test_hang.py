@@ -1,6 +1,4 @@
-"""A training function that stops making steps, as a process: reported at both ends, and restarted
-where the run wants it.
-"""
+"""A training function that hangs, as a process: reported at both ends, and ended if configured."""
 
 import pytest
 
@@ -21,7 +19,7 @@ def train(fed):
 
 @pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_training_that_hangs(site, restart):
-    """Its heartbeats go on, so nobody would know; with train.hang_restart it ends with 64 and a
+    """Its heartbeats go on, so it is reported; with train.hang_restart it ends with 64 and a
     goodbye.
     """
     settings = {"train__hang_least_s": 1.5, "train__hang_restart": str(restart).lower()}

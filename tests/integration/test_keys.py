@@ -1,6 +1,4 @@
-"""Encrypted runs by real processes: who comes in, who is told what, and what taking a key back
-does.
-"""
+"""Encrypted runs by real processes: which keys are admitted, messages at both ends, revocation."""
 
 import shlex
 import signal
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 class Keyed:
-    """A server with keys, and clients with theirs."""
+    """A parameter server with keys, and clients with theirs."""
 
     def __init__(self, site):
         self.site = site
@@ -26,7 +24,7 @@ class Keyed:
         self.public = self.server_keys.make_pair().public
 
     def serve(self, *more, **settings):
-        """Start the server; returns it. Clients dial its address with its key."""
+        """Start the parameter server; returns it. Clients dial its address with its key."""
         server = self.site.server("--keys", self.server_keys.path, *more, **settings)
         bare = addresses.parse(self.site.address)
         self.address = addresses.Address(bare.host, bare.port, self.public).fsl
@@ -44,11 +42,11 @@ class Keyed:
         return self.site.start(*words, address or self.address)
 
     def trust(self, entry):
-        """By the list's file, as fsl-node keys trust does."""
+        """Add an entry to the list's file, as `fsl-node keys trust` does."""
         self.server_keys.change_allowed(lambda before: before.with_entry(entry))
 
     def revoke(self, label):
-        """By the list's file, as fsl-node keys revoke does."""
+        """Remove an entry from the list's file, as `fsl-node keys revoke` does."""
         self.server_keys.change_allowed(lambda before: before.without(before.labeled(label).key))
 
 
@@ -57,22 +55,22 @@ def keyed(site):
     return Keyed(site)
 
 
-def test_a_site_is_let_in_and_another_one_thrown_out_while_the_run_goes_on(keyed, site):
-    """The life of a list: an unknown key is told at both ends and comes in when it is trusted; a
-    revoked one leaves, and the others go on.
+def test_a_site_is_admitted_and_another_one_revoked_while_the_run_goes_on(keyed, site):
+    """An unknown key is reported at both ends and admitted when it is trusted; a revoked key's
+    session ends.
     """
     server = keyed.serve()
     a, b = keyed.client("a"), keyed.client("b", trusted=False)
     site.wait_version(1)
     public = KeysFolder(site.folder / "keys-b").pair().public
-    # By its key: a may have dialled before the server read the list with a on it, and is told of
-    # then as well.
+    # By its key: a may have dialed before the server read the list with a on it, and is then
+    # reported too.
     line = server.wait_for(f"keys trust {shlex.quote(public)}")
     assert "a key that is not on the list came from 127.0.0.1" in line
-    told = b.wait_for("does not let this client's key in yet")
+    advice = b.wait_for("does not let this client's key in yet")
     typed = shlex.split(line.partition("keys trust ")[2])
-    assert typed[0] == shlex.split(told.partition("keys trust ")[2])[0] == public
-    # As it is typed: the whole line, in the place where the server printed it.
+    assert typed[0] == shlex.split(advice.partition("keys trust ")[2])[0] == public
+    # As a user types it: the complete line, in the folder of the server.
     words = ["b" if word == "SITE" else word for word in typed]
     assert site.start("keys", "trust", *words).end() == 0
     server.wait_for("b joins")
@@ -93,8 +91,8 @@ def test_a_site_is_let_in_and_another_one_thrown_out_while_the_run_goes_on(keyed
 
 
 def test_the_printed_line_lets_a_client_join(keyed, site):
-    """The way to join an encrypted run is the line that its server prints, key and all: nothing in
-    it is made up here but whose client it is, and of what.
+    """The line that a server prints joins its encrypted run; only the placeholders are filled in
+    here.
     """
     server = keyed.serve("--set", f"train.task={str(site.folder / 'task.py') + ':train'!r}")
     line = server.wait_for("--role client --name")
@@ -114,13 +112,11 @@ def test_the_printed_line_lets_a_client_join(keyed, site):
 
 HEARTBEAT_S = 2.0
 SLACK_S = 0.5
-"""For the look itself, on a machine that is busy."""
+"""Slack for the check itself on a busy machine."""
 
 
 def test_a_revoked_key_ends_its_session_within_a_heartbeat(keyed, site):
-    """docs/SECURITY.md promises it; by the server's own clock and not by when somebody read its
-    output. Silence would end it after 30 s.
-    """
+    """As docs/SECURITY.md promises; measured by the server's clock. Expiry would take 30 s."""
     server = keyed.serve(
         session__heartbeat_every_s=HEARTBEAT_S, session__expire_after_s=30, sync__min_clients=1
     )
@@ -142,7 +138,7 @@ def test_a_revoked_key_ends_its_session_within_a_heartbeat(keyed, site):
 
 
 def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
-    """A trusted site must not be able to take another one's place by its name."""
+    """A trusted site cannot take another site's name."""
     server = keyed.serve()
     keyed.client("a")
     server.wait_for("a joins")
@@ -152,7 +148,7 @@ def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
     server.wait_for("a is refused: the name a belongs to another key")
     server.kill()
     again = keyed.serve()
-    # It is trusted. The list is not written anew here, so that what is waited for below is the next
+    # Its key is trusted already. The list is not written again, so the wait below is for the next
     # change.
     thief = keyed.client("a", keys="thief", trusted=False)
     assert thief.end() == 2
@@ -163,8 +159,8 @@ def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
     assert keyed.client("a", keys="thief", trusted=False).wait_for("joined run")
 
 
-def test_a_wrong_server_key_is_told_at_both_ends(keyed, site):
-    """An invite of another server: without these lines both ends would be silent for ever."""
+def test_a_wrong_server_key_is_reported_at_both_ends(keyed, site):
+    """An address with another server's key: without these lines both ends would be silent."""
     server = keyed.serve()
     bare = addresses.parse(site.address)
     wrong = addresses.Address(bare.host, bare.port, KeyPair.new().public).fsl
@@ -177,8 +173,8 @@ def test_a_wrong_server_key_is_told_at_both_ends(keyed, site):
     server.wait_for("that does not encrypt: give it the whole address")
 
 
-def test_a_broken_list_changes_nothing_and_is_told(keyed, site):
-    """Somebody edits the file while the run goes on, and makes a mistake."""
+def test_a_broken_list_changes_nothing_and_is_reported(keyed, site):
+    """The file gets a wrong line while the run goes on."""
     server = keyed.serve()
     a = keyed.client("a")
     server.wait_for("a joins")

@@ -1,5 +1,5 @@
-"""Real processes that end by SIGKILL at chosen effects, and are launched again as an operator
-would: the run comes to its end, whole.
+"""Real processes killed by SIGKILL at chosen effects and started again: the run ends, nothing
+lost.
 """
 
 import os
@@ -13,22 +13,22 @@ from fsl_async.observe.ledger_audit import audit_run
 KILLING = Path(__file__).resolve().parent.parent / "support" / "killing"
 PATIENCE_S = 90.0 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 POINTS = [
-    "ps:after:accumulate:2",  # in the accumulator, which dies with it
-    "ps:after:commit:2",  # given to the store's thread, which may be anywhere in it
+    "ps:after:accumulate:2",  # in the accumulator, which is lost
+    "ps:after:commit:2",  # submitted to the store's thread, which may be anywhere in it
     "client:after:offer_delta:2",
 ]
 
 
 def dead(process):
-    """Whether it was killed."""
+    """Return whether it was killed."""
     return process.popen.poll() == -9
 
 
 @pytest.mark.cold
 @pytest.mark.slow
 def test_killed_at_their_effects_processes_go_on(site, monkeypatch):
-    """The same points as in virtual time, with real disks, threads and sockets; and the ledger's
-    word for it that nothing was lost.
+    """Points as in virtual time, with real disks, threads and sockets; the ledger shows that
+    nothing was lost.
     """
     log = site.folder / "reached"
     log.mkdir()
@@ -49,5 +49,5 @@ def test_killed_at_their_effects_processes_go_on(site, monkeypatch):
     audit = audit_run(site.run_dir)
     assert audit.complaints() == []
     assert (audit.versions, audit.pending) == (4, 0)
-    # By the ledger: journals lose their last lines with the processes that are killed.
+    # From the ledger: a killed process loses its journal's last lines.
     assert audit.merged >= 5

@@ -1,5 +1,5 @@
-"""Servers with few open files: as many clients as fit come in, and where the planned ones do not
-fit no server starts.
+"""Few open files: a server admits the clients that fit, and does not start if the planned ones do
+not.
 """
 
 import contextlib
@@ -13,10 +13,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.cold]
 
 
 def stands(connection):
-    """Whether it was greeted, and not hung up since."""
-    connection.setblocking(
-        False
-    )  # all at once: a handshake that does not go on is hung up after 10 s
+    """Return whether it received a greeting and is still open."""
+    # not blocking: a handshake that does not go on is closed after 10 s
+    connection.setblocking(False)
     greeted = False
     try:
         while connection.recv(64):
@@ -29,7 +28,7 @@ def stands(connection):
 
 
 def standing(address, count):
-    """Of so many connections, how many are greeted and stand a second later."""
+    """Open `count` connections; returns how many are greeted and open a second later."""
     host, port = address.rsplit(":", 1)
     with contextlib.ExitStack() as stack:
         opened = [
@@ -41,7 +40,7 @@ def standing(address, count):
 
 
 def test_a_parameter_server_with_200_open_files_serves_its_40_clients(site):
-    """It let one connection in at a time, and said nothing."""
+    """The limit is reported, and 40 clients have their connections under it."""
     server = site.server(open_files=200, sync__clients=40)
     line = server.wait_for("open files are allowed")
     assert line.startswith("200 open files are allowed: room for ")
@@ -50,7 +49,7 @@ def test_a_parameter_server_with_200_open_files_serves_its_40_clients(site):
     assert standing(site.address, 80) == 80
     clients = [site.client(name) for name in "ab"]
     site.wait_version(1)
-    assert standing(site.address, 200) <= 2 * fits + 1 - 4, "the others have four"
+    assert standing(site.address, 200) <= 2 * fits + 1 - 4, "the two clients have four"
     before = site.ledger("version")[-1]["version"]
     site.wait_version(before + 2)
     assert all(client.popen.poll() is None for client in clients)
@@ -65,7 +64,7 @@ def test_a_parameter_server_with_200_open_files_serves_its_40_clients(site):
     ],
 )
 def test_nothing_starts_where_its_clients_do_not_fit(site, role, files, words):
-    """One line, what would be enough, and exit code 2."""
+    """One line with the limit that is enough, and exit code 2."""
     given = () if role == "relay" else ("--run-dir", site.run_dir)
     address = ("127.0.0.1:0",) if role == "ps" else ()
     address = ("--set", "split.listen=127.0.0.1:0") if role == "server" else address
@@ -76,6 +75,6 @@ def test_nothing_starts_where_its_clients_do_not_fit(site, role, files, words):
     assert needed > files
     assert not site.run_dir.exists()
     again = site.start("--role", role, "--json", *given, *words, *address, open_files=needed)
-    told = json.loads(again.wait_for('"capacity"'))
-    assert told["clients_fit"] >= (60 if role != "relay" else 1)
+    listening = json.loads(again.wait_for('"capacity"'))
+    assert listening["clients_fit"] >= (60 if role != "relay" else 1)
     again.wait_for('"listening"')

@@ -58,7 +58,7 @@ def test_ctrl_c_sends_the_last_delta_and_ends_the_script(site):
         site.wait_version(0)
         time.sleep(1.0)
         other = site.client("other", "wide")
-        assert other.end() == 2  # that server has another model
+        assert other.end() == 2  # its model differs from the run's
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60 * UNIT_S)
     assert process.returncode == 130

@@ -1,5 +1,5 @@
-"""Preempted clients as processes: what they trained is at the server, goodbye is said, 64 is the
-exit code, in time.
+"""Preempted clients as processes: in time, the last delta arrives, goodbye is sent, exit code is
+64.
 """
 
 import json
@@ -52,7 +52,7 @@ def train(fed):
 
 
 def tokens_accepted(site, client):
-    """Tokens of a client's deltas that the server has on disk."""
+    """Return the tokens of a client's deltas in the ledger."""
     accepted = site.ledger("accepted")
     return sum(one["tokens"] for one in accepted if one["key"].startswith(f"{client}/"))
 
@@ -61,7 +61,7 @@ def tokens_accepted(site, client):
     "number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.sweep)]
 )
 def test_what_a_preempted_client_trained_is_not_lost(site, number):
-    """No sync is due for ten minutes: all that it trained is in its last delta."""
+    """No sync is due for ten minutes: the last delta has everything that it trained."""
     server = site.server(every_s=600)
     path = site.folder / "counts.py"
     path.write_text(COUNTS)
@@ -73,8 +73,8 @@ def test_what_a_preempted_client_trained_is_not_lost(site, number):
     assert client.end() == 64
     assert time.monotonic() - begun < 20.0
     server.wait_for("b left: it said goodbye")
-    told = json.loads(client.lines[-1])
-    assert (told["kind"], told["exit_code"]) == ("PreemptedError", 64)
+    error = json.loads(client.lines[-1])
+    assert (error["kind"], error["exit_code"]) == ("PreemptedError", 64)
     trained = int(client.wait_for("tokens trained").split()[-1])
     assert tokens_accepted(site, "b") == trained >= 160
     server.signal(signal.SIGINT)
@@ -85,8 +85,8 @@ def test_what_a_preempted_client_trained_is_not_lost(site, number):
 
 
 def slurm_job(folder, address, task):
-    """The batch script as Slurm runs it, in a session of its own and without a terminal; scontrol
-    refuses as after a preemption.
+    """Run the batch script as Slurm does: a session of its own, no terminal, scontrol refuses after
+    preemption.
     """
     home = folder / "home"
     (home / "bin").mkdir(parents=True)
@@ -122,8 +122,8 @@ def slurm_job(folder, address, task):
 
 @pytest.mark.cold
 def test_a_slurm_job_that_is_preempted_as_a_process_group_leaves_in_good_order(site):
-    """Its client gets SIGTERM from Slurm and from the batch script; it took that for "stop at
-    once", and the last delta was lost.
+    """Its client gets SIGTERM from Slurm and from the batch script: the second does not mean stop
+    at once.
     """
     server = site.server(every_s=600)
     path = site.folder / "counts.py"
@@ -148,8 +148,8 @@ def test_a_slurm_job_that_is_preempted_as_a_process_group_leaves_in_good_order(s
 
 @pytest.mark.cold
 def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
-    """From the metadata service to the exit code; its journal says which life of a Slurm job it
-    is.
+    """From the metadata service to the exit code; the journal has the Slurm job and its restart
+    count.
     """
     metadata = Metadata()
     serving = threading.Thread(target=metadata.serve_forever, args=(0.01,), daemon=True)
@@ -178,10 +178,8 @@ def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
         serving.join()
 
 
-def test_a_step_that_does_not_end_does_not_keep_it(site):
-    """Who preempts us kills at the deadline: the goodbye comes before, and the exit code asks for a
-    relaunch.
-    """
+def test_a_step_that_does_not_end_does_not_delay_the_exit(site):
+    """The goodbye is sent before the deadline, and the exit code asks for a relaunch."""
     server = site.server()
     path = site.folder / "stuck.py"
     path.write_text(STUCK)
@@ -196,8 +194,8 @@ def test_a_step_that_does_not_end_does_not_keep_it(site):
 
 
 def test_a_server_that_is_moved_does_not_end_the_run(warm_site):
-    """SIGTERM at it, as a scheduler or systemd sends it: the clients train on and are there when it
-    is started again.
+    """After SIGTERM to the parameter server, clients train on and return when it is started
+    again.
     """
     site = warm_site
     server = site.server()

@@ -14,17 +14,17 @@ from fsl_async.cluster.members_file import MembersFile
 pytestmark = pytest.mark.slow
 
 
-def lives_on(site, ended_at):
-    """Whether there is a delta of a life of b that began after the last one ended: incarnations are
-    nanoseconds since 1970.
+def has_delta_after(site, ended_at):
+    """Return whether the ledger has a delta of an incarnation of b that began after `ended_at`, ns
+    since 1970.
     """
     keys = [one["key"].split("/") for one in site.ledger("accepted")]
     return any(key[0] == "b" and int(key[1]) > ended_at for key in keys)
 
 
 def test_the_server_launches_a_client_that_was_killed(site):
-    """Killed with -9; its session expires; the launcher of its name is asked once; its second life
-    takes part and ends with the run.
+    """After kill -9 its session expires and its launcher runs once; the new process takes part to
+    the end.
     """
     task = f"{site.folder / 'task.py'}:train"
     words = [sys.executable, "-m", "fsl_async.cli", "--role", "client", "--name", "{name}"]
@@ -42,15 +42,15 @@ def test_the_server_launches_a_client_that_was_killed(site):
     server.wait_for("b is launched again in 0.2 s")
     server.wait_for("launched b again by local")
     server.wait_for("b is back")
-    # The first life may have been too short for a delta of its own.
-    site.wait_until(lambda: lives_on(site, killed_at), "a delta of b's second life")
+    # The first process may have ended before its first delta.
+    site.wait_until(lambda: has_delta_after(site, killed_at), "a delta of b's second process")
     server.signal(signal.SIGINT)
     assert server.end() == 130
     assert keeper.end() == 0
     lines = (site.run_dir / "journal.jsonl").read_text().splitlines()
     notes = [json.loads(line) for line in lines if '"relaunch"' in line]
-    told = [note["what"] for note in notes if note["client"] == "b"]
-    assert told[:2] == ["waiting", "launched"]
+    events = [note["what"] for note in notes if note["client"] == "b"]
+    assert events[:2] == ["waiting", "launched"]
     assert "joined run" in (site.run_dir / "launched.log").read_text()
 
 
@@ -77,9 +77,7 @@ echo $! >>{folder}/launched
 
 @pytest.mark.parametrize("reason", ["training hangs", "SIGTERM"])
 def test_a_client_that_ends_to_be_launched_again_is(site, reason):
-    """It says goodbye and exits 64; a server that takes that for an end of its own will leaves it
-    away for ever, as all kinds of launchers but `local` did.
-    """
+    """It sends goodbye and exits 64: the goodbye says that it is to be launched again."""
     path = site.folder / "hangs.py"
     path.write_text(HANGS_ONCE)
     if reason == "SIGTERM":
@@ -106,28 +104,28 @@ def test_a_client_that_ends_to_be_launched_again_is(site, reason):
             victim.signal(signal.SIGTERM)
         assert victim.end(40) == 64
         ended_at = time.time_ns()
-        said = server.wait_for("b is launched again in ")
-        assert f"unless it comes back by itself ({reason}" in said
-        assert 0.2 < float(said.split(" again in ")[1].split()[0]) <= 4.2, (
-            "what was left, and the wait"
+        line = server.wait_for("b is launched again in ")
+        assert f"unless it comes back by itself ({reason}" in line
+        assert 0.2 < float(line.split(" again in ")[1].split()[0]) <= 4.2, (
+            "the rest of the grace, and the wait"
         )
         server.wait_for("launched b again by command")
         server.wait_for("b is back")
-        site.wait_until(lambda: lives_on(site, ended_at), "a delta of b's second life")
+        site.wait_until(lambda: has_delta_after(site, ended_at), "a delta of b's second process")
         server.signal(signal.SIGINT)
         assert server.end() == 130
         assert keeper.end() == 0
     finally:
         file = site.folder / "launched"
         launched = file.read_text().split() if file.exists() else []
-        for pid in launched:  # where it has not ended with the run
+        for pid in launched:  # if it has not ended with the run
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     assert len(launched) == 1
 
 
 def test_a_client_that_died_while_the_server_was_away_is_launched(site):
-    """Nobody saw it die; the next server knows from members.txt that it belonged to the run."""
+    """The next server reads from members.txt that it was a member of the run."""
     launchers = site.folder / "launchers.toml"
     words = [sys.executable, "-m", "fsl_async.cli", "--role", "client", "--name", "{name}"]
     command = json.dumps([*words, "--task", f"{site.folder / 'task.py'}:train", "{address}"])
@@ -144,15 +142,15 @@ def test_a_client_that_died_while_the_server_was_away_is_launched(site):
     again = site.server("--launchers", launchers)
     again.wait_for("who does not come back in 15.2 s is launched again: b")
     again.wait_for("launched b again by local")
-    site.wait_until(lambda: lives_on(site, killed_at), "a delta of b's second life")
+    site.wait_until(lambda: has_delta_after(site, killed_at), "a delta of b's second process")
     again.signal(signal.SIGINT)
     assert again.end() == 130
     assert keeper.end() == 0
-    assert members_in(site) == [], "all of them were told that it is over"
+    assert members_in(site) == [], "every member received the end of the run"
 
 
-def test_a_wrong_launch_file_is_told_before_the_run_begins(site):
-    """Not at the first death, hours later."""
+def test_a_wrong_launch_file_is_refused_before_the_run_begins(site):
+    """The file is checked at the start, not at the first relaunch."""
     path = site.folder / "launchers.toml"
     path.write_text('[[launcher]]\nclients = "*"\nkind = "cloud"\ncommand = ["x"]\n')
     server = site.start("--role", "ps", "--launchers", path, "127.0.0.1:0")
@@ -161,11 +159,11 @@ def test_a_wrong_launch_file_is_told_before_the_run_begins(site):
 
 
 def members_in(site):
-    """The names in the server's list."""
+    """Return the names in the server's list of members."""
     return sorted(MembersFile(site.run_dir / "members.txt").read())
 
 
-DEAF = """
+UNRESPONSIVE = """
 import signal
 import time
 import torch
@@ -173,36 +171,36 @@ import torch
 def train(fed):
     fed.attach(torch.nn.Linear(1, 3))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    print("deaf", flush=True)
+    print("unresponsive", flush=True)
     time.sleep(600)
 """
 """As in a call that lasts minutes: another thread takes the signal, and Python's handlers wait for
-this one.
+the main thread.
 """
 
 
 def test_a_client_that_is_interrupted_twice_stays_away(site):
-    """Its training hears nothing, so the first Ctrl-C does not end it. The second one does, and
-    says goodbye: no death, and no member of the next server's run.
+    """Its training handles no signal, so the first Ctrl-C does not end it. The second does, with a
+    goodbye: it is not launched again, and no member of the run any more.
     """
     launchers = site.folder / "launchers.toml"
     launchers.write_text('[[launcher]]\nclients = "b"\nkind = "command"\ncommand = ["true"]\n')
-    (site.folder / "deaf.py").write_text(DEAF)
+    (site.folder / "unresponsive.py").write_text(UNRESPONSIVE)
     server = site.server("--launchers", launchers, session__expire_after_s=2)
-    task = f"{site.folder / 'deaf.py'}:train"
+    task = f"{site.folder / 'unresponsive.py'}:train"
     keeper, victim = [
         site.start("--role", "client", "--name", name, "--task", task, site.address)
         for name in "ab"
     ]
     for client in (keeper, victim):
-        client.wait_for("deaf")
+        client.wait_for("unresponsive")
     site.wait_until(lambda: members_in(site) == ["a", "b"], "both are members")
     victim.signal(signal.SIGINT)
     time.sleep(1.0)
-    assert members_in(site) == ["a", "b"]  # its training was asked to end, and does not hear
+    assert members_in(site) == ["a", "b"]  # its training was asked to end, and does not respond
     victim.signal(signal.SIGINT)
     assert victim.end() == 130
-    site.wait_until(lambda: members_in(site) == ["a"], "it is none any more")
+    site.wait_until(lambda: members_in(site) == ["a"], "b is no member any more")
     time.sleep(3.0)  # as long as an expiry would take
     keeper.kill()
     server.signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Relays between clients and server, as processes: a run goes on, whatever becomes of them."""
+"""Relays between clients and parameter server, as processes: a run goes on when they are killed."""
 
 import contextlib
 import json
@@ -21,27 +21,27 @@ def relay(site, server, listen="127.0.0.1:0", *more):
 
 
 def client_at(site, address, name, function="train"):
-    """A client that knows of the relay only."""
+    """Start a client that has only the relay's address."""
     task = f"{site.folder / 'task.py'}:{function}"
     return site.start("--role", "client", "--name", name, "--task", task, address)
 
 
 def objects(process):
-    """The JSON objects of its output; what people are told goes to standard error."""
+    """Return the JSON objects of its output; messages to people go to standard error."""
     return [json.loads(line) for line in process.lines if line.startswith("{")]
 
 
 def merged(site):
-    """Every key of every version."""
+    """Return every key of every version."""
     return [one["key"] for version in site.ledger("version") for one in version["merged"]]
 
 
 HEARTBEATS_BYTES = 64 << 10
-"""More than all small messages that can wait at a relay: what is beyond is a chunk."""
+"""More than the small messages that can wait at a relay: more bytes than this include a chunk."""
 
 
 def unread_bytes(pid):
-    """What the kernel holds for a process that has not read it, over all its TCP connections."""
+    """Return the bytes that the kernel holds unread for a process, over all its TCP connections."""
     mine = set()
     for one in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -52,11 +52,11 @@ def unread_bytes(pid):
 
 
 def stop_in_a_transfer(site, victim):
-    """Stop a relay (SIGSTOP) while a chunk waits in it: one that is killed then was not idle."""
+    """Stop a relay (SIGSTOP) while a chunk waits in it, so that a kill hits a transfer."""
 
     def holds_a_chunk():
         victim.signal(signal.SIGSTOP)
-        time.sleep(0.03)  # senders go on, and the kernel takes it
+        time.sleep(0.03)  # senders go on, and the kernel buffers
         if unread_bytes(victim.popen.pid) > HEARTBEATS_BYTES:
             return True
         victim.signal(signal.SIGCONT)
@@ -83,8 +83,8 @@ def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
         else:
             last, _ = relay(site, far_place, entry)
         site.wait_version(before + 2)
-    lives = {tuple(key.split("/")[:2]) for key in merged(site)}
-    assert len(lives) == 2, "both clients took part, each in one life"
+    incarnations = {tuple(key.split("/")[:2]) for key in merged(site)}
+    assert len(incarnations) == 2, "both clients took part, each as one process"
     server.signal(signal.SIGINT)
     assert server.end() == 130
     assert [client.end() for client in clients] == [0, 0]
@@ -99,8 +99,8 @@ def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
     last.wait_for("reason")
 
 
-def test_a_relay_says_what_it_did_as_json(site):
-    """Lines for programs: where it listens, what to paste, and the result last; Ctrl-C is 130."""
+def test_a_relay_reports_as_json(site):
+    """JSON lines: where it listens, what to paste, and the result last; Ctrl-C gives 130."""
     process = site.start(
         "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--split", "0=127.0.0.1:9",
         "--run-dir", "r", "127.0.0.1:9",

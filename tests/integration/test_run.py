@@ -1,4 +1,4 @@
-"""Whole runs with real processes: the promises that users rely on when things die."""
+"""Complete runs with real processes: what users are promised when processes die."""
 
 import os
 import signal
@@ -19,18 +19,18 @@ UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
 def merged_keys(site):
-    """Every key of every version."""
+    """Return every key of every version."""
     return [one["key"] for version in site.ledger("version") for one in version["merged"]]
 
 
 def test_kill_nine_of_the_server_in_mid_round(site):
-    """The server dies with a delta acknowledged and another awaited; started again, nothing is lost
-    or merged twice.
+    """Killed with one delta acknowledged and another awaited, and started again: nothing is lost or
+    doubled.
     """
     server = site.server(every_s=4, sync__quorum=1.0, session__expire_after_s=30)
     clients = [site.client("a"), site.client("b")]
     site.wait_version(1)
-    clients[1].signal(signal.SIGSTOP)  # alive, but silent: the round has to wait for it
+    clients[1].signal(signal.SIGSTOP)  # stopped: the round has to wait for it
     waiting = set()
     deadline = time.monotonic() + 60 * UNIT_S
     while not waiting and time.monotonic() < deadline:
@@ -56,7 +56,7 @@ def test_kill_nine_of_the_server_in_mid_round(site):
 
 
 def test_a_killed_client_comes_back_and_takes_part(site):
-    """Its name gets its shard and its place back; nobody waits for the dead one."""
+    """The new process gets the shard of its name; the round does not wait for the dead one."""
     server = site.server()
     site.client("a")
     victim = site.client("b")
@@ -64,16 +64,17 @@ def test_a_killed_client_comes_back_and_takes_part(site):
     victim.kill()
     server.wait_for("b left")
     at_death = max(one["version"] for one in site.ledger("version"))
-    first_life = {key.split("/")[1] for key in merged_keys(site) if key.startswith("b/")}
+    first = {key.split("/")[1] for key in merged_keys(site) if key.startswith("b/")}
     back = site.client("b")
     deadline = time.monotonic() + 60 * UNIT_S
-    lives = first_life
-    while lives == first_life and time.monotonic() < deadline:
+    incarnations = first
+    while incarnations == first and time.monotonic() < deadline:
         time.sleep(0.1)
-        lives = {key.split("/")[1] for key in merged_keys(site) if key.startswith("b/")}
-    assert len(lives) == 2, "its second life takes part"
+        incarnations = {key.split("/")[1] for key in merged_keys(site) if key.startswith("b/")}
+    assert len(incarnations) == 2, "the new process takes part"
     assert max(one["version"] for one in site.ledger("version")) > at_death
-    leases = {(one["name"], one["index"]) for one in site.ledger("lease")}  # lent, then its own
+    # a provisional lease, then the final one
+    leases = {(one["name"], one["index"]) for one in site.ledger("lease")}
     assert len(leases) == 2, "the same shard as before its death"
     server.signal(signal.SIGINT)
     assert server.end() == 130
@@ -81,10 +82,8 @@ def test_a_killed_client_comes_back_and_takes_part(site):
 
 
 @pytest.mark.cold
-def test_a_script_of_ones_own_joins(site):
-    """The third use: `fsl_async.join` inside a script that the user starts, beside a client that
-    runs a task.
-    """
+def test_a_script_of_the_user_joins(site):
+    """`fsl_async.join` in a user's own script, beside a client that runs a task."""
     server = site.server(run__rounds=3)
     script = ROOT / "examples" / "own_script.py"
     other = site.start(
@@ -113,7 +112,7 @@ def test_a_script_of_ones_own_joins(site):
 
 
 def test_ctrl_c_at_a_client_is_no_loss(site):
-    """A client that is asked to end says goodbye and exits 130; the run goes on without it."""
+    """A client that is asked to end sends goodbye and exits 130; the run goes on without it."""
     server = site.server()
     stays = site.client("a")
     leaver = site.client("b")

@@ -111,4 +111,4 @@ def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt)
     for each in (first, back):
         assert each.end() == 0, each.text
     leases = {(one["name"], one["index"]) for one in ledger(site, "ps") if one["fact"] == "lease"}
-    assert sorted(part for _, part in leases) == [0, 1], "each has its part for good"
+    assert sorted(part for _, part in leases) == [0, 1], "each keeps its part"

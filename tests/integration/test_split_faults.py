@@ -1,5 +1,5 @@
-"""Split learning by processes of their own: kill -9 of anybody at any moment, and what is left is a
-run of the method.
+"""Split learning by real processes: after kill -9 of any process at any moment, the run goes on
+correctly.
 """
 
 import json
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 
 STORM = Path(__file__).parents[2] / "benchmarks" / "split_storm.py"
 ACTIVATION_BYTES = 2 * 16 * 32
-"""Of an upload at the least: a batch of two texts, 16 places, width 32, a byte for each value."""
+"""Least bytes of an upload: a batch of two texts, 16 places, width 32, one byte for each value."""
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
 class Killable(Parties):
-    """Two clients and both servers, which a test starts and kills."""
+    """Two clients, the parameter server and the split server, which a test starts and kills."""
 
     def __init__(self, site, **settings):
         chosen = {key.replace("__", "."): value for key, value in settings.items()}
@@ -33,7 +33,7 @@ class Killable(Parties):
         self.running = {}
 
     def start(self, *names):
-        """Start them at once, and wait until they are up."""
+        """Start processes at the same time, and wait until they are up."""
         for name in names:
             self.running[name] = self.site.start(*self.arguments(name))
         for name in names:
@@ -47,7 +47,7 @@ class Killable(Parties):
             self.running[name].kill()
 
     def go_on(self, rounds=1, seconds=90.0):
-        """Wait until so many more rounds are merged, each client among them."""
+        """Wait until `rounds` more rounds are merged, with uploads of each client."""
         start, known = self.version(), len(self.uploads())
         deadline = time.monotonic() + seconds * UNIT_S
         while time.monotonic() < deadline:
@@ -67,7 +67,7 @@ class Killable(Parties):
 
 
 class Relayed(Killable):
-    """The same, and a relay: all that the clients know of, with a port for each of the two
+    """As `Killable`, with a relay, the only address of the clients: one port for each of the two
     servers.
     """
 
@@ -88,8 +88,8 @@ class Relayed(Killable):
             words[-1] = f"fsl://{first}?split={second}"
         return words
 
-    def lives_of_relay(self):
-        """For each of its processes: bytes up of the connections that ended, for each server."""
+    def bytes_up_of_relay(self):
+        """Return for each process of the relay the bytes up of its ended connections, by server."""
         found = []
         for line in lines_of(self.folder / "relay" / "journal.jsonl"):
             if line["type"] == "node_started":
@@ -123,16 +123,16 @@ class Together(Killable):
 
 
 def check(parties):
-    """What must be so after any storm, and that there was something to compare."""
+    """Check what holds after any storm, and that there was something to compare."""
     assert parties.problems() == []
-    assert all([parties.told("a"), parties.told("b")]), (
+    assert all([parties.acknowledged("a"), parties.acknowledged("b")]), (
         "journals must have something to compare with"
     )
     return audit_split_dir(parties.server_dir)
 
 
-def lives(parties, name):
-    """The rounds of a client's uploads that were trained, by its lives."""
+def rounds_by_incarnation(parties, name):
+    """Return the rounds of a client's trained uploads, a list for each incarnation."""
     found = {}
     for key, outcome in parties.uploads():
         client, incarnation, number, _ = key.split("/")[:4]
@@ -141,9 +141,9 @@ def lives(parties, name):
     return [found[incarnation] for incarnation in sorted(found)]
 
 
-def test_everybody_is_killed_once_and_the_run_goes_on(warm_site):
-    """A client, the split server, the parameter server, both servers: each takes with it what the
-    decision record says, and no more.
+def test_every_process_is_killed_once_and_the_run_goes_on(warm_site):
+    """A client, the split server, the parameter server, both: each loses only what docs/FAULTS.md
+    says.
     """
     parties = Killable(warm_site, split__method="fsl-sage")
     parties.start("ps", "server")
@@ -165,10 +165,10 @@ def test_everybody_is_killed_once_and_the_run_goes_on(warm_site):
     parties.finish()
     split = check(parties)
     assert split.lives == {"a": 2, "b": 1}
-    first, second = lives(parties, "a")
+    first, second = rounds_by_incarnation(parties, "a")
     assert max(first) <= min(second), "it goes on with the data of the run's round"
     for name in ("a", "b"):
-        # Versions only go back where the server that died had one that its checkpoint lacks.
+        # A version goes back only where the dead server had one that its checkpoint lacks.
         version, installed = -1, 0
         for each in parties.journal(name):
             if each["type"] in {"split_welcomed", "node_started"}:
@@ -184,8 +184,8 @@ def test_everybody_is_killed_once_and_the_run_goes_on(warm_site):
 
 
 def test_a_method_with_gradients_in_lockstep_survives_both_servers(warm_site):
-    """Who waits for a gradient of a server that is dead must get it of the next one, or go on
-    without that batch.
+    """A client that waits for a dead server's gradient gets it from the next, or goes on without
+    that batch.
     """
     parties = Killable(warm_site, split__method="splitfed-v1", split__mode="lockstep")
     parties.start("ps", "server")
@@ -204,8 +204,8 @@ def test_a_method_with_gradients_in_lockstep_survives_both_servers(warm_site):
 
 
 def test_a_split_server_that_is_asked_to_end_ends_no_run(warm_site):
-    """SIGTERM at it, as a scheduler sends it: it loses nothing, the clients wait for the next
-    process, and the run ends in order.
+    """After SIGTERM it loses nothing, the clients wait for the next process, and the run ends in
+    order.
     """
     parties = Killable(warm_site, split__method="splitfed-v1", split__checkpoint_every=1000)
     parties.start("ps", "server")
@@ -220,9 +220,7 @@ def test_a_split_server_that_is_asked_to_end_ends_no_run(warm_site):
 
 
 def test_both_servers_in_one_process_are_moved(warm_site):
-    """SIGTERM at it: neither of the two ends the run. Before docs/adr/0088 the clients were told
-    that it was over, and the next process waited for them in vain.
-    """
+    """After SIGTERM neither of the two ends the run (docs/adr/0088)."""
     parties = Together(warm_site, split__method="splitfed-v1", split__checkpoint_every=1000)
     parties.start("server")
     parties.start("a", "b")
@@ -241,8 +239,8 @@ def test_both_servers_in_one_process_are_moved(warm_site):
 
 
 def test_a_relay_before_both_servers_is_killed(warm_site):
-    """Activations, gradients and models all go through it: with it dies what it held, and none of
-    that is trained twice, merged twice or lost.
+    """Activations, gradients and models go through it: what it held is not trained twice, merged
+    twice or lost.
     """
     parties = Relayed(warm_site, split__method="splitfed-v1")
     parties.start("ps", "server")
@@ -256,18 +254,18 @@ def test_a_relay_before_both_servers_is_killed(warm_site):
     parties.finish()
     parties.running["relay"].signal(signal.SIGTERM)
     assert parties.running["relay"].end() == 64
-    assert check(parties).lives == {"a": 1, "b": 1}, "clients live on and dial again"
-    up = parties.lives_of_relay()[-1]
+    assert check(parties).lives == {"a": 1, "b": 1}, "the same clients dial again"
+    up = parties.bytes_up_of_relay()[-1]
     assert set(up) == {str(parties.ports[server]) for server in ("ps", "server")}
     trained = sum(outcome == "trained" for _, outcome in parties.uploads()[known:])
     to_split_server = up[str(parties.ports["server"])]
-    assert to_split_server > trained * ACTIVATION_BYTES > 0, "no client found a way round it"
+    assert to_split_server > trained * ACTIVATION_BYTES > 0, "every upload went through the relay"
 
 
 @pytest.mark.sweep
 def test_a_short_storm(tmp_path):
-    """The same script that runs for hours elsewhere: whoever is killed when, the ledgers and the
-    clients' journals must agree.
+    """The script that runs for hours elsewhere: ledgers and clients' journals agree after any
+    kill.
     """
     done = subprocess.run(
         [
@@ -295,8 +293,8 @@ def test_a_short_storm(tmp_path):
 
 
 def test_the_demo_of_split_learning(tmp_path):
-    """The first thing that people run: a client is killed, the loss falls, the bytes are shown, and
-    status tells it again.
+    """A client is killed, the loss falls, bytes are counted, and `status` agrees with the
+    result.
     """
     node = [sys.executable, "-m", "fsl_async.cli"]
     text = tmp_path / "text.txt"
@@ -332,8 +330,8 @@ def test_the_demo_of_split_learning(tmp_path):
     assert result["killed_s"] < result["back_s"]
     assert result["eval_loss"] < 5.5
     assert result["payload"]["activations up"] > result["coded"]["activations up"] > 0
-    # Of the killed client's first life, too; what goes down may be coded for a client that is
-    # killed before it is sent.
+    # Includes the killed client's first process. Bytes down may be coded for a client that is
+    # killed before they are sent.
     coded_up = sum(size for name, size in result["coded"].items() if name.endswith("up"))
     assert result["sockets"]["up"] > coded_up
     shown = subprocess.run(

@@ -7,8 +7,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_whose_name_is_taken_says_that_only_and_ends(site):
-    """A launcher that starts a client twice must be told so, and not that the server restarted."""
+def test_a_replaced_client_reports_only_that_and_ends(site):
+    """When a launcher starts a client twice, the first ends with that message, not "restarted"."""
     site.server(every_s=2)
     first = site.client("a")
     site.wait_version(1)
@@ -16,7 +16,7 @@ def test_whose_name_is_taken_says_that_only_and_ends(site):
     second.wait_for("received version")
     begun = time.monotonic()
     first.wait_for("another process took over")
-    assert time.monotonic() - begun < 5.0  # what is left is Python, which takes torch apart
+    assert time.monotonic() - begun < 5.0  # the rest is Python's exit with torch imported
     assert first.end() == 2
     assert first.lines[-1].startswith("error: another process took over as a")
     assert "restarted" not in first.text

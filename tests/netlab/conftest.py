@@ -1,4 +1,4 @@
-"""One laboratory for all tests of this folder, where this machine can have one."""
+"""One network laboratory for all tests of this folder, where this machine can have one."""
 
 import pytest
 
@@ -11,7 +11,7 @@ WAY = pytest.StashKey[str]()
 
 
 def left_of(name):
-    """What there still is of a laboratory: namespaces, router VM, state."""
+    """Return what remains of a laboratory: namespaces, router VM, state."""
     found = [one for one in namespaces() if one.startswith(f"fsl-{name}-")]
     found += [str(pid) for pid in processes_with(console_word(folder(name)))]
     return found + [one for one in names() if one == name]
@@ -19,7 +19,7 @@ def left_of(name):
 
 @pytest.fixture(scope="session")
 def backend(request):
-    """Which links there are here; skips where there are none."""
+    """Return the backend of links on this machine; skips where there is none."""
     try:
         way = which()
     except MissingError as error:
@@ -31,7 +31,7 @@ def backend(request):
 
 @pytest.fixture(scope="session")
 def built(backend):
-    """A server and two clients; nothing of it is left at the end."""
+    """A laboratory of a server and two clients; checks that nothing remains of it."""
     made = Laboratory(["server", "client-1", "client-2"], profile="lan")
     with made:
         yield made
@@ -40,20 +40,20 @@ def built(backend):
 
 @pytest.fixture
 def lab(built):
-    """The same with perfect links again."""
+    """The laboratory `built`, with its links reset to perfect ones."""
     built.set("all", "heal", "lan")
     return built
 
 
 @pytest.fixture
 def left():
-    """What there still is of a laboratory."""
+    """The function `left_of`."""
     return left_of
 
 
 @pytest.fixture
 def sweeper(backend):
-    """Removes what a test's own laboratories leave when it fails."""
+    """Removes a test's own laboratories if it fails."""
     from fsl_async.tools.netlab.laboratory import remove
 
     made = []
@@ -66,7 +66,7 @@ def sweeper(backend):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Say which way was used."""
+    """Print the backend that was used."""
     way = config.stash.get(WAY, "")
     if way:
         terminalreporter.write_line(f"network laboratory: {way}")

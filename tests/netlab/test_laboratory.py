@@ -1,4 +1,5 @@
-"""Links do what they are told: seen from the sites, through whichever backend this machine has.
+"""Links have the settings they are given, as measured from the sites with this machine's backend.
+
 Bounds are generous.
 """
 
@@ -26,7 +27,7 @@ def pings(lab, count, interval_s, wait_s=0.3, site="client-1"):
 
 
 def test_round_trip_of_a_profile(lab):
-    """Both directions have the profile's delay: a round trip is twice that, and little more."""
+    """Both directions have the profile's delay: a round trip takes twice that, and little more."""
     lab.set("client-1", "transatlantic")
     measured = lab.round_trip_ms("client-1", "server")
     assert 89.5 < measured < 90 + 30 * SLOW
@@ -34,7 +35,7 @@ def test_round_trip_of_a_profile(lab):
 
 
 def test_jitter_spreads_and_keeps_order(lab):
-    """Jitter is not reordering: who wants that asks for it."""
+    """Jitter does not reorder: `reorder` is a setting of its own."""
     lab.set("client-1", "delay=30", "jitter=20")
     found = pings(lab, 60, 0.002)
     assert found["received"] == 60
@@ -55,7 +56,7 @@ def test_loss_is_seen(lab, burst):
 
 
 def test_duplicates_and_overtaking(lab):
-    """Both are real, so that what is above TCP can be tested on them with datagrams."""
+    """Both occur, as datagrams show."""
     lab.set("client-1", "delay=20", "duplicate=20%", "reorder=20%")
     found = pings(lab, 100, 0.002)
     assert found["doubled"] > 5
@@ -63,14 +64,14 @@ def test_duplicates_and_overtaking(lab):
 
 
 def test_rate_is_kept(lab):
-    """10 Mbit/s carry 10 Mbit/s: the line's own overhead below, nothing above."""
+    """A link of 10 Mbit/s carries at most 10 Mbit/s, and at least half."""
     lab.set("client-1", "dsl")
     found = lab.stream("client-1", "server", seconds=1.5)
     assert 5 < found.mbit_s < 10.1
 
 
 def test_cut_and_heal(lab):
-    """A cut link is silent, the other one is not; healed it is as it was."""
+    """A cut link carries nothing, the other one goes on; a healed link has its settings back."""
     lab.set("client-1", "delay=10")
     lab.cut("client-1")
     assert pings(lab, 5, 0.01, 0.3)["received"] == 0
@@ -82,7 +83,7 @@ def test_cut_and_heal(lab):
 
 
 def test_a_connection_survives_a_cut(lab):
-    """What makes the laboratory worth having: a TCP connection stalls, and goes on where it was."""
+    """A TCP connection stalls during a cut, and goes on where it was."""
     lab.set("client-1", "rate=50", "delay=5")
     serve = [sys.executable, "-c", ECHO, lab.address("server")]
     with subprocess.Popen(
@@ -106,12 +107,12 @@ def test_a_connection_survives_a_cut(lab):
         server.kill()
 
 
-def test_a_storm_finds_the_links_of_a_run_and_gives_them_back(lab, tmp_path):
-    """`chaos --partition --slow` hits the site in which a client's process is, whatever the
-    laboratory is called, and no other.
+def test_a_storm_finds_the_links_of_a_run_and_restores_them(lab, tmp_path):
+    """`chaos --partition --slow` hits the site of a client's process and no other, whatever the
+    laboratory's name.
     """
     lab.set("client-2", "dsl")
-    links = lambda: Laboratory.find(lab.name).links  # noqa: E731 - as others see them
+    links = lambda: Laboratory.find(lab.name).links  # noqa: E731 - as another process reads them
     before, run = links(), Run(tmp_path)
     with subprocess.Popen(lab.command("client-2", ["sleep", "60"])) as process:
         try:
@@ -131,7 +132,9 @@ def test_a_storm_finds_the_links_of_a_run_and_gives_them_back(lab, tmp_path):
 
 
 def in_time(find):
-    """What `find` gives once it gives something: a process needs a moment to be in its site."""
+    """Return the first result of `find` that is not None: a process enters its site after a
+    moment.
+    """
     for _ in range(500):
         if (found := find()) is not None:
             return found
@@ -159,7 +162,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
 
 
 def test_sites_see_their_own_links_only(lab):
-    """A client reaches the server, not another client: sites do not forward."""
+    """A client reaches the server and no other client: sites do not forward."""
     reach = "import socket,sys; socket.create_connection((sys.argv[1], 9), 2)"
     other = lab.command("client-1", [sys.executable, "-c", reach, lab.address("client-2")])
     done = subprocess.run(other, capture_output=True, text=True, check=False, timeout=20)
@@ -167,7 +170,7 @@ def test_sites_see_their_own_links_only(lab):
 
 
 def test_congestion_control_of_a_site(lab):
-    """Machines differ in their default, so measurements set it."""
+    """Machines have different defaults, so measurements set it."""
     read = ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
     assert subprocess.check_output(lab.command("client-1", read), text=True).strip() == "cubic"
     lab.set_congestion("client-1", "reno")
@@ -176,8 +179,8 @@ def test_congestion_control_of_a_site(lab):
         lab.set_congestion("client-1", "nothing")
 
 
-def test_names_that_are_not_there(lab):
-    """The error has the names that are."""
+def test_unknown_names(lab):
+    """The error lists the known names."""
     with pytest.raises(UsageError, match="links: server:client-1, server:client-2"):
         lab.cut("client-3")
     with pytest.raises(UsageError, match="server has 2 links"):
@@ -185,7 +188,7 @@ def test_names_that_are_not_there(lab):
 
 
 def test_status_and_a_name_that_is_taken(lab, capsys):
-    """Another process sees what this one set; and cannot make a second laboratory of the name."""
+    """Another process reads what this one set, and cannot make a second laboratory of that name."""
     lab.set("client-1", "dsl")
     lab.cut("client-2")
     assert main(["status", "--name", lab.name, "--json"]) == 0
@@ -199,8 +202,8 @@ def test_status_and_a_name_that_is_taken(lab, capsys):
     assert "is up" in capsys.readouterr().err
 
 
-def test_what_a_crash_left_is_removed(sweeper, left, capsys):
-    """Kill -9 to the owner, with a process in a site: the next `down` finds all of it."""
+def test_the_remains_of_a_crash_are_removed(sweeper, left, capsys):
+    """After kill -9 of the owner, with a process in a site, the next `down` removes everything."""
     name = f"crash{os.getpid()}"
     sweeper(name)
     make = (

@@ -1,5 +1,6 @@
-"""A run over the laboratory's links, one of which is cut and healed while it goes on: real
-processes, real training, and the word of journal and ledger for it.
+"""A run over the laboratory's links, one of which is cut and healed: real processes, real training.
+
+Journal and ledger are checked.
 """
 
 import json
@@ -18,13 +19,13 @@ from fsl_async.tools.demo.settings import DemoSettings, places_in
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 ROUNDED_S = 0.001
-"""The ledger's clock."""
+"""Resolution of the times in the ledger."""
 CUT_OFF, OTHER = "client-1", "client-2"
 
 
 @pytest.fixture
 def start():
-    """Starts a node; none is left."""
+    """Starts nodes, and kills them after the test."""
     started = []
 
     def begin(child, log):
@@ -40,7 +41,7 @@ def start():
 
 
 def in_time(find, seconds, log):
-    """What `find` gives once it gives something."""
+    """Return the first true result of `find`."""
     deadline = time.monotonic() + seconds * UNIT_S
     while time.monotonic() < deadline:
         if found := find():
@@ -50,19 +51,19 @@ def in_time(find, seconds, log):
 
 
 def lines_of(run_dir):
-    """The server's journal so far."""
+    """Return the lines of the parameter server's journal so far."""
     path = run_dir / JOURNAL
     return list(JournalReader(path).read()) if path.exists() else []
 
 
 def named(lines, name, **fields):
-    """Lines of one type with these fields."""
+    """Return the lines of one type with these fields."""
     wanted = fields.items()
     return [line for line in lines if line["type"] == name and wanted <= line.items()]
 
 
 def listening(log):
-    """Where the server says it listens."""
+    """Return the address in the parameter server's "listening" line; "" before it."""
     for line in log.read_text().splitlines():
         if '"listening"' in line:
             return json.loads(line)["address"]
@@ -70,22 +71,22 @@ def listening(log):
 
 
 def versions_of(run_dir):
-    """The ledger's lines of versions but the first, which merges nothing."""
+    """Return the ledger's lines of versions, without version 0, which merges nothing."""
     path = run_dir / "ledger.jsonl"
     facts = map(from_checksummed, path.read_bytes().splitlines()) if path.exists() else ()
     return [fact for fact in facts if fact and fact["fact"] == "version" and fact["merged"]]
 
 
 def has_part(run_dir, name, after=0):
-    """Whether a version holds a delta of a client, behind the first `after` ones."""
+    """Return whether a version after the first `after` ones holds a delta of a client."""
     entries = [entry for fact in versions_of(run_dir)[after:] for entry in fact["merged"]]
     return any(DeltaKey.parse(entry["key"]).client == name for entry in entries)
 
 
 @pytest.mark.slow
 def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
-    """Longer than a session lives: every sync is completed, the client is back without a restart,
-    nothing is lost or merged twice.
+    """A cut longer than a session's expiry: every sync completes, the client returns without a
+    restart, nothing is lost or doubled.
     """
     lab.set("all", "campus")
     run_dir = tmp_path / "run"
@@ -120,7 +121,7 @@ def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
 
 
 def check_run(run_dir, cut_at, healed_at):
-    """By what the nodes wrote down, the ledger's word beside the journals'."""
+    """Check the run by its ledger and its journals."""
     audit = audit_run(run_dir)
     assert audit.complaints() == []
     assert (audit.pending, audit.quarantined) == (0, 0)
@@ -133,8 +134,8 @@ def check_run(run_dir, cut_at, healed_at):
         "every sync that was called was completed"
     )
 
-    # The cut fell into the run: versions before, meanwhile and after, and the server missed this
-    # client meanwhile, and no other.
+    # There are versions before, during and after the cut; during it this client's session expired,
+    # and no other.
     times = [fact["at"] for fact in versions_of(run_dir)]
     assert times[0] < cut_at + ROUNDED_S
     assert sum(cut_at < t < healed_at + ROUNDED_S for t in times) > 1
@@ -143,8 +144,7 @@ def check_run(run_dir, cut_at, healed_at):
     assert [(line["peer"], line["reason"]) for line in left] == [(CUT_OFF, "expired")]
     assert cut_at < left[0]["t"]
 
-    # It came back as the process that it was; what was merged before, meanwhile and after is each
-    # of a client's deltas once.
+    # It returned as the same process, and each delta was merged once.
     keys = [
         DeltaKey.parse(entry["key"]) for fact in versions_of(run_dir) for entry in fact["merged"]
     ]

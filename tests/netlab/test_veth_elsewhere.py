@@ -9,7 +9,7 @@ from fsl_async.tools.netlab.profiles import profile
 
 
 def recorded(monkeypatch, action):
-    """The lines that an action would have a shell carry out, in order."""
+    """Return the shell commands that an action would run, in order."""
     lines = []
 
     def take(argv, *, text=None, **_):

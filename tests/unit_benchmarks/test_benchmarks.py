@@ -1,5 +1,6 @@
-"""Benchmark scripts run to their end with tiny sizes; docs/BENCHMARKS.md names those that do not.
-No number is judged: a benchmark is never a timed test.
+"""Benchmark scripts run to their end with tiny sizes; docs/BENCHMARKS.md names those not run here.
+
+Times are not judged.
 """
 
 import importlib
@@ -29,9 +30,7 @@ def rows_of(*command: str) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_sync_measures_a_real_server():
-    """The light clients must go on speaking the protocol: a change of it has to show here, not a
-    month later.
-    """
+    """The light clients follow the protocol: a change that breaks them fails here."""
     (row,) = rows_of("sync.py", "--smoke")
     assert row["clients"] == 3
     assert row["sync_s"] > 0
@@ -49,7 +48,7 @@ def test_one_delta_is_counted_on_both_loops():
 
 @pytest.mark.sweep
 def test_quality_trains_alone_and_in_lockstep():
-    """Both kinds of row work with the present Learner and Store, and end in a finite loss."""
+    """Both kinds of row end in a finite loss."""
     alone, clients = rows_of("quality.py", "--smoke")
     assert all(math.isfinite(row["eval_loss"]) for row in (alone, clients))
     assert clients["rounds"] == 2
@@ -58,9 +57,7 @@ def test_quality_trains_alone_and_in_lockstep():
 
 @pytest.mark.sweep
 def test_quality_prints_its_tables():
-    """The table in the docs is made from the rows that are kept, so printing it must not need a
-    run.
-    """
+    """The table in the docs is printed from stored rows, without a run."""
     done = subprocess.run(
         [sys.executable, "quality.py", "--table"],
         cwd=BENCHMARKS,
@@ -74,8 +71,8 @@ def test_quality_prints_its_tables():
 
 @pytest.mark.sweep
 def test_loop_lag_measures_beside_training():
-    """It reaches into a client's runtime for the loop: that must fail here when the runtime
-    changes.
+    """It takes the loop from a client's runtime: a change of the runtime that breaks it fails
+    here.
     """
     (row,) = rows_of("loop_lag.py", "--smoke")
     assert row["steps"] > 0
@@ -84,7 +81,7 @@ def test_loop_lag_measures_beside_training():
 
 @pytest.mark.sweep
 def test_cut_bits_measures_every_format_at_every_cut():
-    """The planner's constants come from it."""
+    """The planner's constants come from this benchmark."""
     rows = rows_of("cut_bits.py", "--steps", "1", "--batch", "1")
     assert len(rows) == 3 * 3 * 5
     assert all(0 < row["bits_per_value"] < 33 for row in rows)
@@ -92,20 +89,18 @@ def test_cut_bits_measures_every_format_at_every_cut():
 
 @pytest.mark.sweep
 def test_lockstep_is_one_process_to_the_bit():
-    """The one number here that is judged: it is not a time, and it must not creep."""
+    """The difference to one process is judged: it is not a time, and must not grow."""
     (row,) = rows_of(
         "lockstep.py", "--methods", "fsl-sage", "--models", "gpt", "--optimizers", "adamw"
     )
     assert row["difference"] <= 1e-6
     assert row["weights"] > 100_000
-    assert row["fp32_average"] > 0, "the comparison can see a rounding"
+    assert row["fp32_average"] > 0, "the comparison shows a rounding"
 
 
 @pytest.mark.slow
 def test_stripe_memory_opens_all_stripes():
-    """What it measures must be there: two connections of each client, and those of the other
-    stripes.
-    """
+    """Each client has two connections, and those of its other stripes."""
     rows = rows_of(
         "stripe_memory.py", "--stripes", "1,5", "--clients", "2", "--mib", "1", "--quiet", "0"
     )
@@ -115,7 +110,7 @@ def test_stripe_memory_opens_all_stripes():
 
 
 def tiny_images(folder: Path) -> None:
-    """A CIFAR folder of a few images whose class is their brightness."""
+    """Make a CIFAR folder of a few images whose class is their brightness."""
     folder.mkdir()
     for name, count in (("data_batch_1.bin", 24), ("test_batch.bin", 12)):
         labels = [number % 2 for number in range(count)]
@@ -126,8 +121,8 @@ def tiny_images(folder: Path) -> None:
 
 @pytest.mark.sweep
 def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch):
-    """A row is a real comparison, on gray copies in MNIST's files; tables come from rows without a
-    run.
+    """A row is a real comparison, on gray copies in MNIST's files; tables are printed from rows
+    without a run.
     """
     tiny_images(tmp_path / "color")
     gray, rows = tmp_path / "gray", tmp_path / "rows.jsonl"
@@ -145,9 +140,7 @@ def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch
 
 @pytest.mark.sweep
 def test_split_server_memory_measures_a_real_server():
-    """What is counted is built from the same parts as the server's: a part that is renamed has to
-    show here.
-    """
+    """The counted model is built from the split server's parts: a renamed part fails here."""
     (row,) = rows_of("split_server_memory.py", "--smoke", "--methods", "fsl-sage", "--clients", "1")
     assert row["kept_buffer"] == 64 * (4 * 4 * 16 * 16 + 8)
     assert row["grown"] > row["kept"] > 0
@@ -155,9 +148,7 @@ def test_split_server_memory_measures_a_real_server():
 
 @pytest.mark.sweep
 def test_robust_trains_and_counts(monkeypatch):
-    """A round with a liar, under the mean and a robust rule, with the present Store and screening;
-    and a row of the costs.
-    """
+    """A round with a liar, under the mean and under a robust rule; and a row of the costs."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     robust = importlib.import_module("robust")
     rows = [robust.measure(robust.Spec(rule, "x -10", 0), 1) for rule in ("mean", "median")]
@@ -168,20 +159,20 @@ def test_robust_trains_and_counts(monkeypatch):
 
 @pytest.mark.sweep
 def test_a_storm_hits_and_reports():
-    """Processes, links, faults and the audit: a change of any command line that the storm looks for
-    has to show here.
+    """Processes, links, faults and the audit: a changed command line that the storm looks for fails
+    here.
     """
     sizes = ("--clients", "2", "--calm", "6", "--storm", "6", "--every", "1.5")
-    row, whole = rows_of("storm.py", *sizes, "--faults-per-hour", "3600", "--seeds", "2")
-    assert whole["faults"] == [row["faults"]]
+    row, summary = rows_of("storm.py", *sizes, "--faults-per-hour", "3600", "--seeds", "2")
+    assert summary["faults"] == [row["faults"]]
     assert row["complaints"] == []
     assert row["faults"] >= 1
     assert row["clients"] == 2
     assert row["calm_tokens_per_s"] > 0
 
 
-def test_storms_are_summed_up_without_what_they_do_not_say(monkeypatch):
-    """A short storm may have no sync; the others' median and worst stay true."""
+def test_storms_are_summed_up_without_missing_numbers(monkeypatch):
+    """A short storm may have no sync; median and worst of the others stay true."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     storm = importlib.import_module("storm")
     rows = [
@@ -198,36 +189,33 @@ def test_storms_are_summed_up_without_what_they_do_not_say(monkeypatch):
             (3, 1.0, 0.75, 2.0),
         )
     ]
-    whole = storm.summed_up(rows)
-    assert whole["throughput"] == {"median": 0.9, "worst": 0.8}
-    assert whole["participation"] == {"median": 0.625, "worst": 0.5}
-    assert whole["back_s"] == {"median": 3.0, "worst": 4.0}
+    summary = storm.summed_up(rows)
+    assert summary["throughput"] == {"median": 0.9, "worst": 0.8}
+    assert summary["participation"] == {"median": 0.625, "worst": 0.5}
+    assert summary["back_s"] == {"median": 3.0, "worst": 4.0}
     assert storm.summed_up([{**rows[0], "back": {"median_s": None}}])["back_s"] is None
 
 
 @pytest.fixture
 def script(monkeypatch):
-    """(name) -> the module of that benchmark."""
+    """Return a function: name -> the module of that benchmark."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
 
 
 @pytest.mark.slow
 def test_relay_measures_with_and_without_one():
-    """Plain and encrypted, each beside the same without a relay: a ratio needs both."""
+    """Plain and encrypted, each with and without a relay: the ratio needs both."""
     rows = rows_of("relay.py", "--mib", "1", "--rounds", "1")
     assert [(row["curve"], row["relays"]) for row in rows] == [
-        (False, 0),
-        (False, 1),
-        (True, 0),
-        (True, 1),
-    ]
+        (False, 0), (False, 1), (True, 0), (True, 1),
+    ]  # fmt: skip
     assert all(row["bytes_per_s"] > 0 and row["round_trip_us"] > 0 for row in rows)
 
 
 @pytest.mark.slow
 def test_streaming_sends_what_it_codes():
-    """The sender is a process of its own."""
+    """A process of its own sends."""
     (row,) = rows_of("streaming.py", "--values", "0.6", "--format", "uniform", "--rounds", "1")
     assert row["values"] > 600_000
     assert row["coded_mb"] > 0.4
@@ -235,9 +223,9 @@ def test_streaming_sends_what_it_codes():
 
 
 @pytest.mark.slow
-def test_strangers_attack_a_real_server(script):
-    """A replay, which needs the recording of an honest client: the attacker is another process, and
-    its problem is in the row.
+def test_attackers_of_a_real_server(script):
+    """A replay, which needs a recorded honest client: the attacker is another process, and its
+    problem is in the row.
     """
     row = script("strangers").measure("replayed", 20_000, 1, warm_s=0.1)
     assert (row["problem"], row["lost_sessions"]) == ("", 0)
@@ -246,7 +234,7 @@ def test_strangers_attack_a_real_server(script):
 
 
 def test_limits_are_numbers(script, tmp_path):
-    """Every bound that other tables are read against."""
+    """Every limit that other tables refer to."""
     row = script("limits").measure(tmp_path, small=True)
     assert set(row) == {"memcpy_gb_s", "disk_fsync_gb_s", "socket_gb_s"}
     assert all(number > 0 for number in row.values())
@@ -254,19 +242,13 @@ def test_limits_are_numbers(script, tmp_path):
 
 @pytest.mark.slow
 def test_codec_measures_beside_others():
-    """A row of each kind; peers count where they are installed, and codes are torch's casts."""
+    """A row of each kind; peers only where they are installed; codes are torch's casts."""
     rows = rows_of("codec.py", "--smoke", "--json")
     kinds = {row["row"] for row in rows}
     # NumPy's codec has one thread.
     assert kinds | {"threads"} == {
-        "machine",
-        "tensor",
-        "fused",
-        "entropy_stage",
-        "peer",
-        "threads",
-        "summary",
-    }
+        "machine", "tensor", "fused", "entropy_stage", "peer", "threads", "summary",
+    }  # fmt: skip
     tensors = [row for row in rows if row["row"] == "tensor"]
     assert {row["bit_exact"] for row in tensors if row["format"] == "uniform"} == {None}
     assert {row["bit_exact"] for row in tensors if row["format"] != "uniform"} == {True}
@@ -279,7 +261,7 @@ def test_codec_measures_beside_others():
 
 @pytest.mark.slow
 def test_transport_measures_beside_others():
-    """Bare pyzmq is always there; what moves the chunks is another process."""
+    """Bare pyzmq is always installed; another process moves the chunks."""
     words = ("--chunks", "64", "--rounds", "1", "--seconds", "0.2", "--warm", "0.05")
     machine, ours, theirs = rows_of("transport.py", *words, "--others", "pyzmq", "--json")
     assert machine["not_installed"] == []
