@@ -1,9 +1,10 @@
-"""Whoever sits between the nodes may hold back, cut and lose what passes. He must not read, change,
-repeat, reorder or mix it.
+"""A relay on the path can delay, cut and drop data, but not read, change, repeat, reorder or mix
+it.
 
-The hostile relay knows ZMTP's framing, which is in plain sight, and keeps everything that ever
-passed. After each trick it is honest again, and everything that was sent must have arrived, once
-and in order. Each trick is counted: one that never fired proves nothing.
+The hostile relay parses ZMTP's framing, which is not encrypted, and records everything it receives.
+After each trick it is honest again, and everything sent must arrive, once and in order. Each trick
+is
+counted: one that never fired proves nothing.
 """
 
 # ruff: noqa: D102 - small doubles
@@ -23,16 +24,14 @@ from fsl_transport import (
 
 
 def changed(data, place, bit=1):
-    """One bit differs."""
+    """Return the data with one byte changed by xor."""
     made = bytearray(data)
     made[place] ^= bit
     return bytes(made)
 
 
 class Once:
-    """Plays a trick once for each way and size of frame, on connections that are past their
-    handshake.
-    """
+    """Does a trick once for each way and size of frame, on connections past their handshake."""
 
     cuts = True
 
@@ -55,7 +54,7 @@ class Once:
 
 
 def other_lane(once, connection, way, frame):
-    """The newest frame of the other lane, which has keys of its own."""
+    """Send the newest frame of the other lane, which has its own keys, before the frame."""
     for other in once.relay.connections:
         if (
             other is not connection
@@ -67,28 +66,28 @@ def other_lane(once, connection, way, frame):
 
 
 def reflected(once, connection, way, frame):
-    """Each side gets its own words back."""
+    """Send each side its own frame back too."""
     back = DOWN if way == UP else UP
     connection.send(back, frame.data)
     return [frame.data]
 
 
+def altered(frame, *change):
+    """Return the frame's bytes with one byte of its body changed by `changed`."""
+    return make_frame(frame.flags, changed(frame.body, *change))
+
+
+def rubbish(once, connection, way, frame):
+    """Send a frame of random bytes first."""
+    return [make_frame(0, random.Random(1).randbytes(100)), frame.data]
+
+
 TRICKS = {
-    "one bit of the text": lambda once, c, way, frame: [
-        make_frame(frame.flags, changed(frame.body, -1))
-    ],
-    "one bit of the MAC": lambda once, c, way, frame: [
-        make_frame(frame.flags, changed(frame.body, 17))
-    ],
-    "one bit of the nonce": lambda once, c, way, frame: [
-        make_frame(frame.flags, changed(frame.body, 15))
-    ],
-    "a larger nonce": lambda once, c, way, frame: [
-        make_frame(frame.flags, changed(frame.body, 8, 0x40))
-    ],
-    "the command's name": lambda once, c, way, frame: [
-        make_frame(frame.flags, changed(frame.body, 3))
-    ],
+    "one bit of the text": lambda once, c, way, frame: [altered(frame, -1)],
+    "one bit of the MAC": lambda once, c, way, frame: [altered(frame, 17)],
+    "one bit of the nonce": lambda once, c, way, frame: [altered(frame, 15)],
+    "a larger nonce": lambda once, c, way, frame: [altered(frame, 8, 0x40)],
+    "the command's name": lambda once, c, way, frame: [altered(frame, 3)],
     "flag more": lambda once, c, way, frame: [make_frame(frame.flags ^ 1, frame.body)],
     "flag command": lambda once, c, way, frame: [make_frame(frame.flags ^ 4, frame.body)],
     "cut short": lambda once, c, way, frame: [make_frame(frame.flags, frame.body[:-1])],
@@ -98,39 +97,32 @@ TRICKS = {
     "twice": lambda once, c, way, frame: [frame.data, frame.data],
     "an old one again": lambda once, c, way, frame: [frame.data, c.frames[way][HANDSHAKE].data],
     "an old one in its place": lambda once, c, way, frame: [c.frames[way][-1].data],
-    "its own words": reflected,
+    "its own frames": reflected,
     "the other lane's": other_lane,
-    "rubbish between": lambda once, c, way, frame: [
-        make_frame(0, random.Random(1).randbytes(100)),
-        frame.data,
-    ],
+    "rubbish between": rubbish,
 }
 
 
 class Talker:
-    """A node that has much to say in every session: numbered messages, and a stream until it has
-    arrived.
-    """
+    """A node that sends numbered messages in every session, and one stream until it has arrived."""
 
     def __init__(self, node, to, data, messages, new_source, new_sink):  # noqa: PLR0917
         self.node, self.to, self.data, self.messages = node, to, data, messages
         self.source, self.new_sink = new_source, new_sink
         self.sinks = []
-        self.whole = []
-        self.heard = []
+        self.complete = []
+        self.received = []
         self.was_sent = False
-        node.on.update(
-            {
-                PeerUp: self._up,
-                MessageReceived: lambda event: self.heard[-1].append(event.body["number"]),
-                StreamOffered: self._offered,
-                StreamReceived: lambda _: self.whole.append(self.sinks[-1].content),
-                StreamSent: self._sent,
-            }
-        )
+        node.on.update({
+            PeerUp: self._up,
+            MessageReceived: lambda event: self.received[-1].append(event.body["number"]),
+            StreamOffered: self._offered,
+            StreamReceived: lambda _: self.complete.append(self.sinks[-1].content),
+            StreamSent: self._sent,
+        })  # fmt: skip
 
     def _up(self, _):
-        self.heard.append([])
+        self.received.append([])
         for number in range(self.messages):
             self.node.endpoint.send(self.to, {"number": number})
         if not self.was_sent:
@@ -145,13 +137,14 @@ class Talker:
 
     @property
     def is_done(self):
-        return self.was_sent and self.whole and len(self.heard[-1]) == self.messages
+        return self.was_sent and self.complete and len(self.received[-1]) == self.messages
 
 
 @pytest.fixture
 def talk(curve_world, new_source, new_sink, monkeypatch):
-    """Let a client and a server say much to each other through a hostile relay; checks that what
-    arrives is that, once and in order.
+    """A function that lets client and server send through a hostile relay, and checks what arrives.
+
+    Everything arrives once and in order.
     """
     monkeypatch.setattr("fsl_transport.zmq.link._DIAL_AGAIN_S", 0.1)
 
@@ -162,8 +155,8 @@ def talk(curve_world, new_source, new_sink, monkeypatch):
         if isinstance(trick, Once):
             trick.relay = relay
         ps, client = world.listener(), world.dialer(connect=False)
-        chance = random.Random(2)
-        data = [[chance.randbytes(chunk_bytes) for _ in range(chunks)] for _ in range(2)]
+        rng = random.Random(2)
+        data = [[rng.randbytes(chunk_bytes) for _ in range(chunks)] for _ in range(2)]
         talkers = [
             Talker(node, to, part, messages, new_source, new_sink)
             for node, to, part in ((client, "", data[0]), (ps, "c", data[1]))
@@ -171,8 +164,8 @@ def talk(curve_world, new_source, new_sink, monkeypatch):
         client.endpoint.connect(dict)
         world.until(lambda: all(talker.is_done for talker in talkers) and relay.is_through)
         for talker, sent in zip(talkers, reversed(data), strict=True):
-            assert talker.whole == [b"".join(sent)]
-            for numbers in talker.heard:
+            assert talker.complete == [b"".join(sent)]
+            for numbers in talker.received:
                 assert numbers == list(range(len(numbers)))
         return relay, ps, client
 
@@ -181,8 +174,8 @@ def talk(curve_world, new_source, new_sink, monkeypatch):
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_no_trick_with_a_frame_gets_through(talk, name):
-    """Whatever is changed, repeated, mixed or left out, in either direction, of control or bulk:
-    what arrives is what was sent.
+    """Frames are changed, repeated, mixed or dropped, in either direction, control or bulk: what
+    arrives is what was sent.
     """
     once = Once(TRICKS[name])
     talk(once)
@@ -194,8 +187,8 @@ def test_no_trick_with_a_frame_gets_through(talk, name):
 @pytest.mark.parametrize("count", range(1, 8))
 @pytest.mark.parametrize("way", [UP, DOWN])
 def test_no_run_of_lost_frames_mixes_messages(talk, way, count):
-    """CURVE notices no gap. A message of several frames must not become one of the first frame of
-    it and the second of another.
+    """CURVE detects no gap. The first frame of a message must not be joined with the second of
+    another.
     """
     lost = []
 
@@ -203,7 +196,7 @@ def test_no_run_of_lost_frames_mixes_messages(talk, way, count):
         number = len(connection.frames[which])
         if which != way or not connection.is_bulk or number < HANDSHAKE + 2:
             return None
-        # Runs that begin at every place of a message, one after another.
+        # Gaps begin at every place of a message, one after another.
         place = (number - HANDSHAKE - 2) % (count + 11)
         if len(lost) < 6 * count and place < count:
             lost.append(number)
@@ -216,8 +209,8 @@ def test_no_run_of_lost_frames_mixes_messages(talk, way, count):
 
 @pytest.mark.parametrize("way", [UP, DOWN])
 def test_a_chunk_cannot_get_the_text_of_the_next_one(talk, way):
-    """The text of one and the head of the next are left out: two frames that belong to two messages
-    are neighbors, each of them genuine.
+    """One message's text and the next one's head are dropped: two genuine frames of two messages
+    are neighbors.
     """
     lost = []
 
