@@ -118,7 +118,8 @@ def test_a_delta_is_declined_in_one_printable_line(code):
 
     outputs = outputs_of(Client, play)
     assert any(
-        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}") for one in outputs.lines
+        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}")
+        for one in outputs.lines
     )
 
 

@@ -194,7 +194,6 @@ class Invariants:
         sent = account["acknowledged"] + account["refused"] + outstanding
         if sent != learner.sent_tokens:
             self.violated(
-                f"{machine.name} copied {learner.sent_tokens} tokens, "
-                f"{sent} are accounted for",
+                f"{machine.name} copied {learner.sent_tokens} tokens, {sent} are accounted for",
                 now,
             )
