@@ -1,6 +1,6 @@
 """A TCP proxy that stands for a long, slow or cut link, without a network laboratory.
 
-Each direction of each connection is a line of its own: bytes leave it at the link's rate and arrive
+Each direction of each connection has its own link: bytes leave it at the link's rate and arrive
 one delay later, in order. It has no loss, no jitter and no slow start of TCP over the long way (the
 two ends' kernels measure a short one), so it flatters the network; docs/netlab.md has all of that.
 Every connection has the whole rate to itself: a client has one for bulk that counts, and a few that

@@ -208,11 +208,8 @@ def test_relay_measures_with_and_without_one():
     """Plain and encrypted, each with and without a relay: the ratio needs both."""
     rows = rows_of("relay.py", "--mib", "1", "--rounds", "1")
     assert [(row["curve"], row["relays"]) for row in rows] == [
-        (False, 0),
-        (False, 1),
-        (True, 0),
-        (True, 1),
-    ]
+        (False, 0), (False, 1), (True, 0), (True, 1),
+    ]  # fmt: skip
     assert all(row["bytes_per_s"] > 0 and row["round_trip_us"] > 0 for row in rows)
 
 
@@ -250,14 +247,8 @@ def test_codec_measures_beside_others():
     kinds = {row["row"] for row in rows}
     # NumPy's codec has one thread.
     assert kinds | {"threads"} == {
-        "machine",
-        "tensor",
-        "fused",
-        "entropy_stage",
-        "peer",
-        "threads",
-        "summary",
-    }
+        "machine", "tensor", "fused", "entropy_stage", "peer", "threads", "summary",
+    }  # fmt: skip
     tensors = [row for row in rows if row["row"] == "tensor"]
     assert {row["bit_exact"] for row in tensors if row["format"] == "uniform"} == {None}
     assert {row["bit_exact"] for row in tensors if row["format"] != "uniform"} == {True}

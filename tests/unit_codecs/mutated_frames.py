@@ -27,26 +27,25 @@ REFERENCE = implementation_named("numpy")
 VECTORS = Path(__file__).resolve().parent.parent / "vectors"
 COUNT = 700
 MANY = 16_400
-"""Values with streams of 128 lanes, whose last symbols lie in two inner blocks."""
+"""Number of values whose streams have 128 lanes, with the last symbols in two inner blocks."""
 MOST_GOLDEN = 40_000
-"""Of a golden vector."""
+"""Largest number of values in a golden vector."""
 CHUNK = 131_072
-"""A chunk of the runtime: fp32 is written past the cache from here on, and all but the last pieces
-are read in one pass.
+"""A chunk of the runtime: from this size fp32 is written past the cache, and all pieces but the
+last are read in one pass.
 """
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 WEIGHT = np.float32(0.3)
 HEADER = 28
 SHARES = (0.83, 0.05, 0.1, 0.02)
-"""Of frames of few values, of many, of golden vectors, and of a whole chunk or more.
-
-Most are small, because the reference is slow.
+"""Shares of frames of few values, of many, of golden vectors, and of a full chunk or more. Most are
+small, because the reference is slow.
 """
 THREADS = (2, 3, 8)
 
 
 def vectors(generator, count):
-    """Vectors (count,) float32 that bring out the modes, planes and escapes."""
+    """Return vectors (count,) float32 that lead to all modes, planes and escapes."""
     bell = generator.standard_normal(count)
     heavy = bell * np.exp(3 * generator.standard_normal(count))
     sparse = np.where(generator.random(count) < 0.03, bell, 0)
@@ -58,13 +57,13 @@ def vectors(generator, count):
 
 
 def encoded(values, spec):
-    """The reference's frame."""
+    """Return the reference's frame."""
     out = np.empty(bound(values.size, spec), np.uint8)
     return out[: REFERENCE.encode_into(values, out, spec)].tobytes()
 
 
 def seeds(generator):
-    """Frames to start from, with the most values that any of them has, in groups like SHARES."""
+    """Return frames to start from, with their largest number of values, in groups as in SHARES."""
     large = vectors(generator, CHUNK)[:2]
     few = [
         encoded(values, CodecSpec(name, 32, chunk, entropy))
@@ -91,7 +90,7 @@ def seeds(generator):
 
 
 def mutated(frames, generator):
-    """One of the frames with bytes changed, cut, added, or taken from another; most with right
+    """Return a frame with bytes changed, cut, added, or taken from another frame; most have correct
     checksums.
     """
     frame = bytearray(frames[generator.integers(len(frames))])
@@ -108,7 +107,7 @@ def mutated(frames, generator):
         at = generator.integers(len(frame))
         del frame[at : at + generator.integers(1, 9)]
     for _ in range(generator.integers(1, 4)):
-        # Code tables and scales stand at the front of payloads; a changed head is nearly always
+        # Code tables and scales are at the front of payloads; a changed head is nearly always
         # refused at once.
         first = 0 if generator.random() < 0.2 else 44
         end = len(frame) if generator.random() < 0.5 else min(len(frame), 90)
@@ -116,7 +115,7 @@ def mutated(frames, generator):
             frame[generator.integers(first, end)] = generator.integers(256)
     if generator.random() < 0.9 and len(frame) >= 28:
         if generator.random() < 0.5 and len(frame) >= 44:
-            # The first chunk's length is right, so that what is wrong lies behind it.
+            # The first chunk's length is right, so the error is behind it.
             end = struct.unpack_from("<I", frame, 28)[0]
             if end > len(frame) - 44:
                 frame[28:32] = struct.pack("<I", len(frame) - 44)
@@ -125,8 +124,8 @@ def mutated(frames, generator):
 
 
 def reading(codec, frame, count, *, dtype=np.float32, threads=1):
-    """What the frame gives, with room for `count`: the bytes of its values, or the class and text
-    of its refusal.
+    """Read a frame with space for `count` values; returns the bytes of its values, or the class and
+    text of its refusal.
     """
     out = np.zeros(count, dtype)
     try:
@@ -137,7 +136,7 @@ def reading(codec, frame, count, *, dtype=np.float32, threads=1):
 
 
 def inspected(codec, frame):
-    """What the frame says about itself, or the class and text of its refusal."""
+    """Return the frame's description, or the class and text of its refusal."""
     try:
         return codec.info(frame)
     except CodecError as error:
@@ -145,14 +144,14 @@ def inspected(codec, frame):
 
 
 def halves_of(found):
-    """What reading to bf16 gives: the reference rounds what it decoded to fp32."""
+    """Return the result of reading to bf16: the reference rounds what it decoded to fp32."""
     if isinstance(found[0], type):
         return found
     return found[0], _rounded_to_bfloat16(np.frombuffer(found[1], np.float32)).tobytes()
 
 
 def expected_sums(found, count):
-    """What adding the values to ones gives; a refused frame adds nothing."""
+    """Return the result of adding the values to ones; a refused frame adds nothing."""
     total = np.ones(count, np.float32)
     if not isinstance(found[0], type):
         with np.errstate(all="ignore"):
@@ -161,8 +160,9 @@ def expected_sums(found, count):
 
 
 def difference(codec, frame, found, *, count, threads):
-    """How a path reads the frame otherwise than the reference, which `found` fp32, bf16 and a
-    description; or nothing.
+    """Return how a path reads the frame differently from the reference; None if it does not.
+
+    `found`: the reference's fp32, bf16 and description.
     """
     values, halves, description = found
     ours = reading(codec, frame, count, threads=threads)
@@ -187,7 +187,7 @@ def difference(codec, frame, found, *, count, threads):
 
 
 def main(arguments):
-    """Returns the exit code."""
+    """Run the script; returns the exit code."""
     frames_wanted = int(arguments[0]) if arguments else 100_000
     generator = np.random.default_rng(int(arguments[1]) if len(arguments) > 1 else 0)
     groups = seeds(generator)

@@ -1,5 +1,5 @@
-"""Memory of the native codec: calls that run once a chunk take none from the system, and a thread's
-scratch stays below what WIRE.md states.
+"""Memory of the native codec: a call per chunk allocates none, and a thread's scratch stays below
+WIRE.md's bound.
 """
 
 import json
@@ -111,7 +111,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def counted_run(tmp_path_factory):
-    """A function that runs a program with the counter preloaded and reads what it prints."""
+    """Return a function that runs a program with the counter preloaded and returns its output."""
     if choice().chosen.name == "numpy":
         pytest.skip("no native codec")
     if COMPILER is None or platform.libc_ver()[0] != "glibc":
@@ -131,9 +131,7 @@ def counted_run(tmp_path_factory):
 
 
 def test_a_call_for_a_chunk_allocates_nothing(counted_run):
-    """A hot call that allocates is slow on some chunks only, when the heap grows, and is what
-    nobody finds again.
-    """
+    """A frequent call that allocates is slow on the chunks for which the heap grows."""
     found = counted_run(HOT_CALLS)
     assert found.pop("python") >= 50
     # Of 50 calls; Python itself may take an arena of small objects meanwhile.
@@ -141,9 +139,7 @@ def test_a_call_for_a_chunk_allocates_nothing(counted_run):
 
 
 def test_scratch_stays_below_what_is_stated(counted_run):
-    """WIRE.md, "What it takes": who decodes frames of strangers plans with it. Chunks here are as
-    large as they may be.
-    """
+    """WIRE.md, "What it takes". Chunks here are as large as they may be."""
     found = counted_run(SCRATCH)
     scratch, values = 400_000, 2**20
     assert "has 0.4 MB of scratch" in WIRE.read_text()

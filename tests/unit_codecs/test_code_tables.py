@@ -1,4 +1,4 @@
-"""Code tables: what they hold, and their bytes."""
+"""Code tables: their content and their bytes."""
 
 from pathlib import Path
 
@@ -25,14 +25,14 @@ def reader(data):
 
 
 def padded(counts):
-    """Counts of a plane: (2**width,), and the width."""
+    """Return the counts of a plane, (2**width,), and its width."""
     width = (len(counts) - 1).bit_length()
     return np.array(counts + [0] * ((1 << width) - len(counts))), width
 
 
 def by_distance(lengths):
-    """The symbols without a code: those between others, then the nearest below and above, and so
-    on.
+    """Return the symbols without a code: those between coded ones, then the nearest below and
+    above, and so on.
     """
     coded = [symbol for symbol, length in enumerate(lengths) if length]
     first, last = coded[0], coded[-1]
@@ -43,15 +43,15 @@ def by_distance(lengths):
 
 
 def number_bits(number, highest, low_bits):
-    """Low bits, and a bit for each rank up to the number's, and one that there are no more unless
-    it is the last.
+    """Return the bits of a number: its low bits, one bit per rank up to its own, and an end bit
+    unless it is the last.
     """
     rank, last = number >> low_bits, highest >> low_bits
     return low_bits + (rank + 1 if rank < last else last)
 
 
 def wire_form(lengths, escape, low_bits):
-    """A table's bytes by the document: ends, escape and low bits, and hexadecimal digits that are
+    """Return a table's bytes by the document: ends, escape and low bits, and hexadecimal digits
     swapped pair by pair.
     """
     digits = "".join(f"{length:x}" for length in lengths)
@@ -65,8 +65,8 @@ def wire_form(lengths, escape, low_bits):
 @UNHURRIED
 @given(COUNTS, st.booleans())
 def test_own_tables_follow_the_document(counts, sampled):
-    """The escape stands behind all symbols, as often as all that are rare, and only where there may
-    be one; no leaf is lighter than a 256th.
+    """The escape follows all symbols, counts as all rare ones together, and exists only where
+    allowed; no leaf is lighter than a 256th.
     """
     counts, width = padded(counts)
     total = int(counts.sum())
@@ -110,7 +110,7 @@ def test_own_tables_follow_the_document(counts, sampled):
     ],
 )
 def test_symbols_without_a_code_are_numbered_by_distance(lengths, order):
-    """Most of those that come lie near the others, and low numbers take few bits."""
+    """Most that occur are near the others, and low numbers take few bits."""
     assert CodeTable(3, 1, bytes(lengths), 1).uncoded.tolist() == order
     assert by_distance(lengths) == order
 
@@ -118,8 +118,8 @@ def test_symbols_without_a_code_are_numbered_by_distance(lengths, order):
 @pytest.mark.parametrize(
     ("listed", "low_bits"),
     [
-        # Of 62 symbols, none, the nearest, some that are less near, and one far away. Six low bits
-        # give as many bits as five do.
+        # Of 62 symbols: none, the nearest, some less near, and one far away. Six low bits give as
+        # many bits as five.
         ({}, 5),
         ({30: 100}, 2),
         ({30: 5, 22: 5, 21: 5}, 3),
@@ -127,8 +127,8 @@ def test_symbols_without_a_code_are_numbered_by_distance(lengths, order):
     ],
 )
 def test_low_bits_are_few_where_near_symbols_are_listed(listed, low_bits):
-    """Those that give the fewest bits: each symbol counts a sixteenth besides what was seen of
-    it.
+    """The number that gives the fewest bits, where each symbol counts a sixteenth besides its
+    occurrences.
     """
     counts = np.zeros(64, np.int64)
     counts[31:33] = 100_000
@@ -153,7 +153,7 @@ def test_low_bits_are_few_where_near_symbols_are_listed(listed, low_bits):
     ],
 )
 def test_low_bits_leave_sixteen_ranks_at_most(width, escape, lengths, allowed):
-    """And there are no more of them than the highest number has bits; none without a list."""
+    """There are at most as many as the bits of the highest number; none without a list."""
     for low_bits in range(-1, 17):
         if low_bits in allowed:
             table = CodeTable(width, escape, bytes(lengths), low_bits)
@@ -167,18 +167,15 @@ def test_low_bits_leave_sixteen_ranks_at_most(width, escape, lengths, allowed):
 @pytest.mark.parametrize(
     ("counts", "sampled", "lengths", "escape"),
     [
-        # 657 in all: what occurs once counts twice. With [8, 6, 4, 8, 1, 2, 8, 3, 8, 5] they would
-        # take ten bits more.
+        # 657 in all: a symbol that occurs once counts twice. With [8, 6, 4, 8, 1, 2, 8, 3, 8, 5]
+        # they would take ten bits more.
         ([14, 15, 59, 1, 271, 200, 4, 70, 1, 22], False, [6, 6, 4, 8, 1, 2, 7, 3, 8, 6], 0),
-        # 733 in all: the escape of a sample, which must be there for what it does not show, counts
-        # twice as well.
+        # 733 in all: the escape of a sample, needed for symbols not in it, counts twice too.
         ([1, 327, 1, 404], True, [4, 2, 4, 1], 3),
     ],
 )
 def test_no_leaf_weighs_less_than_a_256th(counts, sampled, lengths, escape):
-    """A lighter one would be deeper than words may be long, and the words of others would have to
-    make room for it.
-    """
+    """A lighter one would be deeper than code words may be long, and lengthen the others."""
     width = 3 if sampled else 4
     padded_counts = np.array(counts + [0] * ((1 << width) - len(counts)))
     table = table_from_counts(padded_counts, width, sampled=sampled)
@@ -187,14 +184,14 @@ def test_no_leaf_weighs_less_than_a_256th(counts, sampled, lengths, escape):
 
 @pytest.mark.parametrize(("count", "has_code"), [(10, True), (9, False)])
 def test_a_symbol_has_a_code_from_one_in_768_on(count, has_code):
-    """Rarer ones cost more as leaves, which lengthen the others' codes, than in a list."""
+    """Rarer symbols cost more as leaves, which lengthen the others' codes, than in a list."""
     counts = np.array([7680 - count, count, 0, 0])
     table = table_from_counts(counts, 2, sampled=False)
     assert (table.lengths[1] > 0, table.escape > 0) == (has_code, not has_code)
 
 
 def test_a_plane_that_shows_one_symbol_may_have_a_sampled_table():
-    """Two leaves are a code, even when one of them is the escape."""
+    """Two leaves are a code, also when one of them is the escape."""
     table = table_from_counts(np.array([0, 0, 9, 0]), 2, sampled=True)
     assert (table.lengths, table.escape) == (b"\0\0\1\0", 1)
 
@@ -202,7 +199,7 @@ def test_a_plane_that_shows_one_symbol_may_have_a_sampled_table():
 @UNHURRIED
 @given(COUNTS, st.booleans())
 def test_tables_survive_the_wire(counts, sampled):
-    """The table is all that a receiver knows of the code."""
+    """A receiver has only the table."""
     counts, width = padded(counts)
     table = table_from_counts(counts, width, sampled=sampled)
     assert table.packed == wire_form(table.lengths, table.escape, table.low_bits)
@@ -230,7 +227,7 @@ def test_tables_survive_the_wire(counts, sampled):
     ],
 )
 def test_codes_that_do_not_fill_the_space_are_refused(width, escape, lengths, why):
-    """A hostile table must not reach the tree builder."""
+    """A hostile table does not reach the tree builder."""
     with pytest.raises(CodecUsageError):
         CodeTable(width, escape, bytes(lengths))
 
@@ -260,14 +257,14 @@ def test_codes_that_do_not_fill_the_space_are_refused(width, escape, lengths, wh
     ],
 )
 def test_malformed_tables_are_refused(packed, width):
-    """Ranges that run backwards or out of the alphabet, ends that do not occur, stray half bytes,
-    escapes that do not fit.
+    """Ranges backwards or beyond the alphabet, missing ends, half bytes, escapes that do not
+    fit.
     """
     with pytest.raises(FrameError):
         read_table(reader(bytes.fromhex(packed + "0" * (len(packed) % 2))), width)
 
 
 def test_an_escape_may_be_any_leaf():
-    """Also the shortest one, which no encoder makes out of symbols seen."""
+    """Also the shortest one, which no encoder writes for symbols it has seen."""
     assert read_table(reader(bytes.fromhex("00000101")), 3).escape == 1
     assert read_table(reader(bytes.fromhex("00010122")), 3).lengths == b"\2\2" + bytes(6)

@@ -1,6 +1,4 @@
-"""Bit planes, which raw planes, scales and lists of symbols without a code use, and ranks, which
-the last two use.
-"""
+"""Bit planes (raw planes, scales, lists of symbols without a code) and ranks (scales, lists)."""
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ def reader(data):
 @UNHURRIED
 @given(st.lists(st.integers(0, 255), max_size=70), st.integers(0, 8))
 def test_bit_planes_survive(symbols, width):
-    """At every width and length, in the documented order: top bit first, first symbol in the lowest
+    """Every width and length, in the documented order: top bit first, first symbol in the lowest
     bit.
     """
     kept = [symbol & ((1 << width) - 1) for symbol in symbols]
@@ -39,7 +37,7 @@ def test_bit_planes_survive(symbols, width):
     assert read_planes(reader(data), len(symbols), width).tolist() == kept
 
 
-def test_planes_that_are_cut_short_are_noticed():
+def test_planes_that_are_cut_short_are_refused():
     """A plane's size follows from the number of symbols."""
     with pytest.raises(FrameError, match="too early"):
         read_planes(Reader(np.zeros(5, np.uint8)), 17, 2)
@@ -52,7 +50,7 @@ def written(ranks, last):
 
 
 def ranks_by_the_document(ranks, last):
-    """All bits as one number, the first in the lowest; and how many there are."""
+    """Return all bits as one number, the first in the lowest, and their count."""
     bits = [rank > below for below in range(last) for rank in ranks if rank >= below]
     number = sum(bit << at for at, bit in enumerate(bits))
     return number.to_bytes((len(bits) + 7) // 8, "little"), len(bits)
@@ -61,7 +59,7 @@ def ranks_by_the_document(ranks, last):
 @UNHURRIED
 @given(RANKS)
 def test_ranks_survive(given_):
-    """Whether or not the last one occurs; what follows them is left to who reads on."""
+    """With and without an end bit of the last; the bytes that follow are left to the caller."""
     ranks, last = given_
     data = written(ranks, last)
     assert data == ranks_by_the_document(ranks, last)[0]
@@ -73,7 +71,7 @@ def test_ranks_survive(given_):
 
 @pytest.mark.parametrize("last", range(16))
 def test_many_ranks_survive(last):
-    """A whole inner block, most of it small, as lists are."""
+    """A complete inner block, with mostly small ranks, as in lists."""
     ranks = np.minimum(np.random.default_rng(last).geometric(0.6, 16384) - 1, last)
     data = written(ranks, last)
     assert data == ranks_by_the_document(ranks.tolist(), last)[0]
@@ -92,14 +90,14 @@ def test_many_ranks_survive(last):
     ],
 )
 def test_ranks_as_the_document_has_them(ranks, last, data):
-    """By hand: one round of bits for each rank but the last, without padding in between."""
+    """By hand: one round of bits for each rank but the last, without padding between."""
     assert written(ranks, last).hex() == data
 
 
 @UNHURRIED
 @given(RANKS)
-def test_ranks_that_are_cut_short_are_noticed(given_):
-    """Their size follows from their bits alone; every byte less is too few."""
+def test_ranks_that_are_cut_short_are_refused(given_):
+    """Their size follows from their bits alone; each missing byte is too many."""
     ranks, last = given_
     data = written(ranks, last)
     for size in range(len(data)):
@@ -110,7 +108,7 @@ def test_ranks_that_are_cut_short_are_noticed(given_):
 @UNHURRIED
 @given(RANKS, st.integers(0, 255))
 def test_padding_of_ranks_is_ignored(given_, padding):
-    """Behind the last bit any may stand."""
+    """Bits after the last one may have any value."""
     ranks, last = given_
     data, bits = ranks_by_the_document(ranks, last)
     if bits % 8:

@@ -1,8 +1,8 @@
-"""A reader of whole frames that follows docs/WIRE.md step by step, in plain Python, and shares no
-code with the package.
+"""A reader of complete frames that follows docs/WIRE.md in plain Python, sharing no code with the
+package.
 
-It pins the document to the package where the other tests look at parts: the order of heads,
-streams, scales, planes and escaped values.
+Other tests check parts; this one checks the order of heads, streams, scales, planes and escaped
+values.
 """
 
 import math
@@ -26,40 +26,40 @@ SPLITS = {
 
 
 class Bytes:
-    """Bytes that are taken from the front."""
+    """A cursor over bytes."""
 
     def __init__(self, data):
         self.data = data
 
     def take(self, count):
-        """The next bytes."""
+        """Return the next bytes."""
         assert len(self.data) >= count
         taken, self.data = self.data[:count], self.data[count:]
         return taken
 
     def numbers(self, form):
-        """The next numbers, in the letters of struct."""
+        """Return the next numbers, in struct's format letters."""
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
 
     def number(self, form):
-        """The next number."""
+        """Return the next number."""
         return self.numbers(form)[0]
 
     def bits(self, count):
-        """The next bits, lowest first, up to a whole byte."""
+        """Yield the next bits, lowest first, up to a full byte."""
         data = self.take(-(-count // 8))
         return [data[at // 8] >> at % 8 & 1 for at in range(count)]
 
     def planes(self, count, width):
-        """Numbers in bit planes, the highest bit first."""
+        """Return numbers from bit planes, the highest bit first."""
         numbers = [0] * count
         for _ in range(width):
             numbers = [2 * n + bit for n, bit in zip(numbers, self.bits(count), strict=True)]
         return numbers
 
     def ranks(self, count, last):
-        """Numbers up to `last`: for each smaller one, of those that are at least it, which are
-        higher.
+        """Return numbers up to `last`: for each smaller number, a bit for each that is at least it,
+        set if higher.
         """
         numbers, at = [0] * count, 0
         for rank in range(last):
@@ -75,8 +75,8 @@ def single(number):
 
 
 class CodeTable:
-    """The leaf of each code word, which is text; None stands for the escape. The plane's symbols
-    without a code, by number.
+    """The leaf of each code word (a text), None for the escape; and the plane's symbols without a
+    code, by number.
     """
 
     def __init__(self, data, width):
@@ -106,7 +106,7 @@ class CodeTable:
 
 
 def stream_of(data, table, count):
-    """The symbols of a stream; None for one that is in a list."""
+    """Return the symbols of a stream; None for a symbol in a list."""
     lanes = 128 if count >= 16384 else 16
     data = Bytes(data.take(data.number("I")))
     lows, seconds = data.take(lanes), data.take(lanes)
@@ -142,9 +142,7 @@ def head_of(data, width):
 
 
 def plane_of(data, head, width, streamed):
-    """The symbols of an inner block, of which `streamed` are those of the stream, or as many
-    nothings.
-    """
+    """Return the symbols of an inner block; `streamed` are the stream's, or as many None."""
     kind, what = head
     count = len(streamed)
     if kind == "constant":
@@ -162,7 +160,7 @@ def plane_of(data, head, width, streamed):
 
 
 def scales_of(data, runs, name):
-    """The scales of an inner block, b or k + 512."""
+    """Return the scales of an inner block, b or k + 512."""
     one, form = data.numbers("HB" if name == "uniform" else "BB")
     if form <= (10 if name == "uniform" else 8):
         return [one + n for n in data.planes(runs, form)]
@@ -199,7 +197,7 @@ def values_of(codes, scales, block_values, name, data):
 
 
 def inner_block(data, count, name, block_values, plan):
-    """The bytes of an inner block's values."""
+    """Return the bytes of an inner block's values."""
     scales = scales_of(data, -(-count // block_values), name) if CODE_BITS[name] == 8 else []
     if plan is None:
         codes = data.numbers(f"{count}{'H' if name == 'bf16' else 'B'}")
@@ -216,7 +214,7 @@ def inner_block(data, count, name, block_values, plan):
 
 
 def read(frame):
-    """The bytes of a frame's fp32 values."""
+    """Return the bytes of a frame's fp32 values."""
     data = Bytes(frame)
     assert zlib.crc32(frame[:24]) == struct.unpack("<I", frame[24:28])[0]
     magic, version, wire_id, reserved = data.numbers("4sBBH")

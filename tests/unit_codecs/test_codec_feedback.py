@@ -1,5 +1,5 @@
-"""What is encoded: a difference to a reference, with the error of before; and bf16 on either
-side.
+"""Encoder inputs: the difference to a reference, the residual of the last encoding, and bf16 on
+either side.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def same_bits(left, right):
 
 
 def as_bfloat16(values):
-    """The bits that torch's cast gives."""
+    """Return the bits of torch's cast."""
     return torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
@@ -66,8 +66,8 @@ def test_the_difference_to_a_reference_is_encoded(name, block_values):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("with_reference", [False, True])
 def test_the_residual_is_what_the_frame_fails_to_give(name, with_reference):
-    """Rounded after the subtraction, rounded after the addition, then minus what a decoder gets:
-    three fp32 operations.
+    """Three fp32 operations: rounded after the subtraction, after the addition, minus the decoded
+    value.
     """
     spec = CodecSpec(name, 128, 8192)
     values, residual = gaussian(COUNT), gaussian(COUNT, 2, 1e-4)
@@ -87,8 +87,8 @@ def test_the_residual_is_what_the_frame_fails_to_give(name, with_reference):
     st.booleans(),
 )
 def test_arbitrary_values_and_residuals(rows, name, finite, entropy):
-    """Any bits, chunk by chunk: zero where the chunk carries everything, NaN never where the frame
-    has a number.
+    """Any bits, chunk by chunk: zero where the chunk is exact, never NaN where the frame has a
+    number.
     """
     spec = CodecSpec(name, 16, 48, entropy)
     rows = rows.copy()
@@ -110,7 +110,7 @@ def test_arbitrary_values_and_residuals(rows, name, finite, entropy):
 
 
 def test_lossless_chunks_leave_nothing_also_of_what_is_not_finite():
-    """Infinity minus infinity is no number, and a residual keeps it for good."""
+    """Infinity minus infinity is NaN, which a residual would keep."""
     values, residual = gaussian(3000), np.zeros(3000, np.float32)
     values[::700] = np.inf
     values[1::700] = np.nan
@@ -122,7 +122,7 @@ def test_lossless_chunks_leave_nothing_also_of_what_is_not_finite():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [1.0, 3e-5, 1.23456789, 3e38, 1e-42, -0.0, np.inf, np.nan])
 def test_constants_leave_what_rounding_took(name, value):
-    """A constant is rounded like other values; infinity has no remainder that is a number."""
+    """A constant is rounded like other values; infinity leaves 0."""
     values = np.full(1000, value, np.float32)
     residual = np.full(1000, -0.0, np.float32)  # which changes nothing, not even -0.0
     frame = coded(values, CodecSpec(name), None, residual)
@@ -132,7 +132,7 @@ def test_constants_leave_what_rounding_took(name, value):
 
 
 def test_raw_chunks_leave_nothing():
-    """A chunk with one huge value goes as it is; its neighbors keep their errors."""
+    """A chunk with one huge value is sent as fp32; its neighbors keep their errors."""
     for name in ("bf16", "e4m3", "e5m2", "uniform"):
         values = gaussian(3000)
         values[1500] = 3.4e38
@@ -146,9 +146,7 @@ def test_raw_chunks_leave_nothing():
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3", "e5m2", "uniform"])
 def test_error_feedback_keeps_the_sum(name):
-    """What was sent in all rounds together is off by one round's error, not by as many as there
-    were; without it, by many.
-    """
+    """The sum over all rounds differs by one round's error instead of the sum of all."""
     spec = CodecSpec(name, step_log2=4)
     rounds, count = 60, 4096
     drift = gaussian(count, 9) * np.float32(0.02)
@@ -159,7 +157,7 @@ def test_error_feedback_keeps_the_sum(name):
         total += values
         sent += decode(coded(values, spec, None, residual))
         sent_without += decode(encode(values, spec))
-    # What is missing is the residual, up to the roundings of its own additions.
+    # The difference is the residual, up to the roundings of its own additions.
     assert np.abs(total - sent - residual).max() < 1e-7
     one_round = float(np.abs(gaussian(count) - decode(encode(gaussian(count), spec))).max())
     assert np.abs(total - sent).max() < 3 * one_round
@@ -168,7 +166,7 @@ def test_error_feedback_keeps_the_sum(name):
 
 
 def test_references_and_residuals_of_another_kind_are_refused():
-    """Before anything is written: a broadcast would encode something else."""
+    """Before anything is written: broadcasting would encode other values."""
     values, spec = gaussian(100), CodecSpec("e4m3")
     frozen = gaussian(100)
     frozen.flags.writeable = False
@@ -193,7 +191,7 @@ def test_references_and_residuals_of_another_kind_are_refused():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_input_counts_as_the_fp32_it_is(name):
-    """Every code: weights kept in bf16 are sent without a copy in fp32."""
+    """In all formats: weights in bf16 are sent without an fp32 copy."""
     codes = np.arange(1 << 16, dtype=np.uint16)
     values = codes.astype(np.uint32) << np.uint32(16)
     spec = CodecSpec(name, 128, 1024)
@@ -209,7 +207,7 @@ def test_bfloat16_input_counts_as_the_fp32_it_is(name):
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_bfloat16_survives_where_the_format_holds_it(name):
-    """Back and forth without a change, -0.0, subnormals and quiet NaN included."""
+    """Unchanged after encoding and decoding, with -0.0, subnormals and quiet NaN."""
     codes = np.random.default_rng(0).permutation(np.arange(1 << 16, dtype=np.uint16))
     out = np.zeros(1 << 16, np.uint16)
     assert decode_into(encode(codes, CodecSpec(name)), out) == 1 << 16
@@ -220,8 +218,8 @@ def test_bfloat16_survives_where_the_format_holds_it(name):
 @UNHURRIED
 @given(hnp.arrays(np.uint32, st.integers(1, 300), elements=st.integers(0, 0xFFFFFFFF)))
 def test_bfloat16_output_is_rounded_as_torch_rounds(bits):
-    """To nearest, ties to even, overflow to infinity; a NaN keeps its sign and upper bits and
-    becomes quiet.
+    """To nearest, ties to even, overflow to infinity; a NaN keeps sign and upper bits and becomes
+    quiet.
     """
     bits = np.concatenate([bits, bits & 0xFFFF8000, bits | 0x7FFF, bits | 0x7F7F0000])
     bits = bits.astype(np.uint32)
@@ -247,7 +245,7 @@ def test_bfloat16_output_is_that_of_the_fp32_output(name):
 
 
 def test_bfloat16_is_no_accumulator_and_no_other_16_bits():
-    """Sums in bf16 lose what they add; fp16 would be read as another number."""
+    """Sums in bf16 lose bits; fp16 would be read as other numbers."""
     frame = encode(gaussian(10))
     with pytest.raises(CodecUsageError):
         decode_accumulate(frame, np.zeros(10, np.uint16), 1.0)
@@ -261,5 +259,5 @@ def test_bfloat16_is_no_accumulator_and_no_other_16_bits():
 
 
 def test_every_format_is_tested_here():
-    """A new format belongs into the list above."""
+    """A new format must be added to the list above."""
     assert set(FORMATS) == set(NAMES)

@@ -1,5 +1,5 @@
-"""Codes that are no numbers, and values beyond fp32, are found wherever they stand in a chunk, by
-every implementation.
+"""Codes that are no numbers, and values beyond fp32, are found anywhere in a chunk, by every
+implementation.
 """
 
 import struct
@@ -21,12 +21,12 @@ BLOCK = 16384
 HIGHEST = {"e4m3": 247, "e5m2": 240}
 SPECIAL = {"e4m3": 0x7F, "e5m2": 0x7C}
 OVERFLOWING = 0x78
-"""With the highest scale, the lowest code of either format that means 2**128 or more."""
+"""The lowest code of either 8-bit float format that means 2**128 or more with the highest scale."""
 TABLE = CodeTable(6, 0, bytes([6]) * 64)
 
 
 def coded(codes, name, scales):
-    """The payload of codes (n,), the upper six bits by a table, the others as bit planes."""
+    """Return the payload of codes (n,): the upper six bits by a table, the others as bit planes."""
     number_format = FORMATS[name]
     plan = ChunkPlan(0, (PlanePlan(6, b"\2" + TABLE.packed, 0, TABLE), PlanePlan(2, b"\0", 0)))
     pieces = []
@@ -40,7 +40,7 @@ def coded(codes, name, scales):
 
 
 def framed(codes, name, scales, chunk_values):
-    """A frame of codes (n,) in chunks of that size."""
+    """Return a frame of codes (n,) in chunks of that size."""
     frame = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, RUN, chunk_values)))
     struct.pack_into("<Q", frame, 16, codes.size)
     for index, start in enumerate(range(0, codes.size, chunk_values)):
@@ -51,12 +51,13 @@ def framed(codes, name, scales, chunk_values):
 
 
 def is_refused(codes, name, scales, chunk_values=1 << 17):
-    """Whether all implementations refuse the codes, in every way of decoding; it must not depend on
-    these.
+    """Return whether all implementations refuse the codes in every way of decoding; all must
+    agree.
     """
     frame = framed(codes, name, scales, chunk_values)
     refusals = set()
-    # NumPy is slow, and reads all pieces of a chunk alike: short chunks show what it does.
+    # NumPy is slow, and reads all pieces of a chunk in the same way: short chunks are enough for
+    # it.
     for path in available() if codes.size < 5000 or not PATHS else PATHS:
         codec = implementation_named(path)
         for out in (np.zeros(codes.size, np.float32), np.zeros(codes.size, np.uint16)):
@@ -70,7 +71,7 @@ def is_refused(codes, name, scales, chunk_values=1 << 17):
 
 
 def refusal(decode, *arguments):
-    """What is said, None if nothing is."""
+    """Return the text of the refusal, None without one."""
     try:
         decode(*arguments)
     except FrameError as error:
@@ -79,17 +80,15 @@ def refusal(decode, *arguments):
 
 
 def ordinary(count, name):
-    """Codes of the number one or so (count,), and middling scales of their runs."""
+    """Return codes of numbers near one, (count,), and middling scales of their runs."""
     codes = (0x38 + np.arange(count) % 5).astype(np.uint8)
     return codes, np.full(-(-count // RUN), HIGHEST[name] - 100)
 
 
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 144, 4096, BLOCK - 1, BLOCK, BLOCK + 1, 20_000])
-def test_a_code_that_is_no_number_is_found_in_every_place_that_is_read_apart(name, count):
-    """The last symbols of each lane, what is left of whole vectors, pieces of 4096, and what lies
-    within them.
-    """
+def test_a_code_that_is_no_number_is_found_in_every_kind_of_place(name, count):
+    """Last symbols of each lane, remainders of vectors, pieces of 4096, and places within them."""
     codes, scales = ordinary(count, name)
     assert not is_refused(codes, name, scales)
     around = [0, 1, 127, 128, 4095, 4096, BLOCK - 1, BLOCK, count // 2]
@@ -123,7 +122,7 @@ def test_a_value_beyond_fp32_is_found_in_every_piece(name, run):
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_the_farthest_rank_may_be_the_highest_scale(name):
-    """Eight above the common one, which an encoder never writes."""
+    """Eight above the most frequent one, which an encoder never writes."""
     codes = np.full(RUN * 2, 0x38, np.uint8)
     codes[RUN:] = OVERFLOWING
     for common, refused in ((HIGHEST[name] - 8, True), (HIGHEST[name] - 9, False)):

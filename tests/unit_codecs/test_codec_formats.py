@@ -1,4 +1,4 @@
-"""Quantised codes against torch's casts, bit for bit."""
+"""Quantized codes against torch's casts, bit for bit."""
 
 import math
 import zlib
@@ -38,14 +38,16 @@ def torch_codes(scaled, name):
 
 
 def quantised(values, name, block_values):
-    """Codes (n,) and scales of all inner blocks."""
+    """Return codes (n,) and scales of all inner blocks."""
     blocks = quantise(values, FORMATS[name], block_values, 14)
     codes = np.concatenate([block.words for block in blocks])
     return codes, np.concatenate([block.scales for block in blocks])
 
 
 def expected_scales(values, name, block_values):
-    """The scales by their definition, in exact double arithmetic, one inner block at a time."""
+    """Return the scales by their definition, in exact double arithmetic, one inner block at a
+    time.
+    """
     starts = range(0, len(values), 16384)
     inner = [inner_scales(values[at : at + 16384], name, block_values) for at in starts]
     return np.concatenate(inner)
@@ -90,7 +92,7 @@ def test_every_code_decodes_as_in_torch(name):
 
 
 def test_every_bfloat16_code_decodes_as_in_torch():
-    """All 65,536 codes are few enough to be sure."""
+    """All 65,536 codes are tried."""
     codes = np.arange(1 << 16, dtype=np.uint16)
     expected = torch.from_numpy(codes.view(np.int16)).view(torch.bfloat16).float().numpy()
     np.testing.assert_array_equal(bfloat16_bits(codes), expected.view(np.uint32))
@@ -98,9 +100,7 @@ def test_every_bfloat16_code_decodes_as_in_torch():
 
 @pytest.mark.parametrize("name", FP8)
 def test_rounding_at_and_around_every_boundary(name):
-    """Codes, midpoints between them, and the fp32 neighbors of both are where rounding goes
-    wrong.
-    """
+    """Codes, midpoints between them, and the fp32 neighbors of both."""
     kind = FORMATS[name].float8
     codes = float8_values(kind)[: kind.special_code]
     middles = (codes[1:] + codes[:-1]) / np.float32(2)
@@ -115,7 +115,7 @@ def test_rounding_at_and_around_every_boundary(name):
 
 @pytest.mark.parametrize("name", FP8)
 def test_rounding_of_random_bit_patterns(name):
-    """Every fp32 exponent occurs, subnormals included, not only those near the format's range."""
+    """Every fp32 exponent occurs, with subnormals, not only those near the format's range."""
     kind = FORMATS[name].float8
     bits = np.random.default_rng(1).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
     values = bits.view(np.float32)
@@ -138,7 +138,7 @@ def test_bfloat16_rounding_of_random_bit_patterns_and_ties():
 @pytest.mark.parametrize("name", FP8)
 @pytest.mark.parametrize("exponent", [-149, -140, -127, -126, -118, -110, -20, 0, 40, 100, 126])
 def test_blocks_of_every_size_class_quantise_as_in_torch(name, exponent):
-    """From the smallest subnormal to the largest block: clamped scales are exact, too."""
+    """From the smallest subnormal to the largest block: clamped scales are exact too."""
     normal = np.random.default_rng(exponent + 200).standard_normal(10_000)
     values = np.ldexp(np.clip(normal, -1.99, 1.99), exponent).astype(np.float32)
     assert_like_torch(values, name)
@@ -148,7 +148,7 @@ def test_blocks_of_every_size_class_quantise_as_in_torch(name, exponent):
 @UNHURRIED
 @given(values=FINITE, block_values=st.sampled_from([16, 64, 128]))
 def test_arbitrary_finite_blocks_quantise_as_in_torch(name, values, block_values):
-    """Hypothesis looks for the block that breaks the scale rule or the rounding."""
+    """Hypothesis searches for a block that breaks the scale rule or the rounding."""
     magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)
     values = values[magnitudes < FORMATS[name].escape_magnitude]
     if values.size:
@@ -159,7 +159,7 @@ def test_arbitrary_finite_blocks_quantise_as_in_torch(name, values, block_values
 @UNHURRIED
 @given(values=FINITE)
 def test_decoded_values_are_scale_times_code(name, values):
-    """What a frame decodes to is torch's value of the code times the scale, in fp32, and never
+    """A decoded value is torch's value of the code times the scale, in fp32, and never
     subnormal.
     """
     magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)
@@ -178,8 +178,8 @@ def test_decoded_values_are_scale_times_code(name, values):
 @pytest.mark.parametrize("name", FP8)
 @pytest.mark.parametrize("exponent", [-90, 0, 120])
 def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
-    """A block whose largest value is exactly 1.75 * 2**x still fits the smaller scale; its fp32
-    neighbor does not.
+    """A block with the largest value 1.75 * 2**x fits the smaller scale; its fp32 neighbor does
+    not.
     """
     kind = FORMATS[name].float8
     exact = np.ldexp(np.float32(1.75), exponent).astype(np.float32)
@@ -192,8 +192,8 @@ def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
 
 @pytest.mark.parametrize("name", FP8)
 def test_runs_of_zeros_widen_no_inner_block(name):
-    """Any scale fits zeros; theirs follows the smallest of their own inner block, so that each can
-    be read and written alone.
+    """Zeros fit any scale; theirs is the smallest of their own inner block, so that blocks are
+    independent.
     """
     values = np.ones(3 * 16384 + 200, np.float32)
     values[:16384] *= 2.0**20
@@ -226,7 +226,7 @@ def test_each_run_has_a_scale_of_its_own(name):
     ("name", "limit"), [("bf16", 0x7F7F8000), ("e4m3", 0x7F780000), ("e5m2", 0x7F700000)]
 )
 def test_values_that_would_round_to_infinity_escape(name, limit):
-    """The largest fp32 values must survive a lossy format instead of turning into infinity."""
+    """The largest fp32 values survive a lossy format."""
     limit = np.uint32(limit)
     bits = np.array([limit, limit - np.uint32(1), 0x7F7FFFFF, 0x3F800000], np.uint32)
     values = bits.view(np.float32)
@@ -237,9 +237,7 @@ def test_values_that_would_round_to_infinity_escape(name, limit):
 
 
 def test_subnormals_flushed_at_the_receiver_change_nothing():
-    """Torch can flush subnormals to zero in a training process; its digest must stay that of the
-    others.
-    """
+    """A training process may flush subnormals to zero; its digest stays the same."""
     values = np.ldexp(np.random.default_rng(5).standard_normal(5000), -118).astype(np.float32)
     for name in [*FP8, "uniform"]:
         frame = encode(values, CodecSpec(format=name))

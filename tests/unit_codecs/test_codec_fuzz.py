@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def paths_of(output, rounds):
-    """The paths whose kernels passed so many rounds.
+    """Return the paths whose kernels passed so many rounds.
 
     A path may have several tables of kernels: "avx2 with a wide CRC: 3 rounds".
     """
@@ -29,9 +29,9 @@ def paths_of(output, rounds):
 
 @needs_compiler
 def test_kernels_stay_within_their_buffers(tmp_path):
-    """Each kernel of each path gives what the plain one does, on buffers that end at a page.
+    """Each kernel of each path gives the plain one's result, on buffers that end at a page.
 
-    Without sanitizers, which take a minute to build: the page faults.
+    The page faults, so no sanitizer is needed, which would take a minute to build.
     """
     tests, sources = NATIVE / "tests", NATIVE / "src"
     files = [tests / "kernels_test.cpp", *sorted((sources / "kernels").rglob("*.cpp"))]
@@ -55,8 +55,8 @@ def test_kernels_stay_within_their_buffers(tmp_path):
 def test_mutated_frames_harm_no_decoder(tmp_path):
     """No target reads or writes out of bounds, and all kernel paths agree on each frame.
 
-    Before them, the kernels under the sanitizers. Coverage leads the mutations where the machine
-    has clang++ with libFuzzer; elsewhere they are blind. Minutes by hand:
+    The kernels run first, under the sanitizers. Coverage guides the mutations where the machine has
+    clang++ with libFuzzer; elsewhere they are random. Minutes by hand:
     codecs/native/tests/fuzz/run.sh.
     """
     done = subprocess.run(

@@ -1,6 +1,4 @@
-"""Bytes from the network: damaged, cut, swapped or forged, they raise CodecError or decode; nothing
-else.
-"""
+"""Damaged, cut, swapped or forged frames raise CodecError or decode; nothing else."""
 
 import struct
 
@@ -64,9 +62,7 @@ SEEDS = list(seeds())
 
 
 def survives(frame):
-    """Decode; True when that works, False when CodecError says why not. Any other error fails the
-    test.
-    """
+    """Decode; returns False for a CodecError. Any other error fails the test."""
     accumulator = np.zeros(LIMITS.max_values, np.float32)
     try:
         values = decode(frame, LIMITS)
@@ -80,7 +76,7 @@ def survives(frame):
 
 
 def test_the_seeds_cover_every_mode():
-    """Mutations of frames that lack a mode would test nothing of it."""
+    """Mutations of frames without a mode would not test it."""
     infos = [info(frame) for frame in SEEDS]
     for count in ("raw_fp32_chunks", "constant_chunks", "raw_code_chunks", "coded_chunks"):
         assert any(getattr(seen, count) for seen in infos)
@@ -90,8 +86,8 @@ def test_the_seeds_cover_every_mode():
     assert {plan.split_index for plan in plans} == {0, 1, 2}
 
 
-def test_damage_is_always_noticed():
-    """CRC-32 finds every burst of up to 32 bits, so no flipped bit may pass."""
+def test_damage_is_always_found():
+    """CRC-32 finds every burst of up to 32 bits, so every flipped bit is found."""
     generator = np.random.default_rng(1)
     for frame in SEEDS:
         for at in {*range(min(len(frame), 60)), *generator.integers(0, len(frame), 20).tolist()}:
@@ -104,7 +100,7 @@ def test_damage_is_always_noticed():
 
 
 def test_every_truncation_is_refused():
-    """A stream that ends early must never look complete, with old checksums or new ones."""
+    """A stream that ends early never looks complete, with old checksums or new ones."""
     generator = np.random.default_rng(3)
     for frame in SEEDS:
         for size in {*range(min(len(frame), 80)), *generator.integers(0, len(frame), 20).tolist()}:
@@ -113,7 +109,7 @@ def test_every_truncation_is_refused():
 
 
 def test_bytes_left_over_are_refused():
-    """After the last chunk, and inside a chunk's payload."""
+    """After the last chunk, and within a chunk's payload."""
     for frame in SEEDS:
         assert not survives(frame + b"\0")
         if len(frame) > HEADER:
@@ -126,7 +122,7 @@ def test_bytes_left_over_are_refused():
 
 
 def test_chunks_cannot_change_places_or_frames():
-    """Equal sizes make swapping easy; the index and the header's checksum tell."""
+    """Chunks of equal size are told apart by their index and the header's checksum."""
     values = np.arange(64, dtype=np.float32)
     frame = encode(values, CodecSpec("fp32", 16, 32, entropy=False))
     half = (len(frame) - HEADER) // 2
@@ -179,7 +175,7 @@ def test_huge_announcements_cost_nothing():
     ],
 )
 def test_each_field_is_checked(offset, value, message):
-    """Right checksums do not make a frame right."""
+    """Correct checksums do not make a frame correct."""
     frame = bytearray(encode(np.linspace(-1, 1, 500, dtype=np.float32), CodecSpec("e4m3")))
     frame[offset : offset + len(value)] = value
     with pytest.raises(FrameError, match=message):
@@ -250,7 +246,7 @@ def test_each_field_is_checked(offset, value, message):
         ("uniform", "00 01 20 01 00 00 80 00", "a scale is not from 8 to 992"),
         ("uniform", "00 01 20 01 00 e0 03 01 01 00", "a scale is not from 8 to 992"),
         ("uniform", "00 01 20 01 00 08 00 0a" + "01 00" * 10, "a scale is not from 8 to 992"),
-        # Then the planes, and what was escaped.
+        # Then the planes, and the escaped values.
         ("e4m3", "00 00 01 00 78 00" + "00" * 95, "too early"),
         ("uniform", "01 01 00 00 02 00", "too early"),
         ("uniform", "01 01 00 00 02 00" + "00" * 511, "too early"),
@@ -260,7 +256,7 @@ def test_each_field_is_checked(offset, value, message):
     ],
 )
 def test_forged_coded_chunks_are_refused(name, payload, message):
-    """Each way in which heads, tables, scales and planes of 128 values can lie."""
+    """Every error of heads, tables, scales and planes of 128 values."""
     frame = forged(name, bytes.fromhex(payload), 128 if "scale" not in message else 9 * 128)
     with pytest.raises(FrameError, match=message):
         decode(frame)
@@ -280,18 +276,14 @@ def test_forged_coded_chunks_are_refused(name, payload, message):
         ("uniform", "01 01 ff e0 03 00", 127 * 2.0**120),
     ],
 )
-def test_what_has_one_meaning_is_taken(name, payload, value):
-    """Wide scales, bits in padding, an escaped value that need not be: other decoders must take
-    them, too.
-    """
+def test_unusual_frames_with_one_meaning_are_read(name, payload, value):
+    """Wide scales, bits in padding, an unneeded escaped value: other decoders accept them too."""
     assert decode(forged(name, bytes.fromhex(payload), 128))[0] == np.float32(value)
 
 
 @pytest.mark.parametrize("mode", [2, 3])
-def test_values_missing_from_the_escaped_ones_are_noticed(mode):
-    """As many follow as there are escape codes, in raw codes too, and each inner block has its
-    own.
-    """
+def test_missing_escaped_values_are_found(mode):
+    """There are as many as escape codes, in raw codes too, and each inner block has its own."""
     heavy = np.random.default_rng(1).standard_t(1.5, 20_000).astype(np.float32)
     frame = encode(heavy, CodecSpec("uniform", entropy=mode == 3))
     payload = frame[HEADER + HEAD :]
@@ -309,7 +301,7 @@ def test_values_missing_from_the_escaped_ones_are_noticed(mode):
 
 
 def test_flags_and_modes_cannot_lie():
-    """Receivers rely on the flag to know that a delta is finite."""
+    """Receivers rely on the flag for a finite delta."""
     infinity, one = struct.pack("<f", np.inf), struct.pack("<f", 1.0)
     for mode, payload, values in [(1, infinity, 9), (0, infinity + one, 2)]:
         assert info(forged("fp32", payload, values, mode, 1)).nonfinite
@@ -330,7 +322,7 @@ def test_flags_and_modes_cannot_lie():
     ("name", "lowest", "highest"), [("e4m3", 10, 247), ("e5m2", 17, 240), ("uniform", 8, 992)]
 )
 def test_scales_end_where_the_format_says(name, lowest, highest):
-    """Just outside, codes would decode to subnormal or infinite numbers, which receivers may treat
+    """Just outside, codes would decode to subnormal or infinite numbers, which receivers treat
     differently.
     """
 

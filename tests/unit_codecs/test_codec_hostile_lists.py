@@ -1,5 +1,5 @@
-"""Payloads written by hand whose streams, or lists of symbols without a code, lie; and some that
-look so and have one meaning.
+"""Payloads written by hand with wrong streams or wrong lists of symbols without a code, and some
+unusual ones with one meaning.
 """
 
 import struct
@@ -24,18 +24,18 @@ ZEROS = "20000000" + LOWS + SECONDS
 symbol.
 """
 MARKED = "20000000" + "00" * 15 + "01" + SECONDS
-"""The last one has no code."""
+"""As ZEROS, but the last symbol has no code."""
 SCALES = "78 00"
 WRONG_LIST = "a list of symbols without a code is too short or too long"
 NONE = "00 00"
 ONE = "01 00"
-"""How many are in a list."""
+"""The number of symbols in a list."""
 LAST = " 00 01 00"
 """The number 1 of 63, in two bit planes and a rank."""
 
 
 def readings(frame):
-    """What each implementation makes of a frame: the bytes of its values, or the text of its
+    """Return each implementation's reading of a frame: the bytes of its values, or the text of its
     refusal.
     """
     for name in available():
@@ -83,13 +83,12 @@ def readings(frame):
             LOWER + "20000000" + "04" + "00" * 15 + SECONDS + SCALES + NONE,
             "a lane ends with no symbol of a plane of 2 bits",
         ),
-        # Low bits that leave a seventeenth rank, or just not; that the only number does not have;
-        # without a list.
+        # Low bits that leave 17 ranks, or 16; more than the only number has; without a list.
         ("00 02 00 1e 15" + "55" * 15 + "05 01 00", "numbers up to 32 with 1 low bits"),
         ("00 02 00 1f 15" + "55" * 15 + "66 01 00", "payload ends too early"),
         ("00 01 00 02 00 02 12 22 02", "numbers up to 0 with 1 low bits"),
         ("00 02 00 01 10 11 01 00", "numbers up to 0 with 1 low bits"),
-        # Lists that end too early, or name more symbols than there are.
+        # Lists that end too early, or have more symbols than there are.
         (UPPER + ZEROS, "payload ends too early"),
         (UPPER + ZEROS + SCALES, "payload ends too early"),
         (UPPER + ZEROS + SCALES + "00", "payload ends too early"),
@@ -129,7 +128,7 @@ def readings(frame):
         (UPPER + "20000000" + "01 00" * 8 + SECONDS + SCALES + "09 00" + "00" * 6, WRONG_LIST),
         (LOWER + MARKED + SCALES + NONE, WRONG_LIST),
         (LOWER + ZEROS + SCALES + ONE + "00 00", WRONG_LIST),
-        # Of two bad streams, the first is told.
+        # Of two bad streams, the first is reported.
         (
             "00 02 00002101 02 00002101" + "00000000" + "ffffffff",
             "a stream ends before its symbols do",
@@ -167,8 +166,8 @@ def readings(frame):
     ],
 )
 def test_forged_streams_and_lists_are_refused(payload, message):
-    """Each way in which the streams of 128 values, and the lists of what has no code, can lie; on
-    every path in the same words.
+    """Every error of the streams of 128 values and of the lists; on every path with the same
+    text.
     """
     frame = forged("e4m3", bytes.fromhex(payload), 128)
     assert dict(zip(available(), readings(frame), strict=True)) == dict.fromkeys(
@@ -200,15 +199,13 @@ def test_forged_streams_and_lists_are_refused(payload, message):
     ],
 )
 def test_streams_that_have_one_meaning_are_taken(payload, at, value):
-    """Bits in the padding of a list, and last symbols that no encoder would leave to a lane."""
+    """Bits in the padding of a list, and last symbols that no encoder leaves to a lane."""
     for values in readings(forged("e4m3", bytes.fromhex(payload), 128)):
         assert np.frombuffer(values, np.float32)[[0, at]].tolist() == [0, np.float32(value)]
 
 
 def test_a_lane_without_a_symbol_may_end_with_any():
-    """Nine values have sixteen lanes; the others are checked, too, but nobody sees what they
-    hold.
-    """
+    """Nine values have sixteen lanes; the others are checked too, but their content is not used."""
     for unseen in ("00", "01", "3f"):
         stream = "20000000" + "00" * 9 + unseen * 7 + "01" * 16
         frame = forged("e4m3", bytes.fromhex(UPPER + stream + SCALES + NONE), 9)
@@ -216,13 +213,15 @@ def test_a_lane_without_a_symbol_may_end_with_any():
 
 
 def bytes_of(bits):
-    """The first bit in the lowest of the first byte."""
+    """Pack bits, the first in the lowest of the first byte."""
     parts = [bits[at : at + 8] for at in range(0, len(bits), 8)]
     return bytes(sum(bit << at for at, bit in enumerate(part)) for part in parts)
 
 
 def list_of(numbers, low_bits, last_rank):
-    """How many, low bits in planes, and what is above them as ranks up to the last one."""
+    """Return a list's bytes: the count, low bits in planes, and the rest as ranks up to the last
+    one.
+    """
     data = struct.pack("<H", len(numbers))
     for bit in reversed(range(low_bits)):
         data += bytes_of([number >> bit & 1 for number in numbers])
@@ -236,8 +235,8 @@ def list_of(numbers, low_bits, last_rank):
 )
 @pytest.mark.parametrize("low_bits", [2, 3, 4, 5, 6])
 def test_listed_symbols_are_numbered_from_the_coded_ones_on(low_bits, first, last):
-    """Each of 62 symbols at each number of low bits that may be; two symbols have a code, and no
-    value takes it.
+    """Each of 62 symbols with each valid number of low bits; two symbols have a code, which no
+    value uses.
     """
     nibbles = [2] + [0] * (last - first - 1) + [2] + [0] * ((last - first + 1) % 2)
     packed = bytes(low + 16 * high for low, high in zip(nibbles[::2], nibbles[1::2], strict=True))
@@ -259,8 +258,8 @@ def test_listed_symbols_are_numbered_from_the_coded_ones_on(low_bits, first, las
 
 @pytest.mark.parametrize("low_bits", range(16))
 def test_low_bits_are_those_that_leave_few_ranks(low_bits):
-    """Of 255 symbols without a code: from four, with ranks up to 15, to the eight that their
-    numbers have.
+    """For 255 symbols without a code: from four, with ranks up to 15, to the eight bits of their
+    numbers.
     """
     heads = b"\0\2" + bytes((0, 0, 1 + 16 * low_bits)) + b"\1" + b"\1\0"
     payload = heads + bytes.fromhex(ZEROS) + bytes.fromhex(NONE)

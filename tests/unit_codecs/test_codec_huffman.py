@@ -17,7 +17,7 @@ COUNTS = st.lists(st.integers(0, 1 << 17), min_size=2, max_size=256).filter(
 
 
 def huffman_lengths(counts):
-    """Plain Huffman with a heap, without any limit."""
+    """Return plain Huffman lengths by a heap, without a limit."""
     heap = [(count, [symbol]) for symbol, count in enumerate(counts) if count]
     heapq.heapify(heap)
     lengths = [0] * len(counts)
@@ -30,8 +30,8 @@ def huffman_lengths(counts):
 
 
 def documented_lengths(counts, limit):
-    """As docs/WIRE.md tells it, with a sorted list in place of the queues, and lengths in place of
-    numbers of leaves.
+    """Return lengths as docs/WIRE.md describes, with a sorted list instead of queues and lengths
+    instead of numbers of leaves.
     """
     leaves = sorted((count, symbol) for symbol, count in enumerate(counts) if count)
     # (weight, leaf before package, order of making, ranks)
@@ -58,8 +58,8 @@ def documented_lengths(counts, limit):
 
 
 def optimal_cost(counts, limit):
-    """Package-merge (Larmore and Hirschberg, JACM 1990): the weight of the first 2m - 2 items of
-    the last list.
+    """Return package-merge's cost (Larmore and Hirschberg, JACM 1990): the weight of the first 2m -
+    2 items of the last list.
     """
     leaves = sorted(count for count in counts if count)
     items = leaves
@@ -76,7 +76,7 @@ def cost(counts, lengths):
 @UNHURRIED
 @given(COUNTS)
 def test_lengths_are_complete_limited_and_cover_what_occurs(counts):
-    """Kraft equality is what decoders demand; a length above 8 has no place in their tables."""
+    """Decoders demand Kraft equality; their tables have lengths up to 8."""
     lengths = code_lengths(np.array(counts))
     assert sum(1 << (LENGTH_LIMIT - int(length)) for length in lengths if length) == 256
     assert [length > 0 for length in lengths] == [count > 0 for count in counts]
@@ -85,7 +85,7 @@ def test_lengths_are_complete_limited_and_cover_what_occurs(counts):
 @UNHURRIED
 @given(COUNTS)
 def test_as_good_as_plain_huffman_where_the_limit_does_not_bind(counts):
-    """An independent optimum; where the limit binds, plain Huffman is a lower bound."""
+    """Plain Huffman is an independent optimum; where the limit binds, it is a lower bound."""
     lengths = code_lengths(np.array(counts))
     plain = huffman_lengths(counts)
     if max(plain) <= LENGTH_LIMIT:
@@ -97,9 +97,7 @@ def test_as_good_as_plain_huffman_where_the_limit_does_not_bind(counts):
 @UNHURRIED
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=40), st.integers(6, 12))
 def test_ties_break_as_documented(counts, limit):
-    """Equal counts are common; another implementation must give the same lengths, not only the same
-    cost.
-    """
+    """Equal counts are common; another implementation must give the same lengths."""
     if sum(count > 0 for count in counts) < 2:
         counts = [1, 1, *counts]
     lengths = code_lengths(np.array(counts), limit)
@@ -109,8 +107,9 @@ def test_ties_break_as_documented(counts, limit):
 @UNHURRIED
 @given(COUNTS)
 def test_the_limit_costs_little_more_than_it_must(counts):
-    """Room is made for leaves that are brought up without looking at their weights; the optimum
-    does look. Rarer symbols have no code in a chunk's own table.
+    """Leaves are raised without regard to their weights, unlike in the optimum.
+
+    Rarer symbols have no code in a chunk's own table.
     """
     total = sum(counts)
     counts = [count if 768 * count >= total else 0 for count in counts]
@@ -121,8 +120,8 @@ def test_the_limit_costs_little_more_than_it_must(counts):
 
 @pytest.mark.parametrize("symbols", [13, 30])
 def test_fibonacci_counts_meet_the_limit(symbols):
-    """Fibonacci counts make plain Huffman as deep as it gets; the rarest of thirteen is as rare as
-    the rarest that has a code.
+    """Fibonacci counts make plain Huffman deepest; the rarest of thirteen is as rare as a coded
+    symbol can be.
     """
     counts = [1, 1]
     while len(counts) < symbols:

@@ -25,8 +25,8 @@ BLOCK = 16_384
 
 
 def canonical_words(lengths, escape):
-    """Symbol to code word, as a string of 0 and 1, by the textbook rule; the escape counts as
-    symbol ESCAPE, the last of all.
+    """Return symbol -> code word, as a text of 0 and 1, by the textbook rule; the escape is symbol
+    ESCAPE, the last.
     """
     code, previous, words = 0, 0, {}
     leaves = [*enumerate(lengths), (ESCAPE, escape)]
@@ -38,7 +38,7 @@ def canonical_words(lengths, escape):
 
 
 def documented_stream(symbols, lengths, escape=0):
-    """The encoder of the document: from the last symbol to the first, from the stream's end to its
+    """Encode as the document: from the last symbol to the first, from the stream's end to its
     front.
     """
     words = canonical_words(lengths, escape)
@@ -62,7 +62,7 @@ def documented_stream(symbols, lengths, escape=0):
 
 
 def documented_symbols(stream, lengths, count, escape=0):
-    """The decoder of the document; of a symbol without a code the lowest such."""
+    """Decode as the document; a symbol without a code gives the lowest such."""
     symbol_of = {word: symbol for symbol, word in canonical_words(lengths, escape).items()}
     if escape:
         word = next(word for word, symbol in symbol_of.items() if symbol == ESCAPE)
@@ -98,10 +98,10 @@ def read(stream, table, count):
 
 
 def table_of(counts, escape=0):
-    """Huffman's table of counts (2**width,), with an escape that counts so much."""
+    """Return Huffman's table of counts (2**width,), with an escape of this count."""
     lengths = code_lengths(np.append(counts, escape))
     width, escape = (len(counts) - 1).bit_length(), int(lengths[-1])
-    # What streams do not know of: how the symbols without a code are listed.
+    # Streams do not depend on it: how the symbols without a code are listed.
     low_bits = width - 4 if escape and width > 4 else 0
     return CodeTable(width, escape, lengths[:-1].tobytes(), low_bits)
 
@@ -118,7 +118,7 @@ def assert_as_documented(symbols, table):
 
 
 def skewed(count, seed=3):
-    """Symbols (count,) of six bits, of which a few are frequent."""
+    """Return symbols (count,) of six bits, of which a few are frequent."""
     return np.minimum(np.random.default_rng(seed).geometric(0.3, count), 63)
 
 
@@ -132,13 +132,13 @@ TWO = CodeTable(1, 0, b"\1\1")
 @UNHURRIED
 @given(SYMBOLS)
 def test_streams_are_the_documented_ones(symbols):
-    """Native code is written from the document; this pins the document to the reference."""
+    """Native code is written from the document; this test ties the document to the reference."""
     assert_as_documented(symbols, table_of(np.bincount(symbols, minlength=256)))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_number_of_symbols_is_spread_as_documented(count):
-    """Steps and lanes end at other places than the symbols do."""
+    """Steps and lanes end at other places than the symbols."""
     symbols = skewed(count).tolist()
     for table in (SKEWED, WITH_ESCAPE):
         assert_as_documented([min(s, 12) for s in symbols] if table is SKEWED else symbols, table)
@@ -155,8 +155,8 @@ def test_codes_at_their_limits(count, table):
 @UNHURRIED
 @given(SYMBOLS, st.integers(0, 600), st.lists(st.integers(0, 255), max_size=40))
 def test_symbols_without_a_code_take_the_escape(seen, weight, others):
-    """The escape ranks behind every symbol of its length; the lowest symbol without a code stands
-    for all of them.
+    """The escape ranks after every symbol of its length; the lowest symbol without a code stands
+    for all.
     """
     counts = np.bincount(seen, minlength=256)
     table = table_of(counts, 0 if counts.all() else 1 + weight)
@@ -174,9 +174,7 @@ def test_the_escape_may_be_any_leaf(escape):
 @UNHURRIED
 @given(SYMBOLS)
 def test_size_is_that_of_the_code_and_two_bytes_a_lane(symbols):
-    """The plan's cost relies on this: what the lanes hold in the end takes less than what they hold
-    in the beginning.
-    """
+    """The plan's cost relies on it: lanes hold fewer bits at the end than at the start."""
     table = table_of(np.bincount(symbols, minlength=256))
     coded = symbols[: max(0, len(symbols) - 16)]
     bits = sum(table.lengths[symbol] for symbol in coded)
@@ -184,13 +182,13 @@ def test_size_is_that_of_the_code_and_two_bytes_a_lane(symbols):
 
 
 def test_many_lanes_begin_where_the_document_says():
-    """A lane costs two bytes, which small planes do not have."""
+    """A lane costs two bytes, so small planes have few."""
     assert [lanes_of(count) for count in (0, 16_383, 16_384, 1 << 20)] == [16, 16, 128, 128]
 
 
 @pytest.mark.parametrize("count", [3, 16, 17, 500])
-def test_a_stream_that_is_cut_short_is_noticed_at_every_byte(count):
-    """The lanes ask for bytes that are not there; no cut can pass."""
+def test_a_stream_that_is_cut_short_is_refused_at_every_byte(count):
+    """The lanes need bytes that are missing, at any cut."""
     stream = written(np.minimum(skewed(count), 12), SKEWED)
     for size in range(len(stream)):
         with pytest.raises(FrameError, match="a stream ends before its symbols do"):
@@ -198,8 +196,8 @@ def test_a_stream_that_is_cut_short_is_noticed_at_every_byte(count):
 
 
 @pytest.mark.parametrize("count", [0, 3, 16, 500, 16_400])
-def test_a_stream_that_goes_on_is_noticed(count):
-    """Each symbol was read, and bytes are left."""
+def test_a_stream_with_bytes_left_is_refused(count):
+    """Bytes are left after the last symbol."""
     stream = written(np.minimum(skewed(count), 12), SKEWED)
     for more in (b"\0", b"\1\2\3"):
         with pytest.raises(FrameError, match="a stream goes on after its symbols"):
@@ -208,8 +206,8 @@ def test_a_stream_that_goes_on_is_noticed(count):
 
 @pytest.mark.parametrize("count", [0, 9, 16, 500])
 @pytest.mark.parametrize("lane", [0, 7, 15])
-def test_a_lane_that_holds_no_bits_is_noticed(count, lane):
-    """Its second byte has no bit that marks their number; also where the lane has no symbol."""
+def test_a_lane_that_holds_no_bits_is_refused(count, lane):
+    """Its second byte has no marking bit; also where the lane has no symbol."""
     stream = bytearray(written(np.minimum(skewed(count), 12), SKEWED))
     stream[16 + lane] = 0
     with pytest.raises(FrameError, match="a lane holds no bits"):
@@ -219,8 +217,8 @@ def test_a_lane_that_holds_no_bits_is_noticed(count, lane):
 @pytest.mark.parametrize("count", [0, 9, 16, 33])
 @pytest.mark.parametrize("lane", [0, 15])
 @pytest.mark.parametrize("held", [2, 3, 255])
-def test_bits_that_a_lane_has_left_are_noticed(count, lane, held):
-    """They would be a second way to write the same symbols."""
+def test_bits_left_in_a_lane_are_refused(count, lane, held):
+    """They would be a second encoding of the same symbols."""
     stream = bytearray(written(np.full(count, 1), BYTES))
     assert stream[16 + lane] == 1
     stream[16 + lane] = held
@@ -230,8 +228,8 @@ def test_bits_that_a_lane_has_left_are_noticed(count, lane, held):
 
 @pytest.mark.parametrize("count", [0, 9, 16])
 @pytest.mark.parametrize("last", [64, 128, 255])
-def test_a_lane_that_ends_with_no_symbol_is_noticed(count, last):
-    """A byte holds more than a plane of 6 bits; also where the lane has no symbol."""
+def test_a_lane_that_ends_with_no_symbol_is_refused(count, last):
+    """A byte can exceed a plane of 6 bits; also where the lane has no symbol."""
     for lane in (0, 8, 15):
         stream = bytearray(written(np.ones(count, np.uint8), SKEWED))
         stream[lane] = last
@@ -239,8 +237,8 @@ def test_a_lane_that_ends_with_no_symbol_is_noticed(count, last):
             read(stream, SKEWED, count)
 
 
-def test_a_last_symbol_beyond_the_plane_is_noticed_behind_coded_ones():
-    """The byte came to the front of its lane's code words, and not to that of the stream."""
+def test_a_last_symbol_beyond_the_plane_is_refused_behind_coded_ones():
+    """The byte is at the front of its lane's code words, not of the stream."""
     wide = CodeTable(8, 0, SKEWED.lengths + bytes(192))
     stream = written([*([1, 2, 3] * 80), 200], wide)
     assert 200 not in stream[:16]
@@ -250,9 +248,7 @@ def test_a_last_symbol_beyond_the_plane_is_noticed_behind_coded_ones():
 
 @pytest.mark.parametrize("count", [40, 16_400])
 def test_damaged_streams_are_refused_or_have_another_meaning(count):
-    """Each sequence of symbols has one stream: what is read from another one is written so
-    again.
-    """
+    """Each sequence of symbols has one stream: what is read from another is written as that."""
     table = CodeTable(3, 0, bytes([1, 2, 4, 4, 5, 5, 5, 5]))
     symbols = np.random.default_rng(0).integers(0, 8, count)
     stream = written(symbols, table)
@@ -272,7 +268,7 @@ def test_damaged_streams_are_refused_or_have_another_meaning(count):
 
 
 def test_a_lane_may_end_with_any_symbol_of_the_plane():
-    """One without a code, for which no encoder writes itself, has no second meaning."""
+    """One without a code, which no encoder leaves there, has no second meaning."""
     stream = bytearray(written([1] * 9, WITH_ESCAPE))
     stream[4], stream[12] = 63, 5
     assert read(stream, WITH_ESCAPE, 9) == [1, 1, 1, 1, 63, 1, 1, 1, 1]

@@ -1,8 +1,7 @@
-"""Time that a hostile frame may take: it goes with the frame's length and its values, whatever the
-frame is made of.
+"""The time for a hostile frame is proportional to its length and its values.
 
-Not a benchmark: sixteen times as much may take up to 96 times the processor time of this thread,
-where what goes with the square takes 256 times.
+Not a benchmark: sixteen times as much may take up to 96 times this thread's processor time;
+quadratic work would take 256 times.
 """
 
 import time
@@ -23,23 +22,25 @@ def bell(count):
 
 
 def refused_late(frame):
-    """With right checksums, but a byte too many: all of it is read before that is found."""
+    """Add a byte at the end, with correct checksums, so that everything is read before the
+    refusal.
+    """
     return with_checksums(frame) + b"\0"
 
 
 def tiny_chunks(count):
-    """As many chunks as values allow: a head and a few codes each."""
+    """Make as many chunks as values allow: a head and a few codes each."""
     return refused_late(encode(bell(16 * count), CodecSpec("e4m3", 16, 16)))
 
 
 def constant_chunks(count):
-    """Twenty bytes each."""
+    """Make constant chunks of twenty bytes each."""
     values = np.repeat(bell(count), 16)
     return refused_late(encode(values, CodecSpec("fp32", 16, 16)))
 
 
 def listed(count):
-    """One chunk, about a fifth of whose symbols are in lists: its table is made from runs that show
+    """Make one chunk with about a fifth of its symbols in lists: its table is made from runs with
     two values only.
     """
     index = np.arange(8 * count)
@@ -49,17 +50,15 @@ def listed(count):
 
 
 def escaped(count):
-    """One chunk of uniform codes, of which one in eight is followed by an fp32 value, and with a
-    scale for every 16.
+    """Make one chunk of uniform codes: one in eight is followed by an fp32 value, and every 16 have
+    a scale.
     """
     values = bell(8 * count) * np.where(np.arange(8 * count) % 8 == 0, 1e6, 1)
     return refused_late(encode(values.astype(np.float32), CodecSpec("uniform", 16, 1 << 20)))
 
 
 def processor_time(read, frame):
-    """The least of several readings, in seconds of this thread: other programs on the machine do
-    not count.
-    """
+    """Return the least of several readings, in seconds of this thread's processor time."""
     found = []
     for _ in range(REPEATS):
         before = time.thread_time()
@@ -72,9 +71,9 @@ def processor_time(read, frame):
 @pytest.mark.parametrize("made", [tiny_chunks, constant_chunks, listed, escaped])
 @pytest.mark.parametrize("name", available())
 def test_time_goes_with_the_length(name, made):
-    """A frame of a megabyte that took a minute would stop a server with a few peers of bad will."""
+    """A frame of a megabyte that takes a minute would let a few hostile peers stop a server."""
     codec = implementation_named(name)
-    # Native paths store 131072 values and more otherwise: both frames are so large.
+    # Native paths store 131072 values and more differently, so both frames are that large.
     few = 200 if name == "numpy" else 8192
     frames = [made(few), made(FACTOR * few)]
     values = [codec.info(frame[:-1]).values for frame in frames]

@@ -1,5 +1,5 @@
-"""Which plane is stored how, and which split is taken: the rules of docs/WIRE.md, worked out a
-second time.
+"""The choice of split, and the storage of each plane: docs/WIRE.md's rules, implemented a second
+time.
 """
 
 import numpy as np
@@ -34,8 +34,9 @@ FIRST_PAYLOAD = 28 + 16
 
 
 def bits_in_the_list(lengths, low_bits):
-    """Bits of the number of each symbol without a code: those between the coded ones come first,
-    then the nearest, the lower before the higher.
+    """Return the bits of the number of each symbol without a code.
+
+    Those between coded symbols come first, then the nearest, the lower before the higher.
     """
     coded = [symbol for symbol, length in enumerate(lengths) if length]
     uncoded = [symbol for symbol in range(len(lengths)) if symbol not in coded]
@@ -48,8 +49,8 @@ def bits_in_the_list(lengths, low_bits):
 
 
 def low_bits_rule(counts, lengths):
-    """The low bits of an own table's list: the fewest of those that give the fewest bits, of
-    symbols a little more frequent than they were seen.
+    """Return the low bits of an own table's list: the least number with the fewest bits, for
+    symbols slightly more frequent than seen.
     """
     costs = {}
     highest = lengths.count(0) - 1
@@ -61,7 +62,9 @@ def low_bits_rule(counts, lengths):
 
 
 def table_rule(counts, table, head_bytes, values):
-    """Cost in bits of a plane with that table; head_bytes counts the head after its first byte."""
+    """Return the cost in bits of a plane with that table; head_bytes counts the head after its
+    first byte.
+    """
     lengths, escape, low_bits = table
     listed = bits_in_the_list(lengths, low_bits)
     bits = sum(
@@ -73,7 +76,7 @@ def table_rule(counts, table, head_bytes, values):
 
 
 def plane_rule(counts, width, values=None):
-    """Kind and cost in bits, as in the document."""
+    """Return kind and cost in bits, as in the document."""
     total, present = sum(counts), sum(count > 0 for count in counts)
     values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
@@ -94,7 +97,7 @@ def plane_rule(counts, width, values=None):
 
 
 def planes_of_codes(counts, name, index):
-    """Widths and counts of an 8-bit split's planes, bit by bit."""
+    """Return widths and counts of an 8-bit split's planes, bit by bit."""
     rotated = name != "uniform" and index == 0
     whole = index == (1 if name == "uniform" else 2)
     for start, width in [(0, 8)] if whole else [(0, 6), (6, 2)]:
@@ -107,7 +110,7 @@ def planes_of_codes(counts, name, index):
 
 
 def split_rule(sample, values, name):
-    """Split and cost in bits of a chunk with an 8-bit format."""
+    """Return split and cost in bits of a chunk with an 8-bit format."""
     counts = np.bincount(sample, minlength=256).tolist()
     quarter = len(sample) // 4
     together = sum(abs(counts[code] - counts[code + 128]) for code in range(128)) > quarter
@@ -124,7 +127,7 @@ def split_rule(sample, values, name):
 
 
 def planned(counts, width, values=None):
-    """What plan_plane makes of it: kind and cost in bits."""
+    """Return plan_plane's kind and cost in bits."""
     counts = np.array(counts)
     values = int(counts.sum()) if values is None else values
     plan = plan_plane(Counted(counts, width, int(counts.sum()), values))
@@ -147,8 +150,8 @@ def skewed(generator, width, flatness, total):
     st.sampled_from([None, 0, 1, 3, 16]),
 )
 def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, unseen):
-    """Encoders in two languages must agree near every threshold, so skews from none to strong are
-    drawn, and samples of chunks.
+    """Encoders in two languages must agree near thresholds, so skews from none to strong are drawn,
+    and samples of chunks.
     """
     generator = np.random.default_rng(seed)
     counts = skewed(generator, width, flatness, 7 * 10**scale + seed % 50).tolist()
@@ -179,8 +182,8 @@ def test_codes_may_cost_just_a_sixty_fourth_less_than_raw(first, second, kind):
 
 
 def test_nearly_uniform_planes_are_not_searched():
-    """Seventeen symbols of which none exceeds a sixteenth stay raw, although a code would pay: the
-    search is what costs.
+    """Seventeen symbols, none above a sixteenth, stay raw although a code would pay: the search
+    costs time.
     """
     counts = np.array([1000] * 16 + [3] + [0] * 15)
     assert planned(counts, 5)[0] == RAW
@@ -203,7 +206,7 @@ SAMPLED_EVERY = {
     [(count, every) for every, counts in SAMPLED_EVERY.items() for count in counts],
 )
 def test_samples_are_some_of_the_runs(count, every):
-    """All ends of the rule: small chunks count in full, and the last run of a large one may be
+    """All limits of the rule: small chunks count completely, and the last run of a large one may be
     short.
     """
     words = np.arange(count, dtype=np.uint32)
@@ -223,7 +226,7 @@ def test_samples_are_some_of_the_runs(count, every):
     st.sampled_from([1, 1, 16]),
 )
 def test_splits_are_chosen_by_the_documented_rule(name, seed, count, shape, unseen):
-    """Zeros and one-sided signs move the choice; both are drawn from none to all."""
+    """Zeros and one-sided signs change the choice; both are drawn from none to all."""
     sparsity, one_sided, spread = shape
     generator = np.random.default_rng(seed)
     codes = (96 + 8 * spread * generator.standard_normal(count)).clip(1, 126).astype(np.uint8)
@@ -235,7 +238,7 @@ def test_splits_are_chosen_by_the_documented_rule(name, seed, count, shape, unse
 
 
 def split_costs(codes, name):
-    """What each split costs, tried or not."""
+    """Return the cost of each split, tried or not."""
     counts = np.bincount(codes, minlength=256).tolist()
     return [
         8 + sum(plane_rule(p, w)[1] for w, p in planes)
@@ -245,7 +248,7 @@ def split_costs(codes, name):
 
 @pytest.mark.parametrize(("low", "high", "split"), [(0, 6.25, 0), (6.25, 7.5, 1)])
 def test_a_later_split_has_to_save_a_sixteenth(low, high, split):
-    """Larger alphabets are slower, so a small gain is refused."""
+    """Larger alphabets are slower, so a small gain is not taken."""
     found = 0
     for seed in range(60):
         generator = np.random.default_rng(seed)
@@ -262,7 +265,7 @@ def test_a_later_split_has_to_save_a_sixteenth(low, high, split):
 
 
 def test_a_split_that_was_refused_sets_no_mark_for_the_next():
-    """Here split 1 costs less than split 0, but not enough less; split 2 is measured against split
+    """Split 1 costs a little less than split 0, and is refused; split 2 is compared with split
     0.
     """
     generator = np.random.default_rng(0)
@@ -277,9 +280,9 @@ def test_a_split_that_was_refused_sets_no_mark_for_the_next():
 
 
 @pytest.mark.parametrize(("signs", "split"), [(1600, 2), (1460, 1)])
-def test_signs_are_looked_at_from_a_quarter_on(signs, split):
-    """What is not tried is not taken, however little it costs: here a fifth, then more than a
-    quarter, of all signs are unbalanced.
+def test_signs_count_from_a_quarter_on(signs, split):
+    """A split that is not tried is not taken, whatever its cost: a fifth, then more than a quarter,
+    of all signs are unbalanced.
     """
     codes = np.full(4000, 60, np.uint8)
     codes[:signs] = 56
@@ -294,7 +297,7 @@ def gaussian(count, seed=0):
 
 
 def plane_kinds(frame, name):
-    """Split and the kinds of all planes of the frame's first chunk, read off its heads."""
+    """Return the split and the kinds of all planes of the frame's first chunk, from its heads."""
     split, *rest = frame[FIRST_PAYLOAD : FIRST_PAYLOAD + 1200]
     rest, kinds = bytes(rest), []
     for _ in FORMATS[name].splits[split].widths:
@@ -309,8 +312,8 @@ def plane_kinds(frame, name):
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 @pytest.mark.parametrize("where", [1024, 17_407, 40_000, 65_000])
 def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, where):
-    """The sample cannot know. In the plan of everything that follows, only what is rare takes an
-    escape, however late it comes.
+    """The second plan counts all that follows: only rare symbols take an escape, however late they
+    come.
     """
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     frame = encode(values, CodecSpec(name))
@@ -325,7 +328,7 @@ def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, wher
 
 
 def test_what_the_sample_sees_is_never_planned_again():
-    """A symbol in the sample, or one that is missing from a coded plane, is no reason."""
+    """A symbol in the sample, or one missing from a coded plane, is no reason for a new plan."""
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     values[15_504] = -1e30
     assert 15_504 // 16 % 17 == 0
@@ -339,7 +342,7 @@ def test_what_the_sample_sees_is_never_planned_again():
 
 
 def coded_bytes(words, name, plan):
-    """What a chunk takes by that plan, but for scales and escaped values."""
+    """Return the bytes of a chunk by that plan, without scales and escaped values."""
     pieces = []
     write_plan(plan, pieces)
     write_streams(words, FORMATS[name], plan, pieces)
@@ -349,8 +352,8 @@ def coded_bytes(words, name, plan):
 
 
 def misleading(name, count):
-    """Values (count,) of which the sampled runs show a few symbols, in each plane, and the others
-    the rest of them.
+    """Return values (count,) whose sampled runs show a few symbols of each plane, and whose other
+    runs the rest.
     """
     generator = np.random.default_rng(1)
     sampled = np.arange(count) // 16 % 17 == 0
@@ -373,9 +376,7 @@ def misleading(name, count):
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2", "uniform"])
 def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
-    """An adversary may hide everything between the sampled runs; what turns out larger is not
-    sent.
-    """
+    """An adversary may hide everything between the sampled runs; a larger result is not sent."""
     values = misleading(name, 65_536)
     frame, plain = (encode(values, CodecSpec(name, entropy=entropy)) for entropy in (True, False))
     assert frame == plain
@@ -390,9 +391,7 @@ def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 def test_the_plan_decides_whether_a_chunk_is_coded(name):
-    """By its estimate, which in small chunks can be larger than what coding takes; encoders need
-    not try.
-    """
+    """By its estimate, which in small chunks may exceed the coded size; encoders need not try."""
     refused = 0
     for seed in range(130):
         generator = np.random.default_rng(seed)

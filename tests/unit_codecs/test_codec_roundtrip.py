@@ -1,4 +1,4 @@
-"""The public functions: what goes in comes out, in caller-owned buffers, whatever the sizes."""
+"""The public functions: values survive, in caller-owned buffers of all sizes."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def same_bits(left, right):
 
 
 def rounded(values, spec):
-    """What a lossy format makes of values, chunk by chunk, without any frame."""
+    """Return a lossy format's rounding of values, chunk by chunk, without a frame."""
     kind = FORMATS[spec.format]
     result = values.copy()
     for start in range(0, len(values), spec.chunk_values):
@@ -74,7 +74,7 @@ def rounded(values, spec):
 
 
 def raw_codes_bytes(blocks, kind):
-    """Size of a chunk in mode raw codes; only uniform's can exceed that of raw fp32."""
+    """Return the size of a chunk in mode raw codes; only uniform's can exceed that of raw fp32."""
     pieces = []
     for block in blocks:
         if block.scales is not None:
@@ -84,8 +84,8 @@ def raw_codes_bytes(blocks, kind):
 
 
 def leaves_out(part, spec):
-    """Whether a chunk of mostly escaped values goes as raw fp32; coding may bring it below that
-    size after all.
+    """Return whether a chunk of mostly escaped values is sent as raw fp32; coding may still make it
+    smaller.
     """
     return info(encode(part, evolve(spec, chunk_values=1 << 20))).raw_fp32_chunks == 1
 
@@ -125,9 +125,7 @@ def test_arbitrary_values_and_grids(values, spec):
     spec=SPECS,
 )
 def test_chunks_with_nonfinite_values_keep_every_bit(bits, spec):
-    """NaN payloads, signalling ones included, infinities and their neighbors survive every
-    format.
-    """
+    """NaN payloads, also signaling ones, infinities and their neighbors survive every format."""
     bits[0] = 0x7F800001
     values = bits.view(np.float32)
     spec = evolve(spec, chunk_values=1024)
@@ -138,7 +136,7 @@ def test_chunks_with_nonfinite_values_keep_every_bit(bits, spec):
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2"])
 def test_negative_zero_survives(name):
-    """The sign of zero is part of the value: digests are taken over bits."""
+    """The sign of zero counts: digests are over bits."""
     values = gaussian(5000)
     values[::3] = -0.0
     values[1::3] = 0.0
@@ -151,7 +149,7 @@ def test_negative_zero_survives(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [0.0, 1.0, -3e-5, 3.4e38, np.inf, np.nan, 1e-42])
 def test_constant_chunks_cost_a_few_bytes(name, value):
-    """Untouched weights are common; they round as elsewhere, and what cannot be rounded stays."""
+    """Untouched weights are common; they round as elsewhere, and exact values stay."""
     values = np.full(300_000, value, np.float32)
     frame = encode(values, CodecSpec(name))
     assert info(frame).constant_chunks == 3
@@ -172,7 +170,7 @@ def test_subnormals_survive_where_the_document_says_so(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_accumulate_is_one_multiplication_and_one_addition(name):
-    """All nodes must get the same bits, so the order of roundings is part of the interface."""
+    """All nodes get the same bits, so the order of roundings is part of the interface."""
     frame = encode(gaussian(40_000), CodecSpec(name, chunk_values=16_384))
     accumulator = gaussian(40_003, seed=9)
     weight = 0.1
@@ -184,7 +182,7 @@ def test_accumulate_is_one_multiplication_and_one_addition(name):
 
 
 def test_a_bad_frame_leaves_the_accumulator_alone():
-    """A damaged last chunk must not leave a half-added delta behind."""
+    """A damaged last chunk leaves no half-added delta."""
     frame = bytearray(encode(gaussian(40_000), CodecSpec("e4m3", chunk_values=16_384)))
     frame[-1] ^= 1
     accumulator = gaussian(40_000, seed=4)
@@ -215,7 +213,7 @@ def test_outputs_belong_to_the_caller():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_raw_modes_decode_at_any_alignment(name):
-    """Frames come out of larger messages at odd addresses."""
+    """Frames are parts of larger messages, at odd addresses."""
     values = gaussian(333)
     frame = encode(values, CodecSpec(name, entropy=False))
     for offset in range(5):
@@ -225,7 +223,7 @@ def test_raw_modes_decode_at_any_alignment(name):
 
 
 def test_frames_do_not_depend_on_the_chunk_grid():
-    """A value decodes to the same bits wherever chunks end, as long as blocks stay whole."""
+    """A value decodes to the same bits wherever chunks end, if blocks stay complete."""
     values = gaussian(10_000)
     for name in NAMES:
         decoded = [
@@ -280,7 +278,7 @@ def test_outputs_that_are_too_small_or_read_only_are_refused():
 
 
 def test_limits_hold_before_anything_is_allocated():
-    """Twenty bytes can announce a million equal values, so the caller's limit decides."""
+    """Twenty bytes can announce a million equal values, so the caller sets a limit."""
     frame = encode(np.zeros(1 << 20, np.float32))
     with pytest.raises(LimitError, match="1048576 values, 1000 allowed"):
         decode(frame, Limits(max_values=1000))
@@ -310,6 +308,6 @@ def test_limits_hold_before_anything_is_allocated():
     ],
 )
 def test_impossible_settings_are_refused(settings_):
-    """At the place where they are written, not at the first frame."""
+    """They are refused where they are written, not at the first frame."""
     with pytest.raises(CodecUsageError):
         CodecSpec(**settings_)

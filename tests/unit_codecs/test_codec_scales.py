@@ -1,4 +1,4 @@
-"""Scales: their forms on the wire, worked out a second time from docs/WIRE.md, by every
+"""Scales: their forms on the wire, computed a second time from docs/WIRE.md, for every
 implementation.
 """
 
@@ -30,18 +30,18 @@ ONE = {"e4m3": 0x38, "e5m2": 0x3C, "uniform": 129}
 
 
 def forms_of(name):
-    """All that there are."""
+    """Return all forms."""
     return [*range(WIDTHS[name] + 1), *(way + last for way in (UPWARD, DOWNWARD) for last in LASTS)]
 
 
 def bytes_of(bits):
-    """The first bit in the lowest of the first byte, filled up with zeros."""
+    """Pack bits, the first in the lowest of the first byte, padded with zeros."""
     parts = [bits[at : at + 8] for at in range(0, len(bits), 8)]
     return bytes(sum(bit << at for at, bit in enumerate(part)) for part in parts)
 
 
 def in_form(name, one, form, numbers):
-    """Scales by their differences to the smallest, or by their ranks, which `form` tells."""
+    """Write scales by their differences to the smallest, or by their ranks, as `form` says."""
     data = one.to_bytes(2 if name == "uniform" else 1, "little") + bytes([form])
     if form < UPWARD:
         planes = [[n >> bit & 1 for n in numbers] for bit in reversed(range(form))]
@@ -52,7 +52,7 @@ def in_form(name, one, form, numbers):
 
 
 def meant(one, form, numbers):
-    """The scales that `in_form` writes."""
+    """Return the scales that `in_form` writes."""
     if form < UPWARD:
         return [one + number for number in numbers]
     sign = 1 if form < DOWNWARD else -1
@@ -61,7 +61,7 @@ def meant(one, form, numbers):
 
 
 def documented(name, scales):
-    """What an encoder writes, and its form."""
+    """Return an encoder's bytes, and their form."""
     smallest, range_ = min(scales), max(scales) - min(scales)
     width = len(format(range_, "b")) if range_ else 0
     planes = in_form(name, smallest, width, [scale - smallest for scale in scales])
@@ -84,7 +84,7 @@ def written(name, scales):
 
 
 def scale_values(name, scales):
-    """What a code of 1 means."""
+    """Return the value of a code of 1."""
     if name == "uniform":
         steps = [np.float32(2 ** (scale % 4 / 4)) for scale in scales]
         return [
@@ -94,7 +94,7 @@ def scale_values(name, scales):
 
 
 def readings(name, data, runs, codes=None):
-    """By implementation: the value of a code of 1 in each run behind these scales, or the
+    """Return by implementation: the value of a code of 1 in each run behind these scales, or the
     refusal.
     """
     payload = data + (bytes([ONE[name]]) * RUN * runs if codes is None else codes)
@@ -117,7 +117,7 @@ def readings(name, data, runs, codes=None):
 
 
 def same(found):
-    """As every implementation has it."""
+    """Return the common reading of all implementations."""
     return dict.fromkeys(available(), found)
 
 
@@ -127,7 +127,7 @@ def out_of_range(name):
 
 @st.composite
 def names_and_scales(draw):
-    """Scales of a format, close together or anywhere, one of them often frequent."""
+    """Draw scales of a format, close together or anywhere, one of them often frequent."""
     name = draw(st.sampled_from(NAMES))
     lowest, highest = RANGES[name]
     spread = draw(st.integers(0, 9) | st.integers(0, highest - lowest))
@@ -139,7 +139,7 @@ def names_and_scales(draw):
 
 @st.composite
 def names_and_forms(draw):
-    """Any form of any format, with any numbers: many are what no encoder writes, some are out of
+    """Draw any form of any format with any numbers: many are written by no encoder, some are out of
     range.
     """
     name = draw(st.sampled_from(NAMES))
@@ -155,7 +155,7 @@ def names_and_forms(draw):
 @UNHURRIED
 @given(names_and_scales())
 def test_scales_survive_in_the_documented_form(given_):
-    """The shorter one, and all of it read again."""
+    """The shorter form is written, and read completely."""
     name, scales = given_
     data = written(name, scales)
     assert data == documented(name, scales)[0]
@@ -167,8 +167,8 @@ def test_scales_survive_in_the_documented_form(given_):
 @UNHURRIED
 @given(names_and_forms())
 def test_every_form_is_read_by_its_meaning(given_):
-    """Also those that no encoder takes, if the scales are in range; the one may be out of it. Every
-    implementation reads the same.
+    """Also forms that no encoder writes, if the scales are in range; the reference scale may be
+    outside. All implementations agree.
     """
     name, one, form, numbers = given_
     scales = meant(one, form, numbers)
@@ -203,7 +203,7 @@ COMMON = [A] * 20
         ([*COMMON, B, A - 1], A, UPWARD + 2),
         ([*COMMON, C, A - 2], A, UPWARD + 4),
         ([*COMMON, *COMMON, B, A - 1, A - 1], A, DOWNWARD + 2),
-        # Of two that are as frequent, the smaller one, though the larger one has more neighbors.
+        # Of two equally frequent scales the smaller one, though the larger one has more neighbors.
         ([*COMMON, *[B] * 20, C, C], A, UPWARD + 3),
         ([*[B] * 20, C, C, *COMMON], A, UPWARD + 3),
         # They may differ by 7, and no more.
@@ -215,8 +215,8 @@ COMMON = [A] * 20
     ],
 )
 def test_an_encoder_takes_the_documented_form(name, scales, one, form):
-    """By hand: what is most frequent, how far the others are, and on which side most of them
-    lie.
+    """By hand: the most frequent scale, the distance of the others, and the side on which most of
+    them are.
     """
     data = written(name, scales)
     base = 2 if name == "uniform" else 1
@@ -227,8 +227,8 @@ def test_an_encoder_takes_the_documented_form(name, scales, one, form):
 @UNHURRIED
 @given(names_and_scales())
 def test_every_encoder_takes_the_same_form(given_):
-    """Values that have these scales, each run of one magnitude: in frames without coding, the
-    scales come first.
+    """Values with these scales, each run of one magnitude: without coding, the scales are first in
+    the frame.
     """
     name, scales = given_
     if name == "uniform":
@@ -257,7 +257,7 @@ def test_every_encoder_takes_the_same_form(given_):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", range(256))
 def test_unknown_forms_are_refused(name, form):
-    """Everything but widths and ranks up to 1 to 15, in the same words."""
+    """Everything except widths, and ranks up to 1 to 15, with the same text."""
     one = RANGES[name][0] + 50
     data = in_form(name, one, form if form in forms_of(name) else 0, [0, 0, 0])
     data = bytearray(data)
@@ -269,7 +269,7 @@ def test_unknown_forms_are_refused(name, form):
 
 
 def test_the_unknown_forms_are_those_of_the_document():
-    """That the test above looks at."""
+    """The forms of the test above."""
     for name, widest in (("e4m3", 8), ("e5m2", 8), ("uniform", 10)):
         unknown = {*range(widest + 1, 65), *range(80, 129), *range(144, 256)}
         assert unknown == {*range(256)} - {*forms_of(name)}
@@ -310,9 +310,7 @@ def test_the_unknown_forms_are_those_of_the_document():
     ],
 )
 def test_scales_out_of_range_are_refused(name, one, form, numbers):
-    """In either direction, also where the number that is left of one in a byte or two would be a
-    scale.
-    """
+    """In either direction, also where the number's low byte or bytes would be a scale."""
     data = in_form(name, one, form, numbers)
     assert readings(name, data, len(numbers)) == same(out_of_range(name))
 
@@ -341,7 +339,7 @@ def test_scales_out_of_range_are_refused(name, one, form, numbers):
     ],
 )
 def test_only_scales_that_a_run_has_must_be_in_range(name, one, form, numbers):
-    """What is refused is a scale, not the number it was worked out from."""
+    """A scale is refused, not the number it is computed from."""
     scales = meant(one, form, numbers)
     data = in_form(name, one, form, numbers)
     assert readings(name, data, len(numbers)) == same(scale_values(name, scales))
@@ -350,8 +348,8 @@ def test_only_scales_that_a_run_has_must_be_in_range(name, one, form, numbers):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", [3, UPWARD + 1, UPWARD + 15, DOWNWARD + 4, DOWNWARD + 15])
 @pytest.mark.parametrize("runs", [1, 8, 20, 200])
-def test_scales_that_are_cut_short_are_noticed(name, form, runs):
-    """Wherever the payload ends, and however many ranks are left to come."""
+def test_scales_that_are_cut_short_are_refused(name, form, runs):
+    """At any end of the payload, however many ranks are missing."""
     largest = 7 if form < UPWARD else form % 64
     numbers = np.random.default_rng(runs).integers(0, largest + 1, runs).tolist()
     data = in_form(name, sum(RANGES[name]) // 2, form, numbers)
@@ -365,7 +363,7 @@ def test_scales_that_are_cut_short_are_noticed(name, form, runs):
 @pytest.mark.parametrize("form", [3, UPWARD + 5, DOWNWARD + 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_of_scales_is_ignored(name, form):
-    """Behind the last bit any may stand."""
+    """Bits after the last one may have any value."""
     one, numbers = sum(RANGES[name]) // 2, [0, 3, 1]
     data = bytearray(in_form(name, one, form, numbers))
     for at in range(len(data) - 3, len(data)) if form == 3 else [len(data) - 1]:
@@ -385,7 +383,7 @@ def test_padding_of_scales_is_ignored(name, form):
     ],
 )
 def test_a_value_beyond_fp32_is_found_under_ranks(run, is_finite, one, form, numbers):
-    """The code of 256 is infinite under the highest scale, which may be the one or not."""
+    """The code of 256 is infinite under the highest scale, which may be the reference or not."""
     codes = bytearray([ONE["e4m3"]]) * (RUN * 3)
     codes[RUN * run] = 0x78
     data = in_form("e4m3", one, form, numbers)

@@ -51,8 +51,8 @@ def drawn(draw, count):
     ],
 )
 def test_frames_are_close_to_the_entropy(name, draw, over, bits):
-    """The point of the entropy stage: the order-0 entropy of the codes, times this, has room for
-    scales, tables, heads, escapes.
+    """The order-0 entropy of the codes, times this factor, has room for scales, tables, heads and
+    escapes.
     """
     values = drawn(draw, 4 * COUNT)
     codes = np.concatenate([block.words for block in quantise(values, FORMATS[name], 128, 14)])
@@ -62,7 +62,7 @@ def test_frames_are_close_to_the_entropy(name, draw, over, bits):
 
 
 def test_uniform_codes_need_fewer_bits_than_e4m3_at_its_error():
-    """What they are for: at a mean square error that is not larger, a seventh less."""
+    """A seventh fewer, at a mean square error that is not larger."""
     values = gaussian(4 * COUNT)
     sizes, errors = [], []
     for name in ("e4m3", "uniform"):
@@ -75,8 +75,8 @@ def test_uniform_codes_need_fewer_bits_than_e4m3_at_its_error():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_sample_misses_costs_little(name):
-    """Frames planned from a twenty-ninth of the values, against the same planned from all of them,
-    inner block by inner block.
+    """Frames planned from a twenty-ninth of the values, against plans from all of them, for each
+    inner block.
     """
     values = gaussian()
     sampled = len(encode(values, CodecSpec(name)))
@@ -85,13 +85,13 @@ def test_what_a_sample_misses_costs_little(name):
 
 
 def test_fp32_frames_save_the_exponents_redundancy():
-    """Lossless: mantissas do not shrink, exponents of Gaussian values take about 2.6 of 8 bits."""
+    """Mantissas do not shrink; exponents of Gaussian values take about 2.6 of 8 bits."""
     assert info(encode(gaussian())).bits_per_value < 26.7
 
 
 def test_fp32_frames_of_bfloat16_weights_drop_the_empty_half():
-    """Initial weights often were bf16 once: one lower byte is constant; the escape of a table for
-    the last, signs alone, costs half a bit.
+    """Initial weights are often bf16 values: one lower byte is constant; the escape in the last
+    plane's table, of signs alone, costs half a bit.
     """
     values = torch.from_numpy(gaussian()).bfloat16().float().numpy()
     frame = encode(values)
@@ -111,7 +111,7 @@ def test_fp32_frames_of_bfloat16_weights_drop_the_empty_half():
     ],
 )
 def test_each_split_is_chosen_where_it_pays(name, number_format, split):
-    """A split nobody chooses is dead weight on the wire format."""
+    """Each split of the wire format is of use."""
     values = gaussian()
     if name == "gelu":
         values = torch.nn.functional.gelu(torch.from_numpy(values)).numpy()
@@ -125,14 +125,14 @@ def test_each_split_is_chosen_where_it_pays(name, number_format, split):
 
 @pytest.mark.parametrize(("step_log2", "split"), [(14, 0), (8, 0), (0, 1)])
 def test_uniform_splits_are_chosen_where_they_pay(step_log2, split):
-    """Coarse steps give most values the code of zero; the lowest two bits then are no noise."""
+    """With coarse steps most values have the code of zero, and the lowest two bits are no noise."""
     frame = encode(gaussian(), CodecSpec("uniform", step_log2=step_log2))
     assert frame[28 + 16] == split
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_overhead_of_a_one_chunk_frame(name):
-    """The runtime sends one frame per chunk, so heads may cost 64 bytes at most."""
+    """The runtime sends one frame per chunk, so heads may cost at most 64 bytes."""
     number_format = FORMATS[name]
     frame = encode(gaussian(), CodecSpec(name, entropy=False))
     # Eight inner blocks, each with 3 bytes and at most 4 bits of 128 runs.
@@ -152,7 +152,7 @@ def test_coding_that_does_not_pay_is_left_out(name):
 
 
 def adversaries(count):
-    """Values chosen to make scales wide, codes uniform, code tables long, or chunks escape."""
+    """Return values that make scales wide, codes uniform, code tables long, or chunks escape."""
     generator = np.random.default_rng(count)
     exponents = generator.integers(-140, 127, count)
     yield np.ldexp(generator.choice([-1.5, 1.5], count), exponents).astype(np.float32)
@@ -172,7 +172,7 @@ def adversaries(count):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("entropy", [True, False])
 def test_bound_is_a_bound(name, entropy):
-    """encode_into trusts it; the worst inputs at awkward sizes must stay below."""
+    """encode_into relies on it; the worst inputs at awkward sizes stay below."""
     for block_values, chunk_values in [(16, 16), (16, 48), (128, 1024), (128, 131_072)]:
         spec = CodecSpec(name, block_values, chunk_values, entropy)
         for count in (1, 2, 3, 15, 17, 33, 100, 257, min(5000, 20 * chunk_values + 1)):
@@ -184,8 +184,8 @@ def test_bound_is_a_bound(name, entropy):
 
 
 def test_blocks_of_zeros_do_not_widen_the_scales():
-    """Embedding rows that were not used leave whole blocks of zeros; their scales must not cost the
-    others bits.
+    """Unused embedding rows leave complete blocks of zeros; their scales cost the others no
+    bits.
     """
     values = gaussian(16384)
     values[: 16384 // 2] = 0
@@ -198,12 +198,12 @@ def test_blocks_of_zeros_do_not_widen_the_scales():
 
 
 def worst_inner_block(name, split_index):
-    """Bytes of one inner block when no symbol has a code but a few, and uniform escapes every value
+    """Return the bytes of one inner block with few coded symbols, where uniform escapes every value
     with the widest scales.
     """
     number_format = FORMATS[name]
-    # All but two symbols share the escape leaf; the highest one, which is the last in the list,
-    # takes the most bits with few low ones.
+    # All but two symbols share the escape leaf; the highest one, last in the list, takes the most
+    # bits with few low bits.
     low_bits = {2: 0, 6: 2, 8: 4}
     table = {w: CodeTable(w, 2, b"\1\2" + bytes((1 << w) - 2), low_bits[w]) for w in low_bits}
     for width, low in low_bits.items():
@@ -231,8 +231,8 @@ def worst_inner_block(name, split_index):
 
 
 def test_bound_leaves_room_for_an_inner_block_at_its_worst():
-    """An encoder may find only then that coding does not pay; after that it starts again, in the
-    same buffer.
+    """An encoder may find only then that coding does not pay, and starts again in the same
+    buffer.
     """
     worst = [
         worst_inner_block(name, index)

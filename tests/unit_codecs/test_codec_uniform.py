@@ -1,5 +1,6 @@
-"""Uniform codes: steps, rounding and escapes, worked out a second time in doubles, where every fp32
-product and sum is exact before it is rounded once.
+"""Uniform codes: steps, rounding and escapes, computed a second time in doubles.
+
+There every fp32 product and sum is exact before it is rounded once.
 """
 
 import math
@@ -27,12 +28,12 @@ VALUES = hnp.arrays(
 
 
 def single(number):
-    """A double rounded to fp32, as a double."""
+    """Return a double rounded to fp32, as a double."""
     return struct.unpack("<f", struct.pack("<f", number))[0]
 
 
 def power(quarters):
-    """2**(quarters / 4): the fractional part rounded to fp32, the rest exact."""
+    """Return 2**(quarters / 4): the fractional part rounded to fp32, the rest exact."""
     return math.ldexp(single(2.0 ** (quarters % 4 / 4)), quarters // 4)
 
 
@@ -54,7 +55,7 @@ def sum_in_sequence(squares):
 
 
 def step_of(run, block_values, step_log2, summed=sum_in_lanes):
-    """The k of a run of Python floats, None when it is zero throughout."""
+    """Return the k of a run of Python floats, None when it is zero throughout."""
     largest = max(abs(value) for value in run)
     if not largest:
         return None
@@ -78,13 +79,15 @@ def planes_of(numbers, width):
 
 
 def ranks_of(ranks):
-    """Numbers as ranks up to the highest of them."""
+    """Return numbers as ranks up to the highest of them."""
     bits = [int(rank > below) for below in range(max(ranks)) for rank in ranks if rank >= below]
     return planes_of(bits, 1)
 
 
 def scales_of(steps):
-    """The bytes of steps: in bit planes, or around the most frequent one where that is shorter."""
+    """Return the bytes of steps: in bit planes, or around the most frequent one where that is
+    shorter.
+    """
     lowest, spread = min(steps), max(steps) - min(steps)
     width = spread.bit_length()
     planes = struct.pack("<HB", lowest + 512, width) + planes_of([k - lowest for k in steps], width)
@@ -99,7 +102,7 @@ def scales_of(steps):
 
 
 def inner_block(values, block_values, step_log2):
-    """The bytes of raw codes and the decoded values."""
+    """Return the bytes of raw codes and the decoded values."""
     runs = [values[at : at + block_values] for at in range(0, len(values), block_values)]
     steps = [step_of(run, block_values, step_log2) for run in runs]
     lowest = min((k for k in steps if k is not None), default=-504)
@@ -117,8 +120,9 @@ def inner_block(values, block_values, step_log2):
 
 
 def assert_like_document(values, block_values=128, step_log2=14):
-    """A frame without coding against the bytes, and the values, that the document gives. Values
-    below 2**120, two at least.
+    """Check a frame without coding against the document's bytes and values.
+
+    For values below 2**120, two at least.
     """
     spec = CodecSpec("uniform", block_values, 1 << 20, entropy=False, step_log2=step_log2)
     frame = encode(values, spec)
@@ -145,9 +149,7 @@ def assert_like_document(values, block_values=128, step_log2=14):
 
 
 def test_steps_are_rounded_quarter_powers_of_two():
-    """The table is part of the wire format: every step that a frame may hold, and the inverse of
-    each.
-    """
+    """The table is part of the wire format: every step of a frame, and its inverse."""
     quarters = np.arange(-504, 505)
     expected = [power(k) for k in quarters.tolist()]
     assert power_values(quarters).tolist() == expected
@@ -184,7 +186,7 @@ def test_codes_are_those_of_the_document(draw, block_values, count):
 
 @pytest.mark.parametrize("step_log2", [0, 1, 7, 8, 14, 23, 31, 40])
 def test_every_step_log2_follows_the_document(step_log2):
-    """From steps of the root mean square itself to such that most values escape."""
+    """From steps of the root mean square itself to steps with which most values escape."""
     values = drawn("gauss", 2000).astype(np.float32)
     assert_like_document(values, 128, step_log2)
     values[:1000] = 0
@@ -196,7 +198,7 @@ def test_every_step_log2_follows_the_document(step_log2):
 @example(values=np.array([0, -0.0, 0], np.float32), block=16, step_log2=14)
 @example(values=np.array([0, 1e-45, -1e-45], np.float32), block=16, step_log2=40)
 def test_arbitrary_values_follow_the_document(values, block, step_log2):
-    """Hypothesis looks for the run that breaks a step."""
+    """Hypothesis searches for a run with a wrong step."""
     assert_like_document(values, block, step_log2)
 
 
@@ -211,7 +213,7 @@ def test_every_size_of_values_follows_the_document(exponent):
 
 
 def test_steps_end_where_the_format_says():
-    """A step below 2**-126 would be subnormal; one above 2**120 cannot be asked for."""
+    """A step below 2**-126 would be subnormal; one above 2**120 cannot be chosen."""
     tiny = np.array([3e-45, 1e-45, 0, 2.0**-127], np.float32)
     assert quantise(tiny, 16, 14)[1].tolist() == [-504]
     assert decode(encode(tiny, CodecSpec("uniform", 16))).tolist() == [0, 0, 0, 0]
@@ -223,7 +225,7 @@ def test_steps_end_where_the_format_says():
 
 
 def test_values_from_two_to_the_120_on_go_as_they_are():
-    """One such value, of either sign, makes its chunk raw fp32, and only that."""
+    """One such value, of either sign, makes its chunk raw fp32, and no other."""
     values = drawn("gauss", 3000).astype(np.float32)
     limit = np.float32(2.0**120)
     for large, raw in ((np.nextafter(limit, np.float32(0)), 0), (limit, 1), (-limit, 1)):
@@ -237,7 +239,7 @@ def test_values_from_two_to_the_120_on_go_as_they_are():
 
 
 def test_zero_is_positive_and_runs_of_zeros_follow_their_inner_block():
-    """Only a constant chunk keeps -0.0; the step of zeros widens nothing."""
+    """Only a constant chunk keeps -0.0; the step of a run of zeros widens nothing."""
     values = np.ones(16384 * 2, np.float32)
     values[1::2] = -1
     values[:256] = 0
@@ -273,7 +275,7 @@ def test_zero_is_positive_and_runs_of_zeros_follow_their_inner_block():
     ],
 )
 def test_halves_go_to_even_and_127_is_the_last_code(quotient, code):
-    """Ties, and both sides of where the escape begins: the rounded quotient decides."""
+    """Ties, and both sides of the first escape: the rounded quotient decides."""
     values = np.ones(1024, np.float32)
     # Steps of exactly 1/16, since the root mean square is nearest to 1.
     values[1] = quotient / 16
@@ -285,8 +287,9 @@ def test_halves_go_to_even_and_127_is_the_last_code(quotient, code):
 
 
 def near_threshold(seed, quarter):
-    """A run (256,) whose sum of squares lies within rounding of quarter times a power of two, and
-    its largest value in [1, 2).
+    """Return a run (256,) whose sum of squares is within rounding of quarter times a power of two.
+
+    Its largest value is in [1, 2).
     """
     generator = np.random.default_rng(seed)
     run = generator.uniform(0.3, 1.0, 256)
@@ -301,7 +304,7 @@ def near_threshold(seed, quarter):
 
 @pytest.mark.parametrize("quarter", [FIRST_QUARTER, THIRD_QUARTER])
 def test_the_order_of_the_sum_decides_and_is_kept(quarter):
-    """Within a few units in the last place of a threshold another order gives another step, so the
+    """Within a few units in the last place of a threshold another order gives another step: the
     order is part of the format.
     """
     differ = 0
@@ -317,9 +320,7 @@ def test_the_order_of_the_sum_decides_and_is_kept(quarter):
 @UNHURRIED
 @given(st.integers(0, 2**32 - 1), st.integers(-100, 100), st.integers(0, 20))
 def test_steps_follow_the_root_mean_square(seed, exponent, step_log2):
-    """The purpose of the arithmetic: within an eighth of an octave of rms * 2**(-step_log2 / 4),
-    for whole runs.
-    """
+    """Within an eighth of an octave of rms * 2**(-step_log2 / 4), for complete runs."""
     values = np.random.default_rng(seed).standard_t(3, 256)
     values = np.ldexp(values, exponent).astype(np.float32)
     root_mean_square = math.sqrt(float((values.astype(np.float64) ** 2).mean()))
@@ -328,8 +329,8 @@ def test_steps_follow_the_root_mean_square(seed, exponent, step_log2):
 
 
 def test_finer_steps_cost_bits_and_save_error():
-    """One more means a step smaller by 2**(1/4): a quarter of a bit, and an error that is smaller
-    by as much.
+    """One more means a step smaller by 2**(1/4): a quarter of a bit, and an error smaller by the
+    same factor.
     """
     values = drawn("gauss", 131_072).astype(np.float32)
     sizes, errors = [], []
@@ -340,12 +341,12 @@ def test_finer_steps_cost_bits_and_save_error():
         errors.append(float((error**2).mean()) ** 0.5)
     assert all(0.9 < finer - coarser < 1.1 for coarser, finer in pairwise(sizes))
     assert all(0.45 < fine / rough < 0.55 for rough, fine in pairwise(errors))
-    # The error of a uniform step of about rms * 2**-3.5 is that over the root of 12.
+    # The error of a uniform step of about rms * 2**-3.5 is that step over the root of 12.
     assert errors[1] == pytest.approx(2**-3.5 / math.sqrt(12), rel=0.05)
 
 
 @pytest.mark.parametrize("step_log2", [-1, 41, 14.0, "14", None])
 def test_impossible_step_log2_is_refused(step_log2):
-    """At the place where it is written."""
+    """It is refused where it is written."""
     with pytest.raises(Exception, match="step_log2"):
         CodecSpec("uniform", step_log2=step_log2)

@@ -1,11 +1,10 @@
-"""Golden vectors: frames written once, which every version must still read and this version still
-writes.
+"""Golden vectors: frames written once, which every version must read and this version still writes.
 
-tests/vectors/codec_v5.json lists them: what goes in, and of what comes out the CRC-32. The frames
-are in files beside it, except the large ones. The values come from `values_of` below, in integers
-and exact operations, so that any language can repeat them. A wire change adds a new set and keeps
-this one decoding; until a first release it replaces it. To write them anew, which changes what all
-other tests of the bytes are measured by, and to look at what changed:
+tests/vectors/codec_v5.json lists the inputs and the CRC-32 of the outputs. The frames are in files
+beside it, except the large ones. The values are from `values_of` below, in integers and exact
+operations, so that any language can repeat them. A wire change adds a new set and keeps this one
+decoding; until a first release it replaces it. To write them again, which changes the reference of
+all other tests of bytes, and to inspect the change:
 
     python tests/unit_codecs/test_codec_vectors.py && git diff --stat tests/vectors
 """
@@ -27,7 +26,7 @@ LARGEST_FILE = 17_000
 
 
 def hashes(count, salt):
-    """32-bit integers (count,) without visible order: multiply and shift, modulo 2**32."""
+    """Return 32-bit integers (count,) without visible order: multiply and shift, modulo 2**32."""
     mixed = np.arange(1, count + 1, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(salt)
     for shift, factor in ((15, 0x85EBCA77), (13, 0xC2B2AE3D)):
         mixed ^= mixed >> np.uint32(shift)
@@ -36,7 +35,7 @@ def hashes(count, salt):
 
 
 def bell(count):
-    """Roughly Gaussian: sums of four 16-bit integers, centered, times 2**-26."""
+    """Return roughly Gaussian values: sums of four 16-bit integers, centered, times 2**-26."""
     total = np.zeros(count, dtype=np.int64)
     for salt in (1, 2):
         mixed = hashes(count, salt)
@@ -45,14 +44,14 @@ def bell(count):
 
 
 def zeros_below(numbers, most):
-    """How many zero bits stand below the lowest set one, at most `most`: 0 half of the time, then a
-    quarter, and so on.
+    """Return the number of zero bits below the lowest set one, at most `most`: 0 half of the time,
+    then a quarter, and so on.
     """
     return sum(((numbers & np.uint32((2 << bit) - 1)) == 0).astype(np.int64) for bit in range(most))
 
 
 def values_of(kind, count):
-    """The values of a golden vector, (count,) float32."""
+    """Return the values of a golden vector, (count,) float32."""
     values = bell(count)
     chance = hashes(count, 3)
     index = np.arange(count)
@@ -74,12 +73,12 @@ def values_of(kind, count):
         return np.ldexp(values, -118)
     if kind == "heavy":  # twice as large is half as frequent
         return np.ldexp(values, zeros_below(chance, 20))
-    if kind == "outside":  # large values where a sample does not look
+    if kind == "outside":  # large values outside the sample
         return np.ldexp(values, np.where((chance % 97 == 0) & ~is_sampled, 9, 0))
-    if kind == "late":  # two of the four bytes change once, where a sample does not look
+    if kind == "late":  # two of the four bytes change once, outside the sample
         numbers = 128 + chance % 97
         return np.where(index == count - 2000, -(2.0**100), numbers / 128).astype(np.float32)
-    if kind == "misled":  # a sample shows a few small bytes, the rest is full of others
+    if kind == "misled":  # a sample has a few small bytes, the rest has others
         words = np.zeros(count, dtype=np.uint32)
         for shift in (0, 8, 16, 24):
             drawn = hashes(count, 10 + shift)
@@ -95,7 +94,7 @@ def values_of(kind, count):
 
 
 def inputs():
-    """What goes into each vector, as it stands in the list."""
+    """Return the inputs of each vector, as in the list."""
     for name in FORMATS:
         is_scaled = name in ("e4m3", "e5m2", "uniform")
         for kind, count, spec in [
@@ -143,7 +142,7 @@ def inputs():
 
 
 def name_of(given):
-    """A name that tells the vectors apart."""
+    """Return a unique name of the vector."""
     spec = given["spec"]
     parts = [spec["format"], given["values"], str(given["count"])]
     parts += [f"b{spec['block_values']}"] if "block_values" in spec else []
@@ -158,7 +157,7 @@ def checksum(array):
 
 
 def made(given):
-    """The frame, and the checksums of what comes out besides."""
+    """Return the frame, and the checksums of the other outputs."""
     values = values_of(given["values"], given["count"])
     if given.get("input") == "bf16":
         values = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
@@ -177,7 +176,7 @@ def made(given):
 
 
 def read(frame):
-    """The checksums of the values that a frame decodes to."""
+    """Return the checksums of the values that a frame decodes to."""
     values = decode(frame)
     halves = np.empty(values.size, np.uint16)
     decode_into(frame, halves)
@@ -185,7 +184,7 @@ def read(frame):
 
 
 def rewrite():
-    """Write all vectors anew."""
+    """Write all vectors again."""
     for path in FOLDER.glob("codec_v5*"):
         path.unlink()
     lines = []
@@ -203,9 +202,9 @@ VECTORS = json.loads(INDEX.read_text()) if INDEX.exists() else []
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
-def test_golden_frames_are_written_and_read_as_ever(vector):
-    """A byte that moves was decided: another choice of the encoder, which older decoders read as
-    well, or a new version of the format.
+def test_golden_frames_are_written_and_read_unchanged(vector):
+    """A changed byte needs a decision: another choice of the encoder, which older decoders read
+    too, or a new format version.
     """
     frame, results = made(vector)
     assert results == {key: vector[key] for key in results}
@@ -217,7 +216,7 @@ def test_golden_frames_are_written_and_read_as_ever(vector):
 
 
 def test_the_list_is_that_of_the_inputs():
-    """What the list holds was written by `rewrite`, and no file is left out or forgotten."""
+    """`rewrite` wrote the list, and no file is missing or extra."""
     for given, vector in zip(inputs(), VECTORS, strict=True):
         assert given.items() <= vector.items()
         assert vector["name"] == name_of(given)
@@ -228,8 +227,8 @@ def test_the_list_is_that_of_the_inputs():
 
 
 def test_the_vectors_show_every_part_of_the_format():
-    """A part that no vector shows may be broken in another language without a sign."""
-    # Here, as the script that writes the vectors runs without this folder.
+    """Otherwise an error in another language's implementation could stay hidden."""
+    # Imported here, because the script that writes the vectors runs without this folder.
     from frame_tables import tables_of
 
     seen = set()

@@ -1,5 +1,5 @@
-"""An install where no C++ compiler works: it succeeds, with NumPy alone, and `fsl-node doctor` says
-what is missing.
+"""An install without a C++ compiler succeeds with NumPy alone, and `fsl-node doctor` reports what
+is missing.
 """
 
 import json
@@ -27,7 +27,7 @@ cli.main(["doctor", "--json"])
 
 
 def run(arguments, cwd, **variables):
-    """The output of a program that must succeed."""
+    """Return the output of a program that must succeed."""
     environment = {key: text for key, text in os.environ.items() if key != "FSL_CODECS_PATH"}
     done = subprocess.run(
         arguments,
@@ -44,7 +44,7 @@ def run(arguments, cwd, **variables):
 
 @pytest.mark.slow
 def test_without_a_compiler_the_codec_is_numpys(tmp_path):
-    """A site whose machine has no compiler takes part all the same, and learns how to be faster."""
+    """A site without a compiler takes part, and is told how to be faster."""
     pytest.importorskip("scikit_build_core", reason="the build tool of extra dev is not here")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
     run([*pip, "--wheel-dir", str(tmp_path), str(REPOSITORY)], tmp_path, CXX="/bin/false")

@@ -1,5 +1,5 @@
-"""The native codec against the NumPy package, which is the reference: the same frames of the same
-values, on every path.
+"""The native codec against the NumPy package, the reference: the same frames of the same values, on
+every path.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def test_small_vectors(name, kind):
 @with_every_format
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_several_blocks(name, kind):
-    """Inner blocks that are full or short, and plans made from samples."""
+    """Full and short inner blocks, and plans made from samples."""
     for count in (BLOCK, BLOCK + 1, 2 * BLOCK + 777):
         assert_agree(values_of(kind, count), CodecSpec(name))
 
@@ -71,7 +71,7 @@ def test_step_log2(step_log2):
 
 @with_every_format
 def test_the_usual_chunk(name):
-    """What the runtime sends, whole frames of it on several threads included."""
+    """The runtime's chunks, also whole frames of them on several threads."""
     values = values_of("bell", 2 * CHUNK + 5000)
     frame = assert_agree(values, CodecSpec(name))
     decoded = decoded_by(REFERENCE, frame, values.size).tobytes()
@@ -122,7 +122,7 @@ def test_every_bfloat16():
         for name in ("bf16", "fp32"):
             for entropy in (True, False):
                 frame = assert_agree(values, CodecSpec(name, entropy=entropy))
-                # A signalling NaN becomes quiet.
+                # A signaling NaN becomes quiet.
                 is_nan = (given & 0x7FFF) > 0x7F80
                 wanted = np.where(is_nan, given | 0x40, given)
                 for path in PATHS:
@@ -132,7 +132,7 @@ def test_every_bfloat16():
 
 @with_every_format
 def test_samples_that_mislead(name):
-    """What the sample shows as constant, as rare or as small is not so in the rest of the chunk."""
+    """What is constant, rare or small in the sample is not so in the rest of the chunk."""
     count = BLOCK + 1000
     seen = np.arange(count) // 16 % 17 == 0
     rest = values_of("bell", count)
@@ -149,7 +149,7 @@ def test_samples_that_mislead(name):
 
 
 def test_a_misleading_constant_behind_a_payload_that_is_too_long():
-    """The plan of the sample is dropped for the constant, found last, and not for the size, found
+    """The plan of the sample is dropped for the constant, found last, not for the size, found
     first.
     """
     count = 4 * BLOCK

@@ -1,6 +1,4 @@
-"""That the native codec is there where it could have been built, so that its tests do not skip in
-silence.
-"""
+"""The native codec exists where it can be built, so that its tests are not skipped unnoticed."""
 
 import os
 import shutil
@@ -12,9 +10,7 @@ from fsl_codecs.native import load
 
 
 def test_a_compiler_means_a_native_codec():
-    """An install that could have built the extension and did not is a broken build, not a reason to
-    skip its tests.
-    """
+    """With a compiler, a missing extension is a broken build, not a reason to skip."""
     compilers = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     if not any(name and shutil.which(name.split()[0]) for name in compilers):
         pytest.skip("no C++ compiler here")

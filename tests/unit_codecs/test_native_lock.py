@@ -1,5 +1,5 @@
-"""Calls of the native codec let other Python threads run meanwhile: a server codes while its event
-loop beats.
+"""Calls of the native codec release Python's lock: a server codes while its event loop sends
+heartbeats.
 """
 
 import sys
@@ -16,13 +16,13 @@ pytestmark = needs_native
 
 COUNT = 1 << 20
 TRIES = 500
-"""Of calls of a millisecond or more: enough for the system to run the other thread, however many
-others want the processor.
+"""Calls of a millisecond or more: enough for the system to run the other thread on a busy
+machine.
 """
 
 
 def calls_of(codec):
-    """Every call that works long, by name."""
+    """Return every call that works for long, by name."""
     spec = CodecSpec("e4m3")
     values = values_of("bell", COUNT)
     frame = encoded_by(codec, values, spec)
@@ -36,10 +36,10 @@ def calls_of(codec):
 
 
 def another_thread_runs_during(call):
-    """Whether a waiting thread gets to run Python while `call` works, in one of TRIES calls.
+    """Return whether a waiting thread runs Python while `call` works, in one of TRIES calls.
 
-    Nothing else lets it: Python takes the lock from a thread that runs bytecode only after the
-    switch interval, which is hours here. So the thread also waits at the gate when `start` returns.
+    Nothing else lets it run: Python takes the lock from a running thread only after the switch
+    interval, which is hours here. So the thread also waits at the gate when `start` returns.
     """
     gate, ran = threading.Lock(), []
     thread = threading.Thread(target=lambda: ran.append(gate.acquire()))
@@ -65,9 +65,7 @@ def test_other_threads_run_during_a_call(path, name):
     assert another_thread_runs_during(calls_of(implementation_named(path))[name])
 
 
-def test_a_call_that_keeps_the_lock_is_noticed():
-    """Otherwise the test above shows nothing: sorting a list of numbers never lets another thread
-    run.
-    """
+def test_a_call_that_keeps_the_lock_is_found():
+    """Sorting a list of numbers never lets another thread run, and the check finds that."""
     numbers = list(range(20_000))
     assert not another_thread_runs_during(lambda: numbers.sort(reverse=True))

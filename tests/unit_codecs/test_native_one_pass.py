@@ -1,7 +1,7 @@
-"""Large chunks of 8-bit codes, whose values a native path may put while it reads their codes: the
-same values and refusals as NumPy's.
+"""Large chunks of 8-bit codes, whose values a native path may write while it reads their codes,
+agree with NumPy.
 
-The usual planes are six coded bits above two raw ones. Then all pieces of 4096 values but the last
+The usual planes are six coded bits above two raw ones; then all pieces of 4096 values but the last
 are read in one pass.
 """
 
@@ -35,7 +35,7 @@ pytestmark = needs_native
 with_every_name = pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 PIECE = 4096
 COUNT = BLOCK + PIECE + 256
-"""Two inner blocks: in the second, a piece is read in one pass, and one with the last symbols is
+"""Two inner blocks: in the second, one piece is read in one pass, and one with the last symbols is
 not.
 """
 RUN = 128
@@ -49,8 +49,8 @@ DISAGREE = "and its flag disagree about NaN and infinity"
 
 @attrs.define
 class Parts:
-    """A chunk's parts, each of which can be made wrong. `listed` are codes (n,) whose upper symbols
-    go to the lists.
+    """The parts of a chunk, each of which can be made wrong. `listed` are codes (n,) whose upper
+    symbols are in lists.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Parts:
     nonfinite: bool = False
 
     def payload(self):
-        """The parts as on the wire."""
+        """Return the parts as bytes on the wire."""
         number_format, pieces, streams = FORMATS[self.name], [], []
         upper = planes.PlanePlan(6, bytes((planes.OWN,)) + self.table.packed, 0, self.table)
         plan = planes.ChunkPlan(self.split, (upper, planes.PlanePlan(2, bytes((planes.RAW,)), 0)))
@@ -81,30 +81,30 @@ class Parts:
         return b"".join(pieces)
 
     def put(self, at, symbol, low_bits=0):
-        """Codes of that upper symbol, at one place or more."""
+        """Put codes of that upper symbol at one place or more."""
         self.put_in_list(at, symbol, low_bits)
         self.codes = self.listed
 
     def put_in_list(self, at, symbol, low_bits=0):
-        """The same for the list only, and for the planes below."""
+        """Put the symbol into the list only, and into the planes below."""
         split = FORMATS[self.name].splits[self.split]
         upper, lower = planes.cut(self.codes, split, 8)
         upper[at], lower[at] = symbol, low_bits
         self.listed = planes.join([upper, lower], split, 8)
 
     def escape(self, places):
-        """Escaped values at these places, of uniform."""
+        """Put escaped values at these places, of uniform."""
         self.put(places, 0)
         inner = np.asarray(places) // BLOCK
         self.escaped = [np.arange(1.0, 1.0 + np.count_nonzero(inner == n)) for n in (0, 1)]
 
 
 def parts_of(name, table=None, split=0, count=COUNT, seed=0):
-    """All codes are numbers, their upper symbols have code words, and none is escaped."""
+    """Return parts with valid codes only, whose upper symbols have code words, and none escaped."""
     table = table or TABLES[name]
     generator = np.random.default_rng(seed)
     symbols = np.flatnonzero(np.frombuffer(table.lengths, np.uint8)).astype(np.uint8)
-    # Of the flat table those that are numbers and not escaped, in any split.
+    # Symbols of the flat table that are numbers and not escaped, in any split.
     symbols = symbols[(symbols > 0) & (symbols % 32 < 30)]
     fields = [generator.choice(symbols, count), generator.integers(0, 4, count, dtype=np.uint8)]
     codes = planes.join(fields, FORMATS[name].splits[split], 8)
@@ -113,7 +113,7 @@ def parts_of(name, table=None, split=0, count=COUNT, seed=0):
 
 
 def frame_of(*chunks):
-    """A frame of these chunks, with right checksums."""
+    """Return a frame of these chunks, with correct checksums."""
     count = chunks[0].codes.size
     header = frame = pack_header(CodecSpec(chunks[0].name, RUN, count), count * len(chunks))
     for index, parts in enumerate(chunks):
@@ -124,8 +124,8 @@ def frame_of(*chunks):
 
 
 def readings(codec, frame, count, room=None, **options):
-    """What decoding to fp32 and to bf16 and adding give, each in `room` of a type: bytes, or
-    refusals; a refused frame adds nothing.
+    """Decode to fp32, to bf16 and add, with space for `room` values: bytes or refusals; a refused
+    frame adds nothing.
     """
     room = room or (lambda dtype: np.full(count, 7, dtype))
 
@@ -148,7 +148,7 @@ def readings(codec, frame, count, room=None, **options):
 
 
 def readings_of_reference(frame, count):
-    """The same of the NumPy package, which is slow and decodes once."""
+    """Return the same readings of the NumPy package, which is slow and decodes once."""
     decoded = outcome(lambda: decoded_by(REFERENCE, frame, count))
     if isinstance(decoded, tuple):
         return [decoded] * 3
@@ -157,8 +157,9 @@ def readings_of_reference(frame, count):
 
 
 def assert_read_alike(parts, message=None):
-    """The chunk alone, and behind and before a good one: NumPy's readings, refused with `message`
-    where it is given, or not refused.
+    """Check the chunk alone, behind a good one and before a good one against NumPy.
+
+    It is refused with `message` if that is given, and otherwise not refused.
     """
     good = parts_of(parts.name, count=parts.codes.size, seed=9)
     for chunks in ([parts], [good, parts], [parts, good]):
@@ -184,8 +185,8 @@ def assert_usual_planes(frame):
 @with_every_name
 @pytest.mark.parametrize("block_values", [32, 64, 128, 1024])
 def test_sizes_around_pieces_and_blocks(name, block_values):
-    """The last symbols are in the fourth piece, are all of a block, or are in a piece of the second
-    block.
+    """The last symbols are in the fourth piece, are a complete block, or are in a piece of the
+    second block.
     """
     for more in (0, 1, 128, 129, 256, 31 * 128, 32 * 128, 33 * 128, 34 * 128, 96 * 128, BLOCK):
         values = values_of("bell", BLOCK + more)
@@ -198,7 +199,7 @@ def test_sizes_around_pieces_and_blocks(name, block_values):
 @pytest.mark.parametrize("more", [-128, 0, 128, 5001])
 def test_places_that_are_not_aligned(name, more):
     """Around the size from which values are written past the cache: nothing beside them is
-    touched.
+    written.
     """
     count = 8 * BLOCK + more
     values = values_of("bell", count)
@@ -227,9 +228,7 @@ def test_places_that_are_not_aligned(name, more):
 @pytest.mark.parametrize("at", [5, 2 * PIECE, BLOCK + PIECE - 1, COUNT - 1])
 @with_both_tables
 def test_codes_that_are_no_numbers(name, code, at, table):
-    """One such code in whichever piece, listed or with a code word, and the flag tells it or
-    not.
-    """
+    """One such code in any piece, in a list or with a code word, with the flag and without."""
     for split in (0, 1):
         parts = parts_of(name, table, split)
         parts.codes[at] = code
@@ -243,8 +242,8 @@ def test_codes_that_are_no_numbers(name, code, at, table):
 @pytest.mark.parametrize(("name", "highest"), [("e4m3", 247), ("e5m2", 240)])
 @pytest.mark.parametrize("at", [0, PIECE + 130, BLOCK - 1, BLOCK, BLOCK + PIECE - 1, COUNT - 1])
 def test_one_run_of_the_highest_scale(name, highest, at):
-    """Its codes overflow from some exponent on, those of other runs do not, in its inner block and
-    in the other one.
+    """Its codes overflow from some exponent on, those of other runs do not, in either inner
+    block.
     """
     parts = parts_of(name)
     parts.scales[at // RUN] = highest
@@ -267,7 +266,7 @@ PLACES = {
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @with_both_tables
 def test_escaped_values(places, table):
-    """One that is not finite, one too few, and one too many, in whichever piece."""
+    """One that is not finite, one too few, one too many, in any piece."""
     parts = parts_of("uniform", table)
     parts.escape(list(places))
     assert_read_alike(parts)
@@ -279,7 +278,7 @@ def test_escaped_values(places, table):
             assert_read_alike(parts, None if np.isfinite(value) else DISAGREE)
         for wrong, message in ((values[:-1], PAYLOAD_ENDS), (np.append(values, 2), "4 bytes too")):
             parts.escaped[number] = wrong
-            # Behind the first block's, all that follows is read as what it is not.
+            # After an error in the first block's, all that follows is misread.
             told = message if number == 1 else ""
             assert_read_alike(parts, None if wrong.size == values.size else told)
         parts.escaped[number] = values
@@ -316,8 +315,9 @@ def test_lists_that_are_too_short_or_too_long(name, block, piece):
 @pytest.mark.parametrize("count", [BLOCK, BLOCK + 128, COUNT])
 @pytest.mark.parametrize("change", [0, -1, -100, -5000, 1])
 def test_streams_that_are_cut_or_go_on(name, table, count, change):
-    """The bytes end in one of the pieces, or are not used up. Code words may end with an inner
-    block. Signs may be in either plane.
+    """The bytes end in one of the pieces, or are not used up.
+
+    Code words may end with an inner block. Signs may be in either plane.
     """
     for split in range(len(FORMATS[name].splits) - 1):
         parts = parts_of(name, table, split, count)
@@ -331,9 +331,9 @@ def test_streams_that_are_cut_or_go_on(name, table, count, change):
     ("escaped", "listed", "message"),
     [(10, PIECE + 10, PAYLOAD_ENDS), (PIECE + 10, 10, WRONG_LIST), (10, 20, WRONG_LIST)],
 )
-def test_of_missing_values_and_symbols_the_earlier_piece_is_told(escaped, listed, message):
-    """Of the last block's pieces, the one that wants an escaped value, or a listed symbol; of both
-    in one piece the symbol.
+def test_of_missing_values_and_symbols_the_earlier_piece_is_reported(escaped, listed, message):
+    """Of the last block's pieces, the first without its escaped value or listed symbol; with both
+    in one piece, the symbol.
     """
     parts = parts_of("uniform", CodeTable(6, 1, bytes([2, 2] + [0] * 62), 2))
     parts.put([BLOCK + listed], 5)

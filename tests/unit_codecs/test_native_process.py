@@ -1,5 +1,5 @@
-"""The native codec inside a process: its buffers, threads, forks and floating-point settings, and
-the variable that chooses a path.
+"""The native codec in a process: buffers, threads, forks, floating-point settings, and the variable
+that chooses a path.
 """
 
 import os
@@ -29,7 +29,7 @@ pytestmark = needs_native
 
 @on_every_path
 def test_buffers_of_all_kinds(path):
-    """Frames are read from, and written to, whatever gives a contiguous buffer, at any address."""
+    """Frames are read from, and written to, any contiguous buffer, at any address."""
     codec = implementation_named(path)
     values = values_of("bell", 2000)
     frame = encoded_by(codec, values, CodecSpec("e4m3"))
@@ -52,8 +52,8 @@ def test_buffers_of_all_kinds(path):
 
 @on_every_path
 def test_flushed_subnormals_change_nothing(path):
-    """A thread that trains may have subnormals flushed to zero; frames and values stay the same,
-    and so does the setting.
+    """A thread that trains may flush subnormals to zero; frames, values and the setting stay the
+    same.
     """
     torch = pytest.importorskip("torch")
     codec = implementation_named(path)
@@ -73,7 +73,7 @@ def test_flushed_subnormals_change_nothing(path):
 
 @on_every_path
 def test_calls_at_the_same_time(path):
-    """Several Python threads in the codec at once, with pools of their own choice."""
+    """Several Python threads in the codec at once, with their own pools."""
     codec = implementation_named(path)
     inputs = [values_of("bell", 3 * BLOCK + 100 * i, seed=i) for i in range(6)]
     spec = CodecSpec("e4m3", chunk_values=BLOCK)
@@ -95,7 +95,7 @@ def test_calls_at_the_same_time(path):
 
 
 def python(code, *arguments, **variables):
-    """A fresh interpreter's exit code, output and errors."""
+    """Run a fresh interpreter; returns exit code, output and errors."""
     environment = {**os.environ, **variables}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -154,9 +154,7 @@ print(fsl_codecs.implementation(), len(golden.VECTORS))
 
 @pytest.mark.parametrize("name", available())
 def test_golden_vectors_on_the_path_that_the_variable_chooses(name):
-    """What users get who set it: the package's own functions on that path, not an implementation
-    that was asked for by name.
-    """
+    """The package's own functions on that path, as a user who sets the variable gets them."""
     code, output, errors = python(VECTORS, str(Path(__file__).parent), FSL_CODECS_PATH=name)
     assert code == 0, errors
     chosen, vectors = output.split()
@@ -165,7 +163,7 @@ def test_golden_vectors_on_the_path_that_the_variable_chooses(name):
 
 
 def test_an_unknown_name_is_one_clear_line():
-    """A typing error in the variable must not fall back to something slow in silence."""
+    """A typing error in the variable must not select something slow."""
     code, _, errors = python(SHOW, FSL_CODECS_PATH="avx1024")
     assert code == 1
     assert errors.splitlines()[-1].endswith(

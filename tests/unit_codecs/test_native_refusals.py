@@ -1,4 +1,4 @@
-"""The native codec against the NumPy package: the same refusals, of frames of a peer and of our own
+"""The native codec against the NumPy package: the same refusals, of a peer's frames and of our own
 misuse, on every path.
 """
 
@@ -55,8 +55,8 @@ pytestmark = needs_native
     ],
 )
 def test_one_value_beyond_fp32(name, scale, code, is_finite, block):
-    """A finite code under the highest scale may be infinite: found also before anything is added,
-    in whichever inner block it stands.
+    """A finite code under the highest scale may be infinite: it is found in any inner block, before
+    anything is added.
     """
     sizes = (16384, 32)
     spec = CodecSpec(name, block_values=32, chunk_values=32768, entropy=False)
@@ -83,8 +83,8 @@ def test_one_value_beyond_fp32(name, scale, code, is_finite, block):
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 def test_every_code_of_a_byte(name):
-    """Raw frames of all 256 codes under many scales: the same values, or the same refusal where a
-    code or a scale is not allowed.
+    """Raw frames of all 256 codes under many scales: the same values, or the same refusal of a code
+    or scale.
     """
     spec = CodecSpec(name, block_values=256, chunk_values=256, entropy=False)
     base = bytearray(encoded_by(REFERENCE, values_of("bell", 256), spec))
@@ -103,10 +103,11 @@ def test_every_code_of_a_byte(name):
 
 
 def test_mutated_frames(tmp_path):
-    """Bytes changed, cut and added in golden vectors and other frames.
+    """Bytes changed, cut and added in golden vectors and other frames, with wrong or correct
+    checksums.
 
-    Checksums are left wrong or made right. All paths refuse with the same words, and a refused
-    frame adds nothing. By hand, the script reads 100,000 frames in minutes.
+    All paths refuse with the same text, and a refused frame adds nothing. The script reads 100,000
+    frames in minutes.
     """
     script = Path(__file__).with_name("mutated_frames.py")
     done = subprocess.run(
@@ -144,8 +145,8 @@ SIX_BITS = [
 @pytest.mark.parametrize("count", [1, 9, 16, 200, 16_400])
 @pytest.mark.parametrize("table", SIX_BITS, ids=range(len(SIX_BITS)))
 def test_damaged_streams_and_lists(count, table):
-    """Right heads, whose tables have an escape among the first or the last leaves, for one symbol
-    or for most, and behind them anything.
+    """Correct heads, whose tables have an escape among the first or last leaves, for one symbol or
+    for most; then any bytes.
     """
     generator = np.random.default_rng(count)
     plan = ChunkPlan(
@@ -172,7 +173,7 @@ def test_damaged_streams_and_lists(count, table):
     for attempt in range(60):
         payload = bytearray(right)
         for _ in range(min(attempt, int(generator.integers(1, 4)))):
-            # The sizes of streams, their lanes and the lists stand at the ends.
+            # The sizes of streams, their lanes and the lists are at the ends.
             first, last = heads, len(payload)
             if generator.random() < 0.7:
                 first, last = [(first, first + 40), (last - 20, last)][generator.integers(2)]
@@ -189,9 +190,9 @@ def test_damaged_streams_and_lists(count, table):
 
 @pytest.mark.parametrize("last", [100, 4095, 4096, 9000])
 @pytest.mark.parametrize("short", [0, 1])
-def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
-    """Both planes of a block are read in pieces: a list that is too short is found where it ends,
-    before a stream that goes on is, at its end.
+def test_of_faults_in_several_planes_the_earliest_piece_is_reported(short, last):
+    """Both planes of a block are read in pieces: a short list is found at its end, before a long
+    stream at its own.
     """
     count = 10_000
     table = CodeTable(8, 1, bytes([1] + [0] * 255), 4)
@@ -224,9 +225,7 @@ def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
 
 @on_every_path
 def test_a_late_fault_adds_nothing(path):
-    """The last of several chunks is bad: no chunk before it may have been added, on one thread or
-    more.
-    """
+    """The last of several chunks is bad: no chunk before it is added, on one thread or more."""
     codec = implementation_named(path)
     values = values_of("bell", 5 * BLOCK)
     for name in FORMATS:
@@ -243,8 +242,8 @@ def test_a_late_fault_adds_nothing(path):
 @on_every_path
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_wrong_checksum_comes_first(path, name):
-    """One chunk with a bit turned over, which decodes all the same or does not: the checksum is
-    what is told, and nothing is added.
+    """With a flipped bit the checksum is reported, whether the chunk would decode or not, and
+    nothing is added.
     """
     codec, count = implementation_named(path), 2 * BLOCK + 300
     values = values_of("bell", count)
@@ -269,7 +268,7 @@ def test_a_wrong_checksum_comes_first(path, name):
 
 
 def test_limits():
-    """The same limits are told in the same words."""
+    """Limits are refused with the same text."""
     frame = encoded_by(REFERENCE, values_of("bell", 500), CodecSpec("e4m3"))
     for limits in (Limits(499, 1 << 20), Limits(500, len(frame) - 1), Limits(1 << 70, 1 << 70)):
         assert_same_reading(frame, 500, limits)
@@ -326,10 +325,8 @@ def test_misuse(path):
 
 
 @pytest.mark.parametrize("path", available())
-def test_what_is_written_shares_no_memory_with_what_is_read(path):
-    """Our own mistake, named as such: a frame that changes while it is read would look like a
-    peer's bad one.
-    """
+def test_outputs_share_no_memory_with_inputs(path):
+    """Our own mistake: a frame that changes while it is read would look like a peer's bad one."""
     codec = implementation_named(path)
     memory = np.zeros(300_000, np.uint8)
     values = memory[:4000].view(np.float32)
@@ -349,7 +346,7 @@ def test_what_is_written_shares_no_memory_with_what_is_read(path):
     ):
         with pytest.raises(CodecUsageError, match=f"{message} overlap"):
             call()
-    # Neighbours are no overlap, and what is only read may be one.
+    # Neighbors do not overlap, and inputs may.
     size = codec.encode_into(values, apart, reference=values)
     frame = memory[4000 : 4000 + size]
     for start in (3996, 4000, 4000 + size // 8 * 4):

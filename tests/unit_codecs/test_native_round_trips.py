@@ -1,5 +1,5 @@
-"""Round trips of drawn sizes, settings and places in memory: every native path against the NumPy
-package, up to more than a chunk of the runtime.
+"""Round trips of drawn sizes, settings and addresses: every native path against the NumPy package,
+beyond a chunk's size.
 """
 
 import numpy as np
@@ -39,14 +39,14 @@ SPECS = st.builds(
     st.sampled_from([0, 8, 14, 30]),
 )
 PLACES = st.integers(0, 17)
-"""Values, or bytes of frames, that a buffer begins behind a cache line."""
+"""Values, or bytes of frames, by which a buffer begins after a cache line."""
 GUARD = 0xA5
 MARGIN = 128
 
 
 def placed(count, dtype, place):
-    """Room (count,) that begins `place` values behind a cache line, and the bytes around it, which
-    nobody may touch.
+    """Return space (count,) that begins `place` values after a cache line, and the bytes around it,
+    which must stay.
     """
     size = np.dtype(dtype).itemsize
     raw = np.full((count + place) * size + 2 * MARGIN, GUARD, np.uint8)
@@ -60,14 +60,16 @@ def untouched(around):
 
 
 def copy_placed(values, place):
-    """The values there."""
+    """Copy values to such a place."""
     room, _ = placed(values.size, values.dtype, place)
     room[:] = values
     return room
 
 
 def read_by(codec, frame, count, places, **options):
-    """Bytes of the values as fp32 and as bf16 and of the sums; nothing around them is written."""
+    """Return the bytes of the values as fp32, as bf16, and of the sums; nothing around them is
+    written.
+    """
     found = []
     for dtype, place in ((np.float32, places[0]), (np.uint16, places[1])):
         out, around = placed(count, dtype, place)
@@ -123,8 +125,8 @@ def read_by(codec, frame, count, places, **options):
     places=(2, 5, 3, 1, 7, 3),
 )
 def test_any_size_at_any_place(*, kind, count, seed, spec, threads, places):
-    """Frames lie in messages and vectors in larger ones, at any address; the paths choose their
-    stores and readers by size and address.
+    """Frames are parts of messages and vectors parts of larger ones; paths choose loads and stores
+    by size and address.
     """
     values = values_of(kind, count, seed)
     frame = encoded_by(REFERENCE, values, spec)
@@ -158,9 +160,7 @@ def test_any_size_at_any_place(*, kind, count, seed, spec, threads, places):
     places=(1, 2, 3),
 )
 def test_feedback_of_any_size_at_any_place(*, kind, count, spec, is_bfloat16, subtracts, places):
-    """The same of what is encoded: bf16, references and residuals, each with an address of its
-    own.
-    """
+    """The same for encoder inputs: bf16, references and residuals, each with its own address."""
     values = values_of(kind, count)
     if is_bfloat16:
         values = (values.view(np.uint32) >> 16).astype(np.uint16)

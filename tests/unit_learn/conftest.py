@@ -1,5 +1,5 @@
-"""For the tests of split learning: one thread, small data, and the measure of how far weights are
-apart.
+"""Fixtures for tests of split learning: one thread, small data, a measure of differences of
+weights.
 """
 
 import queue
@@ -23,8 +23,9 @@ def _one_thread():
 
 @pytest.fixture
 def difference():
-    """Largest relative difference of any weight; those far below their tensor's typical size count
-    by a thousandth of that.
+    """Return the largest relative difference of any weight.
+
+    Weights far below their tensor's typical size count relative to a thousandth of that size.
     """
 
     def measure(found, wanted):
@@ -42,8 +43,8 @@ def difference():
 
 @pytest.fixture
 def images():
-    """(name -> round -> batches) of random images: unequal clients, the last batch of one is
-    smaller.
+    """Make batches of random images, name -> round -> batches: unequal clients, a smaller last
+    batch.
     """
 
     def make(*, names="abc", rounds=3, batches=3, size=6, side=8, classes=4, seed=0):
@@ -66,8 +67,8 @@ def images():
 
 @pytest.fixture
 def texts():
-    """(name -> round -> batches) of random tokens with the next token as label; some labels ask for
-    nothing.
+    """Make batches of random tokens, name -> round -> batches, labeled with the next token; some
+    labels are ignored.
     """
 
     def make(*, names="abc", rounds=3, batches=3, size=3, context=7, vocabulary=20, seed=0):
@@ -91,7 +92,7 @@ def texts():
 
 @pytest.fixture
 def in_thread():
-    """Run work in a thread; gives a function that waits for it and returns its result or raises its
+    """Run a function in a thread; returns a function that waits for its result or raises its
     error.
     """
 

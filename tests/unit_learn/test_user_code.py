@@ -1,4 +1,4 @@
-"""Finding a user's training function, and saying in one line why it was not found."""
+"""Finds a user's training function, or reports in one line why it was not found."""
 
 import sys
 
@@ -10,12 +10,12 @@ from fsl_async.learn.user_code import load_task, own_failure
 
 SOURCE = """
 from dataclasses import dataclass
-import neighbour_of_train
+import neighbor_of_train
 from os.path import join
 
 @dataclass
 class Settings:
-    rate: float = neighbour_of_train.RATE
+    rate: float = neighbor_of_train.RATE
 
 def train(fed):
     return Settings().rate
@@ -31,13 +31,13 @@ number = 3
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    (tmp_path / "neighbour_of_train.py").write_text("RATE = 0.5")
+    (tmp_path / "neighbor_of_train.py").write_text("RATE = 0.5")
     (tmp_path / "train.py").write_text(SOURCE)
     return tmp_path
 
 
 def test_a_file_and_a_module_can_be_named(folder):
-    """Both are how people keep their training code; a file may import its neighbors."""
+    """Users keep training code in either; a file may import its neighbors."""
     assert load_task(f"{folder}/train.py:train")(None) == 0.5
     assert load_task("fsl_async.learn.client.pretrain:train") is load_task("")
 
@@ -68,7 +68,7 @@ def test_a_file_and_a_module_can_be_named(folder):
     ],
 )
 def test_every_way_to_get_it_wrong_is_one_line(folder, task, text):
-    """A traceback of the loader's own frames says nothing about the user's mistake."""
+    """A traceback of the loader's own frames does not help the user."""
     (folder / "broken.py").write_text("\n\n1 / 0")
     (folder / "missing.py").write_text("import nothing_here")
     (folder / "syntax.py").write_text("def train(fed:")
@@ -86,9 +86,7 @@ def failure_of(task, fed=None):
 
 
 def test_what_a_task_raises_is_the_tasks_own(folder):
-    """Told that it met a bug of ours, a user looks in the wrong place; the line that raised is the
-    one to show.
-    """
+    """The error is attributed to the task, with the line that raised it."""
     (folder / "raises.py").write_text(
         "import json\n\n\ndef train(fed):\n    raise ValueError('boom\\nbang')\n\n\n"
         "def deeper(fed):\n    json.loads('{')\n\n\ndef silent(fed):\n    assert fed\n"
@@ -109,8 +107,8 @@ def test_what_a_task_raises_is_the_tasks_own(folder):
 
 
 def test_our_own_defect_stays_ours(folder):
-    """An exception from inside this program is not to be blamed on the task that called it, and the
-    trace shows no frame of ours.
+    """An exception from this program is not attributed to the task, and the trace shows no frame of
+    ours.
     """
     (folder / "calls.py").write_text("def train(fed):\n    fed()\n")
     train = load_task(f"{folder}/calls.py:train")

@@ -1,4 +1,4 @@
-"""The journal: canonical lines, small values, and nothing lost but what a crash tears."""
+"""The journal: canonical lines, small values, and no loss except what a crash tears."""
 
 import enum
 import errno
@@ -77,7 +77,7 @@ class Colored:
     red: int
 
 
-class Colour(enum.IntEnum):
+class Color(enum.IntEnum):
     """An integer that should be written as a name."""
 
     RED = 1
@@ -140,7 +140,7 @@ def test_a_line_has_the_documented_form(path):
         ({i: i for i in range(65)}, {"items": 65}),
         ({3: "x", Key("a", 1): "y", None: 1}, {"3": "x", "a/1": "y", "null": 1}),
         (set("qwertyuiopasdfghjkl"), sorted("qwertyuiopasdfghjkl")),
-        (Colour.RED, "RED"),
+        (Color.RED, "RED"),
         (Path("/a"), "/a"),
         ("x" * 2001, "x" * 2000 + "... (2001 characters)"),
         (Called(1), {"type": "called", "round": 1}),
@@ -149,13 +149,13 @@ def test_a_line_has_the_documented_form(path):
     ],
 )
 def test_values_are_small_and_plain(value, expected):
-    """A line must stay a few hundred bytes and be JSON, whatever an event carries."""
+    """A line is at most a few hundred bytes of JSON, whatever an event holds."""
     assert plain(value) == expected
     assert type(plain(value)) is type(expected)
 
 
 def test_deep_values_end():
-    """A value that contains itself must not take the node down."""
+    """A value that contains itself does not end the node."""
     loop = []
     loop.append(loop)
     assert "items" in json.dumps(plain(loop))
@@ -168,7 +168,7 @@ def test_deep_values_end():
     )
 )
 def test_any_value_becomes_one_json_line(value):
-    """Payloads come from peers: every line must be one line, parse, and hash."""
+    """Payloads are a peer's: each gives one line that parses and hashes."""
     text = encode(plain(value))
     assert "\n" not in text
     json.loads(text)
@@ -176,7 +176,7 @@ def test_any_value_becomes_one_json_line(value):
 
 
 def test_the_trace_hash_is_the_journal_without_wall_clock(path):
-    """What the simulator hashes must be what a journal holds, to look at runs that differ."""
+    """The simulator's hash is over what a journal holds, so runs that differ can be compared."""
     trace = TraceHash()
     with JournalWriter(path) as writer:
         for one in (writer, trace):
@@ -200,7 +200,7 @@ def test_the_trace_hash_is_the_journal_without_wall_clock(path):
     ],
 )
 def test_any_difference_changes_the_hash(other):
-    """Two runs that differ in a field, time, kind or cause must not look the same."""
+    """Runs that differ in a field, time, kind or cause have different hashes."""
     first, second = TraceHash(), TraceHash()
     first.event(Called(1), 1.0)
     other(second)
@@ -208,7 +208,7 @@ def test_any_difference_changes_the_hash(other):
 
 
 def test_the_hash_does_not_depend_on_the_process():
-    """Sets iterate in another order in each process; a seed must give one hash everywhere."""
+    """Sets iterate in a different order in each process; a seed gives one hash in all."""
     script = (
         "from fsl_async.observe.journal import TraceHash\n"
         "t = TraceHash(); t.note('N', 1.5, names={'a', 'b', 'c', 'd'}, ok=True)\n"
@@ -227,7 +227,7 @@ def test_the_hash_does_not_depend_on_the_process():
 
 
 def test_lines_reach_the_file_within_a_second_without_a_further_line(path, monkeypatch):
-    """`status` follows a quiet run: the last line must not wait for the next one."""
+    """`status` follows a quiet run: the last line does not wait for the next one."""
     monkeypatch.setattr(journal, "FLUSH_EVERY_S", 0.05)
     with JournalWriter(path) as writer:
         writer.event(Called(1), 0.0)
@@ -258,7 +258,7 @@ def test_a_restarted_process_goes_on_numbering_and_closes_a_torn_line(path):
     "content", [b"", b"\n", b"garbage", b"garbage\n\x00\xff\n", b'{"n":"x"}\n']
 )
 def test_a_file_that_is_no_journal_is_continued_all_the_same(path, content):
-    """Opening must not fail on what a broken disk left: the run matters more."""
+    """A file damaged by a disk does not stop the run."""
     path.parent.mkdir()
     path.write_bytes(content)
     with JournalWriter(path) as writer:
@@ -267,8 +267,8 @@ def test_a_file_that_is_no_journal_is_continued_all_the_same(path, content):
     assert (last["n"], last["round"]) == (0, 5)
 
 
-def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
-    """A full disk must not end training; the journal tells afterwards what is missing."""
+def test_a_full_disk_loses_lines_and_records_how_many(path, monkeypatch):
+    """A full disk does not end training; the journal records the number of lost lines."""
     monkeypatch.setattr(journal, "FLUSH_EVERY_S", 3600.0)  # only when asked
     writer = JournalWriter(path, clock=lambda: 1.0)
     writer.event(Called(0), 0.0)
@@ -300,13 +300,15 @@ def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
 
 
 def numbers_rise(lines):
-    """A note of lost lines has the number of the first: the next process must not reuse one."""
+    """Check that numbers rise: a note of lost lines has the number of the first, which is not
+    reused.
+    """
     numbers = [line["n"] for line in lines]
     assert numbers == sorted(set(numbers))
 
 
 def test_a_gap_that_was_reported_is_not_reported_again(path, monkeypatch):
-    """The disk may fill again right behind the note: every lost line counts once."""
+    """The disk may fill again right after the note: every lost line counts once."""
     monkeypatch.setattr(journal, "FLUSH_EVERY_S", 3600.0)  # only when asked
     writer = JournalWriter(path, clock=lambda: 1.0)
     real, room = os.write, [0]
@@ -340,7 +342,7 @@ def test_a_gap_that_was_reported_is_not_reported_again(path, monkeypatch):
 
 
 def test_writing_after_close_is_ignored(path):
-    """A late callback at the end of a node must not raise."""
+    """A late callback at the end of a node does not raise."""
     writer = JournalWriter(path)
     writer.close()
     writer.close()
@@ -349,8 +351,8 @@ def test_writing_after_close_is_ignored(path):
     assert path.read_text() == ""
 
 
-def test_many_threads_write_whole_lines_with_their_own_numbers(path):
-    """Loop, workers and training may all write; here they are switched within a line."""
+def test_many_threads_write_complete_lines_with_their_own_numbers(path):
+    """Loop, workers and training write; here the interpreter switches threads within a line."""
 
     def slow_clock():
         time.sleep(0)
@@ -371,7 +373,7 @@ def test_many_threads_write_whole_lines_with_their_own_numbers(path):
 
 
 def test_the_reader_leaves_an_unfinished_line_for_later(path):
-    """Reading while another process writes must not see half a line, nor skip it."""
+    """A reader beside the writer neither returns half a line nor skips it."""
     path.parent.mkdir()
     path.write_bytes(b'{"n":0}\n{"n":')
     reader = JournalReader(path)
@@ -384,7 +386,7 @@ def test_the_reader_leaves_an_unfinished_line_for_later(path):
 
 
 def test_the_reader_starts_again_when_the_file_is_replaced_or_cut(path):
-    """Somebody may move a journal away under `status --follow`."""
+    """A user may move a journal away under `status --follow`."""
     path.parent.mkdir()
     path.write_bytes(b'{"n":0}\n{"n":1}\n')
     reader = JournalReader(path)
@@ -398,13 +400,13 @@ def test_the_reader_starts_again_when_the_file_is_replaced_or_cut(path):
 
 
 def test_reading_no_file_is_an_os_error(path):
-    """The caller decides what to tell the user; a silent empty answer would hide a wrong path."""
+    """An empty answer would hide a wrong path."""
     with pytest.raises(FileNotFoundError):
         list(JournalReader(path).read())
 
 
-def test_follow_waits_for_the_file_and_ends_when_told(path):
-    """`status` may be started before the run, and must see the last lines when it is stopped."""
+def test_follow_waits_for_the_file_and_ends_when_stopped(path):
+    """`status` may start before the run, and returns the last lines when it is stopped."""
     rounds = []
 
     def wait(_):
@@ -419,7 +421,7 @@ def test_follow_waits_for_the_file_and_ends_when_told(path):
 
 @pytest.fixture
 def stuck_disk(monkeypatch):
-    """Writes that wait until the test lets them go."""
+    """Make writes wait until the test releases them."""
     go, begun, write = threading.Event(), threading.Event(), os.write
 
     def wait(file, data):
@@ -432,13 +434,15 @@ def stuck_disk(monkeypatch):
     go.set()
 
 
-def test_a_disk_that_stands_still_holds_nobody(tmp_path, stuck_disk):
-    """Before, the loop waited for the disk in the middle of an event, and heartbeats with it."""
+def test_a_blocked_disk_blocks_no_other_thread(tmp_path, stuck_disk):
+    """Without the writer's thread the event loop would wait for the disk, and heartbeats with
+    it.
+    """
     begun, go = stuck_disk
     writer = JournalWriter(tmp_path / "j")
     writer.note("First", 0.0)
     assert begun.wait(20)
-    for number in range(3000):  # several blocks, each of which was written by whoever filled it
+    for number in range(3000):  # several blocks, each written by the thread that filled it
         writer.note("Later", 0.0, text="x" * 100, number=number)
     assert not go.is_set()
     go.set()
@@ -448,7 +452,7 @@ def test_a_disk_that_stands_still_holds_nobody(tmp_path, stuck_disk):
 
 
 def test_what_waits_for_a_disk_is_bounded(tmp_path, stuck_disk, monkeypatch):
-    """A disk that stands still for hours must not take the memory; the gap is named where it is."""
+    """A disk that blocks for hours does not fill the memory; the gap is recorded in its place."""
     begun, go = stuck_disk
     monkeypatch.setattr(journal, "MAX_WAITING_BYTES", 1000)
     writer = JournalWriter(tmp_path / "j")

@@ -1,4 +1,4 @@
-"""A server's own lines: the same words as status, once each, and all of it in the journal."""
+"""A server's own lines: the texts of `status`, once each, and all of them in the journal."""
 
 import json
 import time
@@ -60,7 +60,7 @@ def a_run(teller):
 
 
 def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
-    """Two programs that count differently would be worse than one that says little."""
+    """Printed lines and journal agree on every count."""
     a_run(teller)
     clock = time.strftime("%H:%M:%S", time.localtime(T))
     assert lines == [
@@ -82,8 +82,8 @@ def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
     assert [f"{clock}  {news.text}" for news in told if news.kind != "server"] == lines
 
 
-def test_a_note_is_said_once_and_one_of_the_shell_reaches_the_journal(teller, lines, tmp_path):
-    """A machine's note is carried out after it was written; the shell's are in no effect."""
+def test_a_note_is_printed_once_and_a_shells_note_is_journaled(teller, lines, tmp_path):
+    """A machine's note is journaled as its effect; a shell's note is in no effect."""
     of_machine = Note("the machine's", "warning")
     teller.effect(of_machine, 1.0)
     teller.say(of_machine)
@@ -99,7 +99,7 @@ def test_a_note_is_said_once_and_one_of_the_shell_reaches_the_journal(teller, li
 
 
 def test_causes_and_numbers_are_the_journals(teller, tmp_path):
-    """Whoever follows a cause in the journal must not notice that lines were printed."""
+    """Printing changes no number and no cause in the journal."""
     first = teller.event(ev.ClientHello("a", 5, "", -1, ""), 1.0)
     second = teller.effect(do.Admit("a", 5, 0), 1.0, first)
     teller.note("X", 2.0, second, more=1)
@@ -108,7 +108,7 @@ def test_causes_and_numbers_are_the_journals(teller, tmp_path):
 
 
 def test_with_a_record_news_are_objects(tmp_path):
-    """With --json, joins and versions are where the result is."""
+    """With --json, joins and versions are objects beside the result."""
     records, lines = [], []
     with JournalWriter(tmp_path / "journal.jsonl") as journal:
         teller = Reporter(
@@ -128,7 +128,9 @@ def test_with_a_record_news_are_objects(tmp_path):
 
 
 def test_a_split_server_does_not_print_what_the_parameter_server_prints(teller, lines):
-    """In one process both have the same clients; its own news of them are for its status alone."""
+    """In one process both have the same clients; the split server's news of them are for its status
+    only.
+    """
     teller.note("node_started", 1.0, role="server", method="sl", address="tcp://h:2")
     teller.note("admit_split", 1.0, peer="a", incarnation=5)
     teller.event(ClientLeft("a", 5, "expired"), 1.0)

@@ -1,4 +1,4 @@
-"""Journals in segments: a reader gets the same lines, whenever the next segment begins."""
+"""Journals in segments: a reader gets the same lines wherever a segment begins."""
 
 import json
 import os
@@ -57,8 +57,8 @@ def added(state, lines):
     return state, news
 
 
-def test_what_a_segment_begins_with_is_all_that_there_is_to_say(simulated):
-    """`status` reads the newest segment only: a field that the note lacks would be wrong."""
+def test_a_segment_begins_with_the_complete_state(simulated):
+    """`status` reads the newest segment only, so its first line holds every field of the state."""
     whole, whole_news = added(RunState(), simulated)
     assert whole.clients
     assert whole.ps.version > 2
@@ -75,7 +75,7 @@ def test_what_a_segment_begins_with_is_all_that_there_is_to_say(simulated):
 
 
 def test_what_peers_offer_does_not_make_the_first_line_long():
-    """Each segment has it: a peer whose deltas are all declined made it longer without end."""
+    """A peer whose deltas are all declined does not lengthen each segment's first line."""
     state = RunState()
     for sequence in range(3 * MAX_OFFERED):
         delta = {
@@ -90,7 +90,7 @@ def test_what_peers_offer_does_not_make_the_first_line_long():
 
 
 def test_of_a_split_server_too():
-    """Its journal fills other figures."""
+    """The same for a split server's journal, with its own figures."""
     lines = [
         {"t": 1.0, "type": "node_started", "role": "server", "method": "sl", "address": "a:1",
          "pid": 3, "host": "h", "encrypted": False},
@@ -118,7 +118,7 @@ def test_of_a_split_server_too():
     "state", [None, 3, {}, {"clients": 3}, {"news": [{}]}, {"ps": {"version": "x"}}]
 )
 def test_a_first_line_of_another_release_changes_nothing_or_little(state):
-    """A newer one may have other fields, and a state never fails on a line."""
+    """A newer release may have other fields, and a state accepts any line."""
     found = RunState(NodeState(run="r"))
     found.apply({"t": 1.0, "type": segments.SO_FAR, "state": state})
     assert found.node.last_t == 1.0
@@ -132,7 +132,7 @@ def small(monkeypatch):
 
 
 def write(writer, count, since=0):
-    """Acknowledged deltas, each of which waits until it is in a file."""
+    """Acknowledge deltas, and wait after each until it is in a file."""
     for number in range(since, since + count):
         writer.note("delta_acknowledged", 0.0, key=f"a/1/0/{number}", filling="x" * 100)
         if number % 7 == 0:
@@ -148,14 +148,12 @@ def until(condition, seconds=20.0):
 
 
 def numbers(lines):
-    """Of the lines that `write` made."""
+    """Return the numbers of the lines that `write` made."""
     return [int(line["key"].rpartition("/")[2]) for line in lines if "key" in line]
 
 
-def test_every_line_is_read_once_by_who_follows_and_by_who_comes_later(
-    tmp_path, small, monkeypatch
-):
-    """Across restarts of the writer, and however many segments began between two looks."""
+def test_every_line_is_read_once_by_followers_and_by_later_readers(tmp_path, small, monkeypatch):
+    """Across restarts of the writer, and however many segments began between two reads."""
     monkeypatch.setattr(segments, "KEPT", 1000)
     path = tmp_path / "journal.jsonl"
     reader, seen, chance = JournalReader(path), [], random.Random(1)
@@ -182,7 +180,7 @@ def test_every_line_is_read_once_by_who_follows_and_by_who_comes_later(
 
 
 def test_what_is_kept_is_bounded_and_the_audit_misses_nothing(tmp_path, small, monkeypatch):
-    """The disk does not fill; a delta that was lost long ago is still found."""
+    """The disk does not fill; a delta lost long ago is still found."""
     monkeypatch.setattr(segments, "KEPT", 3)
     path = tmp_path / "journal.jsonl"
     with JournalWriter(path) as writer:
@@ -202,7 +200,7 @@ def test_what_is_kept_is_bounded_and_the_audit_misses_nothing(tmp_path, small, m
 
 
 def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monkeypatch):
-    """A line that is in the old segment and not in the sum would be lost to `status`."""
+    """A line in the old segment and not in the sum would be missing in `status`."""
     path, late, add = tmp_path / "journal.jsonl", ["a/1/0/late"], segments.Total.add
 
     def add_slowly(self, lines):
@@ -221,7 +219,9 @@ def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monke
 def test_what_waits_in_memory_has_no_lower_number_than_the_line_before_it(
     tmp_path, small, monkeypatch
 ):
-    """The next process counts on from the last line: after a kill it gave a number twice."""
+    """The next process continues the numbers from the last line: no number is given twice after a
+    kill.
+    """
     path, add = tmp_path / "journal.jsonl", segments.Total.add
 
     def add_slowly(self, lines):
@@ -239,7 +239,7 @@ def test_what_waits_in_memory_has_no_lower_number_than_the_line_before_it(
 def test_a_note_of_lines_that_the_last_segment_did_not_take_has_a_later_number(
     tmp_path, monkeypatch
 ):
-    """They were lost before the new segment's first line: numbers must still rise."""
+    """They were lost before the new segment's first line: numbers still rise."""
     monkeypatch.setattr("fsl_async.observe.journal.FLUSH_EVERY_S", 3600.0)  # only when asked
     path = tmp_path / "journal.jsonl"
     writer = JournalWriter(path)
@@ -261,7 +261,7 @@ def test_a_note_of_lines_that_the_last_segment_did_not_take_has_a_later_number(
 
 @pytest.mark.parametrize("dies_in", ["hardlink_to", "replace"])
 def test_a_process_that_dies_as_a_segment_begins(tmp_path, small, monkeypatch, dies_in):
-    """Whatever has been done by then, there is one journal, with every line once."""
+    """At each step of it, there is one journal with every line once."""
     path = tmp_path / "journal.jsonl"
 
     class DiedError(BaseException):
@@ -284,7 +284,7 @@ def test_a_process_that_dies_as_a_segment_begins(tmp_path, small, monkeypatch, d
 
 
 def test_where_no_segment_can_begin_the_journal_goes_on(tmp_path, small, monkeypatch):
-    """A file system without links, a full disk: a long journal is better than none."""
+    """On a file system without links, or a full disk, the journal grows instead."""
     tried = []
 
     def fails(*_):
@@ -299,13 +299,13 @@ def test_where_no_segment_can_begin_the_journal_goes_on(tmp_path, small, monkeyp
         assert len(tried) < 20, "not at every line"
         assert not list(tmp_path.glob("*.new"))
         broken.undo()
-        write(writer, 300, since=200)  # more than half as many again as at the last try
+        write(writer, 300, since=200)  # more than 1.5 times the lines of the last try
         until((tmp_path / "journal.1.jsonl").exists)
     assert numbers(JournalReader(path).read_all()) == list(range(500))
 
 
 def test_status_of_a_run_in_segments(tmp_path, small, capsys):
-    """What a user sees is of the whole run: starts, address, clients of long ago."""
+    """`status` covers the complete run: starts, address, early clients."""
     path = tmp_path / "journal.jsonl"
     with JournalWriter(path) as writer:
         writer.note(
@@ -329,13 +329,13 @@ def test_status_of_a_run_in_segments(tmp_path, small, capsys):
 
 
 def older_than(path):
-    """The segments before the newest."""
+    """Return the segments before the newest."""
     return sorted(path.parent.glob(f"{path.stem}.*.jsonl"))
 
 
 @pytest.mark.parametrize("told", ["nan", "-inf"])
 def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told):
-    """A loss of a run that diverges, or a hostile heartbeat: the writing thread died of it."""
+    """A diverging loss or a hostile heartbeat does not end the writing thread."""
     path, split = tmp_path / "journal.jsonl", tmp_path / "split.jsonl"
     with JournalWriter(path) as writer, JournalWriter(split) as other:
         writer.note("client_hello", 0.0, peer="a", incarnation=5, version=-1)
@@ -361,7 +361,7 @@ def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told
     [(Path, "open"), (Path, "replace"), (os, "open"), (segments.Total, "add")],
 )
 def test_whatever_a_turn_fails_with_lines_go_on(tmp_path, small, monkeypatch, where, what):
-    """No descriptor left, a disk with errors, a sum that cannot be made."""
+    """No free descriptor, a disk with errors, a sum that cannot be made."""
     path, tried, real = tmp_path / "journal.jsonl", [], getattr(where, what)
 
     def fails(*words, **more):
@@ -386,7 +386,7 @@ def test_whatever_a_turn_fails_with_lines_go_on(tmp_path, small, monkeypatch, wh
 
 
 def test_half_a_key_of_a_full_disk_is_not_taken_for_one(tmp_path):
-    """The next key stood behind it, and the audit said that a delta was lost which never was."""
+    """The key after half a key is read correctly, so the audit reports no loss."""
     path = tmp_path / "journal.jsonl"
     path.touch()
     kept = path.with_suffix(".acknowledged")
@@ -397,7 +397,7 @@ def test_half_a_key_of_a_full_disk_is_not_taken_for_one(tmp_path):
 
 
 def test_the_journal_of_a_simulation_leaves_other_files_alone(tmp_path):
-    """It is never cut, and its folder is the user's."""
+    """It is never cut into segments, and its folder is the user's."""
     other = tmp_path / "journal.jsonl.new"
     other.touch()
     with JournalWriter(tmp_path / "journal.jsonl", sum_up=None):

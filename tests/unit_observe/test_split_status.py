@@ -1,4 +1,4 @@
-"""A split server's ledger and journal, read back: what is counted, and what is called a fault."""
+"""A split server's ledger and journal, read back: what is counted, and what is a fault."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def fates(*pairs):
 
 
 def test_what_became_of_uploads_over_two_servers():
-    """An upload that died with its server and came back is one that was trained, and says so."""
+    """An upload that was lost with its split server and offered again counts as trained once."""
     lines = fates(
         ("a/1/0/0", "trained"),
         ("a/1/0/1", "trained"),
@@ -43,7 +43,7 @@ def test_what_became_of_uploads_over_two_servers():
     ],
 )
 def test_what_no_run_of_a_method_writes_is_a_fault(wrong, words):
-    """Twice trained is the one thing that a crash must never do."""
+    """No crash may lead to an upload trained twice."""
     (problem,) = audit_split(wrong).problems
     assert words in problem
 
@@ -61,8 +61,8 @@ def note(up, error=None):
     return line
 
 
-def test_bytes_are_those_of_all_lives():
-    """A restarted server counts from nothing; the run does not."""
+def test_bytes_are_those_of_all_incarnations():
+    """A restarted server counts from 0; the run's bytes are the sum."""
     account = Account()
     for line in (
         note(10),
@@ -84,7 +84,7 @@ def test_bytes_are_those_of_all_lives():
 
 
 def test_the_journal_of_a_split_server():
-    """Who is here, where it is, and what clients tell of their coding."""
+    """Its clients, its address, and the coding errors that clients report."""
     state = RunState()
     news = []
     for line in (

@@ -1,4 +1,4 @@
-"""The state of a run from its journal, written by the real writer with the real events."""
+"""The state of a run from its journal, written by the real writer with real events."""
 
 import pytest
 from deltas import delta_of, stored_of
@@ -37,7 +37,7 @@ class Recorder:
         self.writer.note(name, self.t, **fields)
 
     def state(self):
-        """A state from the whole journal, and all its news."""
+        """Return a state from the complete journal, and all its news."""
         self.writer.flush()
         state, news = RunState(), []
         for line in JournalReader(self.path).read():
@@ -57,7 +57,7 @@ def run(tmp_path):
 
 
 def join(run, name, incarnation, version=0):
-    """A client says hello and gets to hold `version`."""
+    """Write a client's hello and its fetch of `version`."""
     run.write(
         ev.ClientHello(name, incarnation, "", -1, ""),
         ev.ModelAttached(name, "f", VALUES, None),
@@ -68,14 +68,14 @@ def join(run, name, incarnation, version=0):
 
 
 def begin(run, *names):
-    """Version 0 exists and the clients hold it."""
+    """Write version 0, which the clients hold."""
     run.write(ev.VersionCommitted(0, "d0", 0, 0.1), after=1.0)
     for name in names:
         join(run, name, 5)
 
 
 def stored(name, base, sequence, *, tokens=100, problem=None):
-    """A delta arrived: what the journal gets for it."""
+    """Write an arrived delta."""
     key = DeltaKey(name, 5, base, sequence)
     stored = stored_of(key, size=800, tokens=tokens, number=base)
     first = ev.DeltaStored(name, stored, problem)
@@ -85,7 +85,7 @@ def stored(name, base, sequence, *, tokens=100, problem=None):
 
 
 def round_of(run, number, called, answered, gone=(), *, sequence=None):
-    """A whole round: called, answered, merged, `seconds` later."""
+    """Write a complete round: called, answered, merged `seconds` later."""
     run.write(*(Send(name, msg.Call(number)) for name in called))
     for name in gone:
         run.write(ClientLeft(name, 5, "expired"))
@@ -101,7 +101,7 @@ def round_of(run, number, called, answered, gone=(), *, sequence=None):
 
 
 def test_a_round_is_counted_from_call_to_version(run):
-    """Rounds, tokens, participation, bytes and deltas are what status is asked for."""
+    """Rounds, tokens, participation, bytes and deltas."""
     begin(run, "a", "b")
     round_of(run, 0, ["a", "b"], ["a", "b"])
     state, _ = run.state()
@@ -130,7 +130,7 @@ def test_the_next_sync_is_by_the_clock_of_the_last_call(run):
 
 
 def test_a_client_that_left_is_called_and_not_alive(run):
-    """The two participations differ by who was gone, which tells a dead site from a slow one."""
+    """The two participations differ by absent clients: a dead site differs from a slow one."""
     begin(run, "a", "b")
     round_of(run, 0, ["a", "b"], ["a"], gone=["b"])
     state, _ = run.state()
@@ -142,7 +142,7 @@ def test_a_client_that_left_is_called_and_not_alive(run):
 
 
 def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current_version(run):
-    """These are the moments that the demo shows and checks."""
+    """The demo shows and checks these moments."""
     begin(run, "a", "b")
     run.write(
         ev.HeartbeatReceived("b", {"step": 9, "tokens": 900, "loss": 5.0, "tokens_per_s": 50.0})
@@ -167,7 +167,7 @@ def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current
 
 
 def test_the_same_incarnation_again_is_no_relaunch(run):
-    """A dropped connection must not be counted as a crash."""
+    """A dropped connection does not count as a crash."""
     begin(run, "a")
     run.write(ClientLeft("a", 5, "reset"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
     state, news = run.state()
@@ -175,16 +175,16 @@ def test_the_same_incarnation_again_is_no_relaunch(run):
     assert news[-1].kind == "reconnected"
 
 
-def test_news_of_an_earlier_life_does_not_end_the_present_one(run):
-    """The ghost's expiry comes after its successor's hello."""
+def test_news_of_an_earlier_incarnation_does_not_end_the_present_one(run):
+    """The old process's session expires after its successor's hello."""
     begin(run, "a")
     join(run, "a", 6)
     run.write(ClientLeft("a", 5, "superseded"))
     assert run.state()[0].clients["a"].doing == "training"
 
 
-def test_losses_are_means_over_clients_of_their_first_lives(run):
-    """A relaunched client starts from what others trained: that is nobody's first loss."""
+def test_losses_are_means_over_first_incarnations(run):
+    """A relaunched client starts from trained weights, so its losses are not first losses."""
     begin(run, "a", "b")
     for name, loss in (("a", 5.0), ("a", 4.0)):
         run.write(ev.HeartbeatReceived(name, {"loss": loss}))
@@ -210,7 +210,7 @@ def test_refused_quarantined_and_later_are_told_apart(run):
 
 
 def test_a_failed_commit_merges_nothing(run):
-    """A full disk must not show as progress."""
+    """A full disk does not show as progress."""
     begin(run, "a")
     run.write(*stored("a", 0, 1), do.Average(1, (), 1.0), ev.CommitFailed(1, "full"))
     state, _ = run.state()
@@ -220,7 +220,7 @@ def test_a_failed_commit_merges_nothing(run):
 
 
 def test_a_restarted_server_goes_on_in_the_same_journal(run):
-    """The disk's word counts for version and tokens; clients are gone until they say hello."""
+    """Version and tokens come from the disk; clients are away until their hello."""
     begin(run, "a")
     round_of(run, 0, ["a"], ["a"])
     run.write(*stored("a", 1, 2, tokens=70))
@@ -253,13 +253,13 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     assert any(one.kind == "caught up" for one in news)
 
 
-def told(run, kind):
-    """The texts of one kind of news."""
+def news_texts(run, kind):
+    """Return the texts of one kind of news."""
     return [one.text for one in run.state()[1] if one.kind == kind]
 
 
-def test_a_merged_round_is_told_with_everything_in_one_line(run):
-    """Who watches the server's lines must not need a second program to know how the run goes."""
+def test_a_merged_round_is_one_line_with_all_figures(run):
+    """One line holds all figures of a merged round."""
     run.note("node_started", role="ps", run="r-1", address="x", every_s=10.0, quorum=0.5)
     run.write(ev.Recovered(-1, ""))
     begin(run, "a", "b", "c", "d")
@@ -270,7 +270,7 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
     facts = {"round": 0, "called": 4, "answered": 1}
     run.write(Note("round 0: merged", facts=facts))
     run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
-    assert told(run, "version")[-1] == (
+    assert news_texts(run, "version")[-1] == (
         "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d,"
         " left: c; loss 2.000 (running mean); "
         "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
@@ -278,7 +278,7 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
     run.write(*(Send(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
     run.write(do.Average(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
-    assert told(run, "version")[-1] == (
+    assert news_texts(run, "version")[-1] == (
         "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier"
         " rounds, from b; loss 5.500 (running mean); "
         "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
@@ -289,12 +289,12 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
     words = (
         "version 3: 1 of 1 called client merged (1 needed), and 1 delta of earlier rounds, from d;"
     )
-    assert told(run, "version")[-1].startswith(words)
-    assert told(run, "note") == [], "the line says what the machine's own note says"
+    assert news_texts(run, "version")[-1].startswith(words)
+    assert news_texts(run, "note") == [], "the line says what the machine's own note says"
 
 
-def test_who_comes_and_goes_is_told_with_how_many_are_there(run):
-    """An operator counts sites."""
+def test_joins_and_leaves_have_the_number_of_clients(run):
+    """Lines about a joining or leaving client have the number of clients."""
     begin(run, "a", "b")
     run.write(ClientLeft("a", 5, "expired"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
     run.write(ev.ClientHello("b", 6, "", -1, ""), ClientLeft("b", 6, "bye"))
@@ -309,34 +309,34 @@ def test_who_comes_and_goes_is_told_with_how_many_are_there(run):
 
 
 def test_a_client_of_the_servers_last_process_is_connected_again(run):
-    """The new process's lines know no client yet, but the client says which run it is in."""
+    """The new process's journal has no such client yet, but its hello names the run."""
     run.write(ev.ClientHello("a", 5, "r-1", 3, "d3"))
-    assert told(run, "reconnected") == ["a is connected again, 1 client connected"]
+    assert news_texts(run, "reconnected") == ["a is connected again, 1 client connected"]
 
 
-def test_what_goes_on_unchanged_is_said_once(run):
-    """A round that stays open for an hour must not fill the screen; what changes is said."""
+def test_an_unchanged_state_is_printed_once(run):
+    """A round that stays open for an hour does not fill the screen; changes are printed."""
     begin(run, "a", "b")
     one, two = (
         f"round 0 stays open: {n} of 3 called clients sent a delta, 2 needed" for n in (0, 1)
     )
     for text in (one, one, one, two, two, one):
         run.write(Note(text, "warning"))
-    assert told(run, "note") == [one, two]
+    assert news_texts(run, "note") == [one, two]
     run.write(ClientLeft("b", 5, "expired"), Note(one, "warning"), Note(one, "warning"))
-    assert told(run, "note") == [one, two, one]
+    assert news_texts(run, "note") == [one, two, one]
     run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     run.write(Note(one, "warning"))
-    assert told(run, "note") == [one, two, one, one]
+    assert news_texts(run, "note") == [one, two, one, one]
 
 
 def test_alarms_are_counted_and_the_newest_is_kept(run):
-    """A digest that differs was one line among thousands; `status` must show it hours later."""
+    """A digest that differs is one line among thousands; `status` shows it hours later."""
     begin(run, "a")
     text = "a computed digest x for version 0, which has d0"
     for _ in range(2):
         run.write(Note(text, "warning", {"alarm": "digest", "client": "a"}))
-    assert told(run, "alarm") == [text, text], "not taken for what goes on unchanged"
+    assert news_texts(run, "alarm") == [text, text], "not taken for what goes on unchanged"
     state, _ = run.state()
     assert (state.ps.alarms, state.ps.alarm) == (2, text)
     run.write(Note("so the damage is at a", "warning", {"alarm": "verdict"}))
@@ -345,28 +345,28 @@ def test_alarms_are_counted_and_the_newest_is_kept(run):
     assert state.as_dict(0.0)["alarms"] == 2
 
 
-def test_notes_that_other_lines_say_are_not_said_twice(run):
-    """The machine's notes go to the journal; people get each fact once."""
+def test_a_fact_of_a_note_and_another_line_is_printed_once(run):
+    """The machine's notes go to the journal; each fact is printed once."""
     begin(run, "a")
     run.write(Note("a left (bye); round 3 goes on without it"))
     run.write(Note("version 0 is durable, training starts"))
     run.write(Note("stream delta:x of a broke off: no space"))
-    assert told(run, "note") == ["stream delta:x of a broke off: no space"]
+    assert news_texts(run, "note") == ["stream delta:x of a broke off: no space"]
 
 
 def test_many_missing_clients_are_a_number(run):
-    """A line stays a line with a thousand clients."""
+    """With a thousand clients it stays one line."""
     names = [f"c{number:02}" for number in range(9)]
     begin(run, *names)
     round_of(run, 0, names, names[:2])
     assert (
         "2 of 9 called clients merged, late: c02, c03, c04, c05, c06 and 2 more;"
-        in (told(run, "version")[-1])
+        in (news_texts(run, "version")[-1])
     )
 
 
-def test_the_end_is_told_with_its_reason(run):
-    """A finished run is read years later: how it ended is the first question."""
+def test_the_end_has_its_reason(run):
+    """A finished run records how it ended."""
     begin(run, "a")
     run.write(Finish("limit of 3 rounds"))
     run.note("node_ended", garbage=4)
@@ -382,7 +382,7 @@ def test_the_end_is_told_with_its_reason(run):
     assert news[-1].kind == "end"
 
 
-def test_a_short_life_is_known_by_its_deltas(run):
+def test_a_short_process_counts_by_its_deltas(run):
     """A client that ends before its next heartbeat has trained; a repeated offer counts once."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 3, "tokens": 30}))
@@ -397,7 +397,7 @@ def test_a_short_life_is_known_by_its_deltas(run):
 
 
 def test_garbage_is_counted_as_it_comes(run):
-    """A scan of the port is of interest while the server runs; every start counts anew."""
+    """A port scan shows while the server runs; every start counts from 0."""
     run.note("unreadable_messages", garbage=2)
     run.note("unreadable_messages", garbage=5)
     assert run.state()[0].node.garbage == 5
@@ -408,7 +408,7 @@ def test_garbage_is_counted_as_it_comes(run):
 
 
 def test_strange_lines_change_nothing(run):
-    """A journal of a newer release, or a damaged one, must still be readable."""
+    """A journal of a newer release, or a damaged one, is still readable."""
     begin(run, "a")
     before = run.state()[0]
     for line in (
@@ -422,7 +422,7 @@ def test_strange_lines_change_nothing(run):
 
 
 def test_json_of_a_state_is_plain(run):
-    """It is what status --json prints."""
+    """The object of `status --json`."""
     import json
 
     begin(run, "a")
@@ -432,7 +432,7 @@ def test_json_of_a_state_is_plain(run):
 
 
 def restart(run, version, digest, pending=()):
-    """A new process of the server, that finds this on its disk."""
+    """Write the start of a new server process with this state on its disk."""
     run.note(
         "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
@@ -440,8 +440,8 @@ def restart(run, version, digest, pending=()):
     run.write(ev.Recovered(version, digest, {version: digest}, pending, {}, 100))
 
 
-def test_a_version_made_before_the_kill_and_never_said_counts(run):
-    """A server may die between making a version and writing so: status must know it."""
+def test_a_version_made_before_the_kill_and_not_journaled_counts(run):
+    """A server may die between making a version and journaling it: `status` counts it."""
     begin(run, "a")
     round_of(run, 0, ["a"], ["a"])
     run.write(*stored("a", 1, 2, tokens=70), do.Average(2, (), 1.0))
@@ -449,12 +449,12 @@ def test_a_version_made_before_the_kill_and_never_said_counts(run):
     state, news = run.state()
     assert (state.ps.version, state.ps.deltas_merged, state.clients["a"].deltas_merged) == (2, 2, 2)
     assert "version 2 was made before the restart, of 1 delta" in [one.text for one in news]
-    restart(run, 2, "d2")  # said once
+    restart(run, 2, "d2")  # printed once
     assert run.state()[0].ps.deltas_merged == 2
 
 
 def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
-    """A line that counts two of eight deltas, and the bytes of two, misleads."""
+    """A version's line counts all its deltas and their bytes, also those of the process before."""
     run.note(
         "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
@@ -477,25 +477,25 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
 
 
 def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
-    """Running means of clients and means of rounds differ: without a label one looks wrong."""
+    """Running means of clients and means of rounds differ, so each has a label."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 9.0}))
     offer(run, "a", 1, loss=2.5)
     round_of(run, 0, ["a"], ["a"])
     state, _ = run.state()
-    assert "loss 2.500 (mean over the round)" in told(run, "version")[-1]
+    assert "loss 2.500 (mean over the round)" in news_texts(run, "version")[-1]
     assert state.clients["a"].loss == 9.0
 
 
 def offer(run, name, sequence, **metrics):
-    """A client offers its next delta."""
+    """Write a client's offer of its next delta."""
     key = DeltaKey(name, 5, 0, sequence)
     delta = delta_of(key, 8, 1, number=sequence, metrics=metrics)
     run.write(ev.DeltaOffered(name, "s", delta))
 
 
-def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
-    """Weights stay finite, so nothing was refused, and the table showed the last finite loss."""
+def test_a_loss_that_is_not_finite_is_reported_when_it_begins_and_ends(run):
+    """The weights may stay finite, so the loss is reported by itself."""
     begin(run, "a", "b")
     run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 2.5}))
     offer(run, "a", 1, loss=float("nan"))
@@ -503,53 +503,53 @@ def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
     run.write(ev.HeartbeatReceived("a", {"step": 3, "loss": 2.0}))
     offer(run, "a", 2, loss=float("inf"))
     offer(run, "b", 1, loss=2.0)
-    assert told(run, "trains badly") == ["a trains badly: its loss is nan"]
-    assert told(run, "trains well") == []
+    assert news_texts(run, "trains badly") == ["a trains badly: its loss is nan"]
+    assert news_texts(run, "trains well") == []
     state, _ = run.state()
     assert [state.clients[name].trouble for name in "ab"] == ["its loss is inf", ""]
     title, first, _ = client_lines(state, run.t)
     assert first.split()[title.split().index("loss")] == "inf"
     offer(run, "a", 3, loss=1.5)
-    assert told(run, "trains well") == ["a trains well again"]
+    assert news_texts(run, "trains well") == ["a trains well again"]
     run.write(ev.HeartbeatReceived("a", {"step": 9, "loss": float("-inf")}))
-    assert told(run, "trains badly")[1:] == ["a trains badly: its loss is -inf"]
+    assert news_texts(run, "trains badly")[1:] == ["a trains badly: its loss is -inf"]
     run.write(ev.ClientHello("a", 6, "r-1", 0, "d0"))
     state, _ = run.state()
     assert state.clients["a"].trouble == "", "another process"
 
 
-def test_steps_that_are_skipped_are_told_though_the_loss_is_finite(run):
-    """The built-in task takes no step with gradients that are not finite, without end."""
+def test_skipped_steps_are_reported_though_the_loss_is_finite(run):
+    """The built-in task skips steps whose gradients are not finite, without end."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 9, "loss": 6.0, "skipped": 0.05}))
     offer(run, "a", 1, loss=6.0, skipped=0.2)
-    assert told(run, "trains badly") == []
+    assert news_texts(run, "trains badly") == []
     offer(run, "a", 2, loss=9e4, skipped=1.0)
-    (line,) = told(run, "trains badly")
+    (line,) = news_texts(run, "trains badly")
     assert line == "a trains badly: it skips most of its steps, as their gradients are not finite"
     offer(run, "a", 3, loss=6.0, skipped=0.0)
-    assert told(run, "trains well") == ["a trains well again"]
+    assert news_texts(run, "trains well") == ["a trains well again"]
 
 
 def test_a_version_of_losses_that_are_not_finite_does_not_show_an_old_one(run):
-    """Its line said the running mean from before."""
+    """Its line does not have the running mean from before."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 2.5}))
     offer(run, "a", 1, loss=float("nan"))
     round_of(run, 0, ["a"], ["a"])
-    (line,) = [text for text in told(run, "version") if text.startswith("version 1")]
+    (line,) = [text for text in news_texts(run, "version") if text.startswith("version 1")]
     assert "no finite loss" in line
     assert "2.5" not in line
 
 
-def test_a_site_that_keeps_its_losses_still_tells_that_they_are_not_finite(run):
-    """It says nothing about the data, and a training that has failed must be visible."""
+def test_a_site_that_keeps_its_losses_reports_that_they_are_not_finite(run):
+    """It reveals nothing about the data, and a failed training is visible."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 9, "not_finite": 1}))
     offer(run, "a", 1)
-    assert told(run, "trains badly") == [
+    assert news_texts(run, "trains badly") == [
         "a trains badly: its loss is not finite, or its steps are skipped"
     ]
-    assert told(run, "trains well") == []
+    assert news_texts(run, "trains well") == []
     run.write(ev.HeartbeatReceived("a", {"step": 12}))
-    assert told(run, "trains well") == ["a trains well again"]
+    assert news_texts(run, "trains well") == ["a trains well again"]

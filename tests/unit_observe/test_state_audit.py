@@ -1,4 +1,4 @@
-"""The audit of the ledger finds each fault in ledgers that were changed by hand."""
+"""The audit of the ledger finds each fault in ledgers changed by hand."""
 
 import json
 
@@ -9,12 +9,12 @@ from fsl_async.observe.ledger_audit import acknowledged_keys, audit, audit_run
 
 
 def accepted(key, tokens=10):
-    """A ledger line."""
+    """Make a ledger line of an accepted delta."""
     return {"fact": "accepted", "key": key, "tokens": tokens}
 
 
 def version(number, total, *entries):
-    """A ledger line of a version that merged (key, tokens) each."""
+    """Make a ledger line of a version that merged (key, tokens) each."""
     merged = [{"key": key, "tokens": tokens} for key, tokens in entries]
     return {"fact": "version", "version": number, "tokens_total": total, "merged": merged}
 
@@ -38,7 +38,7 @@ def test_a_good_ledger_is_clean():
 
 
 def test_an_acknowledged_delta_that_the_ledger_lacks_is_lost():
-    """This is the promise that a client relies on when it forgets its delta."""
+    """A client forgets its delta after the acknowledgement."""
     result = audit(GOOD, ["a/1/0/1", "c/1/0/1"])
     assert result.lost == ("c/1/0/1",)
     assert "1 acknowledged delta is lost: c/1/0/1" in result.complaints()
@@ -51,7 +51,7 @@ def test_a_pending_delta_without_its_file_is_lost():
 
 
 def test_a_key_in_two_versions_is_doubled():
-    """Merged at most once is the other promise."""
+    """A delta is merged at most once."""
     again = version(2, 45, ("a/1/1/2", 5), ("a/1/0/1", 10))
     result = audit([*GOOD, again], [])
     assert result.doubled == ("a/1/0/1",)
@@ -59,7 +59,7 @@ def test_a_key_in_two_versions_is_doubled():
 
 
 def test_a_key_twice_in_one_version_is_doubled():
-    """The same fault in another shape."""
+    """The same fault within one version."""
     result = audit([*GOOD, version(2, 40, ("a/1/1/2", 5), ("a/1/1/2", 5))], [])
     assert result.doubled == ("a/1/1/2",)
 
@@ -73,7 +73,7 @@ def test_versions_that_a_rollback_made_void_do_not_count():
 
 
 def test_a_version_that_only_a_checkpoint_has_counts():
-    """A server killed between the rename and the ledger line."""
+    """A parameter server may be killed between the rename and the ledger line."""
     manifest = version(2, 35, ("a/1/1/2", 5))
     result = audit(GOOD, ["a/1/1/2"], manifests=[manifest])
     assert (result.is_clean, result.versions, result.pending) == (True, 2, 0)
@@ -91,19 +91,19 @@ def test_a_version_that_only_a_checkpoint_has_counts():
         ([*GOOD, version(1, 30)], "version 1 twice"),
     ],
 )
-def test_what_does_not_fit_together_is_said(facts, words):
-    """An audit that only counts keys would pass a ledger whose numbers are wrong."""
+def test_contradictions_are_reported(facts, words):
+    """Numbers that contradict each other are reported, not only keys."""
     assert any(words in problem for problem in audit(facts, []).problems)
 
 
-def test_a_checkpoint_that_contradicts_the_ledger_is_said():
-    """The two are written by one call, so a difference is damage."""
+def test_a_checkpoint_that_contradicts_the_ledger_is_reported():
+    """One call writes both, so a difference is damage."""
     result = audit(GOOD, [], manifests=[version(1, 10, ("a/1/0/1", 10))])
     assert "disagree about what version 1 merged" in result.problems[0]
 
 
-def test_both_sides_say_what_was_acknowledged(tmp_path):
-    """The client's journal is the witness that the server's journal may have lost."""
+def test_both_journals_show_what_was_acknowledged(tmp_path):
+    """The client's journal shows acknowledgements that the server's journal may have lost."""
     lines = [
         {"type": "send", "peer": "a", "message": {"type": "accepted/1", "key": "a/1/0/1"}},
         {"type": "send", "peer": "a", "message": {"type": "call/1", "round": 1}},
@@ -129,24 +129,24 @@ def run_dir(tmp_path):
 
 
 def write_ledger(run_dir, facts):
-    """Seal facts as the server does."""
+    """Write facts with checksums, as the server does."""
     (run_dir / "ledger.jsonl").write_bytes(b"".join(to_checksummed(fact) + b"\n" for fact in facts))
 
 
 def test_a_run_directory_is_audited_with_its_clients(run_dir):
-    """What demo and status call."""
+    """The function that demo and status call."""
     result = audit_run(run_dir)
     assert (result.is_clean, result.acknowledged, result.pending) == (True, 1, 1)
 
 
 def test_a_line_cut_out_of_the_ledger_is_found_by_the_clients_journal(run_dir):
-    """Removing the facts about a delta is the tampering that a checksum cannot see."""
+    """A checksum cannot show that the facts about a delta were removed."""
     write_ledger(run_dir, [GOOD[0], GOOD[2], version(1, 20, ("b/1/0/1", 20))])
     assert audit_run(run_dir).lost == ("a/1/0/1",)
 
 
-def test_a_changed_byte_in_the_ledger_is_said_and_a_torn_end_is_not(run_dir):
-    """A torn last line was never acknowledged; damage inside is damage."""
+def test_a_changed_byte_in_the_ledger_is_reported_and_a_torn_end_is_not(run_dir):
+    """A torn last line was never acknowledged; any other damage is reported."""
     ledger = run_dir / "ledger.jsonl"
     whole = ledger.read_bytes()
     ledger.write_bytes(whole + b'{"fact":"acc')
@@ -156,13 +156,13 @@ def test_a_changed_byte_in_the_ledger_is_said_and_a_torn_end_is_not(run_dir):
 
 
 def test_a_missing_spool_file_is_found(run_dir):
-    """Somebody cleaned up the wrong folder."""
+    """A user may delete a wrong file."""
     (run_dir / "spool" / "a@1@1@2.frames").unlink()
     assert audit_run(run_dir).lost == ("a/1/1/2",)
 
 
-def test_a_damaged_checkpoint_manifest_is_said(run_dir):
-    """It is the record of what a version merged."""
+def test_a_damaged_checkpoint_manifest_is_reported(run_dir):
+    """The manifest records what a version merged."""
     folder = run_dir / "checkpoints" / "v00000001"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{}\n")

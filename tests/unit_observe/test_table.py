@@ -13,7 +13,7 @@ from fsl_async.observe.table import LiveTable, client_lines, header, sparkline
 
 
 def a_client(name, **changed):
-    """One in the middle of a run of some days."""
+    """A client in the middle of a run of some days."""
     made = ClientState(name, incarnations=3, doing="training", connected=True, version=1234)
     made.step, made.tokens_per_s, made.deltas_merged = 123_456, 54_321.0, 1234
     made.losses.extend([4.0, 3.0, 2.345])
@@ -38,7 +38,7 @@ def a_run():
 
 
 def rendered(width, state, height=24):
-    """What the live table leaves on a screen of that size."""
+    """Return what the live table leaves on a screen of that size."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
     table = LiveTable(console=console)
     table.update(state, [], 1000.0)
@@ -63,8 +63,8 @@ def test_the_live_table_fits(width):
     assert any("version 7:" in line for line in lines)  # the newest line is there
 
 
-def test_details_come_where_there_is_room():
-    """What is left out at 80 columns is worth having at 160."""
+def test_a_wide_terminal_shows_details():
+    """At 160 columns, what 80 leave out is shown."""
     state = a_run()
     narrow, middle, wide = (
         "\n".join(client_lines(state, 1000.0, width)) for width in (80, 110, 160)
@@ -83,7 +83,7 @@ def test_details_come_where_there_is_room():
 
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60])
 def test_a_very_narrow_terminal_still_has_names_and_states(width):
-    """The last columns go first, and no line is too long: it would be wrapped."""
+    """The last columns go first, and no line is wrapped."""
     lines = client_lines(a_run(), 1000.0, width)
     assert len(lines) == 4
     assert all(len(line) <= width for line in lines)
@@ -101,7 +101,7 @@ def test_more_clients_than_lines():
 
 
 def test_the_header_before_there_is_anything():
-    """The first thing that anybody sees of this program."""
+    """The first thing that a user sees."""
     assert header(RunState(), 0.0) == "the parameter server is starting"
     waiting = header(RunState(NodeState(run="r-1", phase="waiting")), 0.0)
     assert waiting == "run r-1, waiting for the first client's weights"
@@ -119,5 +119,5 @@ def test_the_header_before_there_is_anything():
     ],
 )
 def test_sparkline(values, width, drawn):
-    """Too many values are averaged; equal ones are a flat line, not a division by zero."""
+    """Too many values are averaged; equal ones give a flat line, not a division by zero."""
     assert sparkline(values, width) == drawn

@@ -50,19 +50,19 @@ def test_every_action_is_timed_in_every_round():
 
 
 class StagedProbe(CoreProbe):
-    """Tells rates from a list, the last one for ever; 4 is the fastest."""
+    """A probe with given rates, the last one without end; 4 is the fastest."""
 
     def __init__(self, rates):
         self.rates, self.fastest = rates, 4.0
 
     def rate(self):
-        """The next one."""
+        """Return the next rate."""
         return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
 
 
-def test_rounds_that_a_neighbour_disturbed_do_not_count():
-    """Chosen by the probe around the round, whatever the round took; or a lucky slow neighbor
-    would choose the figures.
+def test_disturbed_rounds_do_not_count():
+    """The probe around a round decides, not the round's time, which would select for lucky
+    rounds.
     """
     calls = iter(range(100))
     # Each round asks before its one action and after it: the second round is slowed in its middle,
@@ -74,8 +74,8 @@ def test_rounds_that_a_neighbour_disturbed_do_not_count():
     assert rounds.core_rate == 3.95
 
 
-def test_a_core_that_is_never_quiet_is_said_to_be_so():
-    """Patience ends; figures of a disturbed core must not look like others."""
+def test_a_core_that_is_never_quiet_is_reported():
+    """When patience ends, the row says that the figures were disturbed."""
     rounds = in_turns({"a": lambda: None}, 3, 10.0, probe=StagedProbe([1.0, 2.0]), patience_s=0.0)
     assert (rounds.count, rounds.undisturbed_share, rounds.core_rate) == (3, 0.0, 2.0)
     hurried = in_turns({"a": lambda: None}, 3, 0.0, probe=StagedProbe([2.0]), patience_s=0.001)
@@ -85,14 +85,12 @@ def test_a_core_that_is_never_quiet_is_said_to_be_so():
 
 @pytest.mark.skipif(core_probe() is None, reason="no native codec")
 def test_the_probe_runs_a_loop_of_single_cycles():
-    """A compiler that drops the loop, or one that makes it wait for memory, would call every core
-    free or none.
-    """
+    """A compiler that drops the loop, or makes it wait for memory, would give useless rates."""
     assert 0.3 < core_probe().fastest < 12.0  # 10^9 a second
 
 
 def test_several_threads_copy_as_much_as_one():
-    """A part that is left out would make a second core look like four."""
+    """No part is left out, so a speedup is real."""
     limits = MemoryLimits(1001)
     for threads in (1, 2, 3):
         limits._source[:] = np.arange(1001)
@@ -102,7 +100,7 @@ def test_several_threads_copy_as_much_as_one():
 
 
 def test_ratios_are_medians_of_the_rounds():
-    """One disturbed round must not move the result, nor a drift that hits both sides."""
+    """Neither one disturbed round nor a drift of both sides moves the ratio."""
     rounds = Rounds({"ours": (1.0, 2.0, 9.0), "theirs": (2.0, 4.0, 9.0)})
     assert rounds.ratio("ours", "theirs") == 2.0
     assert rounds.gb_s("ours", 4_000_000_000) == 2.0
@@ -115,7 +113,7 @@ def test_ratios_are_medians_of_the_rounds():
 
 
 def test_tables_are_aligned():
-    """People read columns."""
+    """Columns are aligned."""
     lines = aligned((("name", "n"), ("GB/s", "g")), [{"n": "long name", "g": 1.5}, {"n": "b"}])
     assert lines == ["name       GB/s", "long name  1.50", "b             -"]
     marked = aligned((("n", "n"),), [{"n": "x"}], markdown=True)
@@ -126,7 +124,7 @@ def test_tables_are_aligned():
 
 
 def test_a_longer_vector_has_every_value_and_another_order():
-    """Further passes over a short file may not be the same bytes in the same order."""
+    """Further passes over a short file have another order of bytes."""
     values = np.arange(3 * 4096 + 5, dtype=np.float32)
     longer = spread_out(values, 3 * values.size)
     again = longer[values.size : 2 * values.size]
@@ -137,7 +135,7 @@ def test_a_longer_vector_has_every_value_and_another_order():
 
 
 def test_tensors_of_a_short_training_are_what_they_say():
-    """Each kind is filled with finite values, and none repeats within the vector."""
+    """Each kind has finite values, and none repeats within the vector."""
     values = 480_000  # more than the model has parameters
     said = []
     tensors = trained_tensors(values, attrs.evolve(TINY, batch=4), said.append)
@@ -150,14 +148,14 @@ def test_tensors_of_a_short_training_are_what_they_say():
 
 
 def safetensors_file(path, header, content=b""):
-    """A file with this header."""
+    """Make a file with this header."""
     text = json.dumps(header).encode() if isinstance(header, dict) else header
     path.write_bytes(len(text).to_bytes(8, "little") + text + content)
     return path
 
 
 def test_tensors_of_a_file_are_read_in_the_order_of_its_bytes(tmp_path):
-    """All three number formats that fp32 holds; what it does not hold, and NaN, is left out."""
+    """All three formats that fp32 holds are read; other types and NaN are left out."""
     content = np.array([1, np.nan, 2], "<f4").tobytes() + np.array([3], "<f2").tobytes()
     content += (np.array([4], "<f4").view("<u4") >> 16).astype("<u2").tobytes() + b"\1\2"
     header = {
@@ -183,7 +181,7 @@ def test_tensors_of_a_file_are_read_in_the_order_of_its_bytes(tmp_path):
     ],
 )
 def test_a_file_that_is_none_is_one_line(tmp_path, header, words):
-    """What users point --tensors at may be anything."""
+    """A file given to --tensors may be anything."""
     path = safetensors_file(tmp_path / "x", header)
     with pytest.raises(UsageError, match=words):
         read_values(path, 10)
@@ -201,7 +199,7 @@ def test_limits_can_be_measured():
 
 @pytest.mark.parametrize("cores", [2, 3])
 def test_a_tiny_run_has_all_rows_and_fields(monkeypatch, cores):
-    """The rows are kept and compared over months: a field that goes missing has to show here."""
+    """Rows are kept and compared over months: a missing field fails here."""
     monkeypatch.setattr("fsl_async.tools.bench.codec_rows.cores", lambda: cores)
     settings = codec.CodecBenchSettings(
         megabytes=1.5, repeats=1, limit_s=0.0, training=TINY, formats=("fp32", "uniform")
@@ -231,7 +229,7 @@ def test_a_tiny_run_has_all_rows_and_fields(monkeypatch, cores):
 
 
 def test_options_that_cannot_be_are_one_line(capsys, tmp_path):
-    """Before anything is trained."""
+    """They are refused before any training."""
     for args, words in (
         (["--tensors", str(tmp_path / "no")], "does not exist"),
         (["--path", "mmx"], "mmx"),
@@ -244,7 +242,7 @@ def test_options_that_cannot_be_are_one_line(capsys, tmp_path):
 
 
 def test_the_group_lists_its_benchmarks(capsys):
-    """`fsl-node bench` is a group, so that there can be more of them."""
+    """`fsl-node bench` is a group of commands."""
     assert cli.main(["bench", "--help"]) == 0
     assert "codec" in capsys.readouterr().out
     assert cli.main(["bench", "codec", "--help"]) == 0

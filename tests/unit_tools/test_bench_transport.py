@@ -1,4 +1,4 @@
-"""`fsl-node bench transport`: what it counts, its fields in a tiny run, its words; no speeds."""
+"""`fsl-node bench transport`: its counts, its fields in a tiny run, its texts; no speeds."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def task(**changes):
 
 
 def test_the_meter_leaves_the_warm_up_out():
-    """A slow start must not be in the speed, and must be in the whole."""
+    """A slow start is in `whole` and not in the speed."""
     now = [10.0]
     meter = Meter(task(), lambda: now[0])
     ends = []
@@ -33,8 +33,8 @@ def test_the_meter_leaves_the_warm_up_out():
     assert result["longest_gap_s"] == pytest.approx(0.1)
 
 
-def test_a_silence_is_seen():
-    """A transfer that stands still for a while must not hide behind its mean."""
+def test_a_silence_is_reported():
+    """A transfer that pauses does not hide behind its mean."""
     now = [0.0]
     meter = Meter(task(), lambda: now[0])
     for now[0] in (0.0, 1.0, 1.1, 2.6, 3.1):
@@ -43,21 +43,21 @@ def test_a_silence_is_seen():
 
 
 @pytest.mark.parametrize("word", ["0,x", "", "4096", "-1"])
-def test_wrong_sizes_are_told(word, capsys):
-    """Before any process is started."""
+def test_wrong_sizes_are_refused(word, capsys):
+    """They are refused before any process is started."""
     assert cli.main(["bench", "transport", "--chunks", word]) == 2
     assert "--chunks" in capsys.readouterr().err
 
 
-def test_an_unknown_way_is_told(capsys):
-    """With the names that there are."""
+def test_an_unknown_way_is_refused(capsys):
+    """The error lists the known ways."""
     for word in ("carrier-pigeon", "fsl"):
         assert cli.main(["bench", "transport", "--others", word]) == 2
         assert "use tcp or none" in capsys.readouterr().err
 
 
 def test_a_tiny_run_has_its_rows(capsys, tmp_path):
-    """Processes start, move chunks and say what they saw; rows are printed and kept."""
+    """Processes start, move chunks and report; rows are printed and kept."""
     kept = tmp_path / "rows.jsonl"
     words = ["--chunks", "64", "--rounds", "1", "--seconds", "0.2", "--warm", "0.05"]
     words += ["--others", "tcp", "--json", "--save", str(kept)]
@@ -74,12 +74,12 @@ def test_a_tiny_run_has_its_rows(capsys, tmp_path):
 
 
 def test_a_transfer_to_another_machine(capsys, tmp_path, monkeypatch):
-    """Ssh gets the listener's command as one line of shell, and the dialer comes to its port.
+    """The listener is started by ssh as one line of shell, and the dialer connects to its port.
 
-    A listener has ended when the next one takes the port, although only ssh is killed.
+    The listener has ended when the next one takes the port, although only ssh is killed.
     """
-    ssh, said = tmp_path / "ssh", tmp_path / "said"
-    ssh.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >>{said}\nsh -c "$5"\nexit $?\n')
+    ssh, calls = tmp_path / "ssh", tmp_path / "calls"
+    ssh.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >>{calls}\nsh -c "$5"\nexit $?\n')
     ssh.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as free:
         to = f"me@127.0.0.1:{free.getsockname()[1]}"
@@ -91,11 +91,11 @@ def test_a_transfer_to_another_machine(capsys, tmp_path, monkeypatch):
     assert ours["over_tcp"] > 0
     assert "control_worst_s" not in ours  # the clocks of two machines differ
     assert tcp["mbit_s"] > 0
-    assert said.read_text() == "-o BatchMode=yes -- me@127.0.0.1\n" * 2
+    assert calls.read_text() == "-o BatchMode=yes -- me@127.0.0.1\n" * 2
 
 
 @pytest.mark.parametrize("to", ["-oProxyCommand=x", "a:b", "me@a:70000", ":1"])
-def test_a_machine_that_is_none_is_told(to, capsys):
-    """What begins with a hyphen would be an option of ssh."""
+def test_a_wrong_machine_is_refused(to, capsys):
+    """A destination that begins with a hyphen would be an option of ssh."""
     assert cli.main(["bench", "transport", f"--to={to}"]) == 2
     assert "write [USER@]HOST" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The proxy: as late and slow as it is told, in order, cut and healed, gone when closed."""
+"""The proxy: delay and rate, order, cut and healed, closed."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ DATA = bytes(range(256)) * 400
 
 @pytest.fixture
 def echo():
-    """A server that sends back what it gets; gives its address."""
+    """Run a server that sends back what it gets; yields its address."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve():
@@ -48,7 +48,7 @@ def test_bytes_are_late_by_the_delay_and_paced_by_the_rate(echo):
     try:
         with dial(link) as end:
             begun = time.monotonic()
-            end.sendall(DATA)  # nobody is behind the proxy yet: it waits
+            end.sendall(DATA)  # the proxy has no target yet, so it waits
             link.target = echo
             found = b""
             first = 0.0
@@ -63,21 +63,21 @@ def test_bytes_are_late_by_the_delay_and_paced_by_the_rate(echo):
         link.close()
 
 
-def test_closing_cuts_what_stands(echo):
-    """The nodes behind it must notice."""
+def test_closing_cuts_open_connections(echo):
+    """The nodes behind it detect the end."""
     link = Proxy(echo)
     with dial(link) as end:
         end.sendall(b"x")
         assert end.recv(1) == b"x"
         link.close()
-        with contextlib.suppress(ConnectionError):  # an abort may be told as a reset
+        with contextlib.suppress(ConnectionError):  # an abort may show as a reset
             assert not end.recv(1)
     with pytest.raises(ConnectionError):
         dial(link)
 
 
 def read(end, size):
-    """Just so many bytes."""
+    """Read exactly so many bytes."""
     found = b""
     while len(found) < size:
         found += end.recv(size - len(found))
@@ -85,7 +85,7 @@ def read(end, size):
 
 
 def test_a_cut_link_passes_nothing_until_it_is_healed(echo, tmp_path):
-    """Connections stay and lose nothing: as with a link that is repaired before TCP gives up."""
+    """Connections stay and lose nothing, as with a link repaired before TCP gives up."""
     path = tmp_path / "links" / "a"
     proxy, link = Proxy(echo, follow=path), FileLink(path)
     try:
@@ -106,7 +106,7 @@ def test_a_cut_link_passes_nothing_until_it_is_healed(echo, tmp_path):
             begun = time.monotonic()
             end.sendall(bytes(10_000))
             first = len(end.recv(1 << 16))
-            assert time.monotonic() - begun < 0.5  # in pieces, or nothing else would get through
+            assert time.monotonic() - begun < 0.5  # in pieces, to let other traffic through
             read(end, 10_000 - first)
             assert time.monotonic() - begun > 0.4
     finally:
@@ -114,7 +114,7 @@ def test_a_cut_link_passes_nothing_until_it_is_healed(echo, tmp_path):
 
 
 def test_it_can_be_closed_before_it_was_used():
-    """A run that fails early closes what has just begun."""
+    """A run that fails early closes it unused."""
     for _ in range(50):
         proxy = Proxy()
         proxy.close()
@@ -123,8 +123,10 @@ def test_it_can_be_closed_before_it_was_used():
             dial(proxy)
 
 
-def test_what_nobody_takes_is_not_kept():
-    """A sender has to wait for its receiver, or a stalled one would fill this process's memory."""
+def test_unread_bytes_are_not_kept():
+    """A sender waits for its receiver, so a stalled receiver does not fill this process's
+    memory.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         proxy = Proxy(listener.getsockname())

@@ -71,7 +71,7 @@ class Field:
         return [event for event in self.ps.all(kind) if event.peer.startswith(name)]
 
     def arrived(self, stream_id):
-        """Whether the honest client's stream arrived, whole."""
+        """Return whether the honest client's stream arrived completely."""
         return any(event.stream_id == stream_id for event in self.of("honest", StreamReceived))
 
 
@@ -98,7 +98,7 @@ EVIDENCE = {
         and not field.ps.link.incomplete
     ),
 }
-"""What the listener must have seen for an attack to be the one that it says."""
+"""What the listener must have seen for an attack to be the one it is named after."""
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")

@@ -227,7 +227,7 @@ def test_the_stall_timeout_is_armed(world, quiet_pair, new_source, new_sink, *, 
 
 
 def test_late_answers_of_a_source_are_ignored(world, pair, new_source, new_sink):
-    """A cancelled stream's read may still end, with data or without."""
+    """A canceled stream's read may still end, with data or without."""
     ps, client = pair
     world.accept_all(ps, new_sink())
     source = new_source([b"x"] * 3, later=True)

@@ -1,12 +1,12 @@
-"""Learning replaced by counting: a store and a learner that keep the promises of the real ones,
-with integers for weights.
+"""Learning replaced by counting: a store and a learner with the guarantees of the real ones and
+integers as weights.
 
 A model is one number, the tokens that went into it; a delta is the tokens trained since the last
 snapshot; a digest is a hash over the lineage of versions. So whatever would corrupt real weights (a
 delta merged twice, lost, or applied to another base; an update applied to another version) gives a
-wrong number or a wrong digest here. `Disk` survives the death of a server; everything else dies
-with its process. A job of the worker happens whole or not at all: crashes inside one are the
-store's own tests.
+wrong number or a wrong digest here. `Disk` survives a server's process; everything else is lost
+with it. A job of the worker happens completely or not at all: crashes inside one are the store's
+own tests.
 """
 
 from __future__ import annotations

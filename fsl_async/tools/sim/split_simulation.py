@@ -3,7 +3,7 @@
 Parameter server, split server and clients of a method, under a virtual clock.
 
 As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting
-in place of tensors (`split_counting`). Two networks, one for each server, with the same faults; the
+instead of tensors (`split_counting`). Two networks, one for each server, with the same faults; the
 split server is killed like the parameter server, and as often asked to end while the run goes on.
 The invariants of pretraining hold for x_c; those of split learning are below and in
 `split_counting`, checked after every event.
@@ -300,7 +300,7 @@ class SplitSimulation(Simulation):
 
     def _split_note(self, note: Note) -> None:
         """A line of a split server, or of a client about one."""
-        if "sent what no" in note.text:
+        if "broke the protocol" in note.text:
             self.invariants.violated(note.text, self.scheduler.time())
 
     def _launch_client(self, name: str) -> None:
@@ -470,9 +470,8 @@ class SplitSimulation(Simulation):
         super()._heal(name)
 
     def _end(self) -> None:
-        """No new faults.
-
-        The parameter server ends the run, and the split server follows when its clients say so.
+        """End the run: no new faults; the parameter server ends it, and the split server follows
+        its clients.
         """
         self._calm = True
         calm_s = self.scheduler.time() + self.profile.longest_s

@@ -1,4 +1,4 @@
-"""A module as one flat vector: what is in it, and the arithmetic of a rebase."""
+"""A module as one flat vector: its content, and the arithmetic of a rebase."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from fsl_async.learn.client.buffers import ModelWeights
 
 
 class Tied(nn.Module):
-    """A tied head, a batch norm with an integer counter, and a table that is no state."""
+    """A tied head, a batch norm with an integer counter, and a table outside the state."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ def flat(weights):
 
 
 def test_manifest_has_tied_tensors_once_and_only_floating_persistent_state():
-    """Two clients derive the same vector from one model, and move a tied weight only once."""
+    """Clients derive the same vector from one model, and a tied weight moves once."""
     manifest = ModelWeights(Tied()).manifest
     assert [(t.name, t.shape, t.offset) for t in manifest.tensors] == [
         ("embedding.weight", (7, 3), 0),
@@ -43,7 +43,7 @@ def test_manifest_has_tied_tensors_once_and_only_floating_persistent_state():
 
 
 def test_manifest_can_be_made_on_the_meta_device_and_ignores_compilation():
-    """Sizes can be planned without memory, and a compiled client can join a run of plain ones."""
+    """Sizes are planned without memory, and a compiled client joins a run of plain ones."""
     with torch.device("meta"):
         meta = ModelWeights(Tied()).manifest
     assert meta.fingerprint == ModelWeights(Tied()).manifest.fingerprint
@@ -53,7 +53,7 @@ def test_manifest_can_be_made_on_the_meta_device_and_ignores_compilation():
 
 
 def test_tensors_that_overlap_otherwise_are_refused():
-    """Rebasing one would move the other a second time, silently."""
+    """Rebasing one would move the other a second time."""
     model = nn.Module()
     model.a = nn.Parameter(torch.zeros(3, 4))
     model.b = nn.Parameter(model.a.detach().t())
@@ -71,13 +71,13 @@ def test_parts_of_one_storage_that_do_not_overlap_are_fine():
 
 
 def test_a_module_without_weights_is_refused_in_one_line():
-    """It is a user's mistake, so it must not end in a traceback."""
+    """A user's mistake gives no traceback."""
     with pytest.raises(TaskError, match="cannot exchange"):
         ModelWeights(nn.ReLU())
 
 
 def test_copy_in_undoes_copy_out_for_any_layout(monkeypatch):
-    """Transposed, empty, scalar and tensors larger than a piece all keep their place."""
+    """Transposed, empty and scalar tensors, and those larger than a piece, keep their places."""
     monkeypatch.setattr(buffers, "PIECE_VALUES", 5)
     model = nn.Module()
     model.large = nn.Parameter(torch.randn(4, 3))
@@ -93,7 +93,7 @@ def test_copy_in_undoes_copy_out_for_any_layout(monkeypatch):
 
 
 def test_half_precision_is_widened_and_rounded_back_without_a_change():
-    """A bf16 model that is sent and received unchanged must stay unchanged."""
+    """A bf16 model that is sent and received unchanged stays unchanged."""
     model = nn.Linear(8, 8).bfloat16()
     kept = model.weight.detach().clone()
     weights = ModelWeights(model)
@@ -103,7 +103,7 @@ def test_half_precision_is_widened_and_rounded_back_without_a_change():
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_rebase_is_computed_in_fp32_in_the_stated_order(monkeypatch, scale):
-    """All clients must get the same weights to the bit where nothing was trained meanwhile."""
+    """Clients that trained nothing since get equal weights to the bit."""
     monkeypatch.setattr(buffers, "PIECE_VALUES", 7)
     torch.manual_seed(0)
     model = nn.Linear(9, 5)
@@ -119,7 +119,7 @@ def test_rebase_is_computed_in_fp32_in_the_stated_order(monkeypatch, scale):
 
 
 def test_rebase_of_bf16_rounds_once_at_the_end():
-    """Differences taken in bf16 would lose most of a step's work."""
+    """Differences in bf16 would lose most of a step's work."""
     model = nn.Linear(1, 1, bias=False).bfloat16()
     weights = ModelWeights(model)
     weights.copy_in(np.array([1.0], np.float32))
@@ -131,8 +131,8 @@ def test_rebase_of_bf16_rounds_once_at_the_end():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_non_finite_weights_are_noticed(bad):
-    """The event of a snapshot has to say so, and a rebase must not keep them."""
+def test_non_finite_weights_are_reported(bad):
+    """The snapshot's event reports them, and a rebase does not keep them."""
     model = nn.Linear(4, 4)
     weights = ModelWeights(model)
     assert weights.is_finite()
@@ -143,7 +143,7 @@ def test_non_finite_weights_are_noticed(bad):
 
 
 def test_replaced_buffers_are_found_again():
-    """`module.to(...)` and user code replace buffers; a kept reference would be the old one."""
+    """`module.to(...)` and user code replace buffers."""
     model = Tied()
     weights = ModelWeights(model)
     model.middle.running_mean = torch.full((3,), 5.0)
@@ -171,14 +171,14 @@ def names(weights):
 
 
 def test_what_trains_and_buffers_are_exchanged():
-    """Sending a base model that never changes would cost a hundred times the adapters."""
+    """A frozen base model is a hundred times the size of its adapters."""
     weights = ModelWeights(Tuned())
     norm = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
     assert names(weights) == [*norm, "head.weight", "head.bias"]
 
 
 def test_patterns_choose_what_is_exchanged():
-    """A site may keep its head or its batch norm to itself, or exchange weights that are frozen."""
+    """A site may keep its head or its batch norm, or exchange frozen weights."""
     assert names(ModelWeights(Tuned(), ["head.*"])) == ["head.weight", "head.bias"]
     assert names(ModelWeights(Tuned(), ["base.bias", "*.bias"])) == [
         "base.bias",
@@ -189,15 +189,15 @@ def test_patterns_choose_what_is_exchanged():
         ModelWeights(Tuned(), ["haed.*"])
 
 
-def test_clients_with_other_frozen_weights_are_told_apart():
-    """Adapters that were trained on another base are worthless, and nothing else would show it."""
+def test_other_frozen_weights_change_the_manifest():
+    """Adapters trained on another base are worthless, and no other check shows it."""
     manifest = ModelWeights(Tuned()).manifest
     other = ModelWeights(Tuned(base=2.0)).manifest
     assert ModelWeights(Tuned()).manifest == manifest
     assert manifest.fingerprint != other.fingerprint
     assert "not trained differ" in manifest.difference(other)
     assert ModelWeights(Tuned().to(torch.bfloat16)).manifest == manifest
-    # what trains and is not exchanged is each client's own
+    # a trained weight that is not exchanged is the client's own
     heads = [ModelWeights(Tuned(), ["norm.*"]).manifest for _ in range(2)]
     assert heads[0] == heads[1]
     everything = [ModelWeights(Tuned(base), ["*"]).manifest for base in (1.0, 2.0)]

@@ -1,4 +1,4 @@
-"""Coded deltas, and what coding loses of them."""
+"""Coded deltas, and their coding errors."""
 
 import numpy as np
 
@@ -13,14 +13,14 @@ def gaussian(count, seed):
 
 
 def test_a_frame_holds_the_difference_of_the_chunk():
-    """A delta is base minus snapshot; the other way round would train backwards."""
+    """A delta is base minus snapshot; the opposite sign would train backwards."""
     base, snapshot = gaussian(1000, 1), gaussian(1000, 2)
     frame = DeltaCoder().encode(base, snapshot, 100, 300)
     assert decode(frame).tolist() == (base[100:300] - snapshot[100:300]).tolist()
 
 
 def test_with_feedback_nothing_is_lost_over_many_deltas():
-    """All that was sent is all that was to be sent, but for the last rounding."""
+    """The sum of all sent deltas differs from the work by the last rounding only."""
     coder, zero = DeltaCoder(COARSE, feedback=True), np.zeros(600, np.float32)
     wanted, sent = np.zeros(600), np.zeros(600)
     for number in range(50):
@@ -35,7 +35,7 @@ def test_with_feedback_nothing_is_lost_over_many_deltas():
 
 
 def test_without_feedback_the_losses_add_up():
-    """The comparison that shows what feedback is for; and no vector is kept for it."""
+    """The comparison for the test above; no vector is kept."""
     coder, zero = DeltaCoder(COARSE), np.zeros(600, np.float32)
     delta = gaussian(600, 3)
     sent = sum(decode(coder.encode(delta, zero, 0, 600)).astype(float) for _ in range(50))
@@ -44,7 +44,7 @@ def test_without_feedback_the_losses_add_up():
 
 
 def test_lossless_deltas_need_no_residual():
-    """fp32 loses nothing, so the memory is not taken."""
+    """fp32 loses nothing, so no memory is used."""
     coder = DeltaCoder(feedback=True)
     coder.encode(gaussian(10, 0), gaussian(10, 1), 0, 10)
     assert coder.residual is None

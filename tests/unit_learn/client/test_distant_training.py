@@ -1,4 +1,6 @@
-"""Between the two sides of a client pass vectors and small values: training may be elsewhere."""
+"""Only vectors and small values pass between the sides of a client: training may be in another
+process.
+"""
 
 import subprocess
 import sys
@@ -8,7 +10,7 @@ PROGRAM = Path(__file__).parents[2] / "support" / "distant_training.py"
 
 
 def test_training_in_another_process_without_torch():
-    """FSDP ranks are other processes: the exchange side needs the vectors alone, and only three."""
+    """FSDP ranks are other processes: the exchange side needs only three vectors."""
     done = subprocess.run(
         [sys.executable, PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )

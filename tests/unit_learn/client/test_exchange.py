@@ -44,14 +44,14 @@ class Server:
         self.updates = [None]
 
     def merge(self, delta):
-        """Make the next version of one delta."""
+        """Make the next version from one delta."""
         before = self.versions[-1]
         frames = [encode(piece, FP32) for piece in chunks(-delta)]
         self.updates.append(frames)
         self.versions.append(before + np.concatenate([decode(frame) for frame in frames]))
 
     def give(self, client, version, kind="full"):
-        """Have the client fetch a version; returns the digest it computed."""
+        """Let the client fetch a version; returns the digest it computed."""
         frames = (
             self.updates[version]
             if kind == "update"
@@ -68,7 +68,9 @@ def chunks(vector):
 
 
 def attached(model, codec=FP32):
-    """A client whose own weights are version 0; no thread is needed, the event answers itself."""
+    """Make a client whose own weights are version 0, in this thread: the event is answered at
+    once.
+    """
     client = Sides(DeltaCoder(codec), publishes=True)
     client.training.attach(model)
     return client
@@ -102,7 +104,7 @@ def test_own_weights_become_version_0():
 
 
 def test_a_later_client_receives_the_runs_weights():
-    """A fresh node's weights never become the truth of a running run."""
+    """A new node's weights never replace a running run's."""
     model, server = Model(start=9.0), Server(np.arange(5, dtype=np.float32))
     client = Sides(
         take=lambda event: (
@@ -126,16 +128,16 @@ OPERATIONS = ("train", "snapshot", "encode", "merge", "update", "full", "fetch",
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(-9, 9)), max_size=40))
 def test_everything_trained_is_sent_once_in_any_interleaving(operations):
-    """What was sent plus what is unsent equals what was trained, always.
+    """What was sent plus what is unsent equals what was trained.
 
-    Whole numbers are exact in fp32, so equality is exact however the operations are ordered.
+    Whole numbers are exact in fp32, so equality is exact in any order of operations.
     """
     run_interleaving(operations, values=5)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_trained_is_sent_once_with_more_than_one_chunk(seed):
-    """The same with chunk borders, a short last chunk, and deltas coded by half at a rebase."""
+    """The same with chunk borders, a short last chunk, and deltas half coded at a rebase."""
     chance = np.random.default_rng(seed)
     operations = [
         (OPERATIONS[chance.integers(len(OPERATIONS))], int(chance.integers(-9, 9)))
@@ -213,7 +215,7 @@ def test_work_done_while_a_delta_travels_is_kept_and_sent_next():
     first = taken(client, 1)
     assert (first == -1.0).all()
     model.add(2.0)
-    server.merge(first * 4)  # as if others had moved it too
+    server.merge(first * 4)  # as if other clients had moved it too
     client.exchange.drop_delta(1)
     move(client, server, 1, "update")
     assert (model.numbers() == 16.0).all()
@@ -221,8 +223,8 @@ def test_work_done_while_a_delta_travels_is_kept_and_sent_next():
     assert client.events[-1].base == 1
 
 
-def test_a_snapshot_tells_tokens_steps_and_mean_metrics_since_the_last():
-    """They are the weight of the delta in a merge and the run's loss curve."""
+def test_a_snapshot_has_tokens_steps_and_mean_metrics_since_the_last():
+    """They give the delta's weight in a merge and the run's loss curve."""
     client = attached(Model())
     client.step(5, {"loss": 4.0})
     client.exchange.request_snapshot(1)
@@ -239,7 +241,7 @@ def test_a_snapshot_tells_tokens_steps_and_mean_metrics_since_the_last():
 
 
 def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
-    """The server compares nothing: a resumed stream is stitched from chunks of both sendings."""
+    """A resumed stream is joined from chunks of both transfers."""
     model = Model(1000)
     client = attached(model, CodecSpec(format="e4m3"))
     model.add(np.random.default_rng(0).normal(size=1000).astype(np.float32))
@@ -255,7 +257,7 @@ def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
 
 
 def test_a_dropped_delta_is_not_sent_again():
-    """A declined delta was measured from a base nobody wants; its work leaves the books."""
+    """A declined delta's base is out of date; its work is no longer counted."""
     model = Model()
     client = attached(model)
     model.add(1.0)
@@ -266,8 +268,8 @@ def test_a_dropped_delta_is_not_sent_again():
     assert (taken(client, 2) == -2.0).all()
 
 
-def test_whole_weights_are_sent_as_they_are_and_the_base_is_not_kept_for_it():
-    """Where a run exchanges full weights, no difference may round what is sent."""
+def test_full_weights_are_sent_unchanged_and_the_base_is_not_kept_for_it():
+    """Where a run exchanges full weights, no difference rounds them."""
     model = Model(start=1.0)
     client = attached(model)
     client.exchange.coder.whole = True
@@ -282,7 +284,7 @@ def test_whole_weights_are_sent_as_they_are_and_the_base_is_not_kept_for_it():
 
 
 def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
-    """The server quarantines them; a client that kept NaN - NaN = NaN would be lost for the run."""
+    """The parameter server quarantines them; the client must not keep NaN - NaN = NaN."""
     model = Model()
     client = attached(model)
     server = Server(model.numbers())
@@ -293,14 +295,14 @@ def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
     client.step(tokens=8)
     move(client, server, 1, dropped=8)
     assert (model.numbers() == 1.0).all()
-    # what was lost is not claimed either
+    # lost work is not counted either
     assert client.training.meter.unsent_tokens == 0
     model.add(2.0)
     assert (taken(client, 2) == -2.0).all()
 
 
 def test_discard_takes_the_base_as_it_is():
-    """After a quarantine it is ordered even where the weights are finite again."""
+    """After a quarantine it is ordered even if the weights are finite again."""
     model = Model()
     client = attached(model)
     model.add(5.0)
@@ -312,7 +314,7 @@ def test_discard_takes_the_base_as_it_is():
 
 
 def test_a_rebase_onto_the_version_held_moves_nothing():
-    """It would take out work that is on its way, for as long as that takes."""
+    """It would remove work that is in flight."""
     model = Model()
     client = attached(model)
     model.add(5.0)
@@ -324,19 +326,19 @@ def test_a_rebase_onto_the_version_held_moves_nothing():
 
 
 def test_a_later_version_with_the_weights_of_an_earlier_one_is_still_moved_onto():
-    """Found by the interleavings: equal weights do not mean that nothing was merged in between."""
+    """Equal weights do not mean that nothing was merged in between."""
     model = Model()
     client = attached(model)
     server = Server(model.numbers())
     model.add(2.0)
     server.merge(taken(client, 1))
-    server.merge(np.full(5, 2.0, np.float32))  # somebody else undoes it
+    server.merge(np.full(5, 2.0, np.float32))  # another client undoes it
     move(client, server, 2)
     assert (model.numbers() == 0.0).all()
 
 
 def test_updates_are_applied_to_the_bit_as_the_server_does():
-    """Everyone's base must hash the same; a fused or reordered addition would not."""
+    """All nodes' bases have one digest; a fused or reordered addition would change it."""
     model = Model(CHUNK_VALUES + 5)
     client = attached(model)
     server = Server(model.numbers())
@@ -347,8 +349,8 @@ def test_updates_are_applied_to_the_bit_as_the_server_does():
     np.testing.assert_array_equal(model.numbers(), server.versions[-1])
 
 
-def test_requests_that_do_not_fit_say_what_to_do_and_change_nothing():
-    """A confused or lying peer must not be able to break the base."""
+def test_wrong_requests_are_refused_and_change_nothing():
+    """A hostile peer cannot break the base."""
     model = Model()
     client = Sides()
     with pytest.raises(LearnerError, match="no model"):
@@ -382,7 +384,7 @@ def test_requests_that_do_not_fit_say_what_to_do_and_change_nothing():
 
 
 def test_vectors_are_as_few_as_promised():
-    """Memory decides how large a model a client can train: base and one more, as a rule."""
+    """Memory limits the model that a client can train: base and one more vector, as a rule."""
     model = Model(1000)
     client = attached(model)
     server = Server(model.numbers())
@@ -402,7 +404,7 @@ def test_vectors_are_as_few_as_promised():
         move(client, server, sequence, "update")
         assert vectors() == known
         client.exchange.drop_delta(sequence)
-    # two snapshots that nobody has coded yet hold vectors; a fetch codes them to have these back
+    # two snapshots not coded yet hold vectors; a fetch codes them to free these
     client.exchange.request_snapshot(6)
     client.exchange.request_snapshot(7)
     client.step()
@@ -416,7 +418,7 @@ def test_vectors_are_as_few_as_promised():
 def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_training_goes_on(
     in_thread,
 ):
-    """The real arrangement: training, loop and worker threads at once, for a hundred versions."""
+    """Training, loop and worker threads at once, as in production, for a hundred versions."""
     model = Model(CHUNK_VALUES + 9, start=1.0)
     events = queue.Queue()
     client = Sides(take=events.put)

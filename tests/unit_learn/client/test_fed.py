@@ -1,4 +1,4 @@
-"""What a training function sees, with a run behind it and without one."""
+"""The interface of a training function, with a run and without one."""
 
 import threading
 
@@ -14,7 +14,7 @@ from fsl_async.roles.sync.events import Snapshotted
 
 
 def connected(**place):
-    """A Fed whose run admits its first model at once."""
+    """Make a Fed whose run admits its first model at once."""
     sides = Sides(publishes=True)
     return Fed(sides.training, ClientContext("alice", **place)), sides
 
@@ -25,7 +25,7 @@ def local(**place):
 
 @pytest.mark.parametrize("make", [connected, local])
 def test_the_same_task_runs_with_and_without_a_network(make):
-    """A baseline that needs another training script compares scripts, not methods."""
+    """A baseline uses the same training script."""
     fed, sides = make(config={"train": {"batch": 3}}, seed=7)
     assert (fed.client_name, fed.seed, fed.config["train"]["batch"]) == ("alice", 7, 3)
     assert fed.version == -1
@@ -56,7 +56,7 @@ def test_the_same_task_runs_with_and_without_a_network(make):
 
 
 def test_a_loop_over_a_shard_that_ignores_step_ends_with_the_run():
-    """The shortest loop a user writes must not train on alone for ever."""
+    """The shortest loop that a user writes ends with its run."""
     fed = LocalFed(ClientContext("alice"), steps=5)
     fed.attach(nn.Linear(1, 1))
     seen = 0
@@ -68,14 +68,14 @@ def test_a_loop_over_a_shard_that_ignores_step_ends_with_the_run():
 
 
 def test_local_runs_end_by_time_too():
-    """Baselines are compared at equal wall clock as well as at equal steps."""
+    """Baselines are compared at equal wall clock and at equal steps."""
     fed = LocalFed(ClientContext("alice"), seconds=0.0)
     fed.attach(nn.Linear(1, 1))
     assert not fed.step()
 
 
 def test_items_are_dealt_out_disjointly_and_once_an_epoch():
-    """What holds for bytes must hold for a user's own examples."""
+    """A user's own examples are divided as bytes are."""
     parts = []
     for index in range(3):
         fed, _ = local(shard_index=index, shard_count=3)
@@ -112,7 +112,7 @@ def test_text_comes_as_batches_of_this_clients_part(tmp_path):
 
 
 def test_local_sharding_gives_each_client_all_of_its_own_data(tmp_path):
-    """Where sites hold different data under one path, cutting it would lose most of it."""
+    """Where sites hold different data under one path, each uses all of its own."""
     fed, _ = local(config={"data": {"sharding": "local"}}, shard_index=1, shard_count=2)
     drawn = fed.shard([1, 2, 3])
     assert sorted(next(drawn) for _ in range(3)) == [1, 2, 3]
@@ -132,7 +132,7 @@ def test_a_step_answers_a_snapshot_asked_by_another_thread():
 
 
 def test_a_device_that_is_not_there_is_an_error_of_one_line():
-    """The usual cause is a configuration that was written on another machine."""
+    """The usual cause is a configuration written on another machine."""
     assert choose_device("cpu") == torch.device("cpu")
     assert choose_device("auto").type in {"cpu", "cuda"}
     for text in ("cuda:77", "toaster"):
@@ -142,7 +142,7 @@ def test_a_device_that_is_not_there_is_an_error_of_one_line():
 
 
 def test_a_nan_metric_does_not_stay_in_the_running_mean():
-    """One bad batch would blank the loss on the status page for the rest of the run."""
+    """One bad batch must not hide the loss for the rest of the run."""
     fed, _ = local()
     fed.attach(nn.Linear(1, 1))
     for loss in (2.0, float("nan"), 4.0, 4.0):
@@ -151,7 +151,7 @@ def test_a_nan_metric_does_not_stay_in_the_running_mean():
 
 
 def test_a_step_is_what_lies_between_two_calls_of_step():
-    """A copy or a wait inside fed.step must not look like training that hangs."""
+    """A copy or a wait inside fed.step is no hang of training."""
     fed, sides = connected()
     fed.attach(nn.Linear(1, 1))
     meter, inside = sides.training.meter, []

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the methods are the operations of a history, by name
-"""Versions on their way to a client: base and digest are the version's to the bit, or unchanged."""
+"""Versions in transfer to a client: base and digest are the version's to the bit, or unchanged."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def begun(kind, base):
 @given(order=st.permutations(range(CHUNKS)))
 @settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
 def test_chunks_may_come_in_any_order(kind, order):
-    """The digest is of the values in their order: what came early has to wait."""
+    """The digest is over the values in order: an early chunk waits."""
     base = vector(0)
     fetch, coded, expected = begun(kind, base)
     for done, index in enumerate(order):
@@ -74,11 +74,11 @@ def test_chunks_may_come_in_any_order(kind, order):
 
 @pytest.mark.parametrize("kind", ["update", "full"])
 def test_nothing_is_left_to_hash_when_the_last_chunk_is_here(monkeypatch, kind):
-    """Otherwise hashing is nine tenths of the work after a client's last chunk."""
+    """Otherwise hashing is nine tenths of the work after the last chunk."""
     hashed = []
 
     class Digest(WeightsDigest):
-        """Counts."""
+        """A digest that counts its updates."""
 
         def update(self, values):
             """Add the next values."""
@@ -97,7 +97,7 @@ def test_nothing_is_left_to_hash_when_the_last_chunk_is_here(monkeypatch, kind):
 
 
 def test_an_update_is_decoded_twice_and_a_full_version_once(monkeypatch):
-    """What came in its order needs no further pass for the digest."""
+    """Chunks in order need no further pass for the digest."""
     decoded = []
     for name in ("decode_into", "decode_accumulate"):
         original = getattr(fetching, name)
@@ -118,8 +118,8 @@ def test_an_update_is_decoded_twice_and_a_full_version_once(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["update", "full"])
-def test_what_is_refused_leaves_no_trace(kind):
-    """The stream is sent again from the chunk that was at fault; the digest must not know of it."""
+def test_a_refused_chunk_changes_nothing(kind):
+    """The stream is sent again from the refused chunk, which must not be in the digest."""
     fetch, coded, expected = begun(kind, vector(0))
     for index in range(CHUNKS):
         damaged = bytearray(coded[index])
@@ -163,7 +163,7 @@ class Model(nn.Module):
 
 
 class Client:
-    """A learner, and beside it, in copies of their own, what each of its vectors has to hold."""
+    """A learner, and copies of what each of its vectors has to hold."""
 
     def __init__(self, threads):
         self.versions, self.updates = [vector(0)], [[]]
@@ -173,7 +173,7 @@ class Client:
         self.learner.pool.threads = threads
         self.sides.training.attach(self.model)
         self.held = 0
-        self.coming = None  # kind, version, frames, what is here
+        self.coming = None  # kind, version, frames, chunks received
         self.reference = vector(0)
         self.sequence = 0
         self.deltas = {}  # sequence -> minuend, subtrahend
@@ -219,7 +219,7 @@ class Client:
             self.learner.drop_delta(sequence)
 
     def release(self, number):
-        """The server makes a version."""
+        """Make a version at the parameter server."""
         coded = frames(vector(10 * len(self.versions) + number), DOWN)
         self.updates.append(coded)
         self.versions.append(added(self.versions[-1], coded))
@@ -258,13 +258,13 @@ class Client:
                 self.learner.put_fetch(self.coming[1], index, encode(np.ones(3, np.float32), DOWN))
 
     def other(self, index):
-        """A chunk of a version that is not being fetched."""
+        """Feed a chunk of a version that is not being fetched."""
         version = 99 if self.coming is None else self.coming[1] + 1
         with pytest.raises(LearnerError, match="not being fetched"):
             self.learner.put_fetch(version, index, frames(vector(1), DOWN)[index])
 
     def skip(self, _):
-        """An update that does not follow: what was on its way is given up all the same."""
+        """Begin an update that does not follow: the present fetch is given up all the same."""
         with pytest.raises(LearnerError, match="in full"):
             self.learner.begin_fetch("update", self.held + 2)
         if self.coming is not None:
@@ -290,7 +290,7 @@ class Client:
         self.finish(number)
 
     def rebase(self, _):
-        """In the middle of a fetch too: the base is whole until the next version is."""
+        """Rebase, also during a fetch: the base is complete until the next version is."""
         before = self.learner.version, self.learner._model_digest
         digest = digest_of(self.versions[self.held])
         self.learner.request_rebase(self.held, digest)
@@ -302,7 +302,7 @@ class Client:
 @pytest.mark.parametrize("threads", [1, 3])
 @given(steps=STEPS)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_whatever_happens_meanwhile_no_vector_changes_but_for_a_whole_version(threads, steps):
+def test_only_a_complete_version_changes_a_vector(threads, steps):
     """Breaks, other versions, damage, chunks in any order; snapshots and rebases in between."""
     client = Client(threads)
     try:

@@ -1,4 +1,4 @@
-"""What heartbeats carry of a training thread, with and without its metrics."""
+"""A training thread's totals in heartbeats, with and without its metrics."""
 
 import math
 
@@ -9,7 +9,7 @@ from fsl_async.learn.client.meter import Meter
 
 
 def test_totals_say_that_losses_are_not_finite_and_no_loss():
-    """A site that keeps its metrics sends these; one bad step among good ones is no news."""
+    """A site that keeps its metrics sends these; one bad step among good ones is not reported."""
     meter = Meter()
     for step in range(200):
         meter.count(8, {"loss": math.nan if step == 50 else 2.0})
@@ -28,6 +28,6 @@ def test_totals_say_that_losses_are_not_finite_and_no_loss():
 
 @pytest.mark.parametrize("metrics", [{0: 1.0}, {f"m{n}": 1.0 for n in range(61)}])
 def test_metrics_that_no_message_carries_are_the_tasks_fault(metrics):
-    """The server refused the message on every try, and nobody told the user why."""
+    """The user gets an error instead of a message refused on every try."""
     with pytest.raises(TaskError, match="at most 60 metrics"):
         Meter().count(8, metrics)

@@ -1,4 +1,4 @@
-"""The built-in task, end to end on little text."""
+"""The built-in task, end to end on a short text."""
 
 import math
 
@@ -39,7 +39,7 @@ def trained(config, steps=60, seed=0):
 
 
 def test_the_loss_falls_and_the_end_reports_the_held_out_loss(config):
-    """The demo shows exactly this."""
+    """As the demo shows."""
     fed, lines = trained(config)
     losses = [metrics["loss"] for _, metrics in fed.history]
     assert losses[0] == pytest.approx(math.log(256), abs=0.2)
@@ -52,14 +52,14 @@ def test_the_loss_falls_and_the_end_reports_the_held_out_loss(config):
 
 
 def test_a_run_repeats_by_its_seed(config):
-    """A result that cannot be repeated cannot be compared."""
+    """Results are repeatable."""
     first, second, other = (trained(config, 4, seed)[0].history for seed in (1, 1, 2))
     assert first == second
     assert first != other
 
 
-def test_the_optimisers_state_survives_a_rebase(config):
-    """Moments stay local: replaced tensors would silently reset or orphan them."""
+def test_the_optimizers_state_survives_a_rebase(config):
+    """Moments stay local: replaced tensors would reset or orphan them."""
     sides = Sides(publishes=True)
     learner = sides.exchange
     fed = Fed(sides.training, ClientContext("alice", config=config, log=lambda _: None))
@@ -95,7 +95,7 @@ def test_the_optimisers_state_survives_a_rebase(config):
 
 
 def test_steps_with_gradients_that_are_not_finite_are_skipped(config, monkeypatch):
-    """NaN in the moments would outlive every rebase."""
+    """NaN in the moments would outlast every rebase."""
     real, calls = GPT.loss, []
 
     def loss(self, window):
@@ -113,7 +113,7 @@ def test_steps_with_gradients_that_are_not_finite_are_skipped(config, monkeypatc
 
 
 def test_only_matrices_decay(config):
-    """Pulling norm weights to zero is a known way to lose a few per cent."""
+    """Decay of norm weights to zero is known to cost a few per cent."""
     model = GPT(PRESETS["0.5m"])
     decayed, kept = pretrain.build_optimizer(model, {"weight_decay": 0.3}).param_groups
     assert decayed["weight_decay"] == 0.3
@@ -125,7 +125,7 @@ def test_only_matrices_decay(config):
 
 
 def test_the_learning_rate_warms_up_stays_and_decays_only_when_told():
-    """A run without a known end must not decay to nothing."""
+    """A run without a known end does not decay to nothing."""
     settings = {"learning_rate": 1.0, "warmup_steps": 4}
     rates = [pretrain.learning_rate(step, settings) for step in (0, 1, 3, 4, 10**6)]
     assert rates == pytest.approx([0.2, 0.4, 0.8, 1.0, 1.0])
@@ -135,7 +135,7 @@ def test_the_learning_rate_warms_up_stays_and_decays_only_when_told():
 
 
 def test_evaluation_does_not_train_and_does_not_change_the_model(config):
-    """It is called in the middle of runs too."""
+    """It is called during runs too."""
     corpus = pretrain.open_corpus(config, 32)
     model = GPT(pretrain.gpt_config(config))
     model.train()
@@ -160,14 +160,14 @@ def test_configuration_picks_the_model_and_wrong_sizes_are_one_line(config):
 
 
 def test_without_a_path_the_standard_library_is_the_text():
-    """The demo must work on a machine without any data."""
+    """The demo works on a machine without data."""
     corpus = pretrain.open_corpus({}, 128)
     assert corpus.bytes > 1_000_000
     assert any(name == "argparse.py" for name, _ in corpus.files)
 
 
-def test_a_part_too_short_is_said_before_the_model_is_attached(config):
-    """A client that cannot train must not publish weights or keep a place first."""
+def test_a_part_too_short_is_refused_before_the_model_is_attached(config):
+    """A client that cannot train publishes no weights and takes no place."""
     fed = LocalFed(ClientContext("alice", config=config, shard_count=10_000), steps=1)
     with pytest.raises(DataError, match="cut in 10000 leaves"):
         pretrain.train(fed)

@@ -1,4 +1,4 @@
-"""A client's training at its beginning and its end: refused, stopped, held, asked after its end."""
+"""The start and the end of a client's training: refused, stopped, held, asked after its end."""
 
 import queue
 
@@ -21,7 +21,9 @@ class Model(nn.Module):
 
 
 def attached(model):
-    """A client whose own weights are version 0; no thread is needed, the event answers itself."""
+    """Make a client whose own weights are version 0, in this thread: the event is answered at
+    once.
+    """
     events = queue.Queue()
     client = Sides(publishes=True, take=events.put)
     client.training.attach(model)
@@ -32,7 +34,7 @@ def attached(model):
 
 
 def test_attach_refuses_what_cannot_begin_a_run():
-    """These are a user's mistakes; each gets its line before any weight travels."""
+    """Each user's mistake is one line, before any weight is sent."""
     client = Sides()
     with pytest.raises(TaskError, match="NaN"):
         client.training.attach(Model(start=float("nan")))
@@ -45,7 +47,7 @@ def test_attach_refuses_what_cannot_begin_a_run():
 
 @pytest.mark.parametrize("early", [True, False])
 def test_attach_ends_when_the_model_is_refused_or_the_run_stops(in_thread, early):
-    """A training thread that waits for ever would keep the process from ending."""
+    """A waiting training thread would keep the process from ending."""
     for ask, kind, text in (
         (lambda client: client.exchange.refuse("manifest", "w differs"), RefusedError, "w differs"),
         (lambda client: client.exchange.stop(), RunFinishedError, "run ended before"),
@@ -63,7 +65,7 @@ def test_attach_ends_when_the_model_is_refused_or_the_run_stops(in_thread, early
 
 
 def test_requests_before_the_end_are_still_answered():
-    """The last delta of a drained client is asked for just before it is stopped."""
+    """The last delta of a drained client is requested just before the stop."""
     client = attached(Model())
     client.exchange.request_snapshot(1)
     client.exchange.stop()
@@ -87,8 +89,8 @@ def test_a_held_step_answers_and_waits(in_thread, then):
     assert client.step() is (then == "resume"), "one hold is one wait"
 
 
-def test_what_is_asked_when_the_training_function_is_back(in_thread):
-    """What was trained last is copied by the training thread, also once it was stopped."""
+def test_requests_after_the_training_function_has_returned(in_thread):
+    """The training thread copies the last work, also after a stop."""
     client = attached(Model())
     assert client.step()
     client.exchange.stop()

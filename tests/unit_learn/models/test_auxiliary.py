@@ -1,4 +1,4 @@
-"""Auxiliary models: the three kinds, their shapes, and what is said of those that do not fit."""
+"""Auxiliary models: the three kinds, their shapes, and errors for those that do not fit."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def gpt():
 @pytest.mark.parametrize("kind", ["linear", "blocks:1", "blocks:2"])
 @pytest.mark.parametrize("make", [cnn, gpt])
 def test_auxiliary_models_give_outputs_of_the_servers_shape(kind, make):
-    """They stand in for the server."""
+    """They stand in for the split server."""
     halves, batch = make(), PICTURES if make is cnn else TEXT
     before = {name: value.clone() for name, value in halves.server.state_dict().items()}
     net = auxiliary.build(kind, halves, batch, seed=1)
@@ -40,7 +40,7 @@ def test_auxiliary_models_give_outputs_of_the_servers_shape(kind, make):
 
 
 def test_blocks_start_with_the_servers_weights():
-    """The first estimates of the server's gradient are then good ones."""
+    """The first estimates of the split server's gradient are then good."""
     halves = gpt()
     net = auxiliary.build("blocks:2", halves, TEXT)
     assert list(net.blocks) == ["1", "2"]
@@ -81,7 +81,7 @@ def one(shape):
 
 
 def test_a_users_own_model_is_taken(tmp_path):
-    """Any module that fits will do."""
+    """Any module with the right shapes is accepted."""
     (tmp_path / "own.py").write_text(OWN)
     net = auxiliary.build(f"{tmp_path}/own.py:fits", cnn(), PICTURES)
     assert isinstance(net, nn.Sequential)
@@ -105,7 +105,7 @@ def test_a_users_own_model_is_taken(tmp_path):
     ],
 )
 def test_a_model_that_does_not_fit_is_one_line(kind, message, tmp_path):
-    """Shapes are the user's to get right, and are found before a run begins."""
+    """Wrong shapes are found before a run begins."""
     (tmp_path / "own.py").write_text(OWN)
     kind = f"{tmp_path}/{kind}" if "own.py" in kind else kind
     with pytest.raises(AuxiliaryError, match=message) as raised:
@@ -115,7 +115,7 @@ def test_a_model_that_does_not_fit_is_one_line(kind, message, tmp_path):
 
 
 def test_parts_without_outputs_at_the_server_have_none():
-    """In a U-shape the labels are at home, and with FedAvg there is no server to stand in for."""
+    """In a U-shape the labels are at the client, and FedAvg has no split server to stand in for."""
     with pytest.raises(AuxiliaryError, match="server's part that ends in the outputs"):
         auxiliary.build("linear", split(small_cnn(), 2, 5), PICTURES)
     with pytest.raises(AuxiliaryError, match="server's part that ends in the outputs"):

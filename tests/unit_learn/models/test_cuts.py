@@ -1,4 +1,4 @@
-"""Where models can be cut, that the parts make the whole, and their published sizes."""
+"""Cuts of models: the parts give the complete model, and have their published sizes."""
 
 import copy
 
@@ -21,7 +21,7 @@ def picture(side=32, count=2):
 
 
 def test_resnet18_weighs_what_was_published():
-    """x_c, x_s, x_a and the activations of FSL-SAGE's CIFAR-10 experiment, in bytes.
+    """x_c, x_s, x_a and activations of FSL-SAGE's CIFAR-10 experiment, in bytes.
 
     All traffic figures follow from them.
     """
@@ -36,7 +36,7 @@ def test_resnet18_weighs_what_was_published():
 
 
 def test_what_is_exchanged_is_the_state_without_counters():
-    """The wire carries fp32 values; batch norm's ten int64 counters stay where they are."""
+    """The wire carries fp32 values; batch norm's ten int64 counters stay local."""
     client = split(resnet18(10), "layer2").client
     assert 4 * weights_of(client).layout.values == 2_740_048 - 10 * 8
 
@@ -50,8 +50,8 @@ def test_what_is_exchanged_is_the_state_without_counters():
     ],
     ids=["resnet18", "small_cnn", "gpt"],
 )
-def test_parts_give_the_outputs_of_the_whole_at_every_cut(model, example):
-    """A cut must not change the model."""
+def test_parts_give_the_outputs_of_the_complete_model_at_every_cut(model, example):
+    """A cut does not change the model."""
     model = model.eval()
     with torch.no_grad():
         wanted = model(example)
@@ -64,7 +64,7 @@ def test_parts_give_the_outputs_of_the_whole_at_every_cut(model, example):
 
 
 def test_a_cut_is_a_name_or_a_number():
-    """Both are in use: papers name layers, plain sequences have no names."""
+    """Papers name layers; plain sequences have no names."""
     model = resnet18(10)
     assert cuts_of(model)[:6] == ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2")
     by_name = split(model, "layer2").client.state_dict()
@@ -76,7 +76,7 @@ def test_a_cut_is_a_name_or_a_number():
 
 
 def test_small_cnn_and_resnet_depend_on_their_seed_alone():
-    """Every site builds the same start; the user's generator is left alone."""
+    """Every site builds the same start; the user's generator is untouched."""
     for build in (small_cnn, resnet18):
         state = torch.get_rng_state()
         first = build(seed=4).state_dict()
@@ -91,7 +91,7 @@ def test_small_cnn_and_resnet_depend_on_their_seed_alone():
 def test_a_tied_head_becomes_the_servers_own_copy():
     """Both start as the embedding.
 
-    In a U-shape the client keeps the tie, and the server has neither.
+    In a U-shape the client keeps the tie, and the split server has neither.
     """
     model = GPT(SMALL, seed=2)
     halves = split(model, 1)
@@ -112,9 +112,8 @@ def test_a_tied_head_becomes_the_servers_own_copy():
 
 @pytest.mark.parametrize("tail", [None, 2])
 def test_a_node_builds_its_part_of_a_gpt_without_the_rest(tail):
-    """A client that cannot hold the model must not have to build it.
-
-    With the same seed its part is the same.
+    """A client that cannot hold the model does not build it; with the same seed its part is the
+    same.
     """
     whole = split(GPT(SMALL, seed=7), 1, tail)
     mine = gpt_parts.build(SMALL, seed=7, blocks={0} if tail is None else {0, 2}, ends=True)
@@ -165,7 +164,7 @@ def test_weights_tied_within_the_server_stay_tied():
     ],
 )
 def test_a_cut_that_does_not_exist_is_one_line_with_those_that_do(cut, tail, message):
-    """The user has to choose another, so they are told which there are."""
+    """The error lists the cuts that exist."""
     with pytest.raises(CutError, match=message) as raised:
         split(resnet18(10), cut, tail)
     assert "\n" not in raised.value.message

@@ -1,4 +1,4 @@
-"""The built-in model: sizes, repeatability, and that it cannot see what it has to predict."""
+"""The built-in model: sizes, repeatability, causality."""
 
 import math
 
@@ -27,10 +27,7 @@ def test_presets_have_about_the_parameters_of_their_name(name):
 
 
 def test_initial_weights_depend_on_the_seed_and_nothing_else():
-    """The client that publishes version 0 must be able to publish it again.
-
-    Users' generators are left alone.
-    """
+    """The client that publishes version 0 can publish it again; users' generators are untouched."""
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = GPT(SMALL, seed=5).state_dict()
@@ -44,7 +41,7 @@ def test_initial_weights_depend_on_the_seed_and_nothing_else():
 
 @pytest.mark.parametrize("name", ["0.5m", "10m"])
 def test_first_loss_is_that_of_a_uniform_guess(name):
-    """A larger one means an initialization that has to be unlearned first."""
+    """A larger loss means an initialization that training must undo first."""
     torch.manual_seed(0)
     window = torch.randint(0, 256, (2, 65))
     with torch.no_grad():
@@ -52,7 +49,7 @@ def test_first_loss_is_that_of_a_uniform_guess(name):
 
 
 def test_a_logit_depends_on_earlier_bytes_only():
-    """A leak of the target gives beautiful losses and a useless model."""
+    """A leak of the target gives low losses and a useless model."""
     torch.manual_seed(0)
     model = GPT(SMALL)
     window = torch.randint(0, 256, (1, 12))
@@ -77,7 +74,7 @@ def test_the_order_of_earlier_bytes_matters_already_to_one_layer():
 
 
 def test_rotated_queries_and_keys_see_only_their_distance():
-    """That is what rotary positions are for: what is learned at one place holds at every other."""
+    """With rotary positions, what is learned at one place holds at every other."""
     torch.manual_seed(0)
     query, key = torch.randn(8), torch.randn(8)
     table = rotary_table(20, 8)
@@ -89,7 +86,7 @@ def test_rotated_queries_and_keys_see_only_their_distance():
 
 
 def test_dropout_acts_in_training_only():
-    """Evaluation has to give the same number twice."""
+    """Evaluation gives the same number twice."""
     model = GPT(GPTConfig(layers=1, width=16, heads=2, context=12, dropout=0.5))
     window = torch.arange(13)[None]
     assert model.loss(window).item() != model.loss(window).item()
@@ -107,6 +104,6 @@ def test_dropout_acts_in_training_only():
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes, text):
-    """Otherwise torch complains about shapes, deep in a forward pass."""
+    """Otherwise torch reports shapes, deep in a forward pass."""
     with pytest.raises(ValueError, match=text):
         GPTConfig(**({"layers": 1, "width": 16, "heads": 2, "context": 8} | sizes))

@@ -1,4 +1,4 @@
-"""Hugging Face models in parts: the same logits, nothing but hidden states across the cut.
+"""Hugging Face models in parts: the same logits, only hidden states across the cut.
 
 Skipped without the extra `hf`.
 """
@@ -98,9 +98,8 @@ def test_parts_give_the_logits_of_the_uncut_model(name):
 @needs_hf
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_that_is_not_sent_changes_nothing(name):
-    """The wire drops padded positions and the server fills in zeros.
-
-    Real positions must not notice.
+    """Padded positions are not sent, and the split server fills in zeros; other positions are
+    unaffected.
     """
     model = build(name).eval()
     halves = split(model, 1)
@@ -117,8 +116,8 @@ def test_padding_that_is_not_sent_changes_nothing(name):
 
 @needs_hf
 @pytest.mark.parametrize("name", ["gpt2", "llama tied", "opt"])
-def test_tied_heads_are_the_servers_own_unless_they_come_home(name):
-    """A tie across the cut would need the largest matrix to travel at every step."""
+def test_tied_heads_are_the_servers_own_unless_the_client_has_the_tail(name):
+    """A tie across the cut would send the largest matrix at every step."""
     halves = split(build(name), 1)
     embedding = halves.client.trunk.get_input_embeddings().weight
     assert halves.server.head.weight is not embedding
@@ -133,7 +132,7 @@ def test_tied_heads_are_the_servers_own_unless_they_come_home(name):
 @needs_hf
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_no_part_holds_what_it_does_not_use(name):
-    """Client memory is what split learning of language models is for."""
+    """Split learning of language models is for clients with little memory."""
     model = build(name, tie_word_embeddings=False)
     total = sum(weight.numel() for weight in model.parameters())
     halves = split(model, 1)
@@ -143,8 +142,8 @@ def test_no_part_holds_what_it_does_not_use(name):
 
 @needs_hf
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt projected"])
-def test_the_whole_state_fits_the_uncut_model(name):
-    """What was trained in parts can be saved and used as a model of its family."""
+def test_the_joined_state_fits_the_uncut_model(name):
+    """Weights trained in parts can be saved as a model of their family."""
     model = build(name, tie_word_embeddings=False)
     halves = split(copy.deepcopy(model), 1, 2)
     with torch.no_grad():
@@ -162,9 +161,8 @@ def test_the_whole_state_fits_the_uncut_model(name):
 @needs_hf
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2 sliding", "qwen3", "opt"])
 def test_one_client_trains_as_the_uncut_model_does(name, difference):
-    """Gradients through the cut.
-
-    A detached position or a second norm would pass a test of logits only by luck.
+    """Gradients through the cut: a detached position or a second norm could pass a test of
+    logits.
     """
     model = build(name, tie_word_embeddings=False).eval()
     for part in model.modules():
@@ -187,7 +185,7 @@ def test_one_client_trains_as_the_uncut_model_does(name, difference):
     )
     for _ in range(3):
         run.round({"a": [Batch(ids, labels)]})
-    # keys' biases have no gradient but rounding, which Adam blows up
+    # keys' biases have no gradient except rounding, which Adam amplifies
     kept = {k: v for k, v in run.model().whole_state().items() if "k_proj.bias" not in k}
     wanted = {k: v for k, v in uncut.state_dict().items() if "k_proj.bias" not in k}
     if name == "gpt2":
@@ -198,7 +196,7 @@ def test_one_client_trains_as_the_uncut_model_does(name, difference):
 
 
 def _still(model):
-    """No dropout in training mode: families read the probability from many places."""
+    """Disable dropout in training mode: families read the probability in many places."""
     for part in model.modules():
         for name in ("p", "dropout", "attention_dropout", "activation_dropout"):
             if isinstance(getattr(part, name, None), float):
@@ -234,9 +232,8 @@ def test_every_method_runs_on_sequences_of_many_lengths(name):
 
 @needs_hf
 def test_the_same_seed_builds_the_same_model():
-    """Sites that share nothing but the config must start from the same weights.
-
-    The user's generator is left alone.
+    """Sites that share only the config start from the same weights; the user's generator is
+    untouched.
     """
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -250,7 +247,7 @@ def test_the_same_seed_builds_the_same_model():
 
 @needs_hf
 def test_a_cut_or_a_family_that_does_not_exist_is_one_line():
-    """With the ones that do."""
+    """The error lists the ones that exist."""
     with pytest.raises(CutError, match=r"'3'; cuts that exist: 0, 1, 2$"):
         split(build("llama"), 3)
     with pytest.raises(ConfigError, match="'bert' is unknown: gpt2, llama, qwen2, qwen3, opt"):

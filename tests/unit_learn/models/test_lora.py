@@ -1,4 +1,4 @@
-"""LoRA on either half: only adapters train, cross the wire and are saved.
+"""LoRA on either part: only adapters train, cross the wire and are saved.
 
 Skipped without the extra `hf`.
 """
@@ -44,7 +44,7 @@ def batch():
 
 @pytest.mark.parametrize("build", [gpt, gpt2])
 def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
-    """A pretrained model must be unchanged before the first step, and its own weights after it."""
+    """A pretrained model is unchanged before the first step, and its own weights after it."""
     halves = split(build(), 1)
     with torch.no_grad():
         before = halves.run(batch().inputs)
@@ -67,8 +67,8 @@ def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
     assert any(now[name].any() for name in names[1] if "lora_B" in name)
 
 
-def test_either_half_may_be_the_one_that_is_frozen():
-    """A client may be too small to train more than adapters, and so may the server."""
+def test_either_part_may_be_frozen():
+    """A client may be too small to train more than adapters, and so may the split server."""
     for which in ("client", "server"):
         halves = split(gpt(), 1)
         apply_lora(getattr(halves, which), rank=2)
@@ -80,7 +80,7 @@ def test_either_half_may_be_the_one_that_is_frozen():
 
 
 def test_adapters_of_an_auxiliary_model_are_aligned_and_sent():
-    """With LoRA an auxiliary model's head, the largest part of it, stays where it is."""
+    """With LoRA an auxiliary model's head, its largest part, is not sent."""
     halves = split(gpt(), 1)
     net = auxiliary.build("blocks:1", halves, batch())
     for part in (halves.client, halves.server, net):
@@ -104,7 +104,7 @@ def test_adapters_of_an_auxiliary_model_are_aligned_and_sent():
 
 
 def test_what_is_saved_is_the_adapters_and_enough(difference):
-    """The frozen weights are the same everywhere, so they are in no checkpoint."""
+    """Frozen weights are equal everywhere, so no checkpoint has them."""
     halves = split(gpt(), 1)
     for part in (halves.client, halves.server):
         apply_lora(part, rank=2, seed=3)
@@ -122,7 +122,7 @@ def test_what_is_saved_is_the_adapters_and_enough(difference):
 
 
 def test_the_seed_decides_where_adapters_start():
-    """Every site must start from the same ones; the user's generator is left alone."""
+    """Every site starts from the same adapters; the user's generator is untouched."""
     parts = [split(gpt(), 1).client for _ in range(3)]
     state = torch.get_rng_state()
     for part, seed in zip(parts, (3, 3, 4), strict=True):
@@ -133,8 +133,8 @@ def test_the_seed_decides_where_adapters_start():
     assert (first != other).any()
 
 
-def test_a_half_without_linear_layers_cannot_be_adapted():
-    """One line."""
+def test_a_part_without_linear_layers_cannot_be_adapted():
+    """The error is one line."""
     with pytest.raises(ConfigError, match="no linear layers"):
         apply_lora(nn.Sequential(nn.ReLU()))
     with pytest.raises(ConfigError, match=r"LoRA: .*nowhere") as raised:

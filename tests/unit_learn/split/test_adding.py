@@ -1,4 +1,4 @@
-"""docs/adding-a-method.md is true: its file is a method."""
+"""The example of docs/adding-a-method.md is a working method."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "adding-a-method.md"
 
 
 def test_the_pages_example_is_a_method(monkeypatch):
-    """Following the page must give a method that trains, is planned, and can be simulated."""
+    """A method written by the page trains, is planned, and is simulated."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names = {}
     exec(compile(block, str(PAGE), "exec"), names)
@@ -70,7 +70,7 @@ def test_the_pages_example_is_a_method(monkeypatch):
 
 
 def test_every_method_is_one_short_file():
-    """The promise of the page."""
+    """As the page promises."""
     folder = ROOT / "fsl_async" / "roles" / "split" / "methods"
     files = [path for path in folder.glob("*.py") if path.name not in {"__init__.py", "base.py"}]
     assert len(files) == len(methods.METHODS)

@@ -32,10 +32,7 @@ def smashed(count, seed=0):
 
 
 def by_hand(auxiliary, server, batches, passes, rate=0.5):
-    """Finite differences of nothing.
-
-    The objective's gradient is taken through functional derivatives, not through a graph kept.
-    """
+    """Take the objective's gradient by functional derivatives instead of a kept graph."""
     names = [name for name, _ in auxiliary.named_parameters()]
     values = [weight.detach().clone() for weight in auxiliary.parameters()]
 
@@ -62,9 +59,8 @@ def by_hand(auxiliary, server, batches, passes, rate=0.5):
 
 @pytest.mark.parametrize("size", [9, 4])
 def test_alignment_is_gradient_descent_on_the_squared_difference(size, difference):
-    """Against functional derivatives.
-
-    With minibatches of 4 of 9 the last one is of another size, and still of the same scale.
+    """Against functional derivatives; the last minibatch of 4 of 9 has another size and the same
+    scale.
     """
     server, net = dense(1), dense(2)
     parts = [smashed(5, 1), smashed(4, 2)]
@@ -82,10 +78,7 @@ def test_alignment_is_gradient_descent_on_the_squared_difference(size, differenc
 
 
 def test_an_auxiliary_model_equal_to_the_server_is_at_the_goal_whatever_the_sizes():
-    """The scale trap.
-
-    Targets of a mean over 9 and estimates of a mean over 4 would differ by their sizes.
-    """
+    """Targets of a mean over 9 and estimates of a mean over 4 must not differ by their sizes."""
     server = dense(1)
     for size in (3, 4, 9, 50):
         net = copy.deepcopy(server)
@@ -105,10 +98,7 @@ def noisy(seed=0):
 
 
 def test_one_sample_that_is_left_over_is_not_alone_where_there_is_batch_norm():
-    """A buffer of 9 in minibatches of 4, as with 1,000 in minibatches of 27.
-
-    Batch norm cannot take the last one, and that ended the server.
-    """
+    """Batch norm cannot take a last minibatch of one, as with a buffer of 9 in minibatches of 4."""
     found = []
     for size in (4, 5):
         torch.manual_seed(3)
@@ -122,7 +112,7 @@ def test_one_sample_that_is_left_over_is_not_alone_where_there_is_batch_norm():
 
 
 def test_alignment_leaves_the_server_as_it_was():
-    """In the published code it moves batch norm's statistics, and so the server's predictions."""
+    """The published code changes batch norm's statistics, and so the split server's predictions."""
     model, net = noisy(1), noisy(2)
     half = server_of(model)
     half.step(smashed(8), wants_gradient=False)
@@ -141,7 +131,7 @@ def test_alignment_leaves_the_server_as_it_was():
     assert all(norm.track_running_stats for norm in (model[1], net[1]))
 
 
-def test_targets_normalise_by_the_batch_and_have_no_dropout():
+def test_targets_normalize_by_the_batch_and_have_no_dropout():
     """They are those of the training step whose gradient is estimated, without its noise."""
     model = noisy(1)
     half = server_of(model)
@@ -157,7 +147,7 @@ def test_targets_normalise_by_the_batch_and_have_no_dropout():
 
 
 def test_the_buffer_keeps_the_newest_samples():
-    """It is the server's memory per client, so it must not grow."""
+    """It is the split server's memory per client, so it is bounded."""
     alignment = Alignment(dense(), AlignSettings(buffer_samples=7))
     parts = [smashed(5, seed) for seed in range(3)]
     for part in parts:
@@ -167,7 +157,7 @@ def test_the_buffer_keeps_the_newest_samples():
     assert torch.equal(kept, torch.cat([part.values for part in parts])[-7:])
     labels = torch.cat([each.labels for each in alignment._buffer])
     assert torch.equal(labels, torch.cat([part.labels for part in parts])[-7:])
-    # a cut batch must not hold the memory of the whole one
+    # a cut batch must not keep the memory of the full one
     assert alignment._buffer[0].values.untyped_storage().nbytes() == 2 * 6 * 4
     alignment.remember(smashed(20, 9))
     assert alignment.samples == 7
@@ -197,10 +187,7 @@ def test_ignored_labels_count_neither_in_targets_nor_in_estimates():
 
 
 def test_sequences_of_other_lengths_are_padded_with_labels_that_ask_for_nothing(difference):
-    """Padding is not sent, so what is in the buffer is ragged.
-
-    Joined, it must give what the parts give.
-    """
+    """Padding is not sent, so the buffer is ragged. Joined, it gives what the parts give."""
     head, net = nn.Linear(6, 5), nn.Linear(6, 5)
     first = Smashed(torch.randn(2, 4, 6), torch.randint(0, 5, (2, 4)))
     second = Smashed(torch.randn(1, 2, 6), torch.randint(0, 5, (1, 2)), torch.tensor([2]))
@@ -227,7 +214,7 @@ class _OfSequences(nn.Module):
 
 
 def test_an_alignment_goes_on_where_it_was_saved():
-    """A server that was killed must give every client the auxiliary model it would have given."""
+    """A restarted split server makes the same auxiliary models."""
     server = server_of(dense(1))
     settings = AlignSettings(3, 12, 5, OptimizerSpec("adam", 0.05))
     first = Alignment(dense(2), settings)

@@ -1,4 +1,4 @@
-"""Every method on a linear model, against its formulas in NumPy at float64."""
+"""Every method on a linear model, against its formulas in NumPy in float64."""
 
 import numpy as np
 import pytest
@@ -27,20 +27,20 @@ class Weight:
         self.value, self.speed = value.copy(), None
 
     def move(self, gradient, rate=RATE, momentum=MOMENTUM):
-        """One step."""
+        """Do one step."""
         self.speed = gradient if self.speed is None else momentum * self.speed + gradient
         self.value = self.value - rate * self.speed
 
 
 def pull_to_labels(z, weight, y):
-    """Gradients of mean((z w - y)^2) with respect to w and to z."""
+    """Return the gradients of mean((z w - y)^2) by w and by z."""
     scale = 2 / y.size
     rest = z @ weight - y
     return scale * z.T @ rest, scale * rest @ weight.T
 
 
 def align(auxiliary, server, z, y):
-    """Gradient descent on || g(A) - g(S) ||^2 with g(W) = c (z W - y) W'.
+    """Do gradient descent on || g(A) - g(S) ||^2 with g(W) = c (z W - y) W'.
 
     Its derivative is 2c (z' E A + E' (z A - y)).
     """
@@ -54,7 +54,7 @@ def align(auxiliary, server, z, y):
 
 
 def formulas(name, c, s, a, data):
-    """The method's name -> its weights after three rounds in which b misses the second."""
+    """Return the method's name -> its weights after three rounds in which b misses the second."""
     clients = {who: Weight(c) for who in SHARES}
     ends = {who: Weight(s) for who in SHARES}  # FedAvg's upper parts, or SplitFed V1's replicas
     server = Weight(s)
@@ -108,7 +108,7 @@ def formulas(name, c, s, a, data):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_linear_models_move_by_the_formulas(name, difference):
-    """The mathematics of each method, by hand: a wrong sign, scale, order or share shows here."""
+    """A wrong sign, scale, order or share of a method fails here."""
     chance = np.random.default_rng(7)
     c, s, a = (
         chance.normal(size=shape) * 0.5 for shape in ((INPUTS, CUT), (CUT, OUTPUTS), (CUT, OUTPUTS))

@@ -1,6 +1,6 @@
 """Every method on a small CNN with batch norm and on a small GPT, step by step against plain torch.
 
-The plain runs below share nothing with the code under test but the models' layers: their own
+The plain runs below share only the models' layers with the tested code: they have their own
 optimizers, loops, buffers and averages.
 """
 
@@ -32,7 +32,9 @@ def away(number, who):
 
 
 def cnn():
-    """Batch norm on both sides of the cut; no weights whose gradient is nothing but rounding."""
+    """Make a CNN with batch norm on both sides of the cut, and no weights whose gradient is only
+    rounding.
+    """
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, 2, 1, bias=False),
@@ -58,7 +60,7 @@ def cnn_auxiliary():
 
 
 class PlainFront(nn.Module):
-    """The GPT in front of the cut, written out."""
+    """The GPT before the cut, written out."""
 
     def __init__(self, model, count):
         super().__init__()
@@ -66,7 +68,7 @@ class PlainFront(nn.Module):
         self.blocks = copy.deepcopy(model.blocks[:count])
 
     def forward(self, x):
-        """Bytes to the stream."""
+        """Return the stream of bytes' hidden states."""
         x = F.embedding(x, self.embedding)
         table = rotary_table(x.shape[1], 8)
         for block in self.blocks:
@@ -84,7 +86,7 @@ class PlainBack(nn.Module):
         self.head = nn.Parameter(model.embedding.detach().clone())
 
     def forward(self, x):
-        """The stream to logits."""
+        """Return the logits of a stream."""
         table = rotary_table(x.shape[1], 8)
         for block in self.blocks:
             x = block(x, *table)
@@ -104,9 +106,9 @@ def floats(module):
 
 
 def average(modules, shares):
-    """In float64, rounded once.
+    """Average in float64, rounded once.
 
-    Adam makes much of a rounding, so a sum in fp32 here would differ by 1e-5.
+    Adam amplifies roundings, so a sum in fp32 here would differ by 1e-5.
     """
     states = [{k: v.double() for k, v in floats(module).items()} for module in modules]
     mean = {name: torch.zeros_like(value) for name, value in states[0].items()}
@@ -125,9 +127,9 @@ def adam(module):
 
 
 def plain_alignment(auxiliary, optimizer, server, buffer):
-    """Published form: the whole buffer in one batch.
+    """Align in the published form: the complete buffer in one batch.
 
-    Statistics of batch norm are put back; there is no dropout here.
+    Statistics of batch norm are restored; there is no dropout here.
     """
     z = torch.cat([each for each, _ in buffer])[-BUFFER:]
     y = torch.cat([each for _, each in buffer])[-BUFFER:]
@@ -145,7 +147,9 @@ def plain_alignment(auxiliary, optimizer, server, buffer):
 
 
 def plain(name, front, back, auxiliary, data):
-    """Clients' fronts, the back to evaluate, clients' auxiliary models after three rounds."""
+    """Return the clients' fronts, the back to evaluate, and the auxiliary models after three
+    rounds.
+    """
     fronts = {who: copy.deepcopy(front) for who in SHARES}
     backs = {who: copy.deepcopy(back) for who in SHARES}
     nets = {who: copy.deepcopy(auxiliary) for who in SHARES}
@@ -213,7 +217,7 @@ def plain(name, front, back, auxiliary, data):
 
 
 def flat(modules):
-    """Tensors in order: the two sides name their weights differently."""
+    """Return the tensors in order: the two sides name their weights differently."""
     found = [floats(module).values() for module in modules]
     return dict(enumerate(itertools.chain.from_iterable(found)))
 
@@ -275,9 +279,8 @@ def test_a_gpt_trains_as_plain_torch_trains_it(name, texts, difference):
 @pytest.mark.parametrize("tail_cut", ["2", "3"])
 @pytest.mark.parametrize("name", ["sl", "splitfed-v1", "splitfed-v2"])
 def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts, difference):
-    """Labels stay at home and the model is the tied one.
-
-    With one client, every method must train the uncut model.
+    """Labels stay at the client and the model is tied. With one client, every method trains the
+    uncut model.
     """
     data, model = texts(names="a"), gpt()
     uncut = copy.deepcopy(model)
@@ -298,9 +301,8 @@ def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts,
 
 @pytest.mark.parametrize("tail", [False, True])
 def test_splitfed_v1_is_fedavg(tail, images, difference):
-    """The theorem the comparison of the two rests on, with the code of both.
-
-    Clients, shares, moments, batch norm.
+    """The theorem behind comparing the two, with the code of both: batch norm, clients, shares,
+    moments.
     """
     data, model = images(), cnn()
     federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
@@ -311,10 +313,7 @@ def test_splitfed_v1_is_fedavg(tail, images, difference):
 
 
 def test_splitfed_v2_is_not_fedavg(images, difference):
-    """The known defect of a published simulation.
-
-    FedAvg over a shared upper part gives V2's weights. Ours must not.
-    """
+    """In a published simulation FedAvg over a shared upper part gives V2's weights by a defect."""
     data, model = images(), cnn()
     federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
     shared = lockstep("splitfed-v2", split(model, 2), None, data)
@@ -323,7 +322,7 @@ def test_splitfed_v2_is_not_fedavg(images, difference):
 
 
 def test_labels_stay_at_home_in_a_u_shape(texts):
-    """That is what the second cut is for."""
+    """The second cut is for that."""
     run = start(method_of(SplitRules("splitfed-v2")), split(gpt(), 1, 2), "a", SPEC)
     steps = run.method.local_step(run.clients["a"], texts(names="a")["a"][0][0], None)
     first = steps.send(None)
@@ -334,9 +333,8 @@ def test_labels_stay_at_home_in_a_u_shape(texts):
 
 
 def test_uploads_and_alignments_come_when_they_should(images):
-    """U = ceil(K / q) uploads a round, an alignment in rounds 0, l, 2l after the first upload.
-
-    The byte model counts them.
+    """U = ceil(K / q) uploads a round, and an alignment in rounds 0, l, 2l after the first upload,
+    as the byte model counts.
     """
     run = start(
         method_of(SplitRules("fsl-sage", upload_every=2, align_every=3)),

@@ -1,6 +1,5 @@
-"""The halves by themselves.
-
-Late gradients, chance, checkpoints, the flat vector, and what they refuse.
+"""The model's parts alone: late gradients, random numbers, checkpoints, the flat vector,
+refusals.
 """
 
 import copy
@@ -93,9 +92,8 @@ def states(run):
 
 
 def test_a_gradient_that_comes_late_is_that_of_the_weights_it_was_asked_with():
-    """With two batches in flight the weights move in between.
-
-    A graph through moved weights would be wrong or an error.
+    """With two batches in flight the weights move in between; a graph through moved weights would
+    be wrong or an error.
     """
     body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     plain = copy.deepcopy(body)
@@ -122,7 +120,7 @@ def test_a_gradient_that_comes_late_is_that_of_the_weights_it_was_asked_with():
 
 
 def test_only_so_many_steps_are_open():
-    """Each holds activations, and a copy of the weights."""
+    """Each open step holds activations and a copy of the weights."""
     client = ClientPart(net()[:3], ClientPartOptions(ADAM, in_flight=2))
     first, *_ = [client.forward(batch) for batch in batches(2)]
     with pytest.raises(ModelPartMisused, match="2 steps are open at this client, 2 may be"):
@@ -134,7 +132,7 @@ def test_only_so_many_steps_are_open():
 @pytest.mark.parametrize("tail", [None, 4])
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_one_step_is_the_same_with_and_without_copies(tail, in_flight):
-    """Stashed weights are an economy of time, not another method."""
+    """Stashed weights save time and are no other method."""
     halves = split(net(), 2, tail)
     server = ServerPart(copy.deepcopy(halves.server), ServerPartOptions(ADAM))
     client = ClientPart(
@@ -163,9 +161,8 @@ def test_one_step_is_the_same_with_and_without_copies(tail, in_flight):
 
 
 def test_a_u_shape_that_was_overtaken_computes_again():
-    """Another client's step moves x_s between features and their gradient.
-
-    The old graph would be an error or wrong.
+    """Another client's step moves x_s between features and their gradient; the old graph would be
+    wrong.
     """
     model = nn.Sequential(nn.Linear(8, 7), nn.Tanh())
     plain = copy.deepcopy(model)
@@ -189,7 +186,7 @@ def test_a_u_shape_that_was_overtaken_computes_again():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_same_seed_gives_the_same_run_with_dropout(name):
-    """A run can be repeated whatever else drew random numbers, and another seed is another run."""
+    """A run is repeatable whatever else drew random numbers; another seed gives another run."""
     results = []
     for seed, disturbance in ((1, 0), (1, 5), (2, 0)):
         run = run_of(name, dropout=0.5, seed=seed)
@@ -219,7 +216,7 @@ def test_every_step_client_and_part_has_dropout_of_its_own():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_goes_on_where_it_was_saved(name):
-    """Clients and servers are killed: what is restored must train on as if nothing had been."""
+    """A restored client or split server trains on as if it had not been killed."""
     first, second = (run_of(name, dropout=0.5, seed=4) for _ in range(2))
     first.round({"a": batches(3, 1), "b": batches(2, 2)})
     saved = states(first)
@@ -239,7 +236,7 @@ def test_a_run_goes_on_where_it_was_saved(name):
 
 
 def test_a_state_of_another_model_is_refused():
-    """Not taken in half."""
+    """Nothing of it is loaded."""
     client = ClientPart(net()[:3], ClientPartOptions(ADAM))
     state = client.state()
     other = ClientPart(nn.Sequential(nn.Linear(6, 9)), ClientPartOptions(ADAM))
@@ -269,7 +266,7 @@ def test_a_state_of_another_model_is_refused():
     ],
 )
 def test_what_a_client_sends_is_checked_before_anything_moves(smashed, message):
-    """One bad client must not spoil the model of all, nor stop a GPU."""
+    """One bad client cannot damage the common model or stop a GPU."""
     half = ServerPart(net()[2:], ServerPartOptions(ADAM, shape=(8,), classes=4))
     before = half.state()
     with pytest.raises(SmashedRefused, match=message):
@@ -279,7 +276,7 @@ def test_what_a_client_sends_is_checked_before_anything_moves(smashed, message):
 
 
 def test_what_is_refused_is_not_kept_for_alignment():
-    """Later it would spoil every target."""
+    """It would spoil every later target."""
     run = run_of("fsl-sage")
     bad = Activations(Smashed(torch.full((2, 8), torch.inf), torch.zeros(2).long()), False)
     with pytest.raises(SmashedRefused):
@@ -288,7 +285,7 @@ def test_what_is_refused_is_not_kept_for_alignment():
 
 
 def test_lengths_are_checked():
-    """A mask made of nonsense would mean NaN in attention."""
+    """A mask from wrong lengths would give NaN in attention."""
     half = ServerPart(nn.Linear(3, 4), ServerPartOptions(ADAM, shape=(-1, 3)))
     for lengths in ([0, 2], [1, 6], [1]):
         with pytest.raises(SmashedRefused, match=r"lengths must be one per sample, in 1 \.\.\. 5"):
@@ -303,7 +300,7 @@ def test_lengths_are_checked():
 
 
 def test_misuse_is_named():
-    """Our own mistakes are told apart from a peer's."""
+    """Our own mistakes differ from a peer's."""
     client = ClientPart(net()[:3], ClientPartOptions(ADAM))
     pending = client.forward(batches(1)[0])
     with pytest.raises(ModelPartMisused, match=r"shape \(1,\) for activations of \(5, 8\)"):
@@ -318,8 +315,8 @@ def test_misuse_is_named():
         weights.average([], [])
 
 
-def test_halves_that_a_method_cannot_use_are_refused():
-    """Before a run begins, in one line."""
+def test_parts_that_a_method_cannot_use_are_refused():
+    """One line, before a run begins."""
     with pytest.raises(CutError, match="sl needs a model that is cut"):
         start(method_of(SplitRules("sl")), whole(net()), "a", ADAM)
     with pytest.raises(CutError, match="do not cut it"):
@@ -331,14 +328,14 @@ def test_halves_that_a_method_cannot_use_are_refused():
 
 
 def test_averages_take_shares_of_those_present():
-    """A client that is away must not pull the model towards zero."""
+    """An absent client does not pull the model towards zero."""
     one, two = np.float32([1, 10]), np.float32([4, 40])
     assert weights.average([one, two], [1, 3]).tolist() == [3.25, 32.5]
     assert weights.average([one], [0.2]).tolist() == [1, 10]
 
 
 def test_a_client_that_comes_late_starts_from_the_average():
-    """SplitFed V1's replicas are made when a client is first seen."""
+    """SplitFed V1's replicas are made at a client's first upload."""
     run = run_of("splitfed-v1", names="abc")
     run.round({"a": batches(2), "b": batches(2, 1)})
     server = run.server
@@ -367,7 +364,7 @@ def test_evaluation_counts_what_has_labels_and_changes_nothing():
 
 
 def test_a_run_learns():
-    """Through all of it: every method fits a few batches."""
+    """Every method fits a few batches."""
     for name in METHODS:
         run = run_of(name, every=1)
         made = {"a": batches(2), "b": batches(2, 1)}
@@ -378,7 +375,7 @@ def test_a_run_learns():
 
 
 def test_a_step_reports_its_loss_and_samples():
-    """Progress and metrics are made of it."""
+    """Progress and metrics use them."""
     for name in METHODS:
         run = run_of(name)
         report = run.step("a", batches(1)[0], Position(0, 0))
@@ -388,7 +385,7 @@ def test_a_step_reports_its_loss_and_samples():
 
 @pytest.mark.parametrize("name", ["fedavg", "cse-fsl", "fsl-sage"])
 def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on_it(name):
-    """33 images in batches of 32: every client of the run ended with "this is a bug"."""
+    """As with 33 images in batches of 32."""
     halves = whole(net()) if name == "fedavg" else split(net(), 0)
     extra = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
     one = method_of(SplitRules(name))
@@ -410,10 +407,9 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
         training.train_batch(broken.inputs[:, :3], broken.labels)
 
 
-def test_steps_of_split_learning_are_seen_by_the_watch_that_looks_for_hangs(monkeypatch):
-    """It saw none: a client whose GPU hung in the middle of a round was reported nowhere.
-
-    Waiting for the server is not hanging.
+def test_the_hang_watch_sees_steps_of_split_learning(monkeypatch):
+    """A client whose GPU hangs within a round is reported; waiting for the split server is no
+    hang.
     """
     now = [0.0]
 

@@ -1,4 +1,4 @@
-"""From reports to a curve, a verdict and a table: all of it arithmetic on what nodes said."""
+"""From reports to a curve, a verdict and a table: arithmetic on the nodes' reports."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from fsl_async.tools.compare.choices import Choices, parse_methods
 from fsl_async.tools.compare.outcome import HEAD, Gathered, Outcome, Point, cells, row
 
 
-def told(client, version, at, up, *, waited=0.0, trained=1.0, down=0):
-    """A client's report."""
+def report_of(client, version, at, up, *, waited=0.0, trained=1.0, down=0):
+    """Make a client's report."""
     return {
         "event": "round",
         "client": client,
@@ -24,7 +24,7 @@ def told(client, version, at, up, *, waited=0.0, trained=1.0, down=0):
 
 
 def scored(version, at, accuracy, seconds=1.0):
-    """A score."""
+    """Make a score."""
     return {
         "event": "scored",
         "version": version,
@@ -46,14 +46,14 @@ def gathered(*records, turns=1):
 
 
 def test_the_clock_stands_still_while_a_version_is_scored():
-    """Scoring is not part of the method: neither its seconds nor waiting for it may count."""
+    """Scoring is not part of the method: neither its seconds nor waiting for it count."""
     found = gathered(
         scored(1, 104.0, 0.3, seconds=2.0),
-        told("a", 1, 106.5, 10, waited=3.0, trained=6.5),
-        told("b", 1, 106.5, 10, waited=3.0, trained=6.5),
+        report_of("a", 1, 106.5, 10, waited=3.0, trained=6.5),
+        report_of("b", 1, 106.5, 10, waited=3.0, trained=6.5),
         scored(2, 110.0, 0.4, seconds=2.0),
-        told("a", 2, 112.5, 20, waited=5.5, trained=12.5),
-        told("b", 2, 112.5, 20, waited=5.5, trained=12.5),
+        report_of("a", 2, 112.5, 20, waited=5.5, trained=12.5),
+        report_of("b", 2, 112.5, 20, waited=5.5, trained=12.5),
     )
     first, second = found.points()
     assert (first.seconds, second.seconds) == (4.0, 8.0)
@@ -62,16 +62,15 @@ def test_the_clock_stands_still_while_a_version_is_scored():
 
 
 def test_bytes_are_all_clients_newest_counters():
-    """A client that has not told of a version yet, as in a relay, counts with what it said last.
-
-    Nobody counts twice.
+    """A client without a report of a version, as where clients take turns, counts with its last
+    one, once.
     """
     found = gathered(
-        told("a", 1, 101.0, 10, down=1),
-        told("b", 2, 102.0, 20, down=2),
+        report_of("a", 1, 101.0, 10, down=1),
+        report_of("b", 2, 102.0, 20, down=2),
         scored(2, 102.0, 0.2),
-        told("a", 3, 103.0, 30, down=3),
-        told("b", 4, 104.0, 50, down=4),
+        report_of("a", 3, 103.0, 30, down=3),
+        report_of("b", 4, 104.0, 50, down=4),
         scored(4, 104.0, 0.5),
         turns=2,
     )
@@ -83,13 +82,13 @@ def test_bytes_are_all_clients_newest_counters():
 
 
 def test_a_later_report_of_the_same_version_takes_the_earliers_place():
-    """What is fetched at a round's end is told after it."""
-    found = gathered(told("a", 1, 101.0, 10), told("a", 1, 102.0, 10, down=5))
+    """It includes bytes fetched at the round's end."""
+    found = gathered(report_of("a", 1, 101.0, 10), report_of("a", 1, 102.0, 10, down=5))
     assert found.points()[0].bytes == 15
 
 
-def test_other_reports_are_not_taken():
-    """They are somebody else's to handle."""
+def test_other_reports_are_ignored():
+    """Reports of unknown kinds are for the caller."""
     assert not Gathered().take({"event": "listening"})
 
 
@@ -102,7 +101,7 @@ def outcome(method, *curve, target=0.5):
 
 
 def test_the_target_counts_from_the_first_round_that_is_there():
-    """Later rounds may fall below it again; a round exactly at it has reached it."""
+    """Later rounds may fall below the target; a round exactly at it has reached it."""
     found = outcome("sl", (0.4, 1), (0.5, 2), (0.45, 3), (0.6, 4))
     assert found.reached.round == 2
     assert found.best == 0.6
@@ -111,7 +110,7 @@ def test_the_target_counts_from_the_first_round_that_is_there():
 
 
 def test_the_table_has_bytes_against_the_least():
-    """The best has 1; who did not get there has no bytes to it."""
+    """The best has 1; a method that misses the target has no bytes to it."""
     rows = cells(
         [
             outcome("fsl-sage", (0.3, 1_000_000), (0.55, 2_000_000)),
@@ -127,7 +126,7 @@ def test_the_table_has_bytes_against_the_least():
 
 @pytest.mark.parametrize("drawn", [True, False])
 def test_the_table_fits_80_columns_with_rich_and_without(drawn, monkeypatch):
-    """Terminals, mails and logs have 80."""
+    """Terminals, mails and logs have 80 columns."""
     if not drawn:
         monkeypatch.setattr(table, "_drawn", lambda _: [])
     names = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg")
@@ -138,7 +137,7 @@ def test_the_table_fits_80_columns_with_rich_and_without(drawn, monkeypatch):
 
 
 def test_a_row_has_everything():
-    """Programs read rows; what is not in them is lost."""
+    """Programs read rows, so a row has all figures."""
     found = row(outcome("fsl-sage", (0.3, 10), (0.55, 20)), {"seed": 3})
     assert found["reached"]["round"] == 2
     assert found["choices"] == {"seed": 3}
@@ -164,21 +163,21 @@ def test_methods_are_read_in_order_each_once():
     ],
 )
 def test_bad_choices_are_one_line(given, words):
-    """Found before anything is trained, with what would be right."""
+    """They are found before training, and the line has the valid values."""
     more = {"data": "x", "methods": "sl", **given}
     with pytest.raises(UsageError, match=words) as caught:
         Choices(**{**more, "methods": parse_methods(more["methods"])})
     assert "\n" not in caught.value.message
 
 
-def test_a_relays_round_is_a_turn_of_every_client():
-    """Rounds of all methods are compared, so each must be as much training."""
+def test_a_sequential_round_is_a_turn_of_every_client():
+    """Rounds of all methods hold the same amount of training."""
     choices = Choices(methods=("sl",), data="x", clients=3, rounds=4)
     assert (choices.versions("sl"), choices.versions("fedavg")) == (12, 4)
 
 
 def test_choices_survive_json():
-    """Nodes that are processes get them as text."""
+    """Nodes that are processes receive them as text."""
     import json
 
     choices = Choices(methods=("sl", "fedavg"), data="x", seed=7)

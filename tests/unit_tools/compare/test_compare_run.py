@@ -1,4 +1,4 @@
-"""Whole comparisons in this process: real nodes, real sockets, tiny images."""
+"""Complete comparisons in this process: real nodes, real sockets, tiny images."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def run(choices, folder, said=None):
 
 
 def in_one_process(choices, method_name):
-    """Scores of the same run without a network."""
+    """Return the scores of the same run without a network."""
     config = config_of(choices, method_name)
     facts, method = facts_of(config), split_method(config)
     parts, optimizer = build.build_parts(config, at_client=False), build.optimizer_of(config)
@@ -71,7 +71,9 @@ def in_one_process(choices, method_name):
 
 @pytest.fixture
 def early(monkeypatch):
-    """What streams were offered in this process, and how much of each might go with the offer."""
+    """Record which streams were offered in this process, and how much of each could go with the
+    offer.
+    """
     found = []
     for kind in (fsl_transport.ListenerEndpoint, fsl_transport.DialerEndpoint):
 
@@ -86,9 +88,8 @@ def early(monkeypatch):
 
 
 def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path, early):
-    """The joined model that is scored must be x_c and x_s of the same round.
-
-    With replicas their average, before anybody goes on.
+    """The scored model joins x_c and x_s of one round; replicas are averaged, before any client
+    goes on.
     """
     choices = choices_for(images, "splitfed-v1", "fedavg", mode="lockstep")
     said = []
@@ -114,7 +115,7 @@ def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path,
 
 
 def test_a_run_ends_at_its_target_when_asked(images, tmp_path):
-    """Rounds after it would be trained for nothing."""
+    """Later rounds would be trained for nothing."""
     choices = choices_for(images, "fsl-sage", rounds=50, target=0.2, stops_at_target=True)
     (outcome,) = run(choices, tmp_path)
     assert outcome.reached is not None
@@ -123,7 +124,7 @@ def test_a_run_ends_at_its_target_when_asked(images, tmp_path):
 
 
 def test_a_node_that_fails_ends_the_comparison(images, tmp_path):
-    """Its own words, and no other node is left waiting for it."""
+    """Its own error is raised, and no other node waits for it."""
     choices = choices_for(images, "fedavg", clients=49)
     with pytest.raises(FslError, match="49 clients, but 48 samples"):
         run(choices, tmp_path)
@@ -138,8 +139,8 @@ def test_a_node_that_fails_ends_the_comparison(images, tmp_path):
         ({"sizes": "depth=3"}, "small-cnn cannot be built"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(images, more, words):
-    """One line; a run of an hour should not fail in its third method."""
+def test_errors_are_raised_before_anything_starts(images, more, words):
+    """A run of an hour does not fail in its third method."""
     choices = (
         choices_for(images, "fsl-sage", **more)
         if "data" not in more
@@ -150,8 +151,8 @@ def test_what_is_wrong_is_said_before_anything_starts(images, more, words):
     assert "\n" not in caught.value.message
 
 
-def test_a_line_is_written_as_rate_and_delay():
-    """Names of networks belong to the laboratory."""
+def test_a_link_is_written_as_rate_and_delay():
+    """Named profiles are the laboratory's."""
     with pytest.raises(UsageError, match="--net 'moon': a profile of the network laboratory"):
         net_of("moon")
     assert "45 ms each way" in net_of("200mbit,45ms").words
@@ -170,7 +171,7 @@ def test_a_picture_is_drawn(tmp_path):
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
-    """Before anything is trained."""
+    """The check comes before any training."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"fsl-async\[plot\]"):
         check_plot(tmp_path / "x.png")
@@ -187,10 +188,10 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
         ("--json", "folder.png", "is a directory"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_anything_is_trained(
+def test_an_unwritable_file_is_refused_before_anything_is_trained(
     tmp_path, option, name, problem, capsys
 ):
-    """After the last method is late: hours of training, and then no picture of them."""
+    """After the last method, hours of training would be lost."""
     (tmp_path / "folder.png").mkdir()
     words = [
         "compare",
@@ -208,7 +209,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_trained(
 
 @pytest.mark.parametrize("alpha", ["0", "-1"])
 def test_alpha_is_above_0(tmp_path, alpha, capsys):
-    """0 was taken for "not given", and the parts of a comparison by Dirichlet were IID."""
+    """0 is refused, not taken for "not given"."""
     words = ["compare", "--methods", "fedavg", "--data", str(tmp_path), "--alpha", alpha]
     assert main([*words, "--out", str(tmp_path / "o")]) == 2
     assert "'--alpha'" in capsys.readouterr().err
@@ -216,10 +217,7 @@ def test_alpha_is_above_0(tmp_path, alpha, capsys):
 
 @pytest.mark.parametrize("words", [["--json", "out.json"], ["--json=out.json"], ["--json"]])
 def test_errors_go_where_people_read_them_when_json_goes_to_a_file(tmp_path, capsys, words):
-    """Standard output is a table for people, whatever is in the file.
-
-    An error there was an object between its lines, or taken for a row.
-    """
+    """Standard output is a table for people, so an error there is no JSON object."""
     data = str(tmp_path / "none")
     assert main(["compare", "--methods", "fedavg", "--data", data, *words]) == 2
     out, err = capsys.readouterr()
@@ -229,6 +227,6 @@ def test_errors_go_where_people_read_them_when_json_goes_to_a_file(tmp_path, cap
 
 
 def test_a_title_is_text_whatever_the_data_are_called(tmp_path):
-    """A name with dollars was taken for a formula; one that is no UTF-8 ended the command."""
+    """A name with dollars is no formula, and one that is no UTF-8 does not end the command."""
     draw([Outcome("sl", (), 0.5)], tmp_path / "x.png", "small-cnn on a$_{b$ and \udcff")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,5 @@
-"""The pure part of the laboratory: settings, the words for tc, who is wired to whom, the archive
-that the router boots.
+"""The pure part of the laboratory: settings, words for tc, the plan of links, the router's
+archive.
 """
 
 import re
@@ -15,7 +15,7 @@ from fsl_async.tools.netlab.profiles import LinkSettings, changed, profile, prof
 
 
 def test_profiles_are_those_of_the_documentation():
-    """Results name a profile, so what it means must not drift."""
+    """Results name a profile, so its meaning must not change."""
     assert list(profiles()) == ["lan", "campus", "transatlantic", "dsl", "wireless", "satellite"]
     found = {
         name: (one.rate_mbit, one.delay_ms, one.jitter_ms, one.loss_percent)
@@ -30,7 +30,7 @@ def test_profiles_are_those_of_the_documentation():
 
 
 def test_words_of_tc():
-    """Every setting reaches tc, with a unit; what is left out would keep its old value."""
+    """Every setting reaches tc with a unit; an omitted one would keep its old value."""
     settings = LinkSettings(
         delay_ms=20,
         jitter_ms=15,
@@ -57,8 +57,8 @@ def test_bursts_have_the_loss_and_the_length():
     assert arguments[5:9] == ("loss", "gemodel", "0.510204%", "25%")
 
 
-def test_queue_holds_the_line_and_the_buffer():
-    """200 Mbit/s x (45 ms on the way + 100 ms of buffer), in packets; a slow line is not given
+def test_a_queue_holds_the_link_and_the_buffer():
+    """200 Mbit/s x (45 ms on the way + 100 ms of buffer) in packets; a slow link does not queue
     seconds.
     """
     assert netem.limit_packets(profile("transatlantic")) == 2395
@@ -79,7 +79,7 @@ def test_queue_holds_the_line_and_the_buffer():
     ],
 )
 def test_settings_are_read(word, name, value):
-    """With and without unit, by the short name and by the one of the file."""
+    """With and without unit, by the short name and by the file's name."""
     assert getattr(changed(LinkSettings(), word), name) == value
 
 
@@ -97,13 +97,13 @@ def test_settings_are_read(word, name, value):
     ],
 )
 def test_nonsense_is_refused(word, says):
-    """One line that names the way out, before anything is changed."""
+    """One line with the valid settings, before anything is changed."""
     with pytest.raises(UsageError, match=re.escape(says)):
         changed(LinkSettings(), word)
 
 
 def test_a_profile_replaces_everything():
-    """Words go from left to right: a profile first, then what differs from it."""
+    """Words are applied from left to right: a profile first, then changes to it."""
     settings = changed(changed(LinkSettings(duplicate_percent=5, delay_ms=9), "dsl"), "loss=1")
     assert (settings.duplicate_percent, settings.delay_ms, settings.loss_percent) == (0, 30, 1)
     assert words(settings) == "10 Mbit/s, 30 ms each way, 1 % loss"
@@ -133,7 +133,7 @@ def test_a_star():
 
 
 def test_given_links():
-    """A chain, as behind a relay: its ends do not know each other."""
+    """A chain, as behind a relay: its ends have no link."""
     lab = plan.make("lab", ["ps", "relay", "a"], [("ps", "relay"), ("relay", "a")])
     assert len(plan.ends_at(lab, lab.site("relay"))) == 2
     with pytest.raises(UsageError, match="no link"):
@@ -154,21 +154,21 @@ def test_given_links():
     ],
 )
 def test_plans_that_cannot_be(name, sites, pairs, says):
-    """Names go to a shell as root, so they are checked first."""
+    """Names are passed to programs as root, so they are checked first."""
     with pytest.raises(UsageError, match=says):
         plan.make(name, sites, pairs)
 
 
 def test_packets_travel_alone_where_one_may_be_lost():
-    """What the stack hands over at once netem loses at once, so loss needs single packets; without,
-    whole ones save the CPU.
+    """A loss in netem is of all that the stack sends at once, so loss needs single packets; without
+    it, large ones save CPU.
     """
     assert profile("campus").keeps_packets
     assert not profile("wireless").keeps_packets
 
 
 def test_the_archive_is_one(tmp_path):
-    """cpio, where it is installed, reads what we write."""
+    """cpio, where it is installed, reads the archive."""
     made = image.archive({"init": b"#!x\n", "lib/a/b.so": b"12345"})
     assert made.startswith(b"070701")
     assert len(made) % 4 == 0
@@ -182,13 +182,13 @@ def test_the_archive_is_one(tmp_path):
         assert (tmp_path / "lib/a/b.so").read_bytes() == b"12345"
 
 
-def test_no_kernel_is_said(tmp_path):
-    """The line names the script that gets one."""
+def test_a_missing_kernel_is_reported(tmp_path):
+    """The line names the script that installs one."""
     with pytest.raises(MissingError, match="run bin/netlab-setup"):
         image.build(tmp_path)
 
 
-def test_not_root_is_said(monkeypatch, capsys):
+def test_missing_root_rights_are_reported(monkeypatch, capsys):
     """One line and exit code 2, before anything is touched."""
     from fsl_async.tools.netlab.__main__ import main
 

@@ -1,6 +1,4 @@
-"""What is kept of laboratories on disk: removing one removes its folder, so nothing but a
-laboratory's name may say which.
-"""
+"""Records of laboratories on disk: only a laboratory's name selects a folder to remove."""
 
 import pytest
 
@@ -10,7 +8,7 @@ from fsl_async.tools.netlab import host, laboratory, records
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """Where laboratories are kept, for a user who may make them and a machine that has none."""
+    """Make a folder for laboratories, for a user who may make them, on a machine without any."""
     monkeypatch.setattr(records, "ROOT", tmp_path / "labs")
     for module in (host, netlab):
         monkeypatch.setattr(module, "require", lambda: None)
@@ -20,9 +18,7 @@ def root(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["{victim}", "../victim", "..", ".", "", "a/b", "A"])
 def test_down_removes_no_folder_but_a_laboratorys(root, tmp_path, capsys, name):
-    """It runs as root: `down --name /home/me` took the home folder, and said that there was no such
-    laboratory.
-    """
+    """It runs as root: a path such as `--name /home/me` is refused and its folder kept."""
     victim = tmp_path / "victim"
     for folder in (victim, root / "other", root / "a" / "b"):
         folder.mkdir(parents=True)
@@ -35,9 +31,7 @@ def test_down_removes_no_folder_but_a_laboratorys(root, tmp_path, capsys, name):
 
 
 def test_folders_of_others_are_no_laboratories(root):
-    """What stands beside them with a file of the same name is left alone, by `down --all` and by
-    every `up`.
-    """
+    """Other folders with a file of the same name are left alone by `down --all` and by `up`."""
     for name in ("lab", "Not a lab"):
         (root / name).mkdir(parents=True)
         (root / name / "state.json").write_text("{}")
@@ -45,7 +39,7 @@ def test_folders_of_others_are_no_laboratories(root):
 
 
 def test_a_laboratory_that_is_not_there(root, capsys):
-    """To take down what is gone is harmless, and makes nothing."""
+    """To take it down changes nothing and raises nothing."""
     assert netlab.main(["down", "--name", "lab"]) == 0
     assert "no laboratory lab" in capsys.readouterr().out
     assert not root.exists()

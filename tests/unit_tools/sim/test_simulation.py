@@ -1,4 +1,4 @@
-"""The simulator: whole runs with production code, and proof that its invariants can fail."""
+"""The simulator: complete runs with production code, and proof that its invariants can fail."""
 
 import functools
 import json
@@ -28,7 +28,7 @@ def simulate(**changes):
 
 @functools.cache
 def storm(seed):
-    """A storm that several tests look at."""
+    """A storm that several tests use."""
     return simulate(seed=seed)
 
 
@@ -36,7 +36,7 @@ def storm(seed):
     "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(3, 20))]
 )
 def test_a_storm_breaks_no_invariant(seed):
-    """The promise of the whole design, for several seeds, with faults that really happened."""
+    """For several seeds, with faults that were injected."""
     simulation = storm(seed)
     assert simulation.invariants.violations == []
     assert simulation.counts.relaunches > 3
@@ -46,7 +46,7 @@ def test_a_storm_breaks_no_invariant(seed):
 
 
 def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
-    """A server is killed far more often than in any profile, mostly in the middle of a round."""
+    """A server is killed far more often than in any profile, mostly within a round."""
     from fsl_async.tools.sim import simulation as module
 
     worse = module.PROFILES["storm"].__class__(
@@ -60,7 +60,7 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
 
 
 def test_buffered_merging_breaks_no_invariant(monkeypatch):
-    """A trigger of other parts drives whole runs in a storm."""
+    """A trigger made of other parts drives complete runs in a storm."""
     monkeypatch.setitem(TRIGGERS, "clock", buffered_by_clock)
     simulation = simulate()
     assert simulation.invariants.violations == []
@@ -71,10 +71,8 @@ def test_buffered_merging_breaks_no_invariant(monkeypatch):
     assert simulation.participation.share < 0.5, "no round waits for all"
 
 
-def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch):
-    """The schedule goes on over restarts; with a whole period after each one, such a run would
-    stand still for ever.
-    """
+def test_a_server_that_never_runs_for_a_period_still_makes_versions(monkeypatch):
+    """The schedule continues over restarts instead of waiting a full period after each."""
     from fsl_async.tools.sim import simulation as module
 
     profile = module.PROFILES["none"].__class__(
@@ -87,9 +85,9 @@ def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch
     assert len(simulation.disk.models) > 12  # of 36; with a whole period after each start about 5
 
 
-def test_without_faults_almost_everybody_takes_part():
-    """A fault-free run loses nothing; now and then a long step misses the grace window and its
-    delta merges a round later.
+def test_without_faults_almost_every_client_takes_part():
+    """A fault-free run loses nothing; a long step may miss the grace window, and its delta is
+    merged a round later.
     """
     simulation = simulate(faults="none")
     assert simulation.counts.faults == 0
@@ -99,9 +97,7 @@ def test_without_faults_almost_everybody_takes_part():
 
 @pytest.mark.parametrize("faults", ["none", "storm"])
 def test_at_the_end_nothing_is_left_over(faults):
-    """Every step that was trained is in the last version, and every client holds it: the last round
-    takes all and ends training.
-    """
+    """Every trained step is in the last version, and every client holds it."""
     simulation = simulate(hours=1.0, faults=faults)
     assert simulation.invariants.violations == []
     assert simulation.invariants.tokens_unsent == 0
@@ -112,7 +108,7 @@ def test_at_the_end_nothing_is_left_over(faults):
 
 @pytest.mark.parametrize("without", ["hold", "last round"])
 def test_the_end_can_fail(monkeypatch, without):
-    """Proof that the test above tests something."""
+    """The check above finds a defect."""
     if without == "hold":
         original = CountingLearner.request_snapshot
         deaf = lambda self, sequence, **_: original(self, sequence)  # noqa: E731
@@ -125,7 +121,7 @@ def test_the_end_can_fail(monkeypatch, without):
 
 
 def test_the_same_seed_gives_the_same_trace():
-    """A storm that found something must be there again when it is looked for."""
+    """A storm that found a defect can be repeated."""
     one, same, other = storm(1), simulate(), storm(2)
     assert one.trace.hexdigest() == same.trace.hexdigest()
     assert one.trace.hexdigest() != other.trace.hexdigest()
@@ -209,13 +205,13 @@ def _forget_sent_work(monkeypatch):
     ],
 )
 def test_a_defect_is_found(defect, monkeypatch):
-    """An invariant that nothing can violate checks nothing: each defect here must be reported."""
+    """Each injected defect violates an invariant."""
     defect(monkeypatch)
     assert simulate().invariants.violations
 
 
 def test_the_command_prints_the_documented_object():
-    """Scripts read these keys; they are the demo's and the simulator's own."""
+    """Scripts read these keys: the demo's and the simulator's own."""
     arguments = ["--clients", "2", "--hours", "0.5", "--seed", "4", "--faults", "mild", "--json"]
     result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
     assert result.return_value == 0, result.output
@@ -232,7 +228,7 @@ def test_the_command_prints_the_documented_object():
 
 
 def test_the_journal_of_a_simulation_can_be_kept(tmp_path):
-    """To look into what a seed did."""
+    """To inspect the run of a seed."""
     journal = tmp_path / "journal.jsonl"
     arguments = ["--clients", "2", "--hours", "0.5", "--journal", str(journal)]
     result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)

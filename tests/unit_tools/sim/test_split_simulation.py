@@ -1,6 +1,6 @@
 """Split learning in the simulator.
 
-Whole runs with production machines, and proof that its invariants can fail.
+Complete runs with production machines, and proof that the invariants can fail.
 """
 
 import json
@@ -60,9 +60,8 @@ def worse(monkeypatch):
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_storm_breaks_no_invariant(worse, method, lockstep):
-    """Any client, the split server or the parameter server killed at any point.
-
-    The run goes on, and is one of the method.
+    """Any client, the split server or the parameter server is killed at any point, and the run goes
+    on correctly.
     """
     simulation = run(method, lockstep=lockstep)
     assert simulation.invariants.violations == []
@@ -74,7 +73,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
 
 
 def test_a_storm_over_a_u_shape(worse):
-    """Two legs a step: the second one must find the first one, or be given up."""
+    """Two legs a step: the second finds the first, or is given up."""
     simulation = run("splitfed-v2", labels_at_home=True)
     assert simulation.invariants.violations == []
     assert any(key.leg for key in simulation.order)
@@ -93,7 +92,7 @@ def test_lockstep_is_the_computation_in_one_process(method):
     for key in simulation.order:
         rounds.setdefault(key.round, []).append((shard[key.client], key.step))
     steps = [step for step in range(STEPS) if simulation.method.uploads_at(step)]
-    whole = [rounds[number] for number in sorted(rounds)][:-1]  # the last one was cut off
+    whole = [rounds[number] for number in sorted(rounds)][:-1]  # the last round was cut off
     assert len(whole) > 3
     for number, trained in enumerate(whole):
         turn = [number % 3] if simulation.method.sequential else range(3)
@@ -107,7 +106,7 @@ def test_lockstep_is_the_computation_in_one_process(method):
 
 @pytest.mark.parametrize("method", ["splitfed-v1", "fsl-sage"])
 def test_free_mode_loses_nothing_without_faults(method):
-    """Everybody takes part in every round, and alignments come while training goes on."""
+    """Every client takes part in every round, and alignments are made during training."""
     simulation = run(method, faults="none")
     assert simulation.invariants.violations == []
     merged = len(simulation.disk.merged)
@@ -118,7 +117,7 @@ def test_free_mode_loses_nothing_without_faults(method):
 
 
 def test_the_same_seed_gives_the_same_trace():
-    """A storm that found something must be there again when it is looked for."""
+    """A storm that found a defect can be repeated."""
     one, same, another = (run("fsl-sage", hours=0.1, seed=seed) for seed in (2, 2, 3))
     assert one.trace.hexdigest() == same.trace.hexdigest()
     assert one.trace.hexdigest() != another.trace.hexdigest()
@@ -266,16 +265,13 @@ def _leave_without_a_checkpoint(monkeypatch):
     ],
 )
 def test_a_defect_is_found(worse, method, defect, monkeypatch):
-    """An invariant that nothing can violate checks nothing: each defect here must be reported.
-
-    Some need a rare moment, so a second storm.
-    """
+    """Each injected defect violates an invariant. Some need a rare event, so a second storm."""
     defect(monkeypatch)
     assert any(run(method, hours=0.6, seed=seed).invariants.violations for seed in (3, 6))
 
 
 def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
-    """A hang breaks no invariant by itself; it shows in the rounds that are made."""
+    """A hang breaks no invariant by itself; fewer rounds show it."""
     healthy = run("fsl-sage", faults="none", lockstep=True)
     _say_nothing_of_alignments(monkeypatch)
     hung = run("fsl-sage", faults="none", lockstep=True)
@@ -283,7 +279,7 @@ def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
 
 
 def test_the_command():
-    """`fsl-node sim --split METHOD`, and what it says of a method that is none."""
+    """`fsl-node sim --split METHOD`, and its error for an unknown method."""
     arguments = ["--clients", "2", "--hours", "0.1", "--faults", "mild", "--split", "sl", "--json"]
     result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
     assert result.return_value == 0, result.output

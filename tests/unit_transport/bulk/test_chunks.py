@@ -45,7 +45,7 @@ def test_credit_rises_in_steps_of_a_quarter():
 
 
 def test_a_window_of_one_chunk_grants_every_time():
-    """If the window is one chunk, a step of a quarter would block both sides for ever."""
+    """With a window of one chunk, a step of a quarter would block both sides."""
     credit = ReceiveCredit(100, 100)
     assert credit.covers(100)
     assert not credit.covers(101)
@@ -215,7 +215,7 @@ def test_open_reads_are_bounded_however_often_it_is_resumed():
 
 
 def test_resumes_without_progress_have_an_end():
-    """A peer that requests the same chunk for ever does not want it."""
+    """A peer that requests the same chunk without end does not accept it."""
     stream = sending()
     for round_ in range(1, 3 * RESUMES_LIMIT):
         stream.accept(round_, 0, 0, 1000)  # nothing was sent since: it costs nothing
@@ -252,7 +252,9 @@ def test_sender_refuses_invalid_operations():
 
 
 def take(stream, round_, index, size, now):
-    """A whole chunk arrives in one piece. Return the chunks to write, or None if it is dropped."""
+    """Deliver a complete chunk in one piece; returns the chunks to write, or None if it is
+    dropped.
+    """
     return stream.on_complete(index) if stream.on_piece(round_, index, size, now) else None
 
 

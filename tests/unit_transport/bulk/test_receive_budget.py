@@ -256,7 +256,7 @@ def lone(memory, new_settings, new_source, new_sink):
 
 
 def test_chunks_that_a_stream_drops_make_room_for_the_one_it_needs(lone):
-    """It must not request again and again a chunk whose memory it takes itself."""
+    """A stream does not request a chunk again and again while its own chunks take the memory."""
     lone.leave(1)
     lone.piece(1)
     lone.piece(0)

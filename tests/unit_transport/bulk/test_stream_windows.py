@@ -13,13 +13,13 @@ def accepted(chunks=10, window=1000, limit=100, chunk=0):
 
 
 def take(stream, index, size):
-    """A whole chunk arrives."""
+    """Deliver a complete chunk."""
     assert stream.on_piece(0, index, size, 1.0)
     stream.on_complete(index)
 
 
 def write(stream, index, size):
-    """A chunk arrives and is written."""
+    """Deliver a chunk and write it."""
     take(stream, index, size)
     stream.on_written(size, 100, 1.0)
 

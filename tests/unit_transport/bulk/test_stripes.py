@@ -385,7 +385,7 @@ def test_pieces_are_acknowledged_when_asked_and_at_a_gap():
 
 
 def test_pieces_that_overlap_are_an_error():
-    """More bytes than the chunk has must not count as a whole chunk."""
+    """More bytes than the chunk has do not count as a complete chunk."""
     reassembly = Reassembly(100, 0)
     assert reassembly.add(piece_of(bytes(60), size=100)) is None
     assert reassembly.add(piece_of(bytes(60), size=100)) is None  # the same again

@@ -1,4 +1,4 @@
-"""Two connections for what is between them."""
+"""Two connections, for tests of what is between them."""
 
 import socket
 
@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture
 def pair():
-    """What is written to the first end comes out of the source, what the target gets out of the
-    last.
+    """Two connections: what is written to the first end can be read from the source, what the
+    target receives from the last end.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = []

@@ -1,4 +1,4 @@
-"""What waits inside a relay: bounded, whole and in order, whether the kernel moves it or we do."""
+"""What waits inside a relay is bounded, complete and in order, moved by the kernel or by us."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ KINDS = [CopyBuffer, pytest.param(PipeBuffer, marks=splices)]
 
 @pytest.fixture
 def new_buffer():
-    """Buffers that are closed at the end."""
+    """A function that makes buffers, closed at the end."""
     made = []
 
     def make(kind):
@@ -40,7 +40,7 @@ def new_buffer():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_goes_in_comes_out(pair, new_buffer, kind):
-    """Any sizes, a target that takes nothing at times, never more inside than the bound."""
+    """Any sizes, a target that accepts nothing at times, never more inside than the bound."""
     client, source, target, server = pair
     chance = random.Random(1)
     data = chance.randbytes(6_000_000)
@@ -57,7 +57,7 @@ def test_what_goes_in_comes_out(pair, new_buffer, kind):
                 one.drain(target)
         except BlockingIOError:
             blocked += 1
-        if blocked % 3 == 2 or sent == len(data):  # now and then it takes something
+        if blocked % 3 == 2 or sent == len(data):  # at times it accepts something
             blocked += 1
             with contextlib.suppress(BlockingIOError):
                 got += server.recv(1 << 20)
@@ -71,14 +71,14 @@ def test_what_goes_in_comes_out(pair, new_buffer, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_source_that_has_nothing_blocks(pair, new_buffer, kind):
-    """Nothing must not look like the end, which closes the connection."""
+    """No bytes yet is not the end, which closes the connection."""
     with pytest.raises(BlockingIOError):
         new_buffer(kind).fill(pair[1])
 
 
 @splices
 def test_pipes_are_lent_before_buffers_and_there_are_only_so_many(pair):
-    """Connections that are stuck hold theirs: the next ones copy, and file descriptors stay."""
+    """Stalled connections keep theirs: further ones copy, and file descriptors stay free."""
     pool = PipePool()
     lent = [pool.take() for _ in range(PIPES + 2)]
     assert [type(one) for one in lent] == [PipeBuffer] * PIPES + [CopyBuffer] * 2
@@ -99,7 +99,7 @@ def test_pipes_are_lent_before_buffers_and_there_are_only_so_many(pair):
 
 @pytest.mark.parametrize("why", ["no splice", "no descriptor"])
 def test_where_there_is_no_pipe_it_copies(monkeypatch, why):
-    """A relay on another system, or with no descriptor left, carries on."""
+    """As on another system, or without a free descriptor."""
 
     def fail():
         raise OSError(errno.EMFILE, "too many open files")

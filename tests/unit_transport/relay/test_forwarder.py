@@ -1,4 +1,4 @@
-"""One direction of a relayed connection: what only a forwarder by itself shows."""
+"""One direction of a relayed connection: tests that need a forwarder alone."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("splices", [pytest.param(True, marks=needs_splice
 
 @contextlib.asynccontextmanager
 async def forwarding(pair):
-    """A forwarder from the source to the target, and the pool of its buffers."""
+    """Make a forwarder from the source to the target; returns it and the pool of its buffers."""
     pipes = PipePool()
     one = Forwarder(asyncio.get_running_loop(), pipes, pair[1], pair[2])
     try:
@@ -31,7 +31,7 @@ async def forwarding(pair):
 
 
 async def read(connection, size):
-    """So many bytes, or all until the end."""
+    """Read so many bytes, or all until the end."""
     got, loop = bytearray(), asyncio.get_running_loop()
     while len(got) < size and (data := await loop.sock_recv(connection, size - len(got))):
         got += data
@@ -41,7 +41,7 @@ async def read(connection, size):
 @BOTH
 @pytest.mark.parametrize("ends", [False, True])
 def test_urgent_data_is_left_out_and_holds_nothing_up(pair, monkeypatch, splices, ends):
-    """MSG_OOB stops splice where it is: what is behind it must come, and no loop must spin."""
+    """MSG_OOB stops splice at its place: the bytes behind it are forwarded, and no loop spins."""
     client, _, _, server = pair
     if not splices:
         monkeypatch.setattr(buffers, "can_splice", lambda: False)
@@ -74,7 +74,7 @@ def test_urgent_data_is_left_out_and_holds_nothing_up(pair, monkeypatch, splices
                 assert await asyncio.wait_for(one.over, 20) is None
                 assert await read(server, 1) == b"", "the end is passed on"
             else:
-                client.send(b"x", socket.MSG_OOB)  # nothing behind it
+                client.send(b"x", socket.MSG_OOB)  # no bytes behind it
                 await asyncio.sleep(0.05)
             assert one.carried == (10 if ends else 30)
             assert one.held == 0
@@ -84,7 +84,7 @@ def test_urgent_data_is_left_out_and_holds_nothing_up(pair, monkeypatch, splices
 
 @BOTH
 def test_what_came_before_a_reset_passes_in_more_than_one_turn(pair, monkeypatch, splices):
-    """Event loops (libuv) watch a socket no more after an error on it, though more can be read."""
+    """Event loops (libuv) stop watching a socket after an error on it, though more can be read."""
     client, _, _, server = pair
     monkeypatch.setattr(forwarder, "_TURN_BYTES", 4096)
     if not splices:
@@ -106,7 +106,7 @@ def test_what_came_before_a_reset_passes_in_more_than_one_turn(pair, monkeypatch
 
 @needs_splice
 def test_a_pipe_is_lent_only_while_something_moves_or_waits(pair):
-    """So 32 of them serve thousands of connections that are quiet."""
+    """So 32 of them serve thousands of quiet connections."""
     client, _, _, server = pair
 
     async def main():
@@ -132,7 +132,7 @@ def test_a_pipe_is_lent_only_while_something_moves_or_waits(pair):
 
 
 def test_a_target_that_breaks_ends_it(pair):
-    """With the error; what was read for it is lost."""
+    """It ends with the error; bytes already read for it are lost."""
     client, _, _, server = pair
 
     async def main():

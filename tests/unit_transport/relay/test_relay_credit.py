@@ -10,7 +10,7 @@ WINDOW_BYTES = 1 << 20
 
 @pytest.mark.parametrize("world", ["relay"], indirect=True)
 def test_a_server_that_does_not_write_fills_no_relay(world, new_sink, new_source):
-    """It reads what it granted, so nothing of 16 MiB stays in between until it writes."""
+    """It reads only what it granted, so none of 16 MiB waits in a relay until it writes."""
     settings = TransportSettings(
         chunk_limit_bytes=CHUNK_BYTES,
         eager_bytes=CHUNK_BYTES,
@@ -25,7 +25,7 @@ def test_a_server_that_does_not_write_fills_no_relay(world, new_sink, new_source
     )
     client.endpoint.offer("", "update", {}, new_source([bytes(CHUNK_BYTES)] * 256))
     world.until(lambda: len(sink.got) >= WINDOW_BYTES // CHUNK_BYTES)
-    world.run(0.5)  # what was on its way, and whatever should not be
+    world.run(0.5)  # bytes in flight, and any that should not be
     for relay in world.relays:
         up, _, held = relay.carried()
         assert held == 0

@@ -16,7 +16,7 @@ LINK = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 7100, 0, 3))
 
 
 class Names:
-    """A loop's clock and resolver, and nothing else of it: what it answers, and when."""
+    """A stand-in for a loop's clock and resolver, with given answers and times."""
 
     def __init__(self, monkeypatch):
         self.answers = []
@@ -27,11 +27,11 @@ class Names:
         monkeypatch.setattr(resolver.asyncio, "get_running_loop", lambda: self)
 
     def time(self):
-        """A time that stands still."""
+        """Return a time that the test sets."""
         return self.now
 
     async def getaddrinfo(self, host, port, **wanted):
-        """The next answer, or error."""
+        """Return the next answer, or raise the next error."""
         self.asked += 1
         await self.may_answer.wait()
         answer = self.answers.pop(0)
@@ -41,7 +41,7 @@ class Names:
 
 
 def test_an_address_is_asked_for_once_and_kept_for_a_while(monkeypatch):
-    """Also if many dial at once, and others soon after them. IPv4 first."""
+    """Also if many dial at once, and others soon after. IPv4 comes first."""
 
     async def main():
         names = Names(monkeypatch)
@@ -76,7 +76,7 @@ def test_an_address_is_asked_for_once_and_kept_for_a_while(monkeypatch):
     ids=["no such name", "no name", "nothing"],
 )
 def test_a_name_that_is_unknown_is_asked_for_again(monkeypatch, answer, problem):
-    """Each time, and the problem is said."""
+    """Each time, and the problem is reported."""
 
     async def main():
         names = Names(monkeypatch)
@@ -91,7 +91,7 @@ def test_a_name_that_is_unknown_is_asked_for_again(monkeypatch, answer, problem)
 
 
 def test_the_last_address_is_used_while_no_resolver_answers(monkeypatch):
-    """A resolver that is away for a night ends no run; a first lookup has a limit of time."""
+    """A resolver that is down for a night ends no run; a first lookup has a time limit."""
     monkeypatch.setattr(resolver, "REFRESH_S", 0.05)
     monkeypatch.setattr(resolver, "LOOKUP_S", 30.0)
 
@@ -117,7 +117,7 @@ def test_the_last_address_is_used_while_no_resolver_answers(monkeypatch):
 
 
 def test_a_links_own_address_keeps_its_link(monkeypatch):
-    """Loops take host and port of it, and without the link there is no such host."""
+    """Loops take host and port from it; without the link there is no such host."""
 
     async def main():
         names = Names(monkeypatch)
@@ -129,7 +129,7 @@ def test_a_links_own_address_keeps_its_link(monkeypatch):
 
 
 def test_real_names_are_found():
-    """Of this machine."""
+    """This machine's names."""
 
     async def main():
         for text, place in (("127.0.0.1:7100", "127.0.0.1"), ("localhost:7100", "127.0.0.1")):

@@ -89,7 +89,7 @@ def test_dialer_reports_that_it_is_still_calling(new_settings):
 
 
 def test_hello_head_names_the_attempt(new_settings):
-    """It tells repetitions from new attempts."""
+    """It distinguishes repetitions from new attempts."""
     machine = dialer(new_settings)
     machine.connect(0.0)
     message = frames.parse([machine.hello_head({"a": 1})], 1000, 0)
@@ -140,7 +140,7 @@ def test_superseded_after_having_been_up(new_settings):
 
 
 def test_a_superseded_refusal_of_a_lower_incarnation_is_a_plain_one(new_settings):
-    """Raising to less than its own incarnation would go on for ever."""
+    """Raising to less than its own incarnation would not end."""
     machine = dialer(new_settings)
     machine.connect(0.0)
     assert machine.handle(refuse("superseded", known=3), 0.0) == [
@@ -272,7 +272,7 @@ def test_newer_attempt_is_a_new_session(new_settings):
 
 
 def test_old_copies_open_no_session(new_settings):
-    """A duplicate HELLO after a BYE is ignored, but not for ever."""
+    """A duplicate HELLO after a BYE is ignored for a limited time."""
     machine = up_listener(new_settings)
     machine.handle(frames.Bye(SESSION, "x"), 1.0)
     assert machine.handle(hello(), 2.0) == []

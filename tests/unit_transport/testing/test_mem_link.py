@@ -42,8 +42,8 @@ def test_calls_run_in_order_of_time_then_of_insertion():
     scheduler.call_at(2.0, log.append, "c")
     scheduler.call_at(1.0, log.append, "a")
     scheduler.call_at(1.0, log.append, "b")
-    cancelled = scheduler.call_at(1.5, log.append, "never")
-    cancelled.cancel()
+    canceled = scheduler.call_at(1.5, log.append, "never")
+    canceled.cancel()
     scheduler.call_soon(log.append, "now")
     assert scheduler.next_time() == 0.0
     scheduler.run_until(1.0)

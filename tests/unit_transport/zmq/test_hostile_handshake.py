@@ -36,7 +36,7 @@ both = pytest.mark.parametrize("encrypted", [True, False])
 
 
 class World:
-    """A server, a hostile relay in front of it, and honest clients that know only the relay.
+    """A server, a hostile relay before it, and honest clients that have only the relay's address.
 
     ``got`` is (client, payload) at the server.
     """
@@ -89,7 +89,7 @@ class World:
         self.links.append(link)
         return link
 
-    async def say(self, link, name, words):
+    async def send(self, link, name, words):
         """Send, and wait until the server has it."""
         link.send("", Lane.CONTROL, [words])
         await until(lambda: (name, words) in self.got)
@@ -139,7 +139,7 @@ def test_a_replayed_connection(encrypted):
     async def main():
         async with World(encrypted=encrypted) as world:
             link = world.dial("victim")
-            await world.say(link, "victim", b"delta")
+            await world.send(link, "victim", b"delta")
             connection = world.lane_of("victim")
             before = list(world.got)
             # While the victim is there, and when it has gone.
@@ -226,8 +226,8 @@ def test_two_crossed_connections(encrypted, after):
             world.relay.trick = cross
             a, b = world.dial("a"), world.dial("b")
             if after:
-                await world.say(a, "a", b"honest a")
-                await world.say(b, "b", b"honest b")
+                await world.send(a, "a", b"honest a")
+                await world.send(b, "b", b"honest b")
             else:
                 await until(lambda: len(world.relay.connections) == 4)
             lanes = list(world.relay.connections)
@@ -260,13 +260,13 @@ def test_a_piece_of_an_old_connection_in_a_new_one(encrypted):
     async def main():
         async with World(encrypted=encrypted) as world:
             old = world.dial("victim")
-            await world.say(old, "victim", b"yesterday")
+            await world.send(old, "victim", b"yesterday")
             piece = world.lane_of("victim").frames[UP][-1].data
             world.links.remove(old)
             await old.aclose()
             world.relay.connections.clear()
             new = world.dial("victim")
-            await world.say(new, "victim", b"today")
+            await world.send(new, "victim", b"today")
             world.lane_of("victim").send(UP, piece)
             words = lambda: [said for _, said in world.got]  # noqa: E731
             if encrypted:
@@ -316,7 +316,7 @@ def test_posing_as_a_client(encrypted, claims):
     async def main():
         async with World(encrypted=encrypted) as world:
             honest = world.dial("victim")
-            await world.say(honest, "victim", b"honest")
+            await world.send(honest, "victim", b"honest")
             own = KeyPair.new()
             if claims != "its own key":
                 own = KeyPair(world.pairs["victim"].public, own.secret)
@@ -329,6 +329,6 @@ def test_posing_as_a_client(encrypted, claims):
                 assert world.got == [("victim", b"honest")]
             else:
                 await until(lambda: ("victim", b"forged") in world.got)
-            await world.say(honest, "victim", b"still here")
+            await world.send(honest, "victim", b"still here")
 
     run(main())

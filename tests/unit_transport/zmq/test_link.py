@@ -393,7 +393,7 @@ def test_a_frame_over_the_limit_breaks_only_its_connection(zmq_world, new_settin
 
 
 def test_the_older_of_two_processes_is_superseded(zmq_world):
-    """Two processes of one name: the older one gets the reason and stops for good."""
+    """Two processes of one name: the older one gets the reason and stops."""
     ps = zmq_world.listener()
     old = zmq_world.dialer()
     zmq_world.until(lambda: old.count(PeerUp))
