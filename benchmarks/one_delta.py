@@ -139,7 +139,7 @@ def train(fed: Any) -> None:
 def run(rounds: int, folder: Path) -> None:
     """A whole run of that many rounds."""
     sets = {
-        "run.rounds": rounds + SKIPPED,
+        "run.rounds": rounds + SKIPPED + 1,  # the run may end before its last report
         "sync.every_s": 0.25,
         "sync.clients": 1,
         "listen.address": "127.0.0.1:0",
@@ -199,7 +199,7 @@ def main() -> None:
     Node._step = watched  # type: ignore[method-assign,assignment]  # noqa: SLF001
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         run(arguments.rounds, Path(folder))
-    counted = meter.deltas[SKIPPED:]
+    counted = meter.deltas[SKIPPED : SKIPPED + arguments.rounds]
     for side in SIDES.values():
         rows = [delta[side].row() for delta in counted]
         medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}

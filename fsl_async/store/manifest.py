@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -61,6 +62,17 @@ class TensorSpec:
 
 
 @frozen
+class TensorPart:
+    """The values of one tensor in a chunk."""
+
+    tensor: TensorSpec
+    start: int
+    """Of the first of them within the tensor, in values."""
+    place: slice
+    """Within the chunk."""
+
+
+@frozen
 class Manifest:
     """The tensors of a model in flat order.
 
@@ -106,6 +118,20 @@ class Manifest:
         """Return the number of values of chunk `index`."""
         start, stop = self.chunk_range(index)
         return stop - start
+
+    def parts(self, index: int) -> list[TensorPart]:
+        """Return the tensors that chunk `index` holds values of, in order."""
+        start, stop = self.chunk_range(index)
+        found = []
+        first = bisect_right(self.tensors, start, key=_end)
+        for tensor in self.tensors[first:]:
+            if tensor.offset >= stop:
+                break
+            begin, end = max(start, tensor.offset), min(stop, _end(tensor))
+            if begin < end:
+                place = slice(begin - start, end - start)
+                found.append(TensorPart(tensor, begin - tensor.offset, place))
+        return found
 
     def tensor_at(self, position: int) -> str:
         """Return the name of the tensor that holds value `position` of the flat vector."""
@@ -166,6 +192,10 @@ def _tensor_from_wire(position: int, entry: object) -> TensorSpec:
     raise ManifestError(
         f"tensor {position} of the manifest is not [name, [dimension, ...], offset]"
     )
+
+
+def _end(tensor: TensorSpec) -> int:
+    return tensor.offset + tensor.values
 
 
 def _shape(tensor: TensorSpec) -> str:

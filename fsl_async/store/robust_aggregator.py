@@ -101,8 +101,8 @@ class RobustAggregator:
     def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
         """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError."""
         out = np.empty(min(self._manifest.values, self._manifest.chunk_values(0)), np.float32)
-        for rows in self._chunks(chosen):
-            self._rule.combine(rows, out[: rows.shape[1]])
+        for index, rows in enumerate(self._chunks(chosen)):
+            self._rule.combine(rows, out[: rows.shape[1]], self._manifest.parts(index))
             yield out[: rows.shape[1]]
 
     def _chunks(self, clients: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:

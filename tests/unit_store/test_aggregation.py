@@ -10,6 +10,7 @@ from deltas import merged_of
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import RULES, rule_named
+from fsl_async.store.aggregation.base import Rule
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
@@ -290,3 +291,31 @@ def test_a_crash_during_a_release_loses_nothing(make_run, crash_disk):
         if not killed:
             break
     assert at > 3
+
+
+class MedianOfBiases(Rule):
+    """The mean, but of biases the median."""
+
+    name = "median of biases"
+
+    def combine(self, rows, out, parts):
+        """See `Rule.combine`."""
+        out[:] = rows.mean(axis=0)
+        for part in parts:
+            if part.tensor.name == "b":
+                out[part.place] = np.median(rows[:, part.place], axis=0)
+
+
+def test_a_rule_may_treat_tensors_differently(make_run):
+    """Rules for adapters, or for a head, need to know which tensor a value belongs to."""
+    run = make_run("run", MODEL, rule=MedianOfBiases(), **PLAIN)
+    run.start()
+    rows = deltas(3)
+    keys = [DeltaKey(client, 1, 0, 1) for client in "abc"]
+    for key, row in zip(keys, rows, strict=True):
+        run.send(key, row)
+    before = run.weights(0)
+    merge(run, keys)
+    moved = before - run.weights(1)
+    np.testing.assert_allclose(moved[:-7], rows[:, :-7].mean(axis=0), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(moved[-7:], np.median(rows[:, -7:], axis=0), rtol=0, atol=2e-6)

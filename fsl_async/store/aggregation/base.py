@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from fsl_async.store.manifest import TensorPart
 
 
 class Rule:
@@ -48,10 +52,16 @@ class Rule:
         """
         return np.ones(len(squared_distances), np.bool_)
 
-    def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def combine(
+        self,
+        rows: NDArray[np.float32],
+        out: NDArray[np.float32],
+        parts: Sequence[TensorPart],
+    ) -> None:
         """Write the aggregate of `rows` into `out`.
 
-        rows: float32, (n, values), may be changed. out: float32, (values,).
+        rows: float32, (n, values), may be changed. out: float32, (values,). parts: the tensors that
+        lie in this chunk, by name; a rule may treat them differently.
         """
         raise NotImplementedError
 

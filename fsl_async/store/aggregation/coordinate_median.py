@@ -9,7 +9,11 @@ import numpy as np
 from fsl_async.store.aggregation.base import Rule, mean_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from fsl_async.store.manifest import TensorPart
 
 
 class CoordinateMedian(Rule):
@@ -22,7 +26,12 @@ class CoordinateMedian(Rule):
         """Enough that attackers are less than half."""
         return 2 * self.byzantine + 1
 
-    def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def combine(
+        self,
+        rows: NDArray[np.float32],
+        out: NDArray[np.float32],
+        parts: Sequence[TensorPart],
+    ) -> None:
         """See `Rule.combine`."""
         rows.sort(axis=0)
         mean_of(rows[(len(rows) - 1) // 2 : len(rows) // 2 + 1], out)

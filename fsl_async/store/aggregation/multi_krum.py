@@ -9,7 +9,11 @@ import numpy as np
 from fsl_async.store.aggregation.base import Rule, mean_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from fsl_async.store.manifest import TensorPart
 
 
 class MultiKrum(Rule):
@@ -40,6 +44,11 @@ class MultiKrum(Rule):
         chosen[np.argsort(scores, kind="stable")[:near]] = True
         return chosen
 
-    def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def combine(
+        self,
+        rows: NDArray[np.float32],
+        out: NDArray[np.float32],
+        parts: Sequence[TensorPart],
+    ) -> None:
         """See `Rule.combine`; `rows` are the selected ones."""
         mean_of(rows, out)

@@ -9,7 +9,11 @@ import numpy as np
 from fsl_async.store.aggregation.base import Rule, mean_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from fsl_async.store.manifest import TensorPart
 
 
 class TrimmedMean(Rule):
@@ -22,7 +26,12 @@ class TrimmedMean(Rule):
         """One more than it leaves out."""
         return 2 * self.byzantine + 1
 
-    def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def combine(
+        self,
+        rows: NDArray[np.float32],
+        out: NDArray[np.float32],
+        parts: Sequence[TensorPart],
+    ) -> None:
         """See `Rule.combine`. The remaining values are summed from the smallest up."""
         rows.sort(axis=0)
         mean_of(rows[self.byzantine : len(rows) - self.byzantine], out)
