@@ -36,8 +36,8 @@ from typing import Any
 import click
 from attrs import define, field
 
-from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
+from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.tools.netlab.laboratory import Laboratory
 
 CLIENTS = ("a", "b")
@@ -102,14 +102,15 @@ class Arm:
                 if line.startswith("{") and "address" in (said := json.loads(line)):
                     return str(said["address"])
             time.sleep(0.2)
-        raise SystemExit(f"{self.name}: the server does not listen; see {self.folder}/server.log")
+        raise SystemExit(
+            f"{self.name}: the parameter server does not listen; see {self.folder}/server.log"
+        )
 
     def facts(self, kind: str) -> list[dict[str, Any]]:
-        """Of the server's ledger."""
-        path = self.folder / "ps" / "ledger.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        found = [from_checksummed(line) for line in lines]
-        return [dict(fact) for fact in found if fact is not None and fact.get("fact") == kind]
+        """Facts of the parameter server's ledger."""
+        path = self.folder / "ps" / LEDGER
+        facts, _ = read_ledger(path) if path.exists() else ([], [])
+        return [fact for fact in facts if fact["fact"] == kind]
 
     def deaths(self) -> list[str]:
         """Sessions that ended otherwise than in good order, as the server's journal says."""

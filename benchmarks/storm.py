@@ -34,8 +34,7 @@ from typing import Any
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, Supervisor
 from fsl_async.config import address as addresses
-from fsl_async.files.checksummed_json import from_checksummed
-from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.observe.ledger_audit import LEDGER, audit_run, read_ledger
 from fsl_async.tools.proxy import Proxy
 
 TASK = """
@@ -106,9 +105,8 @@ class Play:
 
     def versions(self) -> list[dict[str, Any]]:
         """The ledger's versions so far."""
-        path = self.run_dir / "ledger.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        facts = [fact for fact in map(from_checksummed, lines) if fact is not None]
+        path = self.run_dir / LEDGER
+        facts, _ = read_ledger(path) if path.exists() else ([], [])
         return [fact for fact in facts if fact["fact"] == "version"]
 
     async def until(self, ready: Callable[[], object], seconds: float, what: str) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 
 import click
 
-from fsl_async.errors import FslError
 from fsl_async.tools.bench.tables import transport_tables
 from fsl_async.tools.bench.transport import (
     WAYS,
@@ -66,7 +65,7 @@ def iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dict
         )
     received = json.loads(done.stdout or "{}").get("end", {}).get("sum_received")
     if not received:
-        raise FslError(f"iperf3 measured nothing: {(done.stderr or done.stdout)[:200]}")
+        raise SystemExit(f"iperf3 measured nothing: {(done.stderr or done.stdout)[:200]}")
     return {"bytes": received["bytes"], "seconds": received["seconds"]}
 
 

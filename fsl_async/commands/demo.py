@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sysconfig
-import tempfile
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,8 +20,8 @@ from fsl_async.errors import (
     PreemptedError,
     UsageError,
 )
-from fsl_async.files.private_files import make_folder
 from fsl_async.roles.split.methods import names_of
+from fsl_async.tools.demo.run_dir import make_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,7 +179,7 @@ def command(
         else:
             output.say(*to_toml(config, comments=False).rstrip().split("\n"))
         return 0
-    settings = settings.at(_make_directory(run_dir, output))
+    settings = settings.at(make_run_dir(run_dir, output.say))
     for line in _introduction(settings, net):
         output.say(line)
     stopper = Stopper()
@@ -245,7 +244,7 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
 
     check_corpus(resolved(load(None, demo.overrides(), _OPTIONS)), _OPTIONS)
     network = _network(net, demo.names)
-    where = _make_directory(run_dir, output)
+    where = make_run_dir(run_dir, output.say)
     demo = evolve(demo, run_dir=where)
     output.say(
         f"a parameter server and a split server in one process, {demo.clients} clients that hold"
@@ -329,31 +328,6 @@ def _evaluate(settings: DemoSettings) -> Evaluated:
     from fsl_async.tools.demo.evaluate import evaluate_last
 
     return evaluate_last(settings.run_dir, to_dict(load(None, settings.overrides())))
-
-
-def _make_directory(run_dir: Path | None, output: Output) -> Path:
-    """Create the run directory. Raises UsageError when `run_dir` cannot be created."""
-    if run_dir is not None:
-        if (run_dir / "ledger.jsonl").exists():
-            raise UsageError(f"--run-dir {run_dir} holds a run already; give a new directory")
-        try:
-            make_folder(run_dir)
-        except OSError as error:
-            raise UsageError(f"--run-dir {run_dir}: {error.strerror}") from None
-        return run_dir.resolve()
-    name = time.strftime("demo-%Y%m%d-%H%M%S")
-    for number in range(100):
-        chosen = Path("runs") / (f"{name}-{number}" if number else name)
-        try:
-            make_folder(chosen, exist_ok=False)
-        except FileExistsError:
-            continue
-        except OSError:
-            break
-        return chosen
-    made = Path(tempfile.mkdtemp(prefix="fsl-demo-"))
-    output.say(f"cannot write here, so the run is kept in {made}")
-    return made
 
 
 def _introduction(settings: DemoSettings, net: str | None) -> list[str]:

@@ -7,7 +7,6 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands import demo
-from fsl_async.commands.output import Output
 from fsl_async.config.load import load
 from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalWriter
@@ -157,14 +156,14 @@ def test_the_summary_counts_in_the_ledger_and_names_the_next_command(settings, p
 def test_run_directories(tmp_path, monkeypatch):
     """Two demos in one second must get two directories, and an old run must be kept."""
     monkeypatch.chdir(tmp_path)
-    first, second = (demo._make_directory(None, Output()) for _ in range(2))
+    first, second = (make_run_dir(None, print) for _ in range(2))
     assert first != second
     assert first.parent.name == "runs"
     assert first.is_dir()
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "ledger.jsonl").touch()
     with pytest.raises(demo.UsageError, match="holds a run already"):
-        demo._make_directory(tmp_path / "old", Output())
+        make_run_dir(tmp_path / "old", print)
 
 
 def test_a_temporary_directory_is_the_fallback(tmp_path, monkeypatch):
@@ -172,7 +171,7 @@ def test_a_temporary_directory_is_the_fallback(tmp_path, monkeypatch):
     (tmp_path / "runs").write_text("in the way")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
-    assert demo._make_directory(None, Output()) == tmp_path / "fsl-demo-"
+    assert make_run_dir(None, print) == tmp_path / "fsl-demo-"
 
 
 @pytest.mark.parametrize(
