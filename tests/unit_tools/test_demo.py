@@ -1,6 +1,7 @@
 """`fsl-node demo` without its processes: settings, checks, summary, errors."""
 
 import json
+import tempfile
 
 import attrs
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fsl_async import cli
 from fsl_async.commands import demo
 from fsl_async.config.load import load
+from fsl_async.errors import UsageError
 from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
@@ -16,6 +18,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.tools.demo.evaluate import Evaluated
 from fsl_async.tools.demo.play import Demo, Played, _error_of
+from fsl_async.tools.demo.run_dir import make_run_dir
 from fsl_async.tools.demo.settings import DemoSettings, lengths
 from fsl_async.tools.demo.summary import Summary, problems, summarize, text_lines
 
@@ -162,7 +165,7 @@ def test_run_directories(tmp_path, monkeypatch):
     assert first.is_dir()
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "ledger.jsonl").touch()
-    with pytest.raises(demo.UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="holds a run already"):
         make_run_dir(tmp_path / "old", print)
 
 
@@ -170,7 +173,7 @@ def test_a_temporary_directory_is_the_fallback(tmp_path, monkeypatch):
     """A demo must run from a read-only checkout."""
     (tmp_path / "runs").write_text("in the way")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
     assert make_run_dir(None, print) == tmp_path / "fsl-demo-"
 
 
