@@ -124,11 +124,11 @@ class Store(Protocol):
         ...
 
     def lease(
-        self, name: str, limit: int, index: int | None = None, *, loan: bool = False
+        self, name: str, limit: int, index: int | None = None, *, provisional: bool = False
     ) -> int | None:
         """Lease a data shard to a client; None when all are taken.
 
-        index: the shard wanted. loan: the lease is provisional.
+        index: the shard wanted. provisional: another client may take it.
         """
         ...
 

@@ -2,7 +2,7 @@
 
     fact          effect
     run           names the run; the first one counts
-    lease         `name` holds shard `index`; with `loan` the lease is provisional: another client
+    lease         `name` holds shard `index`; with `provisional` another client
                   may take the shard until `name` leases it for good
     incarnation   the newest incarnation of `name`
     accepted      a delta is acknowledged and pending
@@ -59,7 +59,7 @@ class Book:
         # The newest accepted deltas, pending, merged or quarantined, oldest first.
         self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
-        self.loans: set[str] = set()  # clients with a provisional lease
+        self.provisional: set[str] = set()  # clients with a provisional lease
         self.incarnations: dict[str, int] = {}
         # Details of the deltas in recent versions, by version: a rollback makes them pending again.
         self._details: dict[int, dict[DeltaKey, StoredDelta]] = {}
@@ -97,7 +97,9 @@ class Book:
             case "run":
                 self.run = self.run or fact["run"]
             case "lease":
-                self._apply_lease(fact["name"], fact["index"], loan=bool(fact.get("loan", False)))
+                self._apply_lease(
+                    fact["name"], fact["index"], provisional=bool(fact.get("provisional", False))
+                )
             case "incarnation":
                 self.incarnations[fact["name"]] = fact["incarnation"]
             case "accepted":
@@ -126,15 +128,15 @@ class Book:
                     f"use that release for this run directory"
                 )
 
-    def _apply_lease(self, name: str, index: int, *, loan: bool) -> None:
-        for other in [other for other in self.loans if self.leases[other] == index]:
+    def _apply_lease(self, name: str, index: int, *, provisional: bool) -> None:
+        for other in [other for other in self.provisional if self.leases[other] == index]:
             del self.leases[other]
-            self.loans.discard(other)
+            self.provisional.discard(other)
         self.leases[name] = index
-        if loan:
-            self.loans.add(name)
+        if provisional:
+            self.provisional.add(name)
         else:
-            self.loans.discard(name)
+            self.provisional.discard(name)
 
     def _apply_version(self, record: VersionRecord) -> None:
         self.version = record.version

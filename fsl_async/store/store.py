@@ -157,7 +157,7 @@ class Store:
             usual=tuple(book.usual),
             held=tuple(book.held.values()),
             leases=dict(book.leases),
-            loans=frozenset(book.loans),
+            provisional=frozenset(book.provisional),
             incarnations=dict(book.incarnations),
             run=book.run,
         )
@@ -236,31 +236,31 @@ class Store:
         return facts.book.run
 
     def lease(
-        self, name: str, limit: int, index: int | None = None, *, loan: bool = False
+        self, name: str, limit: int, index: int | None = None, *, provisional: bool = False
     ) -> int | None:
         """Return the shard index of `name`, durably leased, or None when there is no free one.
 
-        The index is its old one, else `index`, else the lowest free one below `limit`. loan: the
-        lease is provisional; another client that asks for this `index` may take it.
+        The index is its old one, else `index`, else the lowest free one below `limit`. provisional:
+        the lease is provisional; another client that asks for this `index` may take it.
         """
         book = self._open.facts.book
         held = book.leases.get(name)
         if held is not None and held < limit:
-            if name in book.loans and not loan:
-                self._book_lease(name, held, loan=False)
+            if name in book.provisional and not provisional:
+                self._book_lease(name, held, provisional=False)
             return held
-        taken = {held for other, held in book.leases.items() if other not in book.loans}
+        taken = {held for other, held in book.leases.items() if other not in book.provisional}
         unused = set(range(limit)) - set(book.leases.values())
         wanted = index is not None and 0 <= index < limit and index not in taken
         free = index if wanted else min(unused, default=None)
         if free is not None:
-            self._book_lease(name, free, loan=loan)
+            self._book_lease(name, free, provisional=provisional)
         return free
 
-    def _book_lease(self, name: str, index: int, *, loan: bool) -> None:
+    def _book_lease(self, name: str, index: int, *, provisional: bool) -> None:
         fact: dict[str, Any] = {"name": name, "index": index}
         with disk(f"cannot write the shard of {name} to the ledger"):
-            self._open.facts.record("lease", fact | {"loan": True} if loan else fact)
+            self._open.facts.record("lease", fact | {"provisional": True} if provisional else fact)
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Record a client's newest incarnation, to detect older ones after a restart."""

@@ -299,16 +299,16 @@ def test_a_requested_shard_is_leased_when_it_is_free(run):
 def test_a_provisional_lease_can_be_taken_over(run):
     """A provisional lease survives a restart, and another client can take the shard on request."""
     run.start()
-    assert run.store.lease("a", 2, 0, loan=True) == 0
+    assert run.store.lease("a", 2, 0, provisional=True) == 0
     assert run.store.lease("b", 2) == 1
     assert run.store.lease("c", 2) is None
     recovered = run.open()
-    assert (recovered.leases, recovered.loans) == ({"a": 0, "b": 1}, {"a"})
-    assert run.store.lease("c", 2, 0, loan=True) == 0
+    assert (recovered.leases, recovered.provisional) == ({"a": 0, "b": 1}, {"a"})
+    assert run.store.lease("c", 2, 0, provisional=True) == 0
     assert run.store.lease("c", 2) == 0, "for good"
     assert run.store.lease("d", 2, 0) is None
     recovered = run.open()
-    assert (recovered.leases, recovered.loans) == ({"c": 0, "b": 1}, frozenset())
+    assert (recovered.leases, recovered.provisional) == ({"c": 0, "b": 1}, frozenset())
 
 
 # --- other facts ---

@@ -61,8 +61,8 @@ class StoreJobs:
 
         def write() -> None:
             self._store.record_incarnation(peer, incarnation)
-            if effect.lends is not None:
-                self._store.lease(peer, self._shards, effect.lends, loan=True)
+            if effect.shard is not None:
+                self._store.lease(peer, self._shards, effect.shard, provisional=True)
 
         self._worker.submit(
             write,

@@ -25,12 +25,12 @@ class CheckTransfers(Effect, tag="check_transfers"):
 class Admit(Effect, tag="admit"):
     """Write the incarnation of a client to disk. Ends in Admitted.
 
-    lends: also write a provisional lease of that shard.
+    shard: also write a provisional lease of it.
     """
 
     peer: str
     incarnation: int
-    lends: int | None
+    shard: int | None
 
 
 @frozen

@@ -80,7 +80,7 @@ class Recovered(Event, tag="recovered"):
     """Deltas held back that may be released."""
     leases: dict[str, int] = field(factory=dict)
     """Client -> data shard."""
-    loans: frozenset[str] = frozenset()
+    provisional: frozenset[str] = frozenset()
     """Clients whose lease is provisional."""
     incarnations: dict[str, int] = field(factory=dict)
     """Client -> its newest incarnation."""

@@ -47,7 +47,7 @@ class Membership:
 
     def recovered(self, event: ev.Recovered, now: float) -> None:
         """Restore the state on disk."""
-        self.shards.recovered(event.leases, event.loans, now)
+        self.shards.recovered(event.leases, event.provisional, now)
         self.incarnations = dict(event.incarnations)
 
     def enter(self, event: ev.ClientHello, now: float) -> bool:

@@ -24,9 +24,9 @@ class ShardLeases:
         self._provisional: set[str] = set()
         self._free_from: dict[str, float] = {}  # of clients that are away, with a provisional lease
 
-    def recovered(self, leases: Mapping[str, int], loans: Iterable[str], now: float) -> None:
-        """Restore the leases on disk. loans: the clients whose lease is provisional."""
-        self._leases, self._provisional = dict(leases), set(loans)
+    def recovered(self, leases: Mapping[str, int], provisional: Iterable[str], now: float) -> None:
+        """Restore the leases on disk. provisional: the clients whose lease is provisional."""
+        self._leases, self._provisional = dict(leases), set(provisional)
         self._free_from = dict.fromkeys(self._provisional, now + RECLAIM_S)
 
     @property

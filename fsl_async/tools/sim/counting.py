@@ -61,7 +61,7 @@ class Disk:
     pending: dict[DeltaKey, StoredDelta] = field(factory=dict)
     merged: dict[DeltaKey, int] = field(factory=dict)
     leases: dict[str, int] = field(factory=dict)
-    loans: set[str] = field(factory=set)
+    provisional: set[str] = field(factory=set)
     incarnations: dict[str, int] = field(factory=dict)
     tokens_merged: int = 0
     version_at: float = 0.0  # by the clock of the simulation
@@ -102,7 +102,7 @@ class CountingStore:
             settled=dict.fromkeys(disk.merged, "merged"),
             digests={model.version: model.digest for model in disk.models[-self.keep_versions :]},
             leases=dict(disk.leases),
-            loans=frozenset(disk.loans),
+            provisional=frozenset(disk.provisional),
             incarnations=dict(disk.incarnations),
             run="sim",
             tokens_total=disk.tokens_merged,
@@ -223,20 +223,20 @@ class CountingStore:
         return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
 
     def lease(
-        self, name: str, limit: int, index: int | None = None, *, loan: bool = False
+        self, name: str, limit: int, index: int | None = None, *, provisional: bool = False
     ) -> int | None:
         """Return a client's data shard, as the real store assigns it."""
-        leases, loans = self.disk.leases, self.disk.loans
+        leases, loose = self.disk.leases, self.disk.provisional
         if name not in leases:
             assert index is not None, "the shell knows which shard it tells the client"
-            for other in [other for other in loans if leases[other] == index]:
+            for other in [other for other in loose if leases[other] == index]:
                 del leases[other]
-                loans.discard(other)
+                loose.discard(other)
             assert index not in leases.values(), "no two clients may train the same data"
             leases[name] = index
-            loans.add(name)
-        if not loan:
-            loans.discard(name)
+            loose.add(name)
+        if not provisional:
+            loose.discard(name)
         return leases[name]
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
