@@ -1,9 +1,8 @@
-"""Attacks of unauthenticated peers on a listener, over real sockets, with ZMTP written by hand.
-Each attack is a
-generator: one step a `next`.
+"""Attacks on a listener, over real sockets, with ZMTP written by hand.
 
-ZMTP 3.0 (RFC 23): a greeting of 64 bytes, a READY command with socket type and identity, then
-frames with one byte of flags (1 more, 2 long, 4 command) and a length of one or eight bytes.
+Each attack is a generator: one step for each `next`. ZMTP 3.0 (RFC 23): a greeting of 64 bytes, a
+READY command with socket type and identity, then frames with one byte of flags (1 more, 2 long, 4
+command) and a length of one or eight bytes.
 """
 
 from __future__ import annotations
@@ -27,38 +26,36 @@ from fsl_transport.session.frames import trailer
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 HANDS_S = 5.0
-"""How long a busy server may take to answer, or to take what is sent."""
+"""Time a busy server may take to answer or to receive, in seconds."""
 MADE: list[socket.socket] = []
-"""All connections of this process, to be closed in the end."""
+"""All connections of this process, closed at the end."""
 
 
 @frozen
 class Recording:
-    """What an honest client said, as somebody who can read the line has it: lane ("c" or "b") and
-    frames of each message, in order.
-    """
+    """What an honest client sent, as an eavesdropper has it: (lane "c" or "b", frames) in order."""
 
     name: str = ""
-    said: list[tuple[str, list[bytes]]] = field(factory=list)
+    sent: list[tuple[str, list[bytes]]] = field(factory=list)
 
     MOST = 256
     """Messages: the HELLO and what follows it."""
 
     @property
     def session(self) -> bytes:
-        """The session's id, which is in all but the HELLOs."""
-        heads = (msgpack.unpackb(parts[0]) for _, parts in self.said)
+        """The session's id, which every message but a HELLO holds."""
+        heads = (msgpack.unpackb(parts[0]) for _, parts in self.sent)
         return next(bytes(head[1]) for head in heads if head[0] != frames.HELLO)
 
 
 def record(link: Any, name: str) -> Recording:
-    """Write down what is sent on a dialer's link from now on."""
+    """Record what is sent on a dialer's link from now on."""
     made = Recording(name)
     send = link.send
 
     def both(peer: str, lane: int, parts: Sequence[Any], *rest: Any, **more: Any) -> None:
-        if len(made.said) < made.MOST:
-            made.said.append(("b" if lane else "c", [bytes(part) for part in parts]))
+        if len(made.sent) < made.MOST:
+            made.sent.append(("b" if lane else "c", [bytes(part) for part in parts]))
         send(peer, lane, parts, *rest, **more)
 
     link.send = both
@@ -66,7 +63,7 @@ def record(link: Any, name: str) -> Recording:
 
 
 def dial(address: str) -> socket.socket:
-    """A connection that never blocks for long."""
+    """Return a connection whose calls never block for long."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     found = socket.create_connection((host, int(port)), timeout=5)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,9 +81,7 @@ def part(data: bytes, *, more: bool = False, command: bool = False) -> bytes:
 
 
 def message(parts: Sequence[bytes]) -> bytes:
-    """The ZMTP frames of a message with this head, or this head and payload, as a dialer of ours
-    sends it.
-    """
+    """The ZMTP frames of a message with this head, or head and payload, as a dialer sends them."""
     whole = [*parts, trailer(parts[0])] if len(parts) > 1 else parts
     return b"".join(part(one, more=one is not whole[-1]) for one in whole)
 
@@ -101,13 +96,14 @@ def ready(identity: bytes) -> bytes:
 
 
 def new_tag() -> str:
-    """What the lanes of one dialer have in common."""
+    """A tag that the lanes of one dialer share."""
     return os.urandom(4).hex()
 
 
 def enter(address: str, name: str, lane: str = "c", tag: str = "") -> socket.socket:
-    """A connection whose handshake is done, at both sides: libzmq hangs up on who says more before
-    it has said READY itself.
+    """Return a connection whose handshake is done at both sides.
+
+    libzmq closes a connection that sends more before libzmq has sent its own READY.
     """
     found = dial(address)
     found.sendall(GREETING + ready(f"{name}/{lane}/{tag or new_tag()}".encode()))
@@ -157,9 +153,7 @@ class _Reader:
                 return list(msgpack.unpackb(content))
 
     def acknowledged(self) -> int:
-        """How far the listener has taken what was said on this connection, as far as that has come;
-        waits for nothing.
-        """
+        """How much of what was sent here the listener has acknowledged so far; does not wait."""
         self._connection.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while data := self._connection.recv(1 << 16):
@@ -186,8 +180,8 @@ class _Reader:
         return flags, content
 
 
-class Crook:
-    """Somebody who was admitted: both its connections, its session, and how far it was heard."""
+class Attacker:
+    """An admitted attacker: both its connections, its session, and the last number acknowledged."""
 
     def __init__(self, address: str, name: str) -> None:
         tag = new_tag()
@@ -199,11 +193,11 @@ class Crook:
                 raise OSError(f"refused: {head[5]}")
         self.session = bytes(head[4])  # type: ignore[call-overload]
         self.bulk = enter(address, name, "b", tag)
-        self.heard = 0
+        self.acknowledged_seq = 0
 
     def look(self) -> None:
         """Read what the listener sends."""
-        self.heard = self._reader.acknowledged()
+        self.acknowledged_seq = self._reader.acknowledged()
 
 
 def slow_loris(address: str) -> Iterator[None]:
@@ -231,9 +225,7 @@ def half_open(address: str) -> Iterator[None]:
 
 
 def half_greeting(address: str) -> Iterator[None]:
-    """Connections that stop in the middle of the ZMTP greeting, or after it; made anew when they
-    are hung up.
-    """
+    """Connections that stop in or after the ZMTP greeting; opened again when they are closed."""
     held: list[socket.socket] = []
     for index in itertools.count():
         with contextlib.suppress(OSError):
@@ -246,7 +238,7 @@ def half_greeting(address: str) -> Iterator[None]:
 
 
 def oversized(address: str) -> Iterator[None]:
-    """Frames that claim 2^40 bytes, and heads of megabytes from somebody without a session."""
+    """Frames that claim 2^40 bytes, and heads of megabytes from a peer without a session."""
     for index in itertools.count():
         with contextlib.suppress(OSError), enter(address, f"big-{index % 50}") as connection:
             connection.sendall(b"\x02" + struct.pack(">Q", 1 << 40))
@@ -257,9 +249,7 @@ def oversized(address: str) -> Iterator[None]:
 
 
 def fresh_names(address: str) -> Iterator[None]:
-    """HELLOs under names that nobody had before, each on a connection of its own, some left
-    open.
-    """
+    """HELLOs under new names, each on its own connection; some connections stay open."""
     held: list[socket.socket] = []
     for index in itertools.count():
         with contextlib.suppress(OSError):
@@ -273,19 +263,18 @@ def fresh_names(address: str) -> Iterator[None]:
 
 
 def replayed(address: str, recording: Recording) -> Iterator[None]:
-    """What an honest client said, byte for byte, its HELLO and all under its session's id, again
-    and again, in any order; and a BYE of that session.
+    """Send again what an honest client sent, byte for byte, its HELLO included, in any order.
 
-    From other connections under its name, while the client's own stand.
+    From other connections under its name, while the client's own are up; then a BYE of its session.
     """
-    if not recording.said:
-        raise ValueError("nothing was recorded that could be said again")
+    if not recording.sent:
+        raise ValueError("no recording to replay")
     bye = ("c", [msgpack.packb([frames.BYE, recording.session, "gone"])])
-    said = [(lane, message(parts)) for lane, parts in (*recording.said, bye)]
+    sent = [(lane, message(parts)) for lane, parts in (*recording.sent, bye)]
     held = {lane: enter(address, recording.name, lane) for lane in "cb"}
     for index in itertools.count():
         for n in range(20):
-            lane, data = said[(index + n * n) % len(said)]
+            lane, data = sent[(index + n * n) % len(sent)]
             try:
                 held[lane].sendall(data)
             except OSError:
@@ -299,55 +288,41 @@ WINDOW = 64
 """Messages that may be under way."""
 
 
-def fast_words(session: bytes, seq: int, index: int) -> list[list[bytes]]:
-    """Control messages of somebody with a session: number seq + 1 and seq + 2, twice and in the
-    wrong order, and a heartbeat.
-    """
+def control_burst(session: bytes, seq: int, index: int) -> list[list[bytes]]:
+    """Control messages of a session: seq + 1 and seq + 2, twice and reordered, and a heartbeat."""
     skip = {"m": "skip/1", "round": 1, "reason": "x" * 1000}
     numbers = (seq + 2, seq + 1, seq + 1, seq + 2, seq + 2)
-    said: list[list[Any]] = [[frames.DATA, session, n, 0, frames.MESSAGE, skip] for n in numbers]
-    said.append([frames.BEAT, session, 0, True, {"step": index}])
-    return [[msgpack.packb(one)] for one in said]
+    sent: list[list[Any]] = [[frames.DATA, session, n, 0, frames.MESSAGE, skip] for n in numbers]
+    sent.append([frames.BEAT, session, 0, True, {"step": index}])
+    return [[msgpack.packb(one)] for one in sent]
 
 
-def early_chunk(session: bytes, index: int) -> list[bytes]:
-    """A whole chunk of one of 60 streams that were never offered, as piece number index + 1 of the
-    first stripe.
-    """
-    head = [
-        frames.CHUNK,
-        session,
-        1 + index % 60,
-        0,
-        index // 60,
-        0,
-        EARLY_BYTES,
-        0,
-        index + 1,
-        True,
-    ]
+def unaccepted_chunk(session: bytes, index: int) -> list[bytes]:
+    """A complete chunk of one of 60 unoffered streams, as piece index + 1 of the first stripe."""
+    stream, position, number = 1 + index % 60, index // 60, index + 1
+    head = [frames.CHUNK, session, stream, 0, position, 0, EARLY_BYTES, 0, number, True]
     return [msgpack.packb(head), bytes(EARLY_BYTES)]
 
 
 def fast_speaker(address: str) -> Iterator[None]:
-    """A peer with a session says what it may say, twice, out of order and as fast as it can; and
-    sends chunks that nobody accepted.
+    """A peer with a session sends what it may, twice, reordered, as fast as it can, and unaccepted
+    chunks.
 
-    What the listener drops is said again, as go-back-N does: without that nothing after the first
-    drop would be looked at.
+    It sends dropped messages again, as go-back-N does: the listener would otherwise look at nothing
+    after the first drop.
     """
-    crook, seq, begun = Crook(address, "crook"), 0, 0
+    attacker, seq, begun = Attacker(address, "attacker"), 0, 0
     for index in itertools.count():
         try:
-            crook.look()
-            seq = seq if seq < crook.heard + WINDOW else crook.heard
-            words = b"".join(message(one) for one in fast_words(crook.session, seq, index))
-            crook.control.sendall(words * 5)
-            crook.bulk.sendall(message(early_chunk(crook.session, index - begun)))
+            attacker.look()
+            seq = seq if seq < attacker.acknowledged_seq + WINDOW else attacker.acknowledged_seq
+            burst = b"".join(message(one) for one in control_burst(attacker.session, seq, index))
+            attacker.control.sendall(burst * 5)
+            attacker.bulk.sendall(message(unaccepted_chunk(attacker.session, index - begun)))
             seq += 2
         except OSError:
             with contextlib.suppress(OSError):
-                crook, seq, begun = Crook(address, "crook"), 0, index + 1
+                attacker, seq, begun = Attacker(address, "attacker"), 0, index + 1
         yield
 
 
@@ -366,14 +341,10 @@ REPLAYS = ("replayed",)
 
 
 class Attack(threading.Thread):
-    """Runs one until it is told to stop; `steps` says how far it came, `problem` why it ended
-    before.
-    """
+    """Runs one attack until `stop`; `steps` counts its steps, `problem` says why it ended early."""
 
     def __init__(self, name: str, address: str, recording: Recording | None = None) -> None:
-        """recording: of the client whose words are said again, for those attacks that do
-        (`REPLAYS`).
-        """
+        """recording: of the client whose messages are replayed, for the attacks in `REPLAYS`."""
         super().__init__(name=name, daemon=True)
         self.steps = 0
         self.problem = ""
@@ -382,7 +353,7 @@ class Attack(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Attack."""
+        """Run the attack."""
         try:
             while not self._stopping.is_set():
                 next(self._generator)
@@ -391,9 +362,9 @@ class Attack(threading.Thread):
             self.problem = str(error) or type(error).__name__
 
     def stop(self) -> None:
-        """End it, and its connections."""
+        """End the attack and close its connections."""
         self._stopping.set()
-        while self.is_alive():  # it may wait for a listener that does not answer any more
+        while self.is_alive():  # it may wait for a listener that no longer answers
             for connection in MADE:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)

@@ -1,14 +1,14 @@
-"""The codec beside others, and against its targets: `fsl-node bench codec` and what research asks.
+"""The codec beside others, and against its targets: `fsl-node bench codec` and research tables.
 
     python benchmarks/codec.py [--megabytes 128] [--repeats 7]     a few minutes
     python benchmarks/codec.py --path avx512 --megabytes 104.8576 --repeats 9 --patience 3 \
-        --save benchmarks/results/codec.jsonl --markdown           what docs/BENCHMARKS.md has
+        --save benchmarks/results/codec.jsonl --markdown           the tables of docs/BENCHMARKS.md
 
 To the rows of the command it adds: the exact entropy of the codes, and whether each decoded value
-is torch's cast (codec_exact.py); what is done in the same pass as coding (codec_fused.py); the
-entropy stage alone, beside zstd -1 (codec_stage.py); whole pipelines of others (codec_peers.py);
-and the ratios against the targets (codec_summary.py). `pip install 'fsl-async[bench]'` brings the
-others; without them their rows report that. `--json` prints a JSON object for each row.
+is torch's cast (codec_exact.py); work in the same pass as coding (codec_fused.py); the entropy
+stage alone, beside zstd -1 (codec_stage.py); complete pipelines of others (codec_peers.py); and the
+ratios against the targets (codec_summary.py). `pip install 'fsl-async[bench]'` installs the others;
+without them their rows report that. `--json` prints a JSON object for each row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 FUSED_FORMATS = ("e4m3", "uniform")
 STAGE_CALLS = 64
-"""Calls of the entropy stage in one measurement of it."""
+"""Calls of the entropy stage in one measurement."""
 SMOKE = CodecBenchSettings(
     megabytes=0.5,
     repeats=1,

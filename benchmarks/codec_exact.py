@@ -1,8 +1,8 @@
-"""What the codec should have made of a vector, computed with torch and NumPy.
+"""What the codec must make of a vector, computed with torch and NumPy.
 
-Codes, their entropy, and the decoded values. The codes of e4m3, e5m2 and bf16 are torch's casts, of
-values divided by the scales of docs/WIRE.md, section "Codes". Uniform has no cast in torch; its
-codes are those of the codec's own NumPy code.
+Codes, their entropy, and the decoded values. The codes of e4m3, e5m2 and bf16 are torch's casts of
+values divided by the scales of docs/WIRE.md, section "Codes". Torch has no uniform cast; its codes
+are those of the codec's NumPy code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows about what the codec does in the same pass as coding.
 
-It subtracts a reference, carries a residual, takes and gives bf16. Beside each stands what one
-would do without it, chunk by chunk with temporaries of a chunk, which stay in the cache: NumPy's
+It subtracts a reference, carries a residual, reads and writes bf16. Beside each stands the same
+work without it, chunk by chunk with temporaries of a chunk, which stay in the cache: NumPy's
 arithmetic, torch's cast.
 """
 
@@ -29,7 +29,7 @@ VARIANTS = ("reference", "residual", "reference and residual", "from bf16", "to 
 
 
 class FusedVariants:
-    """What is coded are `values` (n,): the difference of a minuend and a reference, rounded."""
+    """The coded values (n,): the difference of a minuend and a reference, rounded."""
 
     def __init__(self, codec: Implementation, values: Vector, spec: CodecSpec) -> None:
         self._codec, self._spec = codec, spec
@@ -54,7 +54,7 @@ class FusedVariants:
             self._frames.append(bytes(memoryview(self.buffer)[:size]))
 
     def actions(self) -> Mapping[str, Action]:
-        """One pass over the vector each: plain coding, each variant, and it in several passes."""
+        """One pass each: plain coding, each variant, and the variant in several passes."""
         return {
             "encode": self._encode,
             "reference": self._with_reference,
@@ -71,7 +71,7 @@ class FusedVariants:
         }
 
     def fields(self, rounds: Rounds, fp32_bytes: int) -> list[dict[str, Any]]:
-        """For each variant: GB/s of fp32, whatever is read, and of plain coding and the passes."""
+        """GB/s of fp32, whatever is read: each variant, plain coding, and the passes."""
         found = []
         for variant in VARIANTS:
             plain = "decode" if variant == "to bf16" else "encode"

@@ -1,6 +1,6 @@
-"""What others offer for the same job: zstd -1, zipnn, and torch in front of them.
+"""Other libraries for the same job: zstd -1, zipnn, and torch in front of them.
 
-None of them is a dependency; the extra `bench` brings them. Each pipeline starts from fp32 in
+None of them is a dependency; the extra `bench` installs them. Each pipeline starts from fp32 in
 memory and ends there, in one thread.
 
     bf16+zipnn    torch's cast to bf16, then zipnn (Hershcovitch et al., arXiv:2411.05239), which is
@@ -8,8 +8,8 @@ memory and ends there, in one thread.
     e4m3+zstd     torch: the largest magnitude of each run of 128, a scale, the cast to e4m3; then
                   zstd -1 of codes and scales; and back
 
-They may work on pieces of any size; the fastest of three is taken, for each direction. What they
-write is kept, as they have no way to reuse an output buffer.
+They may work on pieces of any size; the fastest of three is used, for each direction. Their output
+is kept, as they cannot reuse an output buffer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class E4m3ThenZstd:
 
 
 class PeerRun:
-    """A pipeline over a whole vector, in the pieces that are fastest for each direction."""
+    """A pipeline over a complete vector, in the pieces that are fastest for each direction."""
 
     def __init__(self, make: Callable[[int], Pipeline], values: Vector, out: Vector) -> None:
         self._values, self._out = values, out
@@ -160,7 +160,7 @@ class PeerRun:
 
 
 def pipelines() -> dict[str, Callable[[int], Pipeline] | None]:
-    """How to make each, by name; None where something is not installed."""
+    """How to make each, by name; None where a library is not installed."""
     zipnn, zstandard = installed("zipnn"), installed("zstandard")
     return {
         Bfloat16ThenZipnn.name: zipnn and (lambda size: Bfloat16ThenZipnn(zipnn, size)),

@@ -1,7 +1,7 @@
 """The entropy stage alone, beside zstd -1 on the same bytes.
 
 Codes to streams and back, for one chunk that stays in the cache. Planning (counting a sample,
-choosing split and code tables) is part of it, as building tables is of zstd.
+choosing split and code tables) is included, as building tables is for zstd.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Stage(Protocol):
     decoded: Codes
 
     def encode(self) -> None:
-        """All codes, to a buffer of its own."""
+        """All codes, to its own buffer."""
 
     def decode(self) -> None:
         """`payload`, to `decoded`."""
@@ -133,7 +133,7 @@ def stages(codes: Codes, number_format: str) -> list[Stage]:
 
 
 class ZstdStage:
-    """zstd -1 on the same bytes, with contexts that are kept."""
+    """zstd -1 on the same bytes, with contexts that are reused."""
 
     def __init__(self, zstandard: Any, codes: Codes) -> None:
         self._codes = codes

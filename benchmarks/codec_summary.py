@@ -1,7 +1,7 @@
-"""The ratios that the codec core is held to, beside what a run reached. Pure.
+"""The ratios that the codec core must reach, beside what a run reached. Pure.
 
-Every number is about one core and e4m3. The tensor that counts is `pseudo_gradients`, because that
-is what clients send; `worst` is the least favorable of all tensors of the run, so that one lucky
+Every number is for one core and e4m3. The tensor that counts is `pseudo_gradients`, because that is
+what clients send; `worst` is the least favorable of all tensors of the run, so that one lucky
 tensor cannot hide the others.
 """
 
@@ -50,19 +50,13 @@ TARGETS = (
     Target("entropy stage, decode / zstd -1", "decode_over_zstd", _STAGE, 6.0, 9.0),
     Target("pipeline, encode / torch bf16 + zipnn", "encode_over_peer", _ZIPNN, 7.0, 10.0),
     Target("pipeline, decode / torch bf16 + zipnn", "decode_over_peer", _ZIPNN, 5.0, 8.0),
-    Target(
-        "size over order-0 entropy, %",
-        "over_entropy_percent",
-        _E4M3,
-        1.2,
-        0.5,
-        lower_is_better=True,
-    ),
+    Target("size over order-0 entropy, %", "over_entropy_percent", _E4M3, 1.2, 0.5,
+           lower_is_better=True),
     Target("AVX2 entropy stage, encode / zstd -1", "encode_over_zstd", _STAGE_AVX2, 1.0, 2.0),
     Target("AVX2 entropy stage, decode / zstd -1", "decode_over_zstd", _STAGE_AVX2, 1.0, 2.0),
     Target("two threads / one, encode", "encode_two_over_one", _THREADS, 1.8, 1.95),
     Target("two threads / one, decode", "decode_two_over_one", _THREADS, 1.8, 1.95),
-)
+)  # fmt: skip
 
 
 def verdict(target: Target, reached: float | None) -> str:

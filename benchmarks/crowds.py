@@ -1,21 +1,20 @@
-"""More uploads at once than there is memory for, and streams on long lines, in virtual time: how
-long they take beside what the writer or the line allows.
+"""Uploads beyond the receive budget, and streams on long paths, in virtual time.
 
     python benchmarks/crowds.py [--only crowd|long|line] [--seeds 12]
 
-One JSON row for each case. Endpoints, streams, room and stripes are the production code; the
-network (`mem_link`) and the clock are made up, so that rows do not depend on the machine, and every
-run of one commit gives the same. Chunks are of 1 MiB, settings are the defaults but for
-`budget_mib`.
+One JSON row for each case: the time beside what the writer or the path allows. Endpoints, streams,
+receive budget and stripes are the production code; the network (`mem_link`) and the clock are
+simulated, so rows do not depend on the machine, and every run of one commit gives the same. Chunks
+are 1 MiB; settings are the defaults except `budget_mib`.
 
-  * `crowd`: `clients` upload `mib` each, at the same moment, each over its own line, to one writer
-    for all. Each client had two uploads before, so that its line is measured. `least_s` is what the
-    writer takes for all of it. `ratio` = `seconds` / `least_s`.
-  * `long`: uploads without end; `waits_s` is the longest that one of them had to wait for its next
-    chunk, `turn_s` what the writer takes for one chunk of each.
-  * `line`: one client, one stream after the other over `stripes` connections that share the line;
+  * `crowd`: `clients` upload `mib` each at the same moment, each over its own path, to one writer.
+    Each client had two uploads before, so its path is measured. `least_s` is the time the writer
+    needs for all of it. `ratio` = `seconds` / `least_s`.
+  * `long`: uploads without end; `waits_s` is the longest wait of one of them for its next chunk,
+    `turn_s` the time the writer needs for one chunk of each.
+  * `line`: one client, one stream after another over `stripes` connections that share the path;
     `first_s` the first of a session, `later_s` the mean of the three after it, over `--seeds`.
-    `least_s`: bytes at the line's rate, and one and a half round trips.
+    `least_s`: bytes at the path's rate, plus one and a half RTTs.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Source:
 
 
 class Writer:
-    """Writes a chunk of anybody in `chunk_s`, one after the other."""
+    """Writes a chunk of any peer in `chunk_s`, one after another."""
 
     def __init__(self, clock: VirtualScheduler, chunk_s: float) -> None:
         self._clock = clock
@@ -87,7 +86,7 @@ class Writer:
 
 
 class World:
-    """A server and its clients, all up."""
+    """A listener and its clients, all up."""
 
     def __init__(
         self,
@@ -113,14 +112,9 @@ class World:
         for number in range(clients):
             name = f"c{number}"
             client = tp.DialerEndpoint(
-                network.dialer(name, "ps"),
-                self.clock,
-                settings,
-                self._take,
-                name,
-                incarnation=2,
+                network.dialer(name, "ps"), self.clock, settings, self._take, name, incarnation=2,
                 rng=random.Random(name),
-            )
+            )  # fmt: skip
             client.connect(dict)
             self.clients.append(client)
         self.until(lambda: self.up == clients)
@@ -139,20 +133,20 @@ class World:
             raise SystemExit(f"crowds: at {self.clock.time():.1f} s: {event}")
 
     def came(self, peer: str) -> None:
-        """The next chunk of a client is there."""
+        """Record that a client's next chunk has arrived."""
         now = self.clock.time()
         self.waits_s = max(self.waits_s, now - self.last[peer])
         self.last[peer] = now
 
     def until(self, happened: Callable[[], bool], limit_s: float = 3600.0) -> None:
-        """Run until then."""
+        """Run until `happened()`."""
         ends_at = self.clock.time() + limit_s
         while not happened():
             if not self.clock.run_next() or self.clock.time() > ends_at:
-                raise SystemExit("crowds: it did not come to an end")
+                raise SystemExit("crowds: the case did not finish")
 
     def upload(self, mib: int, *, one_by_one: bool = False) -> float:
-        """Everybody uploads so much; how long it took."""
+        """Let every client upload `mib` MiB; return the seconds."""
         begun, before = self.clock.time(), self.sent
         for number, client in enumerate(self.clients):
             client.offer("", f"s{begun}", {}, Source(mib))
@@ -163,7 +157,7 @@ class World:
 
 
 class Sink:
-    """Hands chunks to the writer, if there is one."""
+    """Passes chunks to the writer, if there is one."""
 
     def __init__(self, world: World, peer: str) -> None:
         self._world = world
@@ -179,7 +173,7 @@ class Sink:
 
 
 def crowd(case: dict[str, Any]) -> dict[str, Any]:
-    """All at once."""
+    """All uploads at once."""
     conditions = Conditions(delay_s=case["delay_s"], bytes_per_s=CLIENT_BYTES_S)
     world = World(conditions, case["clients"], case["budget_mib"])
     for _ in range(2):
@@ -187,15 +181,12 @@ def crowd(case: dict[str, Any]) -> dict[str, Any]:
     world.writer = Writer(world.clock, 1 / case["writer_mib_s"])
     seconds = world.upload(case["mib"])
     least_s = case["clients"] * case["mib"] / case["writer_mib_s"]
-    return {
-        "seconds": round(seconds, 2),
-        "least_s": round(least_s, 2),
-        "ratio": round(seconds / least_s, 3),
-    }
+    ratio = round(seconds / least_s, 3)
+    return {"seconds": round(seconds, 2), "least_s": round(least_s, 2), "ratio": ratio}
 
 
 def long(case: dict[str, Any]) -> dict[str, Any]:
-    """Without end."""
+    """Uploads without end."""
     conditions = Conditions(delay_s=case["delay_s"], bytes_per_s=CLIENT_BYTES_S)
     world = World(conditions, case["clients"], case["budget_mib"])
     world.writer = Writer(world.clock, 1 / case["writer_mib_s"])
@@ -208,7 +199,7 @@ def long(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def line(case: dict[str, Any], seeds: int) -> dict[str, Any]:
-    """One stream after the other."""
+    """One stream after another."""
     each = case["mbit_s"] * 1e6 / 8 / case["stripes"]
     conditions = Conditions(delay_s=case["delay_s"], bytes_per_s=each, drop=case["drop"])
     first, later = [], []
@@ -228,7 +219,7 @@ def line(case: dict[str, Any], seeds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every case."""
+    """Run every case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("crowd", "long", "line"))
     parser.add_argument("--seeds", type=int, default=12)

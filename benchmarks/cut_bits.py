@@ -1,12 +1,11 @@
-"""Bits a value takes at the cut of a split model, by format: what `fsl-node plan` estimates coded
-sizes with.
+"""Bits per value at the cut of a split model, by format: `fsl-node plan` estimates sizes with them.
 
     python benchmarks/cut_bits.py > benchmarks/results/cut_bits.jsonl
 
 Trains the built-in GPT for some hundred steps on the standard library's source, cuts it behind a
-block, and encodes the hidden states there, the gradients that come back for them, and the weights
-before the cut, each as one frame. One JSON object a row: what, format, block, bits a value with
-everything that the frame holds, relative error (L2). About two minutes on one core.
+block, and encodes the hidden states there, their gradients, and the weights before the cut, each as
+one frame. One JSON object a row: what, format, block, bits per value of the complete frame,
+relative error (L2). About two minutes on one core.
 """
 
 import argparse

@@ -1,21 +1,20 @@
-"""Two clients behind a slow link, beside the same two without one: syncs, false deaths, and
-tokens that the link costs.
+"""Two clients behind slow links, beside the same two without: syncs, false deaths, training lost.
 
-    python benchmarks/dsl.py                 (needs root, 25 to 40 minutes)
+    python benchmarks/dsl.py
+        50 M parameters, `dsl`, ten syncs of 120 s; needs root, 25-40 minutes
     python benchmarks/dsl.py --profile wireless --syncs 3 --layers 2 --width 128 --every 20
-    python benchmarks/dsl.py --read FOLDER   print the row of a run kept by --folder
+    python benchmarks/dsl.py --read FOLDER
+        the row of a run kept by --folder
 
-By default 50 M parameters, profile `dsl`, ten syncs of 120 s.
-
-Both runs, each a parameter server and two clients as processes of their own, go at the same time on
-the same cores, so that other load hits both alike; one has each client and the parameter server
-behind a link of its own in the network laboratory, the other is on loopback. Deaths are sessions
-that the parameter server ended although the client lived.
+Both runs, each a parameter server and two clients as processes, go at the same time on the same
+cores, so that other work on the machine slows both equally. In one, each client and the parameter
+server have their own link in the network laboratory; the other is on loopback. Deaths are clients
+that the parameter server gave up; none of them had died.
 
 Tokens are those that clients trained, by the snapshots in their journals, over the same seconds of
 the same clock in both runs: from the moment when all four train to the last snapshot that all four
-have made. "merged_share" comes from the ledger:
-the share that versions hold of all tokens in snapshots at least one sync before the end.
+have made. The ledger shows that trained tokens are merged: "merged_share" is the share that
+versions merged of the tokens in snapshots taken at least one sync before the end.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Arm:
     processes: list[subprocess.Popen[bytes]] = field(factory=list)
 
     def start(self) -> None:
-        """The server, then its clients once it listens."""
+        """Start the parameter server, then its clients once it listens."""
         self.folder.mkdir(parents=True)
         host = "127.0.0.1" if self.lab is None else self.lab.address("server")
         sets = [
@@ -99,8 +98,8 @@ class Arm:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for line in (self.folder / "server.log").read_text().splitlines():
-                if line.startswith("{") and "address" in (said := json.loads(line)):
-                    return str(said["address"])
+                if line.startswith("{") and "address" in (reported := json.loads(line)):
+                    return str(reported["address"])
             time.sleep(0.2)
         raise SystemExit(
             f"{self.name}: the parameter server does not listen; see {self.folder}/server.log"
@@ -113,13 +112,13 @@ class Arm:
         return [fact for fact in facts if fact["fact"] == kind]
 
     def deaths(self) -> list[str]:
-        """Sessions that ended otherwise than in good order, as the server's journal says."""
+        """Sessions that did not end in order, by the parameter server's journal."""
         journal = JournalReader(self.folder / "ps" / "journal.jsonl", having=(b'"client_left"',))
         ended = [line for line in journal.read_all() if line["type"] == "client_left"]
         return [json.dumps(line) for line in ended if line["reason"] != "bye"]
 
     def stop(self) -> None:
-        """End it, clients last; they get the last version."""
+        """End the run, clients last; they receive the last version."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -134,7 +133,7 @@ class Arm:
 
 @contextmanager
 def running(arm: Arm) -> Iterator[Arm]:
-    """Start it; ends it in any case."""
+    """Start the run; end it in any case."""
     try:
         arm.start()
         yield arm
@@ -143,9 +142,7 @@ def running(arm: Arm) -> Iterator[Arm]:
 
 
 def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
-    """What a run's ledger tells: version 0 is the initial model, the first sync is where counting
-    begins.
-    """
+    """The result by a run's ledger; version 0 is the initial model, so counting starts after it."""
     merged = [fact for fact in arm.facts("version") if fact["version"] >= 1]
     sizes = [fact["update_bytes"] for fact in merged]
     taking_part = [{one["key"].partition("/")[0] for one in fact["merged"]} for fact in merged]
@@ -165,8 +162,9 @@ def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
 
 @define
 class Snapshot:
-    """What a client had trained since the snapshot before, at `at` by the clock of the machine.
-    `key` names its delta.
+    """What a client trained since the previous snapshot, at `at` on the machine's clock.
+
+    `key` is its delta's.
     """
 
     key: str
@@ -175,7 +173,7 @@ class Snapshot:
 
 
 def snapshots(arm: Arm, name: str) -> list[Snapshot]:
-    """Of a client's journal, with those in it that were offered."""
+    """Snapshots of a client's journal, with the deltas that were offered."""
     kinds = ("snapshotted", "offer_delta")
     path = arm.folder / name / "journal.jsonl"
     journal = JournalReader(path, having=tuple(f'"{kind}"'.encode() for kind in kinds))
@@ -191,9 +189,7 @@ def snapshots(arm: Arm, name: str) -> list[Snapshot]:
 
 
 def trained(found: Sequence[Snapshot], begin_at: float, end_at: float) -> float:
-    """Tokens between two times: those of whole spans from snapshot to snapshot, and the part of a
-    span that lies within.
-    """
+    """Tokens between two times: complete spans between snapshots, and parts of spans."""
     tokens = 0.0
     for before, after in itertools.pairwise(found):
         inside_s = min(end_at, after.at) - max(begin_at, before.at)
@@ -202,9 +198,7 @@ def trained(found: Sequence[Snapshot], begin_at: float, end_at: float) -> float:
 
 
 def speeds(arms: Sequence[Arm]) -> tuple[dict[str, float], float]:
-    """Tokens a second of each run over the seconds that all have in common, and how many those
-    are.
-    """
+    """Tokens a second of each run over the seconds that all have in common, and the seconds."""
     found = {(arm.name, name): snapshots(arm, name) for arm in arms for name in CLIENTS}
     begin_at = max(one[0].at for one in found.values())
     end_at = min(one[-1].at for one in found.values())
@@ -232,7 +226,11 @@ def speeds(arms: Sequence[Arm]) -> tuple[dict[str, float], float]:
 )
 @click.option("--format", "number_format", default="e4m3", show_default=True)
 @click.option(
-    "--limit", "limit_s", default=5400.0, show_default=True, help="Give up after so many seconds."
+    "--limit",
+    "limit_s",
+    default=5400.0,
+    show_default=True,
+    help="Seconds until the run is given up.",
 )
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the runs here.")
 @click.option("--read", type=click.Path(exists=True, path_type=Path), help="Run nothing.")
@@ -284,21 +282,21 @@ def main(
         lab = stack.enter_context(Laboratory(["server", *CLIENTS], profile=profile))
         line = stack.enter_context(running(Arm("line", home / "line", settings, lab)))
         near = stack.enter_context(running(Arm("near", home / "near", settings, None)))
-        said = (-1, -1)
+        reported = (-1, -1)
         while time.monotonic() - begun < limit_s:
             done = tuple(len(arm.facts("version")) - 1 for arm in (line, near))
-            if done != said:
+            if done != reported:
                 print(
                     f"{time.monotonic() - begun:6.0f} s  syncs: line {done[0]}, near {done[1]}",
                     file=sys.stderr,
                 )
-                said = (done[0], done[1])
+                reported = (done[0], done[1])
             if min(done) >= syncs or any(
                 p.poll() is not None for arm in (line, near) for p in arm.processes
             ):
                 break
             time.sleep(POLL_S)
-        deaths = {arm.name: arm.deaths() for arm in (line, near)}  # the end is none
+        deaths = {arm.name: arm.deaths() for arm in (line, near)}  # the end of the run is no death
         (home / "deaths.json").write_text(json.dumps(deaths))
         print(json.dumps({**head, **row_of([line, near], deaths)}))
 

@@ -1,11 +1,10 @@
-"""Physical limits of this machine, measured in the run that quotes them: copying memory, writing a
-disk, a loopback socket.
+"""Physical limits of this machine, measured in the run that quotes them: memory, disk, loopback.
 
     python benchmarks/limits.py [--folder DIR]
 
 Each is the median of a few short measurements in one thread (the socket: a sender and a receiver),
 in GB/s with GB = 10^9 bytes. They are what plain system calls reach from Python with large buffers,
-not what the hardware could do at best.
+not the hardware's peak.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ def _median_gb_s(moved_bytes: int, once: Callable[[], None], repeats: int) -> fl
 
 
 def memcpy_gb_s(size: int = 256 * MIB, repeats: int = REPEATS) -> float:
-    """Copy an array that no cache holds; bytes copied, so the memory moves twice as many."""
+    """Copy an array larger than any cache; counts bytes copied, so memory moves twice as many."""
     source = np.ones(size // 8)
     target = np.zeros_like(source)
     return _median_gb_s(source.nbytes, lambda: np.copyto(target, source), repeats)
 
 
 def disk_gb_s(folder: Path, size: int = 256 * MIB, repeats: int = REPEATS) -> float:
-    """Write a new file in pieces of 4 MiB and sync it: what a checkpoint has to pay at least."""
+    """Write a new file in pieces of 4 MiB and sync it: the least cost of a checkpoint."""
     piece = os.urandom(min(size, _PIECE_BYTES))
 
     def once() -> None:
@@ -84,7 +83,7 @@ def socket_gb_s(size: int = 512 * MIB, repeats: int = REPEATS) -> float:
 
 
 def measure(folder: Path, *, small: bool = False) -> dict[str, float]:
-    """All three; `small` for a test that only wants to see them work."""
+    """All three; `small` for a test that only checks that they run."""
     size, repeats = (4 * MIB, 1) if small else (256 * MIB, REPEATS)
     return {
         "memcpy_gb_s": memcpy_gb_s(size, repeats),

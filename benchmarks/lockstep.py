@@ -1,20 +1,20 @@
-"""Compares a lockstep run over sockets with one process: the largest relative difference of any
-weight after three rounds.
+"""The largest relative difference of any weight between a lockstep run over sockets and one
+process.
 
-    python benchmarks/lockstep.py > benchmarks/results/lockstep.jsonl     (two minutes, one core)
+    python benchmarks/lockstep.py > benchmarks/results/lockstep.jsonl     two minutes on one core
     python benchmarks/lockstep.py --table
 
-Runs every method with three clients in real threads over real sockets on loopback (fp32 at the
-cut), with a parameter server, a split server, spool, checkpoints and codec, in mode lockstep.
-Beside it the same run is written out in plain torch (`Plain`): its own loops, optimizers, buffers,
-alignment and averages, with nothing of the code under test but the layers, the initial weights and
-the batches.
+Runs every method for three rounds with three clients in threads over real sockets on loopback (fp32
+at the cut), with a parameter server, a split server, spool, checkpoints and codec, in mode
+lockstep. Beside it the same run is written in plain torch (`Plain`): its own loops, optimizers,
+buffers, alignment and averages. Only the layers, the initial weights and the batches are shared
+with the code under test.
 
 `difference` is max |found - wanted| / |wanted| over all weights of the client-side model, the
-server's, and auxiliary models, however close to zero they are; `at` is where. `weights` is how many
-were compared, `differ` how many are not equal to the bit. Averages are in float64 in both;
-`fp32_average` is the difference to a plain run that sums averages in fp32, as most simulations do:
-what that costs by itself. The limit is 1e-5, the aim 1e-6.
+server-side model, and auxiliary models, however close to zero they are; `at` is where. `weights` is
+the number compared, `differ` the number that are not bit-equal. Averages are in float64 in both;
+`fp32_average` is the difference to a plain run that averages in fp32, as most simulations do: the
+error of that alone. The limit is 1e-5, the aim 1e-6.
 """
 
 from __future__ import annotations
@@ -56,12 +56,11 @@ NAMES = ("a", "b", "c")
 ROUNDS, EVERY, PASSES, BUFFER, BATCH = 3, 2, 3, 12, 5
 
 
-# --- the run
-# ---------------------------------------------------------------------------
+# --- the run ------------------------------------------------------------------------------------
 
 
 def configured(method: str, model: str, optimizer: str, folder: Path) -> Config:
-    """A run of three batches a client and round, the last one smaller."""
+    """A run of three batches per client and round, the last one smaller."""
     sets: dict[str, Any] = {
         "split.method": method,
         "split.mode": "lockstep",
@@ -93,13 +92,13 @@ def configured(method: str, model: str, optimizer: str, folder: Path) -> Config:
 
 
 def _data(model: str, folder: Path) -> Path:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     if model == "gpt":
-        (folder / "text.txt").write_bytes(bytes(chance.integers(97, 117, 8000, dtype=np.uint8)))
+        (folder / "text.txt").write_bytes(bytes(rng.integers(97, 117, 8000, dtype=np.uint8)))
         return folder / "text.txt"
     (folder / "images").mkdir()
     values = {
-        "images-idx3": chance.integers(0, 256, (300, 16, 16)),
+        "images-idx3": rng.integers(0, 256, (300, 16, 16)),
         "labels-idx1": np.arange(300) % 10,
     }
     for name, found in values.items():
@@ -111,7 +110,7 @@ def _data(model: str, folder: Path) -> Path:
 
 
 def play(config: Config, folder: Path) -> None:
-    """The whole run, to its end. Shards go by the order in which clients join."""
+    """Run to the end. Shards follow the order in which clients join."""
     stop, listening, lines = Stopper(), threading.Event(), list[str]()
     address: list[str] = []
     failures: list[BaseException] = []
@@ -157,8 +156,7 @@ def play(config: Config, folder: Path) -> None:
         raise failures[0]
 
 
-# --- the same, written out
-# --------------------------------------------------------------------------------------
+# --- the same, written out ----------------------------------------------------------------------
 
 
 def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -167,16 +165,17 @@ def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def floats(module: nn.Module) -> dict[str, Tensor]:
-    """What is averaged."""
+    """The tensors that are averaged."""
     return {k: v for k, v in module.state_dict().items() if v.is_floating_point()}
 
 
 class Plain:
-    """A run of one method with plain torch modules: `front` at clients, `back` at the server (None:
-    fedavg), `net` the auxiliary model.
+    """One method in plain torch modules.
+
+    `front` at clients, `back` at the split server (None: fedavg), `net` the auxiliary model.
     """
 
-    def __init__(  # noqa: PLR0917 - the six parts of a run
+    def __init__(  # noqa: PLR0917
         self,
         method: str,
         config: Config,
@@ -186,9 +185,9 @@ class Plain:
         kind: torch.dtype,
     ) -> None:
         self.method, self.config, self.kind = method, config, kind
-        self.fronts = {who: copy.deepcopy(front).train() for who in NAMES}
-        self.backs = {who: copy.deepcopy(back).train() for who in NAMES} if back else {}
-        self.nets = {who: copy.deepcopy(net).train() for who in NAMES} if net else {}
+        self.fronts = {site: copy.deepcopy(front).train() for site in NAMES}
+        self.backs = {site: copy.deepcopy(back).train() for site in NAMES} if back else {}
+        self.nets = {site: copy.deepcopy(net).train() for site in NAMES} if net else {}
         self.one: Any = copy.deepcopy(back).train() if back else None
         self.steps = {
             id(m): self._optimizer(m) for m in (*self.fronts.values(), *self.backs.values())
@@ -201,7 +200,7 @@ class Plain:
             self.steps[id(found)] = (
                 torch.optim.Adam(found.parameters(), lr=rate) if aligned else self._optimizer(found)
             )
-        self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {who: [] for who in NAMES}
+        self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {site: [] for site in NAMES}
         self.last: str | None = None
 
     def _optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -224,12 +223,12 @@ class Plain:
 
     def round(self, number: int, batches: Mapping[str, Sequence[Any]]) -> None:
         """One round of all clients, one after another."""
-        for who in NAMES:
+        for site in NAMES:
             if self.method == "sl" and self.last is not None:
-                self.fronts[who].load_state_dict(floats(self.fronts[self.last]), strict=False)
-            for step, batch in enumerate(batches[who]):
-                self._batch(who, number, step, batch)
-            self.last = who
+                self.fronts[site].load_state_dict(floats(self.fronts[self.last]), strict=False)
+            for step, batch in enumerate(batches[site]):
+                self._batch(site, number, step, batch)
+            self.last = site
         groups = {
             "sl": [],
             "splitfed-v1": [self.fronts, self.backs],
@@ -238,7 +237,7 @@ class Plain:
         for group in groups.get(self.method, [self.fronts]):
             mean = self._average(
                 [floats(module) for module in group.values()],
-                [sum(len(b.labels) for b in batches[who]) for who in NAMES],
+                [sum(len(b.labels) for b in batches[site]) for site in NAMES],
             )
             for module in group.values():
                 module.load_state_dict(mean, strict=False)
@@ -253,14 +252,14 @@ class Plain:
             found[name] = (sum(parts[1:], parts[0]) / sum(shares)).float()
         return found
 
-    def _batch(self, who: str, number: int, step: int, batch: Any) -> None:
-        front, x, y = self.fronts[who], batch.inputs, batch.labels
+    def _batch(self, site: str, number: int, step: int, batch: Any) -> None:
+        front, x, y = self.fronts[site], batch.inputs, batch.labels
         z = front(x)
         if self.method == "fedavg":
             loss_of(z, y).backward()
             self._step(front)
         elif self.method in {"sl", "splitfed-v1", "splitfed-v2"}:
-            back = self.backs[who] if self.method == "splitfed-v1" else self.one
+            back = self.backs[site] if self.method == "splitfed-v1" else self.one
             loss_of(back(z), y).backward()
             self._step(back, front)
         else:
@@ -268,22 +267,22 @@ class Plain:
             if step % EVERY == 0:
                 loss_of(self.one(sent), y).backward()
                 self._step(self.one)
-                self.buffers[who].append((sent, y))
+                self.buffers[site].append((sent, y))
             if self.method == "cse-fsl":
-                loss_of(self.nets[who](z), y).backward()
-                self._step(self.nets[who], front)
+                loss_of(self.nets[site](z), y).backward()
+                self._step(self.nets[site], front)
                 return
             if step == 0 and number % EVERY == 0:
-                self._align(who)
-            with unmoved(self.nets[who]):
-                loss_of(self.nets[who](z), y).backward()
-            self.steps[id(self.nets[who])].zero_grad()
+                self._align(site)
+            with unmoved(self.nets[site]):
+                loss_of(self.nets[site](z), y).backward()
+            self.steps[id(self.nets[site])].zero_grad()
             self._step(front)
 
-    def _align(self, who: str) -> None:
-        net, one = self.nets[who], self.one
-        zs = torch.cat([z for z, _ in self.buffers[who]])[-BUFFER:].split(BATCH)
-        ys = torch.cat([y for _, y in self.buffers[who]])[-BUFFER:].split(BATCH)
+    def _align(self, site: str) -> None:
+        net, one = self.nets[site], self.one
+        zs = torch.cat([z for z, _ in self.buffers[site]])[-BUFFER:].split(BATCH)
+        ys = torch.cat([y for _, y in self.buffers[site]])[-BUFFER:].split(BATCH)
         pairs = [(z.clone().requires_grad_(), y) for z, y in zip(zs, ys, strict=True)]
         with (
             torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
@@ -301,7 +300,7 @@ class Plain:
 
 @contextlib.contextmanager
 def unmoved(module: nn.Module) -> Any:
-    """Statistics of batch norm stay as they are, though it is used in training mode."""
+    """Keep the statistics of batch norm as they are, though it runs in training mode."""
     kept = {name: value.clone() for name, value in module.named_buffers()}
     yield
     with torch.no_grad():
@@ -309,12 +308,11 @@ def unmoved(module: nn.Module) -> Any:
             value.copy_(kept[name])
 
 
-# --- the comparison
-# ---------------------------------------------------------------------------
+# --- the comparison -----------------------------------------------------------------------------
 
 
 def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
-    """All weights of the run's end, from the files of its servers."""
+    """All weights at the run's end, from the files of both servers."""
     parts = build.build_parts(config, at_client=False)
     method = split_method(config)
     half = build.client_part(
@@ -338,11 +336,11 @@ def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
         if k.startswith("server/")
     }
     found |= {f"x_s {k}": v.numpy() for k, v in common.items() if v.is_floating_point()}
-    for who in NAMES if config.split.method == "fsl-sage" else ():
+    for site in NAMES if config.split.method == "fsl-sage" else ():
         prefix = "alignment/auxiliary/"
-        kept = state.clients[who]
+        kept = state.clients[site]
         found |= {
-            f"x_a of {who} {k.removeprefix(prefix)}": v.numpy()
+            f"x_a of {site} {k.removeprefix(prefix)}": v.numpy()
             for k, v in kept.items()
             if k.startswith(prefix) and v.is_floating_point()
         }
@@ -355,14 +353,14 @@ def wanted_by(config: Config, kind: torch.dtype) -> list[np.ndarray]:
     parts, method = build.build_parts(config, at_client=False), config.split.method
     plain = Plain(method, config, parts.model.client, parts.model.server, parts.auxiliary, kind)
     facts = facts_of(config)
-    opened = {who: open_samples(config, facts, (n, len(NAMES))) for n, who in enumerate(NAMES)}
+    opened = {site: open_samples(config, facts, (n, len(NAMES))) for n, site in enumerate(NAMES)}
     for number in range(ROUNDS):
-        # In a relay every turn is a round of its own.
+        # In sequential split learning every turn is its own round.
         turns = {
-            who: number * len(NAMES) + n if method == "sl" else number
-            for n, who in enumerate(NAMES)
+            site: number * len(NAMES) + n if method == "sl" else number
+            for n, site in enumerate(NAMES)
         }
-        plain.round(number, {who: list(opened[who].round(turns[who])) for who in NAMES})
+        plain.round(number, {site: list(opened[site].round(turns[site])) for site in NAMES})
     ends: list[nn.Module] = [plain.fronts[NAMES[-1]]]
     if method == "cse-fsl":
         ends.append(plain.nets[NAMES[-1]])
@@ -376,7 +374,7 @@ def wanted_by(config: Config, kind: torch.dtype) -> list[np.ndarray]:
 
 
 def compared(found: Mapping[str, np.ndarray], wanted: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The largest difference of any weight in parts of its own size, and where."""
+    """The largest relative difference of any weight, and where."""
     worst, at, differ, count = 0.0, "", 0, 0
     for (name, value), right in zip(found.items(), wanted, strict=True):
         a, b = value.astype(np.float64), right.astype(np.float64)
@@ -392,28 +390,22 @@ def compared(found: Mapping[str, np.ndarray], wanted: Sequence[np.ndarray]) -> d
 
 
 def row(method: str, model: str, optimizer: str) -> dict[str, Any]:
-    """One run, and the same in one process."""
+    """One run over sockets, and the same in one process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = configured(method, model, optimizer, folder)
         (folder / "run").mkdir()
         play(config, folder / "run")
-        told = described(config)
-        found = found_by(told, folder / "run")
-        exact = compared(found, wanted_by(told, torch.float64))
-        rounded = compared(found, wanted_by(told, torch.float32))
-    return {
-        "bench": "lockstep",
-        "method": method,
-        "model": model,
-        "optimizer": optimizer,
-        **exact,
-        "fp32_average": rounded["difference"],
-    }
+        complete = described(config)
+        found = found_by(complete, folder / "run")
+        exact = compared(found, wanted_by(complete, torch.float64))
+        rounded = compared(found, wanted_by(complete, torch.float32))
+    named = {"bench": "lockstep", "method": method, "model": model, "optimizer": optimizer}
+    return {**named, **exact, "fp32_average": rounded["difference"]}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For docs/BENCHMARKS.md."""
+    """The table for docs/BENCHMARKS.md."""
     made = [
         (
             "| method | model | optimizer | weights | not equal to the bit | largest relative "

@@ -4,14 +4,13 @@
 
 A client as in production, in this process: training (the built-in task) in one thread, the event
 loop with session and shell in another, codec and rebase work in a third, against a real `fsl-node
---role ps` process that calls for a sync every few seconds. The loop's lag is what
-`fsl_async.process.lag` measures on it: how much later than asked a timer fires, ten times a second,
-from the first training step to the last, so without the import of torch. Before each case the same
-is measured on a loop in a thread of this process while nothing else runs in it. With uvloop the
-clock of a loop counts whole milliseconds.
+--role ps` process that calls for a sync every few seconds. `fsl_async.process.lag` measures the
+loop's lag: how much later than asked a timer fires, ten times a second, from the first training
+step to the last, so without the import of torch. Before each case it is measured on an idle loop in
+a thread of this process. With uvloop the clock of a loop counts whole milliseconds.
 
-Sequences in a step are few (--batch), so that a case has some steps on a small machine; the lag
-comes from the interpreter lock and the processor, which a larger batch holds less often.
+A step has few sequences (--batch), so that a case has some steps on a small machine; the lag comes
+from the interpreter lock and the processor, which a larger batch holds less often.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from fsl_transport.loop import run as run_loop
 
 
 def idle_lag(seconds: float) -> dict[str, float]:
-    """The lag of a loop that has nothing to do, in a thread beside one that sleeps."""
+    """The lag of an idle loop, in a thread beside one that sleeps."""
     found: dict[str, float] = {}
 
     async def wait() -> None:
@@ -57,7 +56,7 @@ def idle_lag(seconds: float) -> dict[str, float]:
 
 
 class MeasuredFed(Fed):
-    """Fed that has the lag of the client's loop measured from the first step on."""
+    """A Fed that measures the lag of the client's loop from the first step on."""
 
     def __init__(self, runtime: ClientRuntime, place: ClientContext) -> None:
         super().__init__(runtime.training, place)
@@ -85,7 +84,7 @@ class MeasuredFed(Fed):
 
 
 def silent(_: str) -> None:
-    """The node's own notes are not wanted here."""
+    """Drop the node's own messages."""
 
 
 def measure(

@@ -1,12 +1,13 @@
-"""Measures what a link of the network laboratory carries by itself: round trip, one and eight plain
-TCP streams, BBR. Needs root.
+"""What a link of the network laboratory carries: RTT, one and eight TCP streams, BBR. Needs root.
 
-    python benchmarks/netlab.py [--profiles dsl,...] [--seconds 12]    one JSON row a profile
-    python benchmarks/netlab.py --docs               put the kept rows into docs/BENCHMARKS.md
+    python benchmarks/netlab.py [--profiles dsl,...] [--seconds 12]
+        one JSON row for each profile
+    python benchmarks/netlab.py --docs
+        writes the rows that were kept into docs/BENCHMARKS.md
 
 Streams are asyncio connections of the standard library (fsl_async/tools/netlab/probe.py), with
 iperf3 beside them where it is installed. Mbit/s are 10^6 bits of payload, counted where they
-arrive, from the first byte to the last. The slow start of TCP is in it.
+arrive, from the first byte to the last, TCP's slow start included.
 """
 
 from __future__ import annotations
@@ -94,29 +95,22 @@ def measure(lab: Laboratory, name: str, seconds: float) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows for the documentation; of a profile that was measured twice the last one."""
+    """The rows for the documentation; of a profile that was measured twice, the last one."""
     found = {row["profile"]: row for row in rows}
     last = {name: found[name] for name in profiles() if name in found}
     lines = [
         (
-            "| profile | backend | link Mbit/s | round trip ms | 1 cubic | 8 cubic | 1 BBR"
-            " | iperf3, 8 cubic | s each | load |"
+            "| profile | backend | link Mbit/s | round trip ms | 1 cubic | 8 cubic | 1 BBR | "
+            "iperf3, 8 cubic | s each | load |"
         ),
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in last.values():
         cells = [
-            row["profile"],
-            row["backend"],
-            row["rate_mbit"],
-            row["round_trip_ms"],
-            row["cubic_1"],
-            row["cubic_8"],
-            row.get("bbr_1"),
-            row["iperf3_cubic_8"],
-            row["seconds"],
-            row["load_1m"],
-        ]
+            row["profile"], row["backend"], row["rate_mbit"], row["round_trip_ms"],
+            row["cubic_1"], row["cubic_8"], row.get("bbr_1"), row["iperf3_cubic_8"],
+            row["seconds"], row["load_1m"],
+        ]  # fmt: skip
         shown = (
             "-" if cell is None else f"{cell:g}" if isinstance(cell, float) else str(cell)
             for cell in cells
@@ -126,7 +120,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def write_docs() -> None:
-    """Put the table between its two marks."""
+    """Write the table between its two marks."""
     rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
     text = DOCS.read_text("utf-8")
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)

@@ -1,5 +1,4 @@
-"""What one delta there and back runs: files, Python calls and hops between files, on both loop
-threads.
+"""What one delta there and back runs: files, Python calls and hops between files, on both loops.
 
     python benchmarks/one_delta.py                     (ten seconds)
     python benchmarks/one_delta.py --rounds 20
@@ -8,13 +7,12 @@ A parameter server and one client, as `fsl-node` makes them, in threads of this 
 machines, shells, sockets on loopback, spool and checkpoints. The client trains a small model, of
 one chunk unless --values says otherwise.
 
-Counted is from the copy of the client's weights (the event `snapshotted`, which offers the delta)
-until the parameter server has received that the client holds the version made of it
-(`version_held`), on the two threads that run the event loops and on no
-other: `sys.setprofile` is set in those two. What the store's and the client's workers do is not in
-it, heartbeats are.
+Counting begins with the copy of the client's weights (the event `snapshotted`, which offers the
+delta) and ends when the parameter server has received that the client holds the version made of it
+(`version_held`). Only the two threads that run the event loops are counted, with `sys.setprofile`:
+heartbeats are included, the workers of the store and the client are not.
 
-Of each number the median over --rounds deltas after the first two:
+Each number is the median over --rounds deltas after the first two:
     files   of this project's packages in which at least one function was called
     calls   of Python functions of this project's packages
     hops    of these, calls from one file of them into another
@@ -55,13 +53,13 @@ PACKAGES = (
 )
 SKIPPED = 2
 VALUES = "ONE_DELTA_VALUES"
-"""Tells the task, which is loaded as a file of its own, how large the model is."""
+"""Passes the model's size to the task, which is loaded as its own file."""
 SIDES = {"ParameterServerMachine": "parameter server", "ClientMachine": "client"}
 
 
 @define
 class Counts:
-    """Of one side and one delta."""
+    """Counts of one side and one delta."""
 
     files: set[str] = field(factory=set)
     calls: int = 0
@@ -69,14 +67,12 @@ class Counts:
     all: int = 0
 
     def row(self) -> dict[str, int]:
-        """As numbers."""
+        """The counts as numbers."""
         return {"files": len(self.files), "calls": self.calls, "hops": self.hops, "all": self.all}
 
 
 class Meter:
-    """Counts while a delta is under way. `deltas` holds what was counted, by side, for each that
-    came back.
-    """
+    """Counts while a delta is under way. `deltas` has the counts, by side, of finished ones."""
 
     def __init__(self) -> None:
         self.deltas: list[dict[str, Counts]] = []
@@ -84,9 +80,7 @@ class Meter:
         self._seen = threading.local()
 
     def watch(self, node: Node, event: Any) -> None:
-        """An event begins. Sets the profile function of the thread the first time that it is
-        seen.
-        """
+        """An event begins. The first one in a thread sets the thread's profile function."""
         side = SIDES.get(type(node.machine).__name__)
         if side is None:
             return
@@ -137,7 +131,7 @@ def train(fed: Any) -> None:
 
 
 def run(rounds: int, folder: Path) -> None:
-    """A whole run of that many rounds."""
+    """A complete run of that many rounds."""
     sets = {
         "run.rounds": rounds + SKIPPED + 1,  # the run may end before its last report
         "sync.every_s": 0.25,

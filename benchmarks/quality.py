@@ -1,28 +1,27 @@
-"""Quality at equal tokens: one process alone against several clients that synchronize, by format
-and by period.
+"""Quality at equal tokens: one process alone against synchronizing clients, by format and period.
 
-    python benchmarks/quality.py            run what results/quality.jsonl lacks, then stop
-    python benchmarks/quality.py --list     print what would be run, one JSON object a line
-    python benchmarks/quality.py --table    print the tables of docs/BENCHMARKS.md from the rows
-    python benchmarks/quality.py --docs     replace them in docs/BENCHMARKS.md
+    python benchmarks/quality.py           run what is missing in benchmarks/results/quality.jsonl
+    python benchmarks/quality.py --list    print what would be run, one JSON object a line
+    python benchmarks/quality.py --table   print the tables of docs/BENCHMARKS.md from the rows
+    python benchmarks/quality.py --docs    write them into docs/BENCHMARKS.md
 
 Every row trains the built-in GPT (0.5m preset) on the source of Python's standard library, with the
 same number of tokens in all, and reports the loss on held-out text. Real: the built-in training
 function (`fsl_async.learn.client.pretrain.train`) under `fed`, the Learner (snapshot, coded delta,
 update, rebase), the Store (spool, accumulator, outer step, checkpoint), codec, outer optimizer and
-weighting. Not real, so that a row is fast and the same for the same seed: no network, no processes,
-and the sync comes every `every_steps` steps of a client instead of by the clock. The clients train
-one after the other, in lockstep, and no client trains while a delta travels, so no delta is ever
-stale. That is the DiLoCo schedule (Douillard et al., arXiv:2311.08105).
+weighting. Not real, so that a row is fast and the same for the same seed: there is no network and
+there are no processes, and a sync comes every `every_steps` steps of a client instead of by the
+clock. The clients train one after another, in lockstep, and no client trains while a delta travels,
+so no delta is ever stale. That is the DiLoCo schedule (Douillard et al., arXiv:2311.08105).
 
 "alone" is the same function under LocalFed, without any synchronization: all the steps in sequence.
-"alone, batch x k" is what k clients would be with gradients averaged at each step: the same tokens
-in 1/k of the steps.
+"alone, batch x k" is k clients with gradients averaged at each step: the same tokens in 1/k of the
+steps.
 
-A row is kept by what it measured (`spec`); those that are in the results file are not run again.
-Rows are ordered by table and seed, so that tables can be printed (with fewer seeds) before all is
-done; several processes can share the work by --seed. Change BUDGET_STEPS or LEARNING_RATE
-(`quality_grid.py`) and the tables start anew: rows of other values are ignored.
+A row is identified by what it measured (`spec`); rows in the results file are not run again. Rows
+are ordered by table and seed, so that tables can be printed (with fewer seeds) before all is done;
+several processes can share the work by --seed. Rows of other values of BUDGET_STEPS or
+LEARNING_RATE (`quality_grid.py`) are ignored: after a change the tables start anew.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def tables_of(spec: Spec) -> dict[str, dict[str, Any]]:
 
 
 def silent(_: str) -> None:
-    """The task logs its own evaluation, on fewer bytes; this script reports its own."""
+    """Drop the task's own evaluation, on fewer bytes; this script reports its own."""
 
 
 def held_out_loss(model: GPT, spec: Spec) -> float:
@@ -83,7 +82,7 @@ def held_out_loss(model: GPT, spec: Spec) -> float:
 
 
 class AloneFed(LocalFed):
-    """LocalFed that evaluates on the way: at the steps that one of k clients would have made."""
+    """LocalFed that evaluates on the way, at the steps that one of k clients would have made."""
 
     def __init__(self, place: ClientContext, spec: Spec) -> None:
         super().__init__(place, steps=spec.budget_steps)
@@ -101,9 +100,7 @@ class AloneFed(LocalFed):
 
 
 def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
-    """Train in one process without synchronization. `name` decides, with the seed, which windows
-    are drawn.
-    """
+    """Train in one process without synchronization. `name` and the seed select the windows."""
     fed = AloneFed(ClientContext(name, spec.seed, config=tables_of(spec), log=silent), spec)
     pretrain.train(fed)
     losses = {str(step): round(loss, 5) for step, loss in fed.losses.items()}
@@ -111,9 +108,7 @@ def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
 
 
 class LockstepFed(Fed):
-    """Fed of one client: after `every` steps it takes a snapshot and waits until the coordinator
-    lets it go on.
-    """
+    """Fed of one client: after `every` steps it takes a snapshot and waits for the coordinator."""
 
     def __init__(self, client: Client, place: ClientContext) -> None:
         super().__init__(client.training, place)
@@ -139,9 +134,7 @@ class LockstepFed(Fed):
 
 
 class Client:
-    """One client: the built-in task in a thread of its own that runs only when the coordinator
-    waits for it.
-    """
+    """One client: the built-in task in its own thread, in turns with the coordinator."""
 
     def __init__(self, index: int, spec: Spec, server: Server) -> None:
         self.name = f"client-{index}"
@@ -189,7 +182,7 @@ class Client:
         self._go.acquire()
         try:
             pretrain.train(LockstepFed(self, self._place))
-        except BaseException as error:  # noqa: BLE001 - the coordinator raises it
+        except BaseException as error:  # noqa: BLE001 - handed to the coordinator, which raises it
             self._error = error
         self._paused.release()
 
@@ -201,7 +194,7 @@ class Client:
 
 
 class Server:
-    """The store, and what the two roles say to each other, without anything between them."""
+    """The store, and the messages of the two roles, without a network."""
 
     def __init__(self, run_dir: Path, spec: Spec) -> None:
         name, rate, momentum = spec.optimizer, spec.outer_learning_rate, spec.outer_momentum
@@ -218,7 +211,7 @@ class Server:
         self.bytes_down = 0
 
     def welcome(self, learner: Exchange) -> None:
-        """Take the first client's weights as version 0, give them to the others."""
+        """Take the first client's weights as version 0 and give them to the others."""
         store, manifest = self.store, learner.manifest
         assert manifest is not None
         if store.version < 0:
@@ -235,7 +228,7 @@ class Server:
                 )
             digest = learner.finish_fetch(store.version)
             same = digest == store.digest
-        assert same, "a client's version 0 is not the server's"
+        assert same, "a client's version 0 is not the parameter server's"
         learner.request_rebase(store.version, digest)
 
     def merge(self, clients: list[Client]) -> None:
@@ -268,15 +261,15 @@ class Server:
                     made.version, index, store.read_update(made.version, index) or b""
                 )
             digest = learner.finish_fetch(made.version)
-            assert digest == made.digest, f"{client.name} is not at the server's version"
+            assert digest == made.digest, f"{client.name} is not at the parameter server's version"
             learner.request_rebase(made.version, digest)
 
 
 def run_clients(spec: Spec) -> dict[str, Any]:
-    """Train with clients in lockstep, and evaluate the parameter server's last version."""
+    """Train with clients in lockstep, and evaluate the last version."""
     rounds, left = divmod(spec.budget_steps, sum(spec.steps_per_round))
     if left or not rounds:
-        raise click.UsageError(f"{spec.budget_steps} steps are no whole number of rounds")
+        raise click.UsageError(f"{spec.budget_steps} steps are not a multiple of a round's")
     with tempfile.TemporaryDirectory(prefix="quality-") as folder:
         server = Server(Path(folder), spec)
         clients = [Client(index, spec, server) for index in range(spec.clients)]
@@ -308,9 +301,7 @@ def measure(spec: Spec) -> dict[str, Any]:
 
 
 def check() -> dict[str, Any]:
-    """One client whose deltas are averaged, in fp32, against one process that draws the same
-    batches: they must agree.
-    """
+    """Check that one averaged client in fp32 agrees with one process on the same batches."""
     spec = Spec(0, budget_steps=60)
     lone = run_alone(spec, "client-0")["eval_loss"]
     averaged = attrs.evolve(spec, steps_per_round=(20,), format="fp32", optimizer="average")
@@ -325,8 +316,8 @@ def check() -> dict[str, Any]:
 @click.option("--rows", default=0, help="Stop after this many rows; 0 = all that are missing.")
 @click.option("--list", "only_list", is_flag=True, help="Print what is missing, run nothing.")
 @click.option("--table", is_flag=True, help="Print the markdown tables, run nothing.")
-@click.option("--docs", is_flag=True, help="Put the tables into docs/BENCHMARKS.md.")
-@click.option("--check", "only_check", is_flag=True, help="Is one client the same as alone?")
+@click.option("--docs", is_flag=True, help="Write the tables into docs/BENCHMARKS.md.")
+@click.option("--check", "only_check", is_flag=True, help="Check that one client equals alone.")
 @click.option("--smoke", is_flag=True, help="Two tiny rows on standard output, nothing kept.")
 def main(
     results: Path,

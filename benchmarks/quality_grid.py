@@ -21,9 +21,7 @@ SEEDS = (0, 1, 2)
 
 @frozen
 class Spec:
-    """What a row measures. `steps_per_round` has one entry for each client; empty means without
-    synchronization.
-    """
+    """What a row measures. `steps_per_round`: one entry a client; empty: no synchronization."""
 
     seed: int
     steps_per_round: tuple[int, ...] = ()
@@ -47,23 +45,23 @@ class Spec:
 
     @property
     def clients(self) -> int:
-        """How many train."""
+        """The number of clients that train."""
         return max(1, len(self.steps_per_round))
 
     @property
     def key(self) -> str:
-        """One line that says all of it."""
+        """One line that identifies the row."""
         return json.dumps(attrs.asdict(self), sort_keys=True)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Spec:
-        """Read a row's; what an older row does not say had its default."""
+        """Read a row's spec; fields that an older row lacks have their defaults."""
         given = dict(row["spec"])
         return cls(**{**given, "steps_per_round": tuple(given["steps_per_round"])})
 
 
 def equal(clients: int, every: int, coding: str, seed: int) -> Spec:
-    """`clients` equally fast ones, with the outer optimizer's defaults."""
+    """`clients` of equal speed, with the outer optimizer's defaults."""
     return Spec(seed, (every,) * clients, coding)
 
 
@@ -113,7 +111,7 @@ UNEQUAL = (100, 50, 25, 25)
 
 
 def outer(clients: int, changed: Mapping[str, Any], seed: int) -> Spec:
-    """50 steps, fp32, with something changed."""
+    """50 steps, fp32, with one setting changed."""
     return attrs.evolve(equal(clients, 50, "fp32", seed), **changed)
 
 
@@ -123,7 +121,7 @@ def coarse(changed: Mapping[str, Any], seed: int) -> Spec:
 
 
 def unequal(weighting: str, seed: int) -> Spec:
-    """Four clients of which the fastest makes four times the steps of the slowest in a round."""
+    """Four clients, the fastest of which makes four times the steps of the slowest in a round."""
     return Spec(seed, UNEQUAL, "e4m3", weighting=weighting)
 
 

@@ -1,4 +1,4 @@
-"""The tables of `quality.py`, as markdown, from whatever rows there are."""
+"""The tables of `quality.py`, as markdown, from the rows that exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quality_grid import (
 
 
 class Tables:
-    """The tables, from whatever rows there are."""
+    """The tables, from the rows that exist."""
 
     def __init__(self, rows: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> None:
         self.rows = rows
@@ -66,7 +66,7 @@ class Tables:
         return [make(seed) for seed in self.seeds]
 
     def text(self) -> str:
-        """All of them, as markdown."""
+        """All tables, as markdown."""
         parts = ["### Clients, formats and periods\n", self.head(["clients", "format", "steps"])]
         parts.append(self.line(["alone", "", ""], self.each_seed(alone)))
         for count in COUNTS:

@@ -1,8 +1,8 @@
 """What a relay costs on loopback: a message there and back, and a stream, direct and relayed.
 
-Server, relays and client are processes of their own and the production code (`ListenerEndpoint`,
-`nodes/relay`, `DialerEndpoint`), set up as `fsl-node` does: the ends keep freed blocks
-(docs/adr/0086). The ways take turns, `--rounds` times. One JSON row for each, with medians:
+The ends and the relays are processes of the production code (`ListenerEndpoint`, `nodes/relay`,
+`DialerEndpoint`), set up as `fsl-node` does: the ends keep freed blocks (docs/adr/0086). The ways
+take turns, `--rounds` times. One JSON row for each, with medians:
 
     round_trip_us       a control message and its echo
     bytes_per_s         from the offer of a stream until its last chunk is written
@@ -10,7 +10,7 @@ Server, relays and client are processes of their own and the production code (`L
     ends_cpu_s_per_gb   processor time of a GB of the stream, at both ends together,
     relay_cpu_s_per_gb  and at each relay (Linux only, else null)
 
-On few cores the ratio also shows that one more process needs them; `cores` is on the row.
+On few cores the ratio also includes the processor time of one more process; `cores` is on the row.
 
     python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1]
 """
@@ -46,7 +46,7 @@ class Sink:
     """Takes chunks and forgets them."""
 
     def write(self, index: int, data: tp.Buffer, done: Any) -> None:
-        """Say at once that it is written."""
+        """Report at once that it is written."""
         done(True)
 
 
@@ -98,7 +98,7 @@ def relay(port: Any, upstream: int, requires_curve: bool) -> None:
 
 
 def processor_s(process: int) -> float:
-    """Processor seconds that a process has used so far; NaN where the system does not report it."""
+    """Processor seconds that a process has used so far; NaN where they are not reported."""
     try:
         words = Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()
     except OSError:
@@ -179,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=256, help="of a stream")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--relays", type=int, default=1, help="in a row, at the most")
+    parser.add_argument("--relays", type=int, default=1, help="in a row, at most")
     given = parser.parse_args()
     keep_freed_blocks()
     context = multiprocessing.get_context("spawn")

@@ -1,22 +1,22 @@
-"""One of five clients is an attacker: held-out loss by rule of aggregation and attack; and
-what each rule costs.
+"""Held-out loss by aggregation rule when one of five clients attacks, and the cost of each rule.
 
-    python benchmarks/robust.py          run what results/robust.jsonl lacks (ten minutes, one core)
-    python benchmarks/robust.py --cost   GB of deltas (as fp32) a second, by rule, with spool and
-                                         outer step
-    python benchmarks/robust.py --table  print the tables of docs/BENCHMARKS.md from the rows
+    python benchmarks/robust.py
+        the losses: runs what is missing in benchmarks/results/robust.jsonl (ten minutes, one core)
+    python benchmarks/robust.py --cost
+        GB of deltas (as fp32) that each rule aggregates a second, spool and outer step included
+    python benchmarks/robust.py --table
+        print the tables of docs/BENCHMARKS.md from the rows
 
 Real: a small GPT on the source of Python's standard library, AdamW at the clients, the codec, the
-Store with its spool, rules and outer step, and what `guard` decides
-(`fsl_async.roles.sync.norm_guard`) with the book of deltas. Not real: no network and no processes;
-the clients train one after the other, each from the newest version on a part of the text of its
-own, and hand a delta in after STEPS steps.
+Store with its spool, rules and outer step, and the decisions of `guard`
+(`fsl_async.roles.sync.norm_guard`) with its records of deltas. Not real: there is no network and
+there are no processes; the clients train one after another, each from the newest version on its own
+part of the text, and hand in a delta after STEPS steps.
 
-Attacks, by client 0 in every round: "none"; "x -10": ten times its own delta, turned round;
-"noise": normal values of 10 times its delta's norm; "lie": its delta turned round, with a claim of
-1,000 times the tokens. Rules: the mean; with clipping at 2 x the median norm; with quarantine at 3
-x the median norm; with tokens capped at 3 x the median; and the robust rules against one such
-client (f = 1).
+Attacks, by client 0 in every round: "none"; "x -10": its own delta times -10; "noise": normal
+values of 10 times its delta's norm; "lie": its delta negated, with a claim of 1,000 times the
+tokens. Rules: the mean; with clipping at 2 x the median norm; with quarantine at 3 x the median
+norm; with tokens capped at 3 x the median; and the robust rules against one such client (f = 1).
 
 "diverged" is a loss that is not finite, or above that of guessing bytes at random (5.55 nats).
 """
@@ -95,7 +95,7 @@ class Site:
 
     def __init__(self, data: torch.Tensor, seed: int) -> None:
         self.data = data
-        self.chance = torch.Generator().manual_seed(seed)
+        self.rng = torch.Generator().manual_seed(seed)
         self.model = GPT(SIZES)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-3)
 
@@ -103,7 +103,7 @@ class Site:
         """The delta after STEPS steps from `weights`."""
         torch.nn.utils.vector_to_parameters(weights.clone(), self.model.parameters())
         for _ in range(STEPS):
-            at = torch.randint(len(self.data) - CONTEXT - 1, (BATCH,), generator=self.chance)
+            at = torch.randint(len(self.data) - CONTEXT - 1, (BATCH,), generator=self.rng)
             windows = torch.stack([self.data[i : i + CONTEXT + 1] for i in at.tolist()])
             loss = loss_of(self.model, windows)
             self.optimizer.zero_grad()
@@ -120,20 +120,18 @@ def loss_of(model: GPT, windows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-def attacked(
-    delta: np.ndarray[Any, Any], attack: str, chance: np.random.Generator
-) -> tuple[Any, int]:
-    """What client 0 sends, and by how much it exaggerates its tokens."""
+def attacked(delta: np.ndarray[Any, Any], attack: str, rng: np.random.Generator) -> tuple[Any, int]:
+    """What client 0 sends, and the factor by which it exaggerates its tokens."""
     if attack == "x -10":
         return -10.0 * delta, 1
     if attack == "noise":
-        noise = chance.standard_normal(len(delta)).astype(np.float32)
+        noise = rng.standard_normal(len(delta)).astype(np.float32)
         return noise * np.float32(10 * np.linalg.norm(delta) / np.linalg.norm(noise)), 1
     return (-delta, 1000) if attack == "lie" else (delta, 1)
 
 
 class Server:
-    """The store, and what the parameter server decides about each delta."""
+    """The store, and the parameter server's decision about each delta."""
 
     def __init__(self, folder: Path, spec: Spec, initial: np.ndarray[Any, Any]) -> None:
         robust = rule_named(spec.rule if spec.rule in RULES else "mean", 1)
@@ -160,7 +158,7 @@ class Server:
             yield np.ascontiguousarray(vector[start:stop], np.float32)
 
     def take(self, key: DeltaKey, vector: np.ndarray[Any, Any], claimed: int) -> None:
-        """Spool a delta and do what comes of it."""
+        """Spool a delta and carry out the decision about it."""
         delta = Delta(key, self.store.digest, claimed, STEPS)
         tokens, _ = self.screen.tokens(delta, 0.0)
         self.store.spool_begin(evolve(delta, tokens=tokens))
@@ -178,13 +176,13 @@ class Server:
                 self.store.quarantine(effect.key, effect.reason)
 
     def merge(self) -> None:
-        """The next version."""
+        """Make the next version."""
         merged, scale = self.book.begin_merge()
         made = self.store.commit(self.store.version + 1, merged, scale)
         self.book.advance(made.version, made.digest)
 
     def weights(self) -> torch.Tensor:
-        """Of the newest version."""
+        """Weights of the newest version."""
         chunks = (self.store.read_full(self.store.version, n) for n in range(self.manifest.chunks))
         return torch.from_numpy(np.concatenate([decode(chunk or b"") for chunk in chunks]))
 
@@ -198,7 +196,7 @@ def measure(spec: Spec, rounds: int = ROUNDS) -> dict[str, Any]:
     sites = [Site(data[n * part : (n + 1) * part], 100 * spec.seed + n) for n in range(CLIENTS)]
     judge = GPT(SIZES)
     initial = torch.nn.utils.parameters_to_vector(judge.parameters()).detach().numpy().copy()
-    chance = np.random.default_rng(spec.seed)
+    rng = np.random.default_rng(spec.seed)
     problem = ""
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), spec, initial)
@@ -208,7 +206,7 @@ def measure(spec: Spec, rounds: int = ROUNDS) -> dict[str, Any]:
                 for index, site in enumerate(sites):
                     delta, factor = site.train(weights), 1
                     if index == 0:
-                        delta, factor = attacked(delta, spec.attack, chance)
+                        delta, factor = attacked(delta, spec.attack, rng)
                     key = DeltaKey(f"client-{index}", 1, number, number)
                     server.take(key, delta, STEPS * BATCH * CONTEXT * factor)
                 server.merge()
@@ -230,7 +228,7 @@ def measure(spec: Spec, rounds: int = ROUNDS) -> dict[str, Any]:
 
 
 def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
-    """GB/s of each rule: accumulating and committing, of deltas that are in the spool already."""
+    """GB/s of each rule: accumulating and committing deltas that are already in the spool."""
     manifest = manifest_of(parameters)
     values = np.random.default_rng(0).standard_normal(manifest.chunk_values(0), np.float32)
     frame = encode(values, CodecSpec("uniform"))
@@ -273,7 +271,7 @@ def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """What is in the results file."""
+    """The rows in the results file."""
     if not RESULTS.exists():
         return []
     return [json.loads(line) for line in RESULTS.read_text().splitlines()]
@@ -313,7 +311,7 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
 @click.option("--table", "wants_table", is_flag=True)
 @click.option("--clients", default=8, show_default=True, help="For --cost.")
 @click.option("--parameters", default=10_000_000, show_default=True, help="For --cost.")
-@click.option("--seconds", default=0.0, help="Begin no row after so many seconds; 0 = all.")
+@click.option("--seconds", default=0.0, help="Begin no row after this many seconds; 0 = all.")
 def main(
     *, wants_cost: bool, wants_table: bool, clients: int, parameters: int, seconds: float
 ) -> None:

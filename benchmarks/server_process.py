@@ -1,6 +1,4 @@
-"""A parameter server as users start it, `fsl-node --role ps`, in a process of its own, seen from
-outside.
-"""
+"""A parameter server as users start it, `fsl-node --role ps`, in its own process."""
 
 from __future__ import annotations
 
@@ -19,18 +17,18 @@ from attrs import define
 
 @define
 class Server:
-    """The process. `start_bytes` is its VmRSS when it said that it listens."""
+    """The process. `start_bytes` is its VmRSS when it reported that it listens."""
 
     process: subprocess.Popen[str]
     address: str
     start_bytes: int = 0
 
     def memory_bytes(self, name: str) -> int:
-        """VmRSS (now) or VmHWM (the most so far)."""
+        """VmRSS (now) or VmHWM (the peak so far)."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith(name):
                 return 1024 * int(line.split()[1])
-        raise RuntimeError(f"no {name} of the server: it has ended")
+        raise RuntimeError(f"no {name} of the parameter server: it has ended")
 
     def cpu_s(self) -> float:
         """Seconds of processor time so far, all threads."""
@@ -40,9 +38,9 @@ class Server:
 
 @contextlib.contextmanager
 def serving(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Server]:
-    """Start a server on a free port of loopback, give it out once it listens, end it.
+    """Start a parameter server on a free port of loopback, yield it once it listens, end it.
 
-    settings: dotted names as for --set. What it says goes to server.log beside `run_dir`.
+    settings: dotted names as for --set. Its output goes to server.log beside `run_dir`.
     """
     script = Path(sys.executable).with_name("fsl-node")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "fsl_async.cli"]
@@ -62,10 +60,10 @@ def serving(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Server]:
         )
     assert process.stdout is not None
     try:
-        said = json.loads(process.stdout.readline() or "{}")
-        if said.get("event") != "listening":
-            raise RuntimeError(log.read_text() or f"the server said {said}")
-        server = Server(process, said["address"])
+        reported = json.loads(process.stdout.readline() or "{}")
+        if reported.get("event") != "listening":
+            raise RuntimeError(log.read_text() or f"the parameter server reported {reported}")
+        server = Server(process, reported["address"])
         server.start_bytes = server.memory_bytes("VmRSS")
         yield server
     finally:

@@ -1,9 +1,8 @@
-"""How a delta whose values are mostly zero is coded: JSON rows, one for each share of values that
-are not zero.
+"""How a delta of mostly zeros is coded: a JSON row for each share of values that are not zero.
 
-coded_bytes     of one frame in the format uniform, as a client sends it
-entropy_bytes   the order-0 entropy of the symbols that the quantizer gives
-list_bytes      4-byte indices and fp32 values of those that are not zero: a sparse format
+coded_bytes      of one frame in the format uniform, as a client sends it
+entropy_bytes    the order-0 entropy of the quantizer's symbols
+list_bytes       4-byte indices and fp32 values of the nonzero values: a sparse format
 coded_over_entropy, coded_over_list    the ratios
 
 python benchmarks/sparse.py [--values 1000000] [--shares 0.01 0.05 0.3]
@@ -21,9 +20,7 @@ from fsl_codecs.uniform import quantise
 
 
 def row(values: int, share: float) -> dict[str, float]:
-    """Code `values` numbers of which `share` are Gaussian and the others zero, scattered, from a
-    fixed seed.
-    """
+    """Code `values` numbers: a scattered `share` is Gaussian, the rest zero; fixed seed."""
     rng = np.random.default_rng(0)
     vector = np.zeros(values, np.float32)
     chosen = rng.choice(values, int(values * share), replace=False)

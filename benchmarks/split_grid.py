@@ -16,7 +16,7 @@ SEEDS = (0, 1, 2)
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 METHODS = ("splitfed-v1", "fsl-sage")
 FORMATS: tuple[tuple[str, int], ...] = (("fp32", 14), ("e4m3", 14), ("uniform", 14), ("uniform", 8))
-"""And step_log2, of uniform."""
+"""And step_log2 of uniform."""
 LINK = "200mbit,45ms"
 LAB = "transatlantic"
 """A profile of the network laboratory: 200 Mbit/s, 45 ms each way, 0.1 % loss."""
@@ -49,8 +49,10 @@ IDLE: dict[str, Any] = {
 
 @frozen
 class Spec:
-    """A row. kind: methods | formats | idle. data: what the data set is called in the tables. more:
-    choices in which it differs from the kind's.
+    """A row.
+
+    kind: methods | formats | idle. data: the data set's name in the tables. more: choices in which
+    it differs from the kind's.
     """
 
     kind: str
@@ -61,7 +63,7 @@ class Spec:
     net: str = ""
 
     def choices(self, path: str) -> Choices:
-        """What `compare` would be told."""
+        """The choices for `compare`."""
         common = IDLE if self.kind == "idle" else COMMON
         return Choices(
             methods=(self.method,), data=path, seed=self.seed, **{**common, **dict(self.more)}
@@ -69,19 +71,19 @@ class Spec:
 
     @property
     def key(self) -> str:
-        """One line that says all of it but where the data lie."""
+        """One line that identifies the row, except where the data are."""
         found = attrs.asdict(self.choices("-"))
         found |= {"kind": self.kind, "data": self.data, "net": self.net}
         return json.dumps(found, sort_keys=True)
 
     def has(self, name: str) -> Any:
-        """One of the choices."""
+        """Whether one of the choices is set."""
         return getattr(self.choices("-"), name)
 
 
 @frozen
 class Task:
-    """What is asked of a data set: its name, the accuracy, the rounds after which a run is given
+    """A task on a data set: its name, the target accuracy, the rounds after which a run is given
     up, and the learning rates that both methods try.
     """
 
@@ -91,7 +93,7 @@ class Task:
     rates: tuple[float, ...] = RATES
 
     def spec(self, kind: str, method: str, seed: int, **more: Any) -> Spec:
-        """A row of it."""
+        """A row of this task."""
         given = {"target": self.target, "rounds": self.rounds, **more}
         return Spec(kind, self.data, method, seed, tuple(sorted(given.items())))
 
@@ -139,8 +141,8 @@ def formats_spec(task: Task, seed: int, name: str, step_log2: int) -> Spec:
 
 
 def idle_grid(data: str) -> Iterator[Spec]:
-    """Rounds of 40 batches and of more, behind the proxy and in the network laboratory; SplitFed V1
-    has no use for the longer ones.
+    """Rounds of 40 batches and more, behind the proxy and in the network laboratory; longer ones
+    are of no use to SplitFed V1.
     """
     for net, method, batches, rounds, formats in (
         (LINK, "fsl-sage", 40, 3, "fp32"),

@@ -1,11 +1,10 @@
-"""Peak memory of a client of split learning, and of training the whole model, against the
-planner's figure. Each in a process of its own.
+"""Peak memory of a split learning client, and of training the full model, against the planner's.
 
     python benchmarks/split_memory.py --method fsl-sage --set model.preset=0.5m --set train.batch=8
 
-Measured is the highest resident memory of some steps without a network, beyond a process that has
-trained a tiny model; planned are weights, gradients, moments and what is kept for the backward
-pass, without the temporary buffers of a pass.
+Each is measured in its own process: the highest resident memory of some steps without a network,
+beyond a process that has trained a tiny model. Planned are weights, gradients, moments and what is
+kept for the backward pass, without the temporary buffers of a pass.
 """
 
 import argparse
@@ -35,7 +34,7 @@ STEPS = 4
 
 
 def client(overrides: list[str]) -> None:
-    """Train a client's part for some steps; answers of the split server are zeros."""
+    """Train a client's part for some steps; answers of the split server are replaced by zeros."""
     torch.set_num_threads(1)
     config = described(load(None, overrides))
     task.warm_up()

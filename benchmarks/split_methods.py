@@ -1,26 +1,25 @@
-"""Split learning's bytes and waits: formats at the cut, FSL-SAGE against SplitFed V1, clients
-behind a path with a long RTT.
+"""Bytes and waits of split learning: formats at the cut, FSL-SAGE against SplitFed V1, long links.
 
     python benchmarks/split_methods.py methods --data PATH --name cifar10-small --target 0.48
     python benchmarks/split_methods.py formats --data PATH --name cifar10-small --target 0.48
     python benchmarks/split_methods.py idle --data PATH --name cifar10-small
-        run what is missing in benchmarks/results/split_methods.jsonl, then stop; --rows 1 after one
-        row, --list says what is missing
+        run what is missing in benchmarks/results/split_methods.jsonl, then stop;
+        --rows 1 after one row, --list prints what is missing
     python benchmarks/split_methods.py tables
-        print the tables of docs/BENCHMARKS.md from the rows; --docs replaces them there
+        print the tables of docs/BENCHMARKS.md from the rows; --docs writes them there
     python benchmarks/split_methods.py gray --data PATH --into DIR
         write a set of color images as MNIST-format files: gray, the middle 28x28
 
-Every row is a run of `fsl-node compare`'s: real nodes as threads of one process, real sockets on
+Every row is a run of `fsl-node compare`: real nodes as threads of one process, real sockets on
 loopback, the codec, the stores. The joined model is scored after each round on the data's test
-part, while no client trains. Bytes are what the streams carried, both directions, all clients, the
-first download included.
+part, while no client trains. Bytes are those that the streams carried, both directions, all
+clients, the first download included.
 
 "methods" tunes both methods in the same way: every learning rate of RATES with seed 0; the one with
 the fewest bytes to the target is then run with the other seeds. "idle" puts the proxy of
-`fsl_async.tools.proxy` between clients and both servers (no loss); a client's idle share is what
-its training thread waits for the network, of its time from the first batch to the end of the last
-round. Run that one on a machine without other load.
+`fsl_async.tools.proxy` between clients and servers (no loss); a client's idle share is the time its
+training thread waits for the network, of its time from the first batch to the end of the last
+round. Run "idle" alone on the machine.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ RESULTS = Path(__file__).parent / "results" / "split_methods.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
 MARKS = ("<!-- split_methods.py tables --docs -->\n", "<!-- end of split_methods.py -->\n")
 GRAY = np.array([0.299, 0.587, 0.114])
-"""Of red, green and blue (ITU-R BT.601)."""
+"""Weights of red, green and blue (ITU-R BT.601)."""
 
 
 def measure(spec: Spec, path: str) -> dict[str, Any]:
@@ -91,9 +90,9 @@ def _grid(kind: str, task: Task, rows: dict[str, dict[str, Any]]) -> list[Spec]:
 def _command(kind: str) -> Any:
     @main.command(kind)
     @click.option("--data", required=True, help="A data set with a test part.")
-    @click.option("--name", required=True, help="What it is called in the tables.")
+    @click.option("--name", required=True, help="Its name in the tables.")
     @click.option("--target", default=0.5, type=float, help="Accuracy to reach.")
-    @click.option("--rounds", default=9, help="Give a run up after so many rounds.")
+    @click.option("--rounds", default=9, help="Rounds after which a run is given up.")
     @click.option("--rate", "rates", multiple=True, type=float, default=RATES)
     @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
     @click.option("--rows", "limit", default=0, help="Stop after this many rows; 0 = all.")
@@ -134,7 +133,7 @@ for _kind in ("methods", "formats", "idle"):
 
 @main.command("tables")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
-@click.option("--docs", is_flag=True, help="Put them into docs/BENCHMARKS.md.")
+@click.option("--docs", is_flag=True, help="Write them into docs/BENCHMARKS.md.")
 def tables(*, results: Path, docs: bool) -> None:
     """Print the tables."""
     text = text_of(list(read_rows(results).values()))
@@ -147,7 +146,7 @@ def tables(*, results: Path, docs: bool) -> None:
 
 
 @main.command("gray")
-@click.option("--data", required=True, help="Colour images, planes first.")
+@click.option("--data", required=True, help="Color images, planes first.")
 @click.option("--into", required=True, type=click.Path(path_type=Path))
 @click.option("--side", default=28)
 def gray(*, data: str, into: Path, side: int) -> None:

@@ -1,18 +1,18 @@
-"""What a split server's memory grows by with each client, beside what it keeps for that client by
-configuration.
+"""What a split server's memory grows by with each client, beside what its configuration keeps.
 
     python benchmarks/split_server_memory.py > benchmarks/results/split_server_memory.jsonl
+        (about ten minutes on two cores)
     python benchmarks/split_server_memory.py --table
 
-Starts `fsl-node --role server` as a process of its own, and the parameter server and so many
-clients in this one: real sockets, real uploads, alignments and checkpoints, some rounds of each.
-One JSON object a row, for 1, 2, 4 and 8 clients; about ten minutes on two cores.
+Starts `fsl-node --role server` in its own process, and the parameter server and the clients in this
+one: real sockets, real uploads, alignments and checkpoints, some rounds of each. One JSON object a
+row, for 1, 2, 4 and 8 clients.
 
-    kept        bytes that are kept for one client, counted: for fsl-sage the auxiliary model, its
-                Adam moments, and the buffer of samples with their labels; for splitfed-v1 the
-                replica of the server's part, its moments, and `in_flight` answers. And `in_flight`
-                uploads, coded and decoded.
-    grown       peak resident memory of the split server beyond what it had when it listened
+    kept        kept for one client, counted. fsl-sage: the auxiliary model, its Adam moments, the
+                buffer of samples with their labels. splitfed-v1: the replica of the server-side
+                model, its moments, and `in_flight` answers. Both: `in_flight` uploads, coded and
+                decoded.
+    grown       the highest resident memory of the split server beyond what it had on listening
     per_client  grown, minus that of the row with one client, for each client more
     beyond      (per_client - kept) / kept; the limit is 0.05
 """
@@ -54,7 +54,7 @@ published ResNet-18. splitfed-v1: replicas of 8.7 MB.
 
 
 def settings(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
-    """Of one row. Every buffer is full when the second round aligns."""
+    """Settings of one row. Every buffer is full when the second round aligns."""
     samples = 64 if smoke else 1024
     return {
         "split.method": method,
@@ -82,13 +82,13 @@ def settings(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
 
 
 def kept_bytes(chosen: Mapping[str, Any]) -> dict[str, int]:
-    """What the server keeps for one client, by what it is."""
+    """Bytes that the split server keeps for one client, by purpose."""
     config = load(None, [f"{key}={json.dumps(value)}" for key, value in chosen.items()])
     parts = build.build_parts(described(config), at_client=False)
     values = int(config.model.sizes.partition("=")[2]) * (SIDE // 2) ** 2
     sample = 4 * values + 8  # fp32 activations, an int64 label
     under_way = config.split.in_flight * chosen["train.batch"]
-    found = {"in_flight": under_way * (2 * values + sample)}  # in bf16 as it came, and decoded
+    found = {"in_flight": under_way * (2 * values + sample)}  # in bf16, coded and decoded
     if chosen["split.method"] == "fsl-sage":
         assert parts.auxiliary is not None
         model = weights.state_bytes(parts.auxiliary)
@@ -103,10 +103,10 @@ def kept_bytes(chosen: Mapping[str, Any]) -> dict[str, int]:
 
 
 def write_images(folder: Path, samples: int) -> None:
-    """Random ones, in MNIST's layout."""
-    chance = np.random.default_rng(0)
+    """Write random images in MNIST's layout."""
+    rng = np.random.default_rng(0)
     found = {
-        "images-idx3": chance.integers(0, 256, (samples, SIDE, SIDE)),
+        "images-idx3": rng.integers(0, 256, (samples, SIDE, SIDE)),
         "labels-idx1": np.arange(samples) % 10,
     }
     for name, values in found.items():
@@ -115,7 +115,7 @@ def write_images(folder: Path, samples: int) -> None:
 
 
 def memory_bytes(pid: int, name: str) -> int:
-    """VmRSS (now) or VmHWM (the most so far) of a process."""
+    """VmRSS (now) or VmHWM (the peak so far) of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name):
             return 1024 * int(line.split()[1])
@@ -124,23 +124,14 @@ def memory_bytes(pid: int, name: str) -> int:
 
 @contextlib.contextmanager
 def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """A split server: its process id and its address."""
+    """Start a split server; yield its process id and its address."""
     sets = [
         part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")
     ]
     with (folder / "server.log").open("w") as errors:
+        program = [sys.executable, "-m", "fsl_async.cli", "--role", "server", "--json"]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "fsl_async.cli",
-                "--role",
-                "server",
-                "--json",
-                "--run-dir",
-                str(folder / "split"),
-                *sets,
-            ],
+            [*program, "--run-dir", str(folder / "split"), *sets],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -149,11 +140,12 @@ def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            said = json.loads(line) if line.startswith("{") else {}
-            if said.get("event") == "listening":
-                yield process.pid, said["address"]
+            reported = json.loads(line) if line.startswith("{") else {}
+            if reported.get("event") == "listening":
+                yield process.pid, reported["address"]
                 return
-        raise RuntimeError((folder / "server.log").read_text() or "the server said nothing")
+        problem = (folder / "server.log").read_text()
+        raise RuntimeError(problem or "the split server reported nothing")
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -161,19 +153,19 @@ def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]
 
 
 def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> int:
-    """The parameter server and the clients, until the last round is nearly over; returns what
-    `watch` gave then.
+    """Run the parameter server and the clients until the last round is nearly over; return
+    `watch()` at that time.
     """
     overrides = [
         f"{key}={json.dumps(value)}" for key, value in {**chosen, "split.server": server}.items()
     ]
-    config, stop, told = load(None, overrides), Stopper(), threading.Event()
+    config, stop, listening = load(None, overrides), Stopper(), threading.Event()
     address: list[str] = []
     lines: list[str] = []
 
     def announce(bound: str) -> None:
         address.append(bound)
-        told.set()
+        listening.set()
 
     (folder / "ps").mkdir()
 
@@ -188,14 +180,13 @@ def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> i
         )
 
     def join(name: str) -> None:
-        options = ClientOptions(
-            address[0], name, data=config.data.path or None, policy=SitePolicy(frozenset(KINDS))
-        )
+        policy = SitePolicy(frozenset(KINDS))
+        options = ClientOptions(address[0], name, data=config.data.path or None, policy=policy)
         joining.join_run(options, stop=stop, log=lines.append)
 
     threads = [threading.Thread(target=serve, daemon=True)]
     threads[0].start()
-    told.wait(60)
+    listening.wait(60)
     for number in range(chosen["sync.clients"]):
         threads.append(threading.Thread(target=join, args=(f"site-{number}",), daemon=True))
         threads[-1].start()
@@ -230,7 +221,7 @@ def row(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
 
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With what each client more has cost."""
+    """The rows, with the cost of each additional client."""
     first = {each["method"]: each for each in rows if each["clients"] == 1}
     found = []
     for each in rows:
@@ -244,7 +235,7 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """For docs/BENCHMARKS.md."""
+    """The table for docs/BENCHMARKS.md."""
     made = [
         "| method | clients | grown MB | kept for a client MB | per client more MB | beyond |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -267,7 +258,7 @@ def main() -> None:
     )
     parser.add_argument("--methods", default="fsl-sage,splitfed-v1")
     parser.add_argument("--clients", default="1,2,4,8")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model: does it run?")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, to check that it runs")
     parser.add_argument("--table", action="store_true", help="print the kept rows as a table")
     options = parser.parse_args()
     if options.table:

@@ -1,16 +1,16 @@
-"""A storm of kills over a real split run: clients, the split server and the parameter server, each
-a process, at moments drawn by a seed.
+"""Kills processes of a real split run at moments drawn by a seed, and audits the result.
 
     python benchmarks/split_storm.py --method splitfed-v1 --kills 20 --seed 1
-    python benchmarks/split_storm.py --method fsl-sage --mode lockstep --kills 8 --folder DIR
+    python benchmarks/split_storm.py --method fsl-sage --mode lockstep --kills 8 --clients 2 \
+        --folder DIR      keeps the files
 
-Each kill waits for its moment (at most MOMENT_S seconds): right after a launch, before anything is
-uploaded; in the middle of an alignment, of an average of replicas, of a commit; or at any time. One
-kill in five of a server is a SIGTERM. The killed process is started again after up to two seconds,
-and at times another one dies before it is up. --folder keeps the files. In the end the run is ended
-in order, and ledgers are compared with the clients' journals: nothing merged or trained twice,
-nothing acknowledged that was lost, every process at its good end. Prints a JSON object; exit code 1
-when anything is wrong.
+Clients, the split server and the parameter server are processes. Each kill waits for its moment (at
+most MOMENT_S seconds): right after a launch, before anything is uploaded; in the middle of an
+alignment, of an average of replicas, of a commit; or at any time. One kill in five of a server is a
+SIGTERM. The killed process is started again after at most two seconds, and at times another one
+dies before it is up. At the end the run is ended in order, and the ledgers and the clients'
+journals are compared: nothing merged or trained twice, nothing acknowledged lost, every process
+ended well. Prints a JSON object; exit code 1 when anything is wrong.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ MOMENTS = {
     "commit": ("ps", "commit"),
     "serve": ("ps", "send_version"),
 }
-"""A moment -> in whose journal which effect opens it."""
+"""For each moment: the process, and the effect in its journal that opens it."""
 
 
 class Storm(Parties):
-    """A run and what is done to it."""
+    """A run and its kills."""
 
     def __init__(
         self, folder: Path, method: str, mode: str, clients: int, seed: int, *, warm: bool
@@ -59,7 +59,7 @@ class Storm(Parties):
         names = [f"client-{number}" for number in range(clients)]
         chosen = {"split.method": method, "split.mode": mode, "split.align_passes": 4}
         super().__init__(folder, names, chosen)
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.running: dict[str, Any] = {}
         self.warm = WarmStarter() if warm else None
         self.kills: Counter[str] = Counter()
@@ -81,11 +81,11 @@ class Storm(Parties):
         )
 
     def kill(self, name: str, moment: str) -> None:
-        """Kill one process at a moment, and see that it is gone."""
+        """Kill one process at a moment, and check that it is gone."""
         self._await(moment)
         process = self.running[name]
-        soft = name in self.servers and self.chance.random() < 0.2 and moment != "start"
-        soft = soft and name == "server"  # a parameter server that is asked to end ends the run
+        soft = name in self.servers and self.rng.random() < 0.2 and moment != "start"
+        soft = soft and name == "server"  # SIGTERM at the parameter server ends the run
         process.send_signal(signal.SIGTERM if soft else signal.SIGKILL)
         code = process.wait(UP_S)
         if soft and code not in {64, -signal.SIGTERM}:  # the latter: it was still being started
@@ -96,9 +96,9 @@ class Storm(Parties):
 
     def _await(self, moment: str) -> None:
         if moment == "start":
-            time.sleep(self.chance.uniform(0.0, 3.0))
+            time.sleep(self.rng.uniform(0.0, 3.0))
         elif moment == "any":
-            time.sleep(self.chance.uniform(0.0, MOMENT_S / 2))
+            time.sleep(self.rng.uniform(0.0, MOMENT_S / 2))
         else:
             who, kind = MOMENTS[moment]
             path = self.servers[who] / "journal.jsonl"
@@ -108,45 +108,44 @@ class Storm(Parties):
                 time.sleep(0.005)
 
     def strike(self) -> None:
-        """One blow: somebody dies, perhaps somebody else before the first is up again, and both
-        come back.
-        """
+        """Kill a process, perhaps a second before the first is up again, and start both again."""
         victims = ["ps", "server", *self.clients]
-        first = self.chance.choice(victims)
-        self.kill(first, self.chance.choice([*MOMENTS, "any"]))
+        first = self.rng.choice(victims)
+        self.kill(first, self.rng.choice([*MOMENTS, "any"]))
         down = [first]
-        if self.chance.random() < 0.3:
-            other = self.chance.choice([name for name in victims if name != first])
+        if self.rng.random() < 0.3:
+            other = self.rng.choice([name for name in victims if name != first])
             self.kill(other, "any")
             down.append(other)
-        time.sleep(self.chance.uniform(0.0, 2.0))
+        time.sleep(self.rng.uniform(0.0, 2.0))
         for name in down:
             self.launch(name)
-        if self.chance.random() < 0.3:  # it dies again before it has done anything
+        if self.rng.random() < 0.3:  # it dies again before it has done anything
             self.kill(down[0], "start")
             self.launch(down[0])
 
     def go_on(self, rounds: int) -> None:
-        """Wait until so many more rounds are merged, with everybody in the last of them. Raises
-        AssertionError.
+        """Wait until `rounds` more rounds are merged, the last one with every client.
+
+        AssertionError: a process ended by itself, or the rounds did not come.
         """
         start, deadline = self.version(), time.monotonic() + ROUNDS_S
         while time.monotonic() < deadline:
-            if self.version() >= start + rounds and self.everybody_since(start):
+            if self.version() >= start + rounds and self.all_clients_since(start):
                 return
             for name, process in self.running.items():
                 if process.poll() is not None:
                     raise AssertionError(f"{name} ended by itself with {process.returncode}")
             time.sleep(0.1)
-        raise AssertionError(f"no {rounds} rounds with everybody after version {start}")
+        raise AssertionError(f"no {rounds} rounds with every client after version {start}")
 
     def finish(self) -> dict[str, int]:
-        """End the run in order; exit codes."""
+        """End the run in order; return the exit codes."""
         self.running["ps"].send_signal(signal.SIGINT)
         return {name: process.wait(UP_S) for name, process in self.running.items()}
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End every process that is left."""
         for process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -159,7 +158,7 @@ class Storm(Parties):
 def storm(
     folder: Path, *, method: str, mode: str, clients: int, kills: int, seed: int, warm: bool = False
 ) -> dict[str, Any]:
-    """Run one; what came of it."""
+    """Run one storm; return its result."""
     begun = time.monotonic()
     run = Storm(folder, method, mode, clients, seed, warm=warm)
     problems: list[str] = []
@@ -167,14 +166,14 @@ def storm(
     try:
         for name in ("ps", "server", *run.clients):
             run.launch(name)
-        run.kill(run.chance.choice(["server", *run.clients]), "start")  # before any upload
+        run.kill(run.rng.choice(["server", *run.clients]), "start")  # before any upload
         for name, process in run.running.items():
             if process.poll() is not None:
                 run.launch(name)
         run.go_on(1)
         while run.kills.total() < kills:
             run.strike()
-            if run.chance.random() < 0.5:
+            if run.rng.random() < 0.5:
                 run.go_on(1)
         run.go_on(2)
         codes = run.finish()
@@ -226,7 +225,7 @@ def _tail(path: Path, start: int) -> bytes:
 def main(
     *, method: str, mode: str, clients: int, kills: int, seed: int, warm: bool, folder: Path | None
 ) -> None:
-    """Run a storm and print what came of it."""
+    """Run a storm and print its result."""
     with tempfile.TemporaryDirectory(prefix="split-storm-") as made:
         where = folder or Path(made)
         where.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The tables of `split_methods.py`, as markdown, from whatever rows there are."""
+"""The tables of `split_methods.py`, as markdown, from the rows that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = Mapping[str, Any]
 
 
 def text_of(rows: Sequence[Row]) -> str:
-    """All of them."""
+    """All tables."""
     parts: list[str] = []
     for data, target in _tasks(rows, "formats"):
         found = _of(rows, "formats", data, target)
@@ -47,8 +47,8 @@ def _formats(rows: Sequence[Row]) -> list[str]:
     coded = _mean(r["reached"]["coded"][up] for r in base)
     lines = [
         (
-            "| activations as | seeds | rounds to it | MB up to it | bits a value | of fp32"
-            " | of fp32, coded | accuracy there |"
+            "| activations as | seeds | rounds to it | MB up to it | bits a value | of fp32 | "
+            "of fp32, coded | accuracy there |"
         ),
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -73,9 +73,7 @@ def _formats(rows: Sequence[Row]) -> list[str]:
 
 
 def _values(row: Row) -> float:
-    """Values at the cut up to the target: every one had a gradient, and those are bf16 in all
-    rows.
-    """
+    """Values at the cut up to the target: every one had a gradient, which is bf16 in all rows."""
     return float(row["reached"]["payload"]["gradients down"]) / 2
 
 
@@ -142,8 +140,8 @@ def _idle(rows: Sequence[Row]) -> list[str]:
     rows = sorted(rows, key=lambda r: (r["net"], r["method"], r["choices"]["samples"]))
     lines = [
         (
-            "| method | batches a round | line | at the cut | models as | ms a batch computes"
-            " | idle, all | idle without the first round | s a round |"
+            "| method | batches a round | line | at the cut | models as | ms a batch computes | "
+            "idle, all | idle without the first round | s a round |"
         ),
         "| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]

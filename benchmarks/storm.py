@@ -1,20 +1,19 @@
-"""A storm against eight clients: what faults cost in tokens, in syncs, and in time.
+"""What faults cost eight clients in tokens, in syncs, and in time.
 
     python benchmarks/storm.py [--seeds 1,2,3] [--faults-per-hour 125] [--calm 120] [--storm 300]
-    [--every 15] [--clients 8] [--out FILE]
+        [--every 15] [--clients 8] [--out FILE]
 
-A storm is a seed, and a kind one is soon found. So the seeds stand here, 1, 2 and 3, and what
-counts is the median and the worst of them: that is the last line.
+A storm is a seed, and some seeds are mild. So the seeds 1, 2 and 3 are fixed here, and the median
+and the worst of them count: that is the last line.
 
-One run for each seed, on this machine: a server and clients as processes, each client behind a
-proxy that can be cut, launched again by a supervisor when it dies. First it runs `--calm` seconds
-without faults, then `fsl-node chaos` storms for `--storm` seconds with all four kinds. Prints each
-report as one JSON line, with the audit of the ledger.
+One run for each seed, on this machine: a parameter server and clients as processes, each client
+behind a proxy that can be cut, launched again by a supervisor when it dies. First it runs `--calm`
+seconds without faults, then `fsl-node chaos` injects all four kinds for `--storm` seconds. Prints
+each report as one JSON line, with the audit of the ledger.
 
 A step takes its time without computing (0.1 s of sleep, as where a GPU computes), so that tokens do
-not depend on who else uses the machine, and the tokens that a dead client would have trained are
-not trained by the others on the cores that it leaves. Starting Python and importing torch does
-compute, on the same cores.
+not depend on other load, and the other clients do not use a dead client's cores to train its
+tokens. Starting Python and importing torch do compute, on the same cores.
 """
 
 import argparse
@@ -73,9 +72,8 @@ class Play:
         self.task.write_text(TASK)
         self.names = [f"client-{number}" for number in range(1, given.clients + 1)]
         self.address = ""
-        with socket.create_server(
-            ("127.0.0.1", 0)
-        ) as free:  # the same one again if the server dies
+        # A fixed port: the parameter server gets the same one again after it dies.
+        with socket.create_server(("127.0.0.1", 0)) as free:
             self.place = f"127.0.0.1:{free.getsockname()[1]}"
 
     def server(self) -> Child:
@@ -99,7 +97,7 @@ class Play:
         )
 
     def line(self, name: str, line: str) -> None:
-        """Wait for the parameter server's address."""
+        """Wait for the server's address."""
         if name == SERVER and not self.address and '"listening"' in line:
             self.address = json.loads(line)["address"]
 
@@ -110,7 +108,7 @@ class Play:
         return [fact for fact in facts if fact["fact"] == "version"]
 
     async def until(self, ready: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait for something, or give up."""
+        """Wait for something; AssertionError when the time is over."""
         deadline = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > deadline:
@@ -118,11 +116,11 @@ class Play:
             await asyncio.sleep(0.1)
 
     def all_joined(self) -> bool:
-        """Whether a version has merged everybody."""
+        """Whether a version has merged every client."""
         return any(len(fact["merged"]) >= self.given.clients for fact in self.versions())
 
     async def play(self) -> dict[str, Any]:
-        """From the first process to the last; what the chaos command reported, and more."""
+        """Run one storm from start to end; return the chaos command's report, and more."""
         given = self.given
         async with Supervisor(
             log_path=self.run_dir.parent / "children.log", on_line=self.line, rules=RULES
@@ -144,25 +142,11 @@ class Play:
             seconds = calm[-1]["at"] - calm[0]["at"]
             before = (calm[-1]["tokens_total"] - calm[0]["tokens_total"]) / seconds
             chaos = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "fsl_async.cli",
-                "chaos",
-                str(self.run_dir),
-                "--faults-per-hour",
-                str(given.faults_per_hour),
-                "--for",
-                f"{given.storm}s",
-                "--kill",
-                "--stop",
-                "--partition",
-                "--slow",
-                "--seed",
-                str(self.seed),
-                "--json",
+                sys.executable, "-P", "-m", "fsl_async.cli", "chaos", str(self.run_dir),
+                "--faults-per-hour", str(given.faults_per_hour), "--for", f"{given.storm}s",
+                "--kill", "--stop", "--partition", "--slow", "--seed", str(self.seed), "--json",
                 stdout=asyncio.subprocess.PIPE,
-            )
+            )  # fmt: skip
             out, _ = await chaos.communicate()
             launches = sum(supervisor.launches(name) for name in self.names) - len(self.names)
             await supervisor.stop_child(SERVER, 60.0, signal.SIGINT)
@@ -196,11 +180,11 @@ def row_of(given: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and worst over the seeds of what is asked for: tokens, participation of a storm's
-    syncs, seconds until wholly back.
+    """Median and worst over the seeds of tokens, participation of a storm's syncs, and seconds
+    until every client is back.
 
-    A storm that is too short has no sync, or nobody who came back: it does not count where it has
-    nothing to say.
+    A storm that is too short has no sync, or no client that came back: it is left out where it has
+    no value.
     """
     return {
         "seeds": [row["seed"] for row in rows],

@@ -1,22 +1,22 @@
-"""A vector from one process into another's accumulator: encoding, sending and adding chunk by chunk
-at once, beside each alone.
+"""Streams a vector into another process's accumulator: all stages at once, beside each alone.
 
     python benchmarks/streaming.py                       32 M values, e4m3 and uniform, loopback
     python benchmarks/streaming.py --values 8 --format bf16
 
-The sender codes a chunk in a thread when the transport asks for it, the receiver adds it in a
-thread while the next ones arrive: the ways of a client's delta and of a split server's uploads. A
-row is the median over --rounds, all ways in turns:
+The sender encodes a chunk in a thread when the transport asks for it, the receiver adds it in a
+thread while the next ones arrive, as for a client's delta and for uploads to a split server. A row
+is the median over --rounds, all ways in turns:
     encode_s, accumulate_s   all chunks, alone, in the process that does it
-    wire_s                   chunks that are coded already, to a receiver that drops them
-    streamed_s               all of it at once, from the offer until the last chunk is added
-    overlap                  (encode_s + wire_s + accumulate_s) / streamed_s: 1 without overlap
-    over_slowest             streamed_s / the largest of the three: 1 with full overlap
-Seconds are wall-clock time; both processes and the transport's own threads share the
-machine's cores: on loopback sending is processor time as well, and there is nothing to wait for in
-which something else could be done. A path of 1 Gbit/s without another machine:
-    unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency
-    100ms; exec python benchmarks/streaming.py'
+    wire_s                   chunks that are already coded, to a receiver that drops them
+    streamed_s               all stages at once, from the offer until the last chunk is added
+    overlap                  (encode_s + wire_s + accumulate_s) / streamed_s: 1 for no overlap
+    over_slowest             streamed_s / the largest of the three: 1 for full overlap
+Seconds are wall-clock; both processes and the transport's own threads share the machine's cores: on
+loopback sending is processor time too, and leaves no wait to overlap with. A link of 1 Gbit/s
+without another machine:
+    unshare -n sh -c 'ip link set lo up
+        tc qdisc add dev lo root tbf rate 1gbit burst 1mb latency 100ms
+        exec python benchmarks/streaming.py'
 """
 
 from __future__ import annotations
@@ -43,13 +43,11 @@ from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 CHUNK_VALUES = 131072
 WAYS = {"wire_s": (False, False), "streamed_s": (True, True)}
-"""Whether the sender codes, and whether the receiver adds."""
+"""Whether the sender encodes, and whether the receiver adds."""
 
 
 class Encoder:
-    """Codes chunks of a vector, as the runtime does: into one room, then into bytes of their
-    size.
-    """
+    """Encodes chunks as the runtime does: into one buffer, then into bytes of their size."""
 
     def __init__(self, values: np.ndarray, number_format: str) -> None:
         self.chunks = values.size // CHUNK_VALUES
@@ -72,7 +70,7 @@ class Encoder:
 
 @frozen
 class Kept:
-    """Chunks that are coded already."""
+    """Chunks that are already coded."""
 
     _frames: list[bytes]
 
@@ -133,7 +131,7 @@ def _fail(error: Exception) -> None:
 
 
 async def send(port: int, values: int, number_format: str) -> None:
-    """The sender's process: offers what the receiver asks for."""
+    """The sender's process: offers the streams that the receiver asks for."""
     vector = np.random.default_rng(0).standard_normal(values, dtype=np.float32)
     encoder = Encoder(vector, number_format)
     worker = ThreadWorker(asyncio.get_running_loop(), "encode")
@@ -195,7 +193,7 @@ class Receiver:
             self.endpoint.accept(event.peer, event.stream_id, self.sink)
 
     def close(self) -> None:
-        """The end."""
+        """Close the endpoint and its worker."""
         self.endpoint.close()
         self.sink.close()
 
@@ -204,7 +202,7 @@ class Receiver:
         await self._up.wait()
 
     async def one_round(self, number: int) -> dict[str, float]:
-        """Every way once."""
+        """Run every way once."""
         self.endpoint.send("sender", {"stream": "encode"})
         found = {"encode_s": float((await self._inbox.get())["encode_s"])}
         for name, (codes, adds) in WAYS.items():

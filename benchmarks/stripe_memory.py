@@ -1,21 +1,20 @@
-"""What a stripe costs in memory: a listener and its dialers on loopback, each a process, with one
-bulk connection and with many.
+"""Memory of a stripe: a listener and its dialers, each a process, with one bulk connection or many.
 
     python benchmarks/stripe_memory.py [--stripes 1,64] [--clients 1,4] [--mib 64] [--save FILE]
 
-One JSON row for each number of clients and stripes, plain and under CURVE. Resident memory (VmRSS,
-Linux only) of the listener and of one dialer beyond what the same process held before it had a
-connection, in bytes:
+One JSON row for each number of clients and stripes, plain and under CURVE, over loopback. Resident
+memory (VmRSS, Linux only) of the listener and of one dialer beyond what the same process held
+before it had a connection, in bytes:
 
-  * `..._open`: every connection stands and was shown to the other side, a stream of 16 KiB went
-    each way, and then --quiet seconds.
+  * `..._open`: every connection is up and known to the other side, a stream of 16 KiB went each
+    way, and then --quiet seconds.
   * `..._used`: after `--mib` more each way, in chunks of 1 MiB, from each client, one client after
-    the other; then --quiet seconds.
-  * `..._most`: the highest that there was.
+    another; then --quiet seconds.
+  * `..._most`: the peak.
 
 `listener_per_stripe` and `dialer_per_stripe` are the differences to the row with the fewest stripes
-of the same kind, open and used, for each stripe more of one client. What the kernel holds for a
-connection is not in it. Nothing is stored: a sink forgets, a source has one chunk.
+of the same kind, open and used, for each stripe more of one client. Memory that the kernel holds
+for a connection is not included. Nothing is stored: a sink drops its data, a source has one chunk.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Sink:
     """Takes chunks and forgets them."""
 
     def write(self, index: int, data: tp.Buffer, done: Any) -> None:
-        """Say at once that it is written."""
+        """Report at once that it is written."""
         done(True)
 
 
@@ -70,9 +69,7 @@ def resident() -> dict[str, int]:
 
 
 class End:
-    """An endpoint that does what comes through a pipe: `connections`, `memory`, or a stream to
-    somebody.
-    """
+    """An endpoint that obeys a pipe: `connections`, `memory`, or a stream to a peer."""
 
     def __init__(self, pipe: Any, stripes: int) -> None:
         self.pipe = pipe
@@ -92,7 +89,7 @@ class End:
             self.pipe.send(type(event).__name__)
 
     async def serve(self) -> None:
-        """Serve until the pipe ends it."""
+        """Serve until the pipe asks to end."""
         threading.Thread(target=self._listen, daemon=True).start()
         await self.ended.wait()
         await self.endpoint.aclose()
@@ -148,7 +145,7 @@ def dialer(pipe: Any, stripes: int, port: int, name: str, public: str) -> None:
 
 
 class Party:
-    """A process of ours, from outside."""
+    """A process of this benchmark, as its parent has it."""
 
     def __init__(self, work: Any, *arguments: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -158,12 +155,12 @@ class Party:
         self.before: dict[str, int] = {}
 
     def ask(self, what: Any) -> Any:
-        """Say something and return what comes back."""
+        """Send a request and return the answer."""
         self.pipe.send(what)
-        return self.hear()
+        return self.receive()
 
-    def hear(self) -> Any:
-        """Return the next message."""
+    def receive(self) -> Any:
+        """Return the next answer."""
         if not self.pipe.poll(ANSWER_S):
             raise RuntimeError(f"no answer within {ANSWER_S:g} s")
         return self.pipe.recv()
@@ -178,19 +175,19 @@ def row_of(stripes: int, clients: int, mib: int, quiet_s: float, *, curve: bool)
     """One row."""
     pair = KeyPair.new() if curve else None
     server = Party(listener, stripes, pair)
-    port = server.hear()
+    port = server.receive()
     names = [f"c{number}" for number in range(clients)]
     public = "" if pair is None else pair.public
     parties = {name: Party(dialer, stripes, port, name, public) for name in names}
-    everybody = [server, *parties.values()]
+    all_parties = [server, *parties.values()]
     row: dict[str, Any] = {"bench": "stripe_memory", "stripes": stripes, "clients": clients}
     row |= {"curve": curve, "mib": mib}
     try:
-        for party in everybody:
+        for party in all_parties:
             party.before = party.ask("memory")
         for party in parties.values():
             assert party.ask("connect") == "PeerUp"
-            assert server.hear() == "PeerUp"
+            assert server.receive() == "PeerUp"
         for state, size, chunks in (("open", SMALL_BYTES, 1), ("used", CHUNK_BYTES, mib)):
             for name, party in parties.items():
                 assert party.ask(("", state, size, chunks)) == "StreamSent"
@@ -204,13 +201,13 @@ def row_of(stripes: int, clients: int, mib: int, quiet_s: float, *, curve: bool)
                 row[f"{role}_most"] = found["most"] - party.before["now"]
         row["connections"] = server.ask("connections")
     finally:
-        for party in reversed(everybody):
+        for party in reversed(all_parties):
             party.close()
     return row
 
 
 def compared(row: dict[str, Any], least: dict[str, Any]) -> dict[str, Any]:
-    """The same row with what each stripe of it costs more than those of the least one."""
+    """The same row, with the cost of each stripe beyond those of the row with the fewest."""
     more = row["stripes"] - least["stripes"]
     if more == 0:
         return row

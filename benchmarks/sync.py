@@ -1,30 +1,32 @@
-"""A whole synchronization through a real parameter server: seconds per GB and client, and the
-server's peak memory.
+"""A complete synchronization through a real parameter server: seconds per GB and client, and
+memory.
 
-    python benchmarks/sync.py     (100 M parameters; 1, 6 and 24 clients; fp32 and e4m3)
+    python benchmarks/sync.py
+        100 M parameters, 1, 6 and 24 clients, fp32 and e4m3
     python benchmarks/sync.py --clients 6 --format e4m3 --rounds 5
 
-The parameter server is `fsl-node --role ps` as a process of its own, over ZeroMQ on loopback, with
-its spool and checkpoints on the disk that holds --folder. The clients are light ones in this
-process: `benchmarks/sync_clients.py` lists what of them is real. Delta values are normal, so the
+The parameter server is `fsl-node --role ps` in its own process, over ZeroMQ on loopback, with its
+spool and checkpoints on the disk that holds --folder. The clients are light ones in this process:
+`benchmarks/sync_clients.py` lists which parts of them are real. Delta values are normal, so the
 coded sizes are those of noise; nothing is compressed away.
 
-A row is the median over --rounds syncs after one that warms up. Times are read from the server's
-journal:
+A row is the median over --rounds syncs after one that warms up. Times are read from the parameter
+server's journal:
     sync_s       from the call until the last client reported the new version with its digest
-    upload_s     ... until the last delta was durable (earlier ones are added up meanwhile)
-    commit_s     until the next version was durable (last additions, outer step, checkpoint)
+    upload_s     ... until the last delta was durable (earlier ones are accumulated meanwhile)
+    commit_s     until the next version was durable (rest of the accumulation, outer step,
+                 checkpoint)
     download_s   until all clients held it
     s_per_gb_per_client   sync_s / (fp32 size of the model in GB) / clients
-Memory is the parameter server's VmHWM at the end minus its VmRSS when it listened, divided by the
-fp32 size of the model. Whatever it did since then counts: version 0, a full fetch, all rounds.
+Memory is the parameter server's VmHWM at the end minus its VmRSS when it began to listen, divided
+by the fp32 size of the model. It includes version 0, a full fetch, and all rounds.
 
-floor_s is what the bytes would cost at this machine's limits, measured just before: through a
-loopback socket once each way for each client, and to the disk with fsync (spool and checkpoint),
-one after the other. server_cpu_s and clients_cpu_s are processor seconds during a sync, which other
-jobs on the machine (load_1m) change less than they change sync_s. codec_cpu_s is the processor time
-of the codec's calls, made alone in this process, times how often the parameter server makes them in
-a sync; codec_share is codec_cpu_s / server_cpu_s.
+floor_s is the cost of the bytes at this machine's limits, measured just before: through a loopback
+socket once each way for each client, and to the disk with fsync (spool and checkpoint), one after
+another. server_cpu_s and clients_cpu_s are processor seconds during a sync, which other jobs on the
+machine (load_1m) change less than they change sync_s. codec_cpu_s is the processor time of the
+codec's calls, made alone in this process, times their number at the parameter server in a sync;
+codec_share is codec_cpu_s / server_cpu_s.
 """
 
 from __future__ import annotations
@@ -65,13 +67,12 @@ def manifest_of(parameters: int) -> Manifest:
     return Manifest.from_shapes([*shapes, ("rest", (left,))])
 
 
-# --- reading the journal
-# --------------------------------------------------------------------------------------
+# --- reading the journal ------------------------------------------------------------------------
 
 
 @define
 class Times:
-    """One version, on the parameter server's clock in seconds."""
+    """One version's times, on the parameter server's clock in seconds."""
 
     called: float
     deltas: int = 0
@@ -119,14 +120,11 @@ def read_times(path: Path) -> dict[int, Times]:
     return found
 
 
-# --- a row
-# ---------------------------------------------------------------------------
+# --- a row --------------------------------------------------------------------------------------
 
 
 def codec_seconds(model: SharedModel, clients: int) -> dict[str, float]:
-    """Processor seconds of the codec's calls that one sync needs at the server, when they are made
-    alone here.
-    """
+    """Processor seconds of a parameter server's codec calls in one sync, made alone here."""
     room = np.zeros(model.manifest.chunk_values(0), np.float32)
 
     def median_cpu_s(call: Callable[[bytes], object]) -> float:
@@ -154,7 +152,7 @@ def codec_seconds(model: SharedModel, clients: int) -> dict[str, float]:
 async def play(
     server: Server, model: SharedModel, clients: int, rounds: int, every_s: float
 ) -> tuple[float | None, list[dict[str, float]]]:
-    """All rounds. Returns the join's seconds, and each round's processor seconds and memory."""
+    """Run all rounds. Returns the join's seconds, and each round's processor seconds and memory."""
     crowd = Crowd(model, server.address, clients, every_s)
     seen = []
     try:
@@ -180,7 +178,7 @@ def measure(
 ) -> dict[str, Any]:
     """One row."""
     begun = time.monotonic()
-    every_s = 0.5 if small else 4.0  # between two calls that nobody has work for
+    every_s = 0.5 if small else 4.0  # between two calls while no client has work
     limit = limits.measure(folder, small=small)
     model = SharedModel(manifest_of(parameters), CodecSpec(format=coding))
     model_bytes = 4 * parameters
@@ -254,7 +252,7 @@ def measure(
 @click.option("--parameters", default=100_000_000, show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="After the one that warms up.")
 @click.option("--folder", type=click.Path(path_type=Path), default=None, help="Disk to use.")
-@click.option("--smoke", is_flag=True, help="Tiny, to see that it works.")
+@click.option("--smoke", is_flag=True, help="Tiny, to check that it works.")
 def main(
     clients: tuple[int, ...],
     formats: tuple[str, ...],

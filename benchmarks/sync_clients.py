@@ -2,19 +2,19 @@
 
 Real, the production code: each client's session, credit and streams (`DialerEndpoint` over
 `ZmqDialer`, real sockets), its decisions (`ClientMachine`) and the shell that carries them out
-(`ClientShell`), with a name, incarnation and delta keys of its own.
+(`ClientShell`), with its own name, incarnation and delta keys.
 
 Shared or left out, because 24 clients with three or four vectors of the model's size do not fit
 into one machine:
-  * Nobody trains. A snapshot is answered at once: with work when the benchmark says so, else
-    "nothing trained" (the server then closes its round without a version).
+  * No client trains. A snapshot is answered at once: with work when the benchmark orders it, else
+    "nothing trained" (the parameter server then closes its round without a version).
   * All send the same delta. It was coded before, each chunk once, and is only read.
   * The first client is complete on the way down: it decodes every update, adds it to its base and
-    hashes the result, so that the server's digest is checked. The others take every byte of theirs
-    through the same sockets and streams, and keep a CRC-32 of it; those are compared with the first
-    one's, and the first one's digest is reported as theirs.
-  * The first client publishes version 0, the second fetches it in full; the others say that they
-    hold version 0 already, as after a lost connection.
+    hashes the result, so that the announced digest is checked. The others receive all their bytes
+    through the same sockets and streams, and keep a CRC-32 of them; it is compared with the first
+    client's, whose digest they report.
+  * The first client publishes version 0, the second fetches it in full; the others announce that
+    they hold version 0 already, as after a lost connection.
 All run on one event loop, with one worker thread for the first client and another one for all the
 others.
 """
@@ -58,14 +58,14 @@ class SharedModel:
     base: NDArray[np.float32] = field(init=False)
     delta: list[bytes] = Factory(list)
     crcs: dict[int, int] = Factory(dict)
-    """Of each version's update, as the first client received it."""
+    """CRC-32s of each version's update, as the first client received it."""
 
     def __attrs_post_init__(self) -> None:
-        chance = np.random.default_rng(0)
-        self.base = chance.standard_normal(self.manifest.values, np.float32)
+        rng = np.random.default_rng(0)
+        self.base = rng.standard_normal(self.manifest.values, np.float32)
         self.base *= np.float32(WEIGHT_DEVIATION)
         for index in range(self.manifest.chunks):
-            values = chance.standard_normal(self.manifest.chunk_values(index), np.float32)
+            values = rng.standard_normal(self.manifest.chunk_values(index), np.float32)
             self.delta.append(encode(values * np.float32(STEP_DEVIATION), self.spec))
 
     @property
@@ -92,7 +92,7 @@ class LightLearner:
     # --- loop thread
 
     def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
-        """Answer at once, with work when there is some; no thread is there to be held."""
+        """Answer at once, with work when there is some; there is no thread to hold."""
         work, self._client.work = self._client.work, False
         done = (TOKENS, STEPS) if work else (0, 0)
         self._client.answered_at = time.monotonic()
@@ -100,7 +100,7 @@ class LightLearner:
         self._client.changed()
 
     def begin_round(self, sequence: int, number: int) -> None:
-        """Rounds of a client's own are for split learning."""
+        """Rounds of a client are for split learning only."""
         raise NotImplementedError
 
     def resume(self) -> None:
@@ -113,7 +113,7 @@ class LightLearner:
         self._client.changed()
 
     def drop_delta(self, sequence: int) -> None:
-        """The delta is everybody's."""
+        """Nothing to do: all clients share the delta."""
 
     def begin_fetch(self, kind: Literal["update", "full"], version: int) -> None:
         """Get ready."""
@@ -121,7 +121,7 @@ class LightLearner:
         self._digest = WeightsDigest()
 
     def stop(self) -> None:
-        """Nobody trains."""
+        """Nothing to do: no client trains."""
 
     def refuse(self, code: str, text: str) -> None:
         """End the benchmark."""
@@ -145,7 +145,7 @@ class LightLearner:
         return self._model.delta[index]
 
     def finish_encoding(self, sequence: int) -> None:
-        """It is coded."""
+        """Nothing to do: the delta is coded."""
 
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
         """Add to the CRC; the complete client applies the chunk and hashes what comes out."""
@@ -170,9 +170,7 @@ class LightLearner:
 
 
 class LightClient:
-    """One client. `held` is the version it holds, `work` whether its next snapshot has something to
-    send.
-    """
+    """One client. `held`: the version it holds. `work`: whether its next snapshot has a delta."""
 
     def __init__(
         self,
@@ -220,7 +218,7 @@ class LightClient:
         return self._endpoint
 
     def start(self, held: Held | None = None) -> None:
-        """Dial. `held`: say that this version is here already."""
+        """Dial. `held`: announce that this version is here already."""
         self._shell.node.feed(ev.Attached(self._manifest.fingerprint, self._manifest.values))
         if held is not None:
             self.learner.base_version = held.version
@@ -228,11 +226,11 @@ class LightClient:
         self._shell.dial()
 
     def feed_soon(self, event: Event) -> None:
-        """Answer the machine after it is done with what it asked."""
+        """Pass an event to the machine once the current one is handled."""
         self._loop.call_soon(self._shell.node.feed, event)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._shell.node.close()
         await self._endpoint.aclose()
 
@@ -243,7 +241,7 @@ class LightClient:
 
 
 class Crowd:
-    """All clients of one benchmark, and the rounds they play."""
+    """All clients of one benchmark, and their rounds."""
 
     def __init__(self, model: SharedModel, server: str, clients: int, every_s: float) -> None:
         self.model = model
@@ -264,9 +262,7 @@ class Crowd:
         ]
 
     async def start(self) -> float | None:
-        """Publish, fetch, join. Returns the seconds of the second client's full fetch, if there is
-        one.
-        """
+        """Publish, fetch, join. Returns the seconds of the second client's full fetch, or None."""
         first, *others = self.clients
         first.start()
         await self._until(lambda: first.held == 0)
@@ -282,11 +278,11 @@ class Crowd:
         return joined_s
 
     async def sync(self, version: int) -> None:
-        """Let everybody have work for the next call, and wait until all hold `version`.
+        """Give every client work for the next call, and wait until all hold `version`.
 
-        Between rounds the server goes on calling, and everybody answers that nothing was trained.
-        Work is given out right after all have answered the same call, so that the next one finds
-        all of them with work.
+        Between rounds the parameter server goes on calling, and every client answers that it
+        trained nothing. Work is given out right after all have answered the same call, so that the
+        next one finds all of them with work.
         """
         begun = time.monotonic()
 
@@ -304,7 +300,7 @@ class Crowd:
                 raise RuntimeError(f"{client.name} did not follow to version {version}")
 
     async def close(self) -> None:
-        """Hang up, all of them."""
+        """Close all connections."""
         for client in self.clients:
             await client.close()
         for worker in self._workers:

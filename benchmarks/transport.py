@@ -3,9 +3,9 @@
     python benchmarks/transport.py [--chunks 64,256,1024] [--curve both] [--rounds 5]
     python benchmarks/transport.py --net transatlantic --stripes auto,64 --others pyzmq,tcp
 
-The same rows with more ways, each measured in turns in the same run (transport_peers.py). grpcio
-comes with `pip install 'fsl-async[bench]'`; what is not installed is left out, and the first row
-names it. `--json` prints a JSON object for each row, `--save FILE` adds them to a file.
+The same rows with more ways, all measured in turns in the same run (transport_peers.py). grpcio
+comes with `pip install 'fsl-async[bench]'`; ways that are not installed are left out, and the first
+row names them. `--json` prints a JSON object for each row, `--save FILE` adds them to a file.
 """
 
 from __future__ import annotations
@@ -45,17 +45,9 @@ def iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dict
         while "listening" not in server.line(START_S):
             continue
         words = [
-            path,
-            "-c",
-            places.address,
-            "-J",
-            "-t",
-            str(seconds),
-            "-O",
-            str(max(1, round(settings.warm_s))),
-            "-l",
-            str(min(case.chunk_bytes, 1 << 20)),
-        ]
+            path, "-c", places.address, "-J", "-t", str(seconds),
+            "-O", str(max(1, round(settings.warm_s))), "-l", str(min(case.chunk_bytes, 1 << 20)),
+        ]  # fmt: skip
         done = subprocess.run(
             places.command(False, words),
             capture_output=True,

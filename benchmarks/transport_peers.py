@@ -3,7 +3,7 @@
     python benchmarks/transport_peers.py TASK    one end of a transfer, for benchmarks/transport.py
 
 grpc.aio is measured without protobuf: bytes in, bytes out, one client stream. Both use the event
-loop that nodes use, and both are measured as their users get them: the heap is left as it is.
+loop that nodes use, and both are measured with their default heap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Your own task: `bin/fsl-node --role client --task examples/own_task.py:train ADDRESS`.
 
-Each client takes points of its own part of a synthetic data set; together the clients fit one small
-network to them.
+Each client uses its own part of a synthetic data set; together the clients fit one small network to
+all of it.
 """
 
 import torch

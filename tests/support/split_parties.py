@@ -100,7 +100,7 @@ class Parties:
         """Return the newest version; -1 if there is none."""
         return max(self.versions(), default=-1)
 
-    def everybody_since(self, version):
+    def all_clients_since(self, version):
         """Return whether every client was merged after a version.
 
         In the newest version, or, where each version is one client's, in as many versions as

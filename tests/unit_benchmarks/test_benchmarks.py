@@ -227,7 +227,7 @@ def test_attackers_of_a_real_server(script):
     """A replay, which needs a recorded honest client: the attacker is another process, and its
     problem is in the row.
     """
-    row = script("strangers").measure("replayed", 20_000, 1, warm_s=0.1)
+    row = script("under_attack").measure("replayed", 20_000, 1, warm_s=0.1)
     assert (row["problem"], row["lost_sessions"]) == ("", 0)
     assert row["steps"] > 0
     assert row["attacked_s"] > 0

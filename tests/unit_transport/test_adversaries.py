@@ -1,8 +1,8 @@
 """Attackers with real sockets against one listener.
 
 The honest client's session stays, its bytes arrive, and memory stays bounded.
-benchmarks/strangers.py measures how much an attack slows a whole sync of a real server. Here is
-what must always hold, in one process, for a moment of each attack, and evidence that each attack
+benchmarks/under_attack.py measures how much an attack slows a sync of a real parameter server. Here
+is what must always hold, in one process, for a moment of each attack, and evidence that each attack
 does what its name states.
 """
 
@@ -92,9 +92,9 @@ EVIDENCE = {
         in {answer[:2] for answer in field.answers}
     ),
     "fast speaker": lambda field: (
-        len(field.of("crook", MessageReceived)) >= 10
+        len(field.of("attacker", MessageReceived)) >= 10
         and field.ps.endpoint.receive_budget.eager_bytes >= 4 * attacks.EARLY_BYTES
-        and not field.of("crook", PeerDown)
+        and not field.of("attacker", PeerDown)
         and not field.ps.link.incomplete
     ),
 }
@@ -145,12 +145,12 @@ def test_the_honest_client_is_not_harmed(name, zmq_world, new_source, new_sink):
 def test_the_fast_speaker_sends_valid_messages():
     """Messages of an older version would be dropped unread, and the attack would prove nothing."""
     session = bytes(8)
-    words = [frames.parse(parts, 1 << 20, 0) for parts in attacks.fast_words(session, 4, 7)]
+    words = [frames.parse(parts, 1 << 20, 0) for parts in attacks.control_burst(session, 4, 7)]
     assert [one.seq for one in words[:-1]] == [6, 5, 5, 6, 6]
     assert isinstance(words[-1], frames.Beat)
     seen = set()
     for index in range(130):
-        head, payload = attacks.early_chunk(session, index)
+        head, payload = attacks.unaccepted_chunk(session, index)
         assert is_whole([head, payload, b"\xc1" + head])
         chunk = frames.parse(
             [head, payload], SETTINGS.hello_limit_bytes, SETTINGS.chunk_limit_bytes

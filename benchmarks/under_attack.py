@@ -1,14 +1,14 @@
-"""A real parameter server under attack: how much slower honest clients' syncs become, and the
-memory it takes.
+"""A parameter server under attack: whether honest clients' syncs go on, how fast, at what memory.
 
-    python benchmarks/strangers.py        all attacks, each for --rounds syncs (three minutes)
-    python benchmarks/strangers.py --attack "fresh names" --rounds 5
+    python benchmarks/under_attack.py
+        all attacks, each for --rounds syncs (about three minutes)
+    python benchmarks/under_attack.py --attack "fresh names" --rounds 5
 
-It is `fsl-node --role ps` in a process of its own, two honest clients are light ones in this
-process (`sync_clients.py`), the attackers (`attacks.py`) in another. All share this machine's
-processors, so `slower` (median sync under attack over that without, measured just before at the
-same server) says as much about two cores as about limits. `grown_mb` is the parameter server's peak
-memory over what it had before. `lost_sessions` counts sessions of honest clients that ended, and
+The parameter server is `fsl-node --role ps` in its own process, two honest clients are light ones
+in this process (`sync_clients.py`), the attackers (`attacks.py`) are in another. All share this
+machine's processors, so `slower` (median sync under attack over that without, measured just before
+in the same process) depends as much on two cores as on limits. `grown_mb` is the growth of the
+parameter server's peak memory. `lost_sessions` counts sessions of honest clients that ended, and
 must be 0.
 """
 
@@ -40,17 +40,17 @@ EVERY_S = 0.3
 CLIENTS = 2
 
 
-def _attack(name: str, address: str, recording: Recording, told: Any) -> None:
+def _attack(name: str, address: str, recording: Recording, pipe: Any) -> None:
     attack = Attack(name, address, recording)
     attack.start()
-    told.send("begun")
-    told.recv()
+    pipe.send("begun")
+    pipe.recv()
     attack.stop()
-    told.send((attack.steps, attack.problem))
+    pipe.send((attack.steps, attack.problem))
 
 
 async def _answer(pipe: Any, attacker: Any) -> Any:
-    """What the attacker says next; the loop runs on meanwhile."""
+    """The attacker's next report; the loop runs on meanwhile."""
     while not pipe.poll():
         if not attacker.is_alive():
             raise RuntimeError("the attacker died")
@@ -74,7 +74,7 @@ async def play(
         for attacked in (False, True):
             if attacked:
                 before = server.memory_bytes("VmHWM")
-                # Now, because what was recorded so far goes with it.
+                # Now, because the recording ends with the connection.
                 attacker = multiprocessing.get_context("spawn").Process(
                     target=_attack, args=(name, server.address, recording, theirs), daemon=True
                 )
@@ -88,7 +88,7 @@ async def play(
                 seconds[attacked].append(time.monotonic() - begun)
         ours.send("stop")
         steps, problem = await _answer(ours, attacker)
-        await crowd.sync(version + 1)  # and after it, all is well
+        await crowd.sync(version + 1)  # after the attack, syncs go on
         peak = server.memory_bytes("VmHWM")
     finally:
         if attacker is not None and attacker.is_alive():
@@ -107,7 +107,7 @@ async def play(
 
 
 def _drain(server: Server) -> None:
-    """Read what it prints: a full pipe would stop it."""
+    """Read its output: a full pipe would stop it."""
     assert server.process.stdout is not None
     with contextlib.suppress(ValueError, OSError):
         while server.process.stdout.readline():
@@ -119,7 +119,7 @@ def measure(
 ) -> dict[str, Any]:
     """One row."""
     model = SharedModel(manifest_of(parameters), CodecSpec(format="uniform"))
-    work = Path(tempfile.mkdtemp(prefix="strangers-", dir=folder))
+    work = Path(tempfile.mkdtemp(prefix="under-attack-", dir=folder))
     settings = {
         "sync.every_s": EVERY_S,
         "sync.quorum": 1.0,
