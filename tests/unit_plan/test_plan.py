@@ -17,7 +17,7 @@ from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan,
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 
 # FSL-SAGE (ICML 2025, arXiv:2505.23182): GiB until 81 % on CIFAR-10 and 50 % on CIFAR-100, with the
-# rounds that they imply. None: not reached within the budget of 200 GiB.
+# implied rounds. None: not reached within the budget of 200 GiB.
 PUBLISHED = [
     ("resnet18-cifar10", "fsl-sage", 89, "12.20"),
     ("resnet18-cifar10", "cse-fsl", 91, "26.02"),
@@ -139,7 +139,7 @@ def test_methods_with_an_auxiliary_model():
     assert cse.total(4)[aligned].payload == 4 * 3 * auxiliary
 
 
-def test_whole_models():
+def test_full_models():
     """FedAvg sends one uncut model in fp32; pretraining sends deltas, and fp32 only at first."""
     fedavg, pretrain = plan("fedavg"), plan("pretrain")
     found = fedavg.shapes

@@ -43,7 +43,7 @@ def test_measured_shapes_match_the_formulas(name, cut, sets):
 
 
 def test_a_method_without_auxiliary_model_needs_none():
-    """This server's part has no block to make one of, and splitfed needs none."""
+    """This split server's part has no block to make one of, and splitfed needs none."""
     found = shapes(
         "model.family=small-cnn", *IMAGES, "split.cut=relu3", "model.sizes=width=2",
         method="splitfed-v1",
@@ -55,7 +55,7 @@ def test_a_method_without_auxiliary_model_needs_none():
 
 @pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 def test_frozen_weights_are_held_and_not_sent():
-    """With LoRA a client's memory has its whole part; its bytes have the adapters alone."""
+    """With LoRA a client's memory holds its complete part; its bytes are the adapters' alone."""
     layout = {"layers": 2, "width": 32, "heads": 2, "context": 16}
     sizes = ["model.family=llama", *(f"model.{key}={size}" for key, size in layout.items())]
     whole, lora = shapes(*sizes), shapes(*sizes, "split.lora_client=2")
