@@ -21,7 +21,7 @@ steps.
 A row is identified by what it measured (`spec`); rows in the results file are not run again. Rows
 are ordered by table and seed, so that tables can be printed (with fewer seeds) before all is done;
 several processes can share the work by --seed. Rows of other values of BUDGET_STEPS or
-LEARNING_RATE (`quality_grid.py`) are ignored: after a change the tables start anew.
+LEARNING_RATE (`quality_grid.py`) are ignored: after a change the tables start again.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ class Storm(Parties):
         elif moment == "any":
             time.sleep(self.rng.uniform(0.0, MOMENT_S / 2))
         else:
-            who, kind = MOMENTS[moment]
-            path = self.servers[who] / "journal.jsonl"
+            victim, kind = MOMENTS[moment]
+            path = self.servers[victim] / "journal.jsonl"
             size, deadline = _size(path), time.monotonic() + MOMENT_S
             wanted = f'"{kind}"'.encode()
             while time.monotonic() < deadline and wanted not in _tail(path, size):

@@ -122,7 +122,7 @@ def test_bytes_left_over_are_refused():
 
 
 def test_chunks_cannot_change_places_or_frames():
-    """Chunks of equal size are told apart by their index and the header's checksum."""
+    """Chunks of equal size are distinguished by their index and the header's checksum."""
     values = np.arange(64, dtype=np.float32)
     frame = encode(values, CodecSpec("fp32", 16, 32, entropy=False))
     half = (len(frame) - HEADER) // 2

@@ -44,7 +44,7 @@ def run(arguments, cwd, **variables):
 
 @pytest.mark.slow
 def test_without_a_compiler_the_codec_is_numpys(tmp_path):
-    """A site without a compiler takes part, and is told how to be faster."""
+    """A site without a compiler takes part, and learns how to be faster."""
     pytest.importorskip("scikit_build_core", reason="the build tool of extra dev is not here")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
     run([*pip, "--wheel-dir", str(tmp_path), str(REPOSITORY)], tmp_path, CXX="/bin/false")

@@ -279,8 +279,8 @@ def test_escaped_values(places, table):
         for wrong, message in ((values[:-1], PAYLOAD_ENDS), (np.append(values, 2), "4 bytes too")):
             parts.escaped[number] = wrong
             # After an error in the first block's, all that follows is misread.
-            told = message if number == 1 else ""
-            assert_read_alike(parts, None if wrong.size == values.size else told)
+            expected = message if number == 1 else ""
+            assert_read_alike(parts, None if wrong.size == values.size else expected)
         parts.escaped[number] = values
 
 

@@ -48,7 +48,7 @@ def images():
     """
 
     def make(*, names="abc", rounds=3, batches=3, size=6, side=8, classes=4, seed=0):
-        chance = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(seed)
         found = {}
         for index, name in enumerate(names):
             found[name] = []
@@ -56,8 +56,8 @@ def images():
                 made = []
                 for number in range(batches):
                     n = size - (1 if number == batches - 1 and index == 1 else 0)
-                    x = torch.randn(n, 3, side, side, generator=chance)
-                    y = torch.randint(0, classes, (n,), generator=chance)
+                    x = torch.randn(n, 3, side, side, generator=rng)
+                    y = torch.randint(0, classes, (n,), generator=rng)
                     made.append(Batch(x, y))
                 found[name].append(made)
         return found
@@ -72,16 +72,16 @@ def texts():
     """
 
     def make(*, names="abc", rounds=3, batches=3, size=3, context=7, vocabulary=20, seed=0):
-        chance = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(seed)
         found = {}
         for name in names:
             found[name] = []
             for _ in range(rounds):
                 made = []
                 for _ in range(batches):
-                    window = torch.randint(0, vocabulary, (size, context + 1), generator=chance)
+                    window = torch.randint(0, vocabulary, (size, context + 1), generator=rng)
                     labels = window[:, 1:].clone()
-                    labels[torch.rand(labels.shape, generator=chance) < 0.2] = IGNORED
+                    labels[torch.rand(labels.shape, generator=rng) < 0.2] = IGNORED
                     labels[:, 0] = window[:, 1]
                     made.append(Batch(window[:, :-1].contiguous(), labels))
                 found[name].append(made)

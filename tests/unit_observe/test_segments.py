@@ -156,13 +156,13 @@ def test_every_line_is_read_once_by_followers_and_by_later_readers(tmp_path, sma
     """Across restarts of the writer, and however many segments began between two reads."""
     monkeypatch.setattr(segments, "KEPT", 1000)
     path = tmp_path / "journal.jsonl"
-    reader, seen, chance = JournalReader(path), [], random.Random(1)
+    reader, seen, rng = JournalReader(path), [], random.Random(1)
     for life in range(3):
         with JournalWriter(path) as writer:
             seen += reader.read()
             for part in range(10):
                 write(writer, 30, since=300 * life + 30 * part)
-                if chance.random() < 0.3:
+                if rng.random() < 0.3:
                     seen += reader.read()
     seen += reader.read()
     assert numbers(seen) == list(range(900))

@@ -462,9 +462,8 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
     pending = tuple(stored_of(key, size=500) for key in keys)
     run.write(ev.Recovered(0, "d0", {0: "d0"}, pending, {}, 0, 0.0, 4.0))
     run.write(*(do.Accumulate(key, 1.0) for key in keys))
-    assert (
-        run.state()[0].ps.next_sync_at - run.state()[0].node.last_t < 10.0
-    )  # the last version is 4 s old
+    # The last version is 4 s old.
+    assert run.state()[0].ps.next_sync_at - run.state()[0].node.last_t < 10.0
     for name in "ab":
         run.write(ev.ClientHello(name, 5, "r-1", 0, "d0"), ev.ModelAttached(name, "f", 1000, None))
     round_of(run, 0, ["a", "b"], ["a", "b"], sequence=4)

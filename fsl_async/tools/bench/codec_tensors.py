@@ -137,12 +137,12 @@ def spread_out(values: Vector, wanted: int, seed: int = 0) -> Vector:
 
     Each further pass takes its runs of 4096 values in another order.
     """
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     passes = [values[:wanted]]
     filled = passes[0].size
     starts = np.arange(0, values.size, _SHUFFLED_RUN)
     while filled < wanted:
-        for start in chance.permutation(starts):
+        for start in rng.permutation(starts):
             run = values[start : start + _SHUFFLED_RUN][: wanted - filled]
             passes.append(run)
             filled += run.size

@@ -96,7 +96,7 @@ class _Node:
             job(self._stopper)
         except StopError:
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             self.error = error
         self._put({"event": "ended", "node": self.name})
 

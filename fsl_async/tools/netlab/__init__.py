@@ -9,7 +9,7 @@ For its users:
 
 Private to it:
 
-    netem, plan             pure: the words that `tc` takes for a link, who is wired to whom
+    netem, plan             pure: the arguments of `tc` for a link, the wiring
     backend                 chooses what carries packets, where the kernel has sch_netem or not
     veth                    pairs of veth with netem on both ends
     machine, image          one small router VM (QEMU, TCG) whose kernel has netem

@@ -142,7 +142,7 @@ def status(*, name: str, queues: bool, as_json: bool) -> int:
 
 @root.command()
 @_name
-@click.option("--all", "everything", is_flag=True, help="All laboratories, whoever made them.")
+@click.option("--all", "everything", is_flag=True, help="All laboratories, of any user.")
 def down(*, name: str, everything: bool) -> int:
     """End what runs in the sites and remove the laboratory, and what crashed ones left.
 

@@ -86,9 +86,8 @@ def build(folder: Path | None = None) -> Image:
             if time.time() - old.stat().st_mtime > _OLD_S:  # a newer one may be about to be booted
                 old.unlink(missing_ok=True)
         partial = ramdisk.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(
-            archive(contents)
-        )  # not compressed: the emulated processor is slower than the disk
+        # Not compressed: the emulated processor is slower than the disk.
+        partial.write_bytes(archive(contents))
         partial.rename(ramdisk)
     return Image(kernel, ramdisk)
 

@@ -196,9 +196,8 @@ class Console:
     def command(self, line: str) -> str:
         """Run a line of shell in the VM and return its output; raises LabError when it failed."""
         assert self._socket is not None
-        self._number = (
-            time.monotonic_ns() % 10**9
-        )  # an answer that came too late is not taken for this one's
+        # An answer that came too late must not count as this one's.
+        self._number = time.monotonic_ns() % 10**9
         ending = f"={self._number} ".encode()
         self._socket.settimeout(ANSWER_S)
         self._socket.sendall(f"{self._number} {line}\n".encode())

@@ -63,7 +63,7 @@ def arguments(settings: LinkSettings, *, cut: bool = False) -> tuple[str, ...]:
 def gilbert(loss_percent: float, burst_packets: float) -> tuple[float, float]:
     """Chances in percent to begin and to end a burst of lost packets (Gilbert, 1960).
 
-    A burst of b packets on average ends with chance r = 1 / b; the share of lost packets
+    A burst of b packets on average ends with rng r = 1 / b; the share of lost packets
     p / (p + r) is what was asked for.
     """
     share = loss_percent / 100

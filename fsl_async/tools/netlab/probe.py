@@ -103,9 +103,8 @@ async def sink(address: str, seconds: float) -> None:
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal total, first, last, opened, closed
         opened += 1
-        with contextlib.suppress(
-            ConnectionError
-        ):  # the source resets what it does not want to wait for
+        # The source resets connections that it does not wait for.
+        with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 18):
                 last = time.perf_counter()
                 first = first or last

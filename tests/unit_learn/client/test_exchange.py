@@ -138,10 +138,9 @@ def test_everything_trained_is_sent_once_in_any_interleaving(operations):
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_trained_is_sent_once_with_more_than_one_chunk(seed):
     """The same with chunk borders, a short last chunk, and deltas half coded at a rebase."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     operations = [
-        (OPERATIONS[chance.integers(len(OPERATIONS))], int(chance.integers(-9, 9)))
-        for _ in range(40)
+        (OPERATIONS[rng.integers(len(OPERATIONS))], int(rng.integers(-9, 9))) for _ in range(40)
     ]
     run_interleaving(operations, values=CHUNK_VALUES + 77)
 
@@ -342,9 +341,9 @@ def test_updates_are_applied_to_the_bit_as_the_server_does():
     model = Model(CHUNK_VALUES + 5)
     client = attached(model)
     server = Server(model.numbers())
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     for version in (1, 2, 3):
-        server.merge(chance.normal(size=CHUNK_VALUES + 5).astype(np.float32))
+        server.merge(rng.normal(size=CHUNK_VALUES + 5).astype(np.float32))
         move(client, server, version, "update")
     np.testing.assert_array_equal(model.numbers(), server.versions[-1])
 

@@ -40,11 +40,11 @@ def test_the_same_task_runs_with_and_without_a_network(make):
     before = fed.progress()["step"]
     assert fed.step(tokens=10, metrics={"loss": torch.tensor(2.0)})
     assert fed.step(tokens=10, metrics={"loss": 1.0})
-    told = fed.progress()
-    assert told["step"] - before == 2
-    assert told["tokens"] == 20
-    assert told["loss"] == pytest.approx(1.95)
-    assert told["version"] == 0
+    reported = fed.progress()
+    assert reported["step"] - before == 2
+    assert reported["tokens"] == 20
+    assert reported["loss"] == pytest.approx(1.95)
+    assert reported["version"] == 0
     with pytest.raises(TaskError, match=r"metrics\['loss'\] is a str"):
         fed.step(metrics={"loss": "low"})
     (sides.exchange if sides else fed).stop()

@@ -29,9 +29,9 @@ def small_chunks(monkeypatch):
 
 
 def vector(seed):
-    chance = np.random.default_rng(seed)
-    values = chance.standard_normal(MANIFEST.values).astype(np.float32)
-    values[chance.random(len(values)) < 0.1] *= np.float32(-0.0)
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(MANIFEST.values).astype(np.float32)
+    values[rng.random(len(values)) < 0.1] *= np.float32(-0.0)
     values[:CHUNK] *= np.float32(1e-38)
     return values
 

@@ -66,8 +66,8 @@ def test_the_optimizers_state_survives_a_rebase(config):
     seen = []
     real_step, build = fed.step, pretrain.build_optimizer
 
-    def step(**told):
-        again = real_step(**told)
+    def step(**fields):
+        again = real_step(**fields)
         # gradients of one step must not leak into the next
         assert all(w.grad is None for group in seen[0].param_groups for w in group["params"])
         done = sides.training.meter.steps

@@ -25,9 +25,9 @@ def server_of(model):
 
 
 def smashed(count, seed=0):
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return Smashed(
-        torch.randn(count, 6, generator=chance), torch.randint(0, 4, (count,), generator=chance)
+        torch.randn(count, 6, generator=rng), torch.randint(0, 4, (count,), generator=rng)
     )
 
 
@@ -118,7 +118,7 @@ def test_alignment_leaves_the_server_as_it_was():
     half.step(smashed(8), wants_gradient=False)
     before = {name: value.clone() for name, value in half.state().items()}
     running = net[1].running_mean.clone()
-    chance = torch.get_rng_state()
+    rng = torch.get_rng_state()
     alignment = Alignment(net, AlignSettings(3, 100, 8, SGD))
     alignment.remember(smashed(8, 5))
     alignment.align(half)
@@ -126,7 +126,7 @@ def test_alignment_leaves_the_server_as_it_was():
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(net[1].running_mean, running)
-    assert torch.equal(torch.get_rng_state(), chance)
+    assert torch.equal(torch.get_rng_state(), rng)
     assert all(part.training for part in (*model.modules(), *net.modules()))
     assert all(norm.track_running_stats for norm in (model[1], net[1]))
 

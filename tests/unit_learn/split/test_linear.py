@@ -55,37 +55,37 @@ def align(auxiliary, server, z, y):
 
 def formulas(name, c, s, a, data):
     """Return the method's name -> its weights after three rounds in which b misses the second."""
-    clients = {who: Weight(c) for who in SHARES}
-    ends = {who: Weight(s) for who in SHARES}  # FedAvg's upper parts, or SplitFed V1's replicas
+    clients = {site: Weight(c) for site in SHARES}
+    ends = {site: Weight(s) for site in SHARES}  # FedAvg's upper parts, or SplitFed V1's replicas
     server = Weight(s)
-    auxiliaries = {who: Weight(a) for who in SHARES}
-    aligned = {who: Weight(a) for who in SHARES}
-    buffers = {who: [] for who in SHARES}
+    auxiliaries = {site: Weight(a) for site in SHARES}
+    aligned = {site: Weight(a) for site in SHARES}
+    buffers = {site: [] for site in SHARES}
     last = None
     for number in range(ROUNDS):
-        present = [who for who in SHARES if not (number == 1 and who == "b")]
-        for who in present:
+        present = [site for site in SHARES if not (number == 1 and site == "b")]
+        for site in present:
             if name == "sl" and last:
-                clients[who].value = clients[last].value
-            for step, (x, y) in enumerate(data[who][number]):
-                z = x @ clients[who].value
+                clients[site].value = clients[last].value
+            for step, (x, y) in enumerate(data[site][number]):
+                z = x @ clients[site].value
                 if name in {"sl", "splitfed-v1", "splitfed-v2", "fedavg"}:
-                    top = ends[who] if name in {"splitfed-v1", "fedavg"} else server
+                    top = ends[site] if name in {"splitfed-v1", "fedavg"} else server
                     gradient, back = pull_to_labels(z, top.value, y)
                     top.move(gradient)
                 else:
                     if step % UPLOAD_EVERY == 0:
                         server.move(pull_to_labels(z, server.value, y)[0])
-                        buffers[who].append((z, y))
+                        buffers[site].append((z, y))
                     if name == "fsl-sage" and step == 0 and number % ALIGN_EVERY == 0:
-                        stored = [np.concatenate(each) for each in zip(*buffers[who], strict=True)]
-                        align(aligned[who], server.value, *stored)
-                        auxiliaries[who].value = aligned[who].value
-                    gradient, back = pull_to_labels(z, auxiliaries[who].value, y)
+                        stored = [np.concatenate(each) for each in zip(*buffers[site], strict=True)]
+                        align(aligned[site], server.value, *stored)
+                        auxiliaries[site].value = aligned[site].value
+                    gradient, back = pull_to_labels(z, auxiliaries[site].value, y)
                     if name == "cse-fsl":
-                        auxiliaries[who].move(gradient)
-                clients[who].move(x.T @ back)
-            last = who
+                        auxiliaries[site].move(gradient)
+                clients[site].move(x.T @ back)
+            last = site
         groups = {
             "sl": [],
             "splitfed-v1": [clients, ends],
@@ -94,34 +94,34 @@ def formulas(name, c, s, a, data):
             "cse-fsl": [clients, auxiliaries],
             "fsl-sage": [clients],
         }[name]
-        total = sum(SHARES[who] for who in present)
+        total = sum(SHARES[site] for site in present)
         for group in groups:
-            mean = sum(SHARES[who] / total * group[who].value for who in present)
+            mean = sum(SHARES[site] / total * group[site].value for site in present)
             for weight in group.values():
                 weight.value = mean
     top = ends["a"] if name in {"splitfed-v1", "fedavg"} else server
-    found = {f"client {who}": clients[who].value for who in SHARES} | {"server": top.value}
+    found = {f"client {site}": clients[site].value for site in SHARES} | {"server": top.value}
     if name in {"cse-fsl", "fsl-sage"}:
-        found |= {f"auxiliary {who}": auxiliaries[who].value for who in SHARES}
+        found |= {f"auxiliary {site}": auxiliaries[site].value for site in SHARES}
     return found
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_linear_models_move_by_the_formulas(name, difference):
     """A wrong sign, scale, order or share of a method fails here."""
-    chance = np.random.default_rng(7)
+    rng = np.random.default_rng(7)
     c, s, a = (
-        chance.normal(size=shape) * 0.5 for shape in ((INPUTS, CUT), (CUT, OUTPUTS), (CUT, OUTPUTS))
+        rng.normal(size=shape) * 0.5 for shape in ((INPUTS, CUT), (CUT, OUTPUTS), (CUT, OUTPUTS))
     )
     data = {
-        who: [
+        site: [
             [
-                (chance.normal(size=(SAMPLES, INPUTS)), chance.normal(size=(SAMPLES, OUTPUTS)))
+                (rng.normal(size=(SAMPLES, INPUTS)), rng.normal(size=(SAMPLES, OUTPUTS)))
                 for _ in range(BATCHES)
             ]
             for _ in range(ROUNDS)
         ]
-        for who in SHARES
+        for site in SHARES
     }
     model = nn.Sequential(nn.Linear(INPUTS, CUT, bias=False), nn.Linear(CUT, OUTPUTS, bias=False))
     auxiliary = nn.Linear(CUT, OUTPUTS, bias=False)
@@ -147,23 +147,23 @@ def test_linear_models_move_by_the_formulas(name, difference):
     for number in range(ROUNDS):
         run.round(
             {
-                who: [
+                site: [
                     Batch(torch.from_numpy(x).float(), torch.from_numpy(y).float())
-                    for x, y in data[who][number]
+                    for x, y in data[site][number]
                 ]
-                for who in SHARES
-                if not (number == 1 and who == "b")
+                for site in SHARES
+                if not (number == 1 and site == "b")
             }
         )
     wanted = formulas(name, c, s, a, data)
     got = {}
-    for who, client in run.clients.items():
+    for site, client in run.clients.items():
         layers = [each.weight.detach().numpy().T for each in client.model.body]
-        got[f"client {who}"] = layers[0]
+        got[f"client {site}"] = layers[0]
         if name == "fedavg":
             got["server"] = layers[1]
-        if client.auxiliary is not None and f"auxiliary {who}" in wanted:
-            got[f"auxiliary {who}"] = client.auxiliary.weight.detach().numpy().T
+        if client.auxiliary is not None and f"auxiliary {site}" in wanted:
+            got[f"auxiliary {site}"] = client.auxiliary.weight.detach().numpy().T
     if run.server is not None:
         (layer,) = run.server.common.model
         got["server"] = layer.weight.detach().numpy().T

@@ -26,9 +26,9 @@ UPLOAD_EVERY, ALIGN_EVERY, PASSES, BUFFER = 2, 2, 3, 9
 SPEC = OptimizerSpec("adam", RATE, DECAY)
 
 
-def away(number, who):
+def away(number, site):
     """One client misses one round."""
-    return number == 1 and who == "b"
+    return number == 1 and site == "b"
 
 
 def cnn():
@@ -150,57 +150,59 @@ def plain(name, front, back, auxiliary, data):
     """Return the clients' fronts, the back to evaluate, and the auxiliary models after three
     rounds.
     """
-    fronts = {who: copy.deepcopy(front) for who in SHARES}
-    backs = {who: copy.deepcopy(back) for who in SHARES}
-    nets = {who: copy.deepcopy(auxiliary) for who in SHARES}
-    teachers = {who: copy.deepcopy(auxiliary) for who in SHARES}
+    fronts = {site: copy.deepcopy(front) for site in SHARES}
+    backs = {site: copy.deepcopy(back) for site in SHARES}
+    nets = {site: copy.deepcopy(auxiliary) for site in SHARES}
+    teachers = {site: copy.deepcopy(auxiliary) for site in SHARES}
     one = copy.deepcopy(back)
-    front_steps = {who: adam(fronts[who]) for who in SHARES}
-    back_steps = {who: adam(backs[who]) for who in SHARES}
-    net_steps = {who: adam(nets[who]) for who in SHARES} if name == "cse-fsl" else {}
-    teacher_steps = {who: torch.optim.Adam(teachers[who].parameters(), lr=1e-3) for who in SHARES}
+    front_steps = {site: adam(fronts[site]) for site in SHARES}
+    back_steps = {site: adam(backs[site]) for site in SHARES}
+    net_steps = {site: adam(nets[site]) for site in SHARES} if name == "cse-fsl" else {}
+    teacher_steps = {
+        site: torch.optim.Adam(teachers[site].parameters(), lr=1e-3) for site in SHARES
+    }
     one_steps = adam(one)
-    buffers = {who: [] for who in SHARES}
+    buffers = {site: [] for site in SHARES}
     last = None
     for number in range(ROUNDS):
-        present = [who for who in SHARES if not away(number, who)]
-        for who in present:
+        present = [site for site in SHARES if not away(number, site)]
+        for site in present:
             if name == "sl" and last is not None:
-                put(fronts[who], floats(fronts[last]))
-            for step, batch in enumerate(data[who][number]):
+                put(fronts[site], floats(fronts[last]))
+            for step, batch in enumerate(data[site][number]):
                 x, y = batch.inputs, batch.labels
-                front_steps[who].zero_grad()
-                z = fronts[who](x)
+                front_steps[site].zero_grad()
+                z = fronts[site](x)
                 if name in {"sl", "splitfed-v1", "splitfed-v2", "fedavg"}:
                     shared = name in {"sl", "splitfed-v2"}
-                    top, top_steps = (one, one_steps) if shared else (backs[who], back_steps[who])
+                    top, top_steps = (one, one_steps) if shared else (backs[site], back_steps[site])
                     top_steps.zero_grad()
                     loss_of(top(z), y).backward()
                     top_steps.step()
-                    front_steps[who].step()
+                    front_steps[site].step()
                     continue
                 sent = z.detach()
                 if step % UPLOAD_EVERY == 0:
                     one_steps.zero_grad()
                     loss_of(one(sent), y).backward()
                     one_steps.step()
-                    buffers[who].append((sent, y))
+                    buffers[site].append((sent, y))
                 if name == "fsl-sage" and step == 0 and number % ALIGN_EVERY == 0:
                     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                        plain_alignment(teachers[who], teacher_steps[who], one, buffers[who])
-                    put(nets[who], floats(teachers[who]))
+                        plain_alignment(teachers[site], teacher_steps[site], one, buffers[site])
+                    put(nets[site], floats(teachers[site]))
                 if name == "fsl-sage":
-                    statistics = copy.deepcopy(nets[who].state_dict())
-                    g = torch.autograd.grad(loss_of(nets[who](sent.requires_grad_()), y), sent)[0]
-                    nets[who].load_state_dict(statistics)
+                    statistics = copy.deepcopy(nets[site].state_dict())
+                    g = torch.autograd.grad(loss_of(nets[site](sent.requires_grad_()), y), sent)[0]
+                    nets[site].load_state_dict(statistics)
                     z.backward(g)
                 else:
-                    net_steps[who].zero_grad()
-                    loss_of(nets[who](z), y).backward()
-                    net_steps[who].step()
-                front_steps[who].step()
-            last = who
-        shares = [SHARES[who] for who in present]
+                    net_steps[site].zero_grad()
+                    loss_of(nets[site](z), y).backward()
+                    net_steps[site].step()
+                front_steps[site].step()
+            last = site
+        shares = [SHARES[site] for site in present]
         groups = {
             "sl": [],
             "splitfed-v1": [fronts, backs],
@@ -210,7 +212,7 @@ def plain(name, front, back, auxiliary, data):
             "fsl-sage": [fronts],
         }[name]
         for group in groups:
-            mean = average([group[who] for who in present], shares)
+            mean = average([group[site] for site in present], shares)
             for module in group.values():
                 put(module, mean)
     return fronts, backs["a"] if name in {"splitfed-v1", "fedavg"} else one, nets
@@ -236,7 +238,7 @@ def lockstep(name, halves, auxiliary, data, **settings):
         **settings,
     )
     for number in range(ROUNDS):
-        run.round({who: data[who][number] for who in SHARES if not away(number, who)})
+        run.round({site: data[site][number] for site in SHARES if not away(number, site)})
     return run
 
 
@@ -244,7 +246,7 @@ def compare(name, run, wanted, difference):
     fronts, back, nets = wanted
     if name == "fedavg":
         bodies = [client.model.body for client in run.clients.values()]
-        wanted = [nn.Sequential(fronts[who], back) for who in SHARES]
+        wanted = [nn.Sequential(fronts[site], back) for site in SHARES]
         return difference(flat(bodies), flat(wanted))
     got = [client.model.body for client in run.clients.values()] + [run.server.common.model]
     wanted = [*fronts.values(), back]
@@ -346,9 +348,9 @@ def test_uploads_and_alignments_come_when_they_should(images):
     )
     seen = []
     serve = run.method.serve
-    run.method.serve = lambda server, who, crossing: (
+    run.method.serve = lambda server, site, crossing: (
         seen.append(type(crossing).__name__),
-        serve(server, who, crossing),
+        serve(server, site, crossing),
     )[1]
     for batches in images(names="a", rounds=4, batches=5)["a"]:
         run.round({"a": batches})

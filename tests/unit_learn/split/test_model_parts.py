@@ -52,11 +52,9 @@ def net(dropout=0.0):
 
 
 def batches(count, seed=0, size=5):
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return [
-        Batch(
-            torch.randn(size, 6, generator=chance), torch.randint(0, 4, (size,), generator=chance)
-        )
+        Batch(torch.randn(size, 6, generator=rng), torch.randint(0, 4, (size,), generator=rng))
         for _ in range(count)
     ]
 
@@ -83,11 +81,11 @@ def run_of(name, *, dropout=0.0, seed=0, names="ab", every=2):
 
 
 def states(run):
-    found = {f"{who} {k}": v for who, c in run.clients.items() for k, v in c.state().items()}
+    found = {f"{site} {k}": v for site, c in run.clients.items() for k, v in c.state().items()}
     if run.server is not None:
         found |= {f"server {k}": v for k, v in run.server.state().items()}
-        for who in run.server.clients:
-            found |= {f"for {who} {k}": v for k, v in run.server.state(who).items()}
+        for site in run.server.clients:
+            found |= {f"for {site} {k}": v for k, v in run.server.state(site).items()}
     return found
 
 
@@ -220,14 +218,14 @@ def test_a_run_goes_on_where_it_was_saved(name):
     first, second = (run_of(name, dropout=0.5, seed=4) for _ in range(2))
     first.round({"a": batches(3, 1), "b": batches(2, 2)})
     saved = states(first)
-    for who, client in second.clients.items():
+    for site, client in second.clients.items():
         client.restore(
-            {k.removeprefix(f"{who} "): v for k, v in saved.items() if k.startswith(f"{who} ")}
+            {k.removeprefix(f"{site} "): v for k, v in saved.items() if k.startswith(f"{site} ")}
         )
     if second.server is not None:
         second.server.restore(first.server.state())
-        for who in first.server.clients:
-            second.server.restore(first.server.state(who), who)
+        for site in first.server.clients:
+            second.server.restore(first.server.state(site), site)
     second.rounds, second._turn = first.rounds, first._turn
     assert same(states(second), saved)
     for run in (first, second):

@@ -18,10 +18,10 @@ def write_idx(path, values):
 def images(tmp_path_factory):
     """The folder; 48 images to train on, 32 held out."""
     folder = tmp_path_factory.mktemp("images")
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for stem, count in (("train", 48), ("t10k", 32)):
         labels = np.arange(count) % CLASSES
-        values = chance.integers(0, 60, (count, SIDE, SIDE))
+        values = rng.integers(0, 60, (count, SIDE, SIDE))
         for value, label in zip(values, labels, strict=True):
             row, column = divmod(int(label), 2)
             value[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 180

@@ -165,9 +165,8 @@ def test_a_receivers_credit_is_not_trusted():
     assert stream.take() is not None
     stream.accept(1, 5, 500, 1 << 62)
     assert send_one(stream, 100)
-    assert (
-        stream.next_read()[0] == 6
-    )  # a resume counts by the chunk's position, not by what it claims
+    # A resume counts by the chunk's position, not by the claimed one.
+    assert stream.next_read()[0] == 6
 
 
 def test_a_receiver_cannot_confirm_what_was_not_sent():

@@ -72,9 +72,8 @@ def test_sixty_four_connections_start_with_as_much_as_one():
     for stripes in (1, 64):
         path = Path(DSL, stripes=stripes)
         if stripes > 1:
-            path.run(
-                0.13
-            )  # until the probes are acknowledged; one connection sent the first pieces
+            # Until the probes are acknowledged; one connection sent the first pieces.
+            path.run(0.13)
         in_flight = sum(one.in_flight for one in path.bulk._stripes.values())
         assert in_flight <= INITIAL_WINDOW_BYTES + 16384
 

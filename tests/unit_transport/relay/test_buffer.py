@@ -42,12 +42,12 @@ def new_buffer():
 def test_what_goes_in_comes_out(pair, new_buffer, kind):
     """Any sizes, a target that accepts nothing at times, never more inside than the bound."""
     client, source, target, server = pair
-    chance = random.Random(1)
-    data = chance.randbytes(6_000_000)
+    rng = random.Random(1)
+    data = rng.randbytes(6_000_000)
     one, got, sent, most, blocked = new_buffer(kind), bytearray(), 0, 0, 0
     while len(got) < len(data):
         with contextlib.suppress(BlockingIOError):
-            sent += client.send(data[sent : sent + chance.choice([1, 100, 70_000, 3_000_000])])
+            sent += client.send(data[sent : sent + rng.choice([1, 100, 70_000, 3_000_000])])
         with contextlib.suppress(BlockingIOError):
             if not one.held:
                 assert one.fill(source) == one.held > 0
