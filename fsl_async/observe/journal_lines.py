@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from numbers import Integral, Real
 from operator import attrgetter
@@ -106,13 +106,31 @@ def _plain_text(value: Any, _: int) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
 
 
+def _plain_pairs(pairs: Iterable[tuple[str, Any]], depth: int) -> dict[str, Any]:
+    made = {}
+    for key, value in pairs:
+        # Most values are numbers and short texts, which need no call.
+        kind = type(value)
+        if (
+            kind in _AS_IT_IS
+            or (kind is str and len(value) <= MAX_TEXT)
+            or (kind is float and value - value == 0.0)
+        ):
+            made[key] = value
+        else:
+            made[key] = plain(value, depth)
+    return made
+
+
 def _plain_dict(value: dict[Any, Any], depth: int) -> Any:
     if depth >= _MAX_DEPTH or len(value) > MAX_ITEMS:
         return {"items": len(value)}
-    return {_plain_key(key): plain(item, depth + 1) for key, item in value.items()}
+    return _plain_pairs(((_plain_key(key), item) for key, item in value.items()), depth + 1)
 
 
 def _plain_key(key: Any) -> str:
+    if type(key) is str and len(key) <= MAX_TEXT:
+        return key
     made = plain(key, _MAX_DEPTH - 1)
     return made if isinstance(made, str) else encode(made)
 
@@ -136,8 +154,7 @@ def _plain_object(value: Any, depth: int) -> Any:
     plan = _plan(kind)
     made: dict[str, Any] = {"type": plan.name} if hasattr(kind, "tag") else {}
     if depth < _MAX_DEPTH:
-        for key, item in zip(plan.keys, plan.get(value), strict=True):
-            made[key] = plain(item, depth + 1)
+        made |= _plain_pairs(zip(plan.keys, plan.get(value), strict=True), depth + 1)
     return made
 
 
@@ -163,7 +180,7 @@ _writers: dict[type, Callable[[Any, int], Any]] = {}
 def as_fields(item: Any) -> dict[str, Any]:
     """The fields of an event or effect behind the first six, as a reader of the file gets them."""
     plan = _plan(type(item))
-    return {key: plain(value) for key, value in zip(plan.keys, plan.get(item), strict=True)}
+    return _plain_pairs(zip(plan.keys, plan.get(item), strict=True), 0)
 
 
 def body_of(item: Any) -> tuple[str, str]:
@@ -178,8 +195,8 @@ def note_body(fields: dict[str, Any]) -> str:
     """The JSON text of a note's fields, likewise."""
     if not fields:
         return ""
-    made = {f"{key}_" if key in _RESERVED else key: plain(value) for key, value in fields.items()}
-    return "," + encode(made)[1:-1]
+    pairs = ((f"{key}_" if key in _RESERVED else key, value) for key, value in fields.items())
+    return "," + encode(_plain_pairs(pairs, 0))[1:-1]
 
 
 def line_of(head: str, kind: str, name: str, cause: int | None, body: str) -> str:

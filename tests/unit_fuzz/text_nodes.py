@@ -163,6 +163,7 @@ class ParameterServer(Servers):
         relauncher = Relauncher(
             world.scheduler,
             Launching(rules),
+            "tcp://h:1",
             lambda what, client, text: outputs.lines.append(text),
             wanted=lambda: True,
             launchers={},
