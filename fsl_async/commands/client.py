@@ -214,7 +214,7 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
     if not path or config.train.task or not Path(path).exists():
         return
     if config.split.is_on and not is_text(Path(path)):
-        return  # the server describes it when it starts
+        return  # the parameter server describes it when it starts
     try:
         corpus = Corpus.open(path, context=config.model.context, held_out=config.data.holdout)
         corpus.shard(0, 1 if config.data.sharding == "local" else config.shards)

@@ -172,9 +172,8 @@ def _torch() -> Finding:
         )
         return Finding("torch", OK, names, details)
     why = "built without CUDA" if torch.version.cuda is None else "CUDA finds none"
-    text = (
-        f"no GPU ({why}), {torch.get_num_threads()} threads: fine for a server and for small models"
-    )
+    threads = torch.get_num_threads()
+    text = f"no GPU ({why}), {threads} threads: enough for a parameter server and small models"
     return Finding("torch", OK, text, details)
 
 
@@ -231,7 +230,7 @@ def _keys() -> Finding:
     except errors.KeysError as error:
         return Finding("keys", PROBLEM, error.message, details)
     details["trusted"] = count = 0 if trusted is None else len(trusted.entries)
-    text = f"{details['public']} in {folder.path}; as a server it trusts {count}"
+    text = f"{details['public']} in {folder.path}; as a listener it trusts {count}"
     return Finding("keys", OK, text, details)
 
 
@@ -248,7 +247,8 @@ def _open_files() -> Finding:
     relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
     raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"
-    text = f"{capacity.files:,} allowed{raised}: room for {capacity.fits:,} clients at a server"
+    fits = f"room for {capacity.fits:,} clients at a parameter server"
+    text = f"{capacity.files:,} allowed{raised}: {fits}"
     if not capacity.is_enough:
         text += f"; it needs {capacity.files_needed} for {capacity.clients}: ulimit -n 65536"
     elif capacity.fits < _FEW_CLIENTS:

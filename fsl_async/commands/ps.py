@@ -102,7 +102,7 @@ def command(
 def listening_keys(
     listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool, insecure_option: bool
 ) -> KeysFolder | None:
-    """The keys folder of a server; None without encryption.
+    """The keys folder of a parameter server; None without encryption.
 
     listens: (setting, address) of its listeners. insecure: by any setting.
     insecure_option: by --insecure. Raises FslError.

@@ -208,7 +208,9 @@ def _check_versions(count: _Count) -> None:
 
 
 def acknowledged_keys(journal: Path) -> Iterator[str]:
-    """Keys of acknowledged deltas, by a server's or a client's journal. Raises OSError."""
+    """Keys of acknowledged deltas, by a parameter server's or a client's journal. Raises
+    OSError.
+    """
     # The newest segment first: when it becomes an older one meanwhile, its keys are read twice, and
     # none is missed.
     lines = JournalReader(journal, having=segments.ACKNOWLEDGING).read()

@@ -83,7 +83,9 @@ def restored(kind: type[_T], found: Any) -> _T:
 
 
 def acknowledged_key(line: Mapping[str, Any]) -> str | None:
-    """The key of a delta, in a line about its acknowledgement at the server or a client."""
+    """The key of a delta, in a line about its acknowledgement at the parameter server or a
+    client.
+    """
     message = line.get("message")
     if line.get("type") == "send" and isinstance(message, dict):
         return str(message.get("key")) if message.get("type") == "accepted/1" else None

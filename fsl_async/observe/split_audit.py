@@ -1,9 +1,9 @@
 """The audit of a split server's ledger: the outcome of every upload, and whether it is a valid one.
 
 It changes nothing. An upload's lines, in order, read (trained (dropped trained)*) with perhaps a
-last "dropped", or end in "declined". Dropped is an upload that a server that died had trained since
-its last checkpoint; trained after that, it was sent again. All else is a fault: trained twice in
-one lineage, dropped without having been trained, trained after it was declined. A version of a
+last "dropped", or end in "declined". Dropped is an upload that a split server that died had trained
+since its last checkpoint; trained after that, it was sent again. All else is a fault: trained twice
+in one lineage, dropped without having been trained, trained after it was declined. A version of a
 client's auxiliary model is given once, and versions grow.
 """
 
@@ -37,7 +37,7 @@ class SplitAudit:
     declined: int
     dropped: int
     came_back: int
-    """Of the trained: were dropped with a server before."""
+    """Of the trained: were dropped with a split server before."""
     lives: Mapping[str, int]
     rounds: Mapping[str, int]
     auxiliary: Mapping[str, int]

@@ -147,7 +147,7 @@ sys.path.insert(0, sys.argv[1])
 import fsl_codecs
 import test_codec_vectors as golden
 for vector in golden.VECTORS:
-    golden.test_golden_frames_are_written_and_read_as_ever(vector)
+    golden.test_golden_frames_are_written_and_read_unchanged(vector)
 print(fsl_codecs.implementation(), len(golden.VECTORS))
 """
 

@@ -1,9 +1,9 @@
 """Facts of a run's data that every node needs to build its part of a model.
 
 They are the shape of a sample, the number of classes and the samples of each class, and come from
-the run's configuration. Where a server has the data (`data.path`), `described` fills in what the
-configuration leaves open; without data, `data.sample_shape` and `data.classes` must be set. Sites
-compare their data with these facts.
+the run's configuration. Where a parameter server has the data (`data.path`), `described` fills in
+what the configuration leaves open; without data, `data.sample_shape` and `data.classes` must be
+set. Sites compare their data with these facts.
 """
 
 from collections.abc import Sequence

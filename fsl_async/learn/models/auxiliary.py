@@ -4,16 +4,16 @@ They are small nets that map activations at the cut to outputs, so that it can t
 waiting.
 
     "linear"              one linear layer; images are averaged over their places first
-    "blocks:2"            the first 2 pieces of the server's part and a head: for transformers 2
-                          blocks, norm and head, for an nn.Sequential 2 children with weights, then
-                          as "linear"
+    "blocks:2"            the first 2 pieces of the split server's part and a head: for
+                          transformers 2 blocks, norm and head, for an nn.Sequential 2 children with
+                          weights, then as "linear"
     "file.py:function"    the user's own: function(shape, outputs) -> nn.Module; `shape` is that of
                           one sample's activations, `outputs` the outputs' last dimension
 
 ResNet-18 cut after "layer2" with "blocks:1" is the auxiliary model FSL-SAGE was published with
-(stage "layer3" and a linear layer: 8,419,408 bytes for 10 classes). Pieces taken from the server's
-part start with its weights: the estimate of the server's gradient starts close. The head of a
-language model is a copy of its own; where it must not cross the wire, train by LoRA.
+(stage "layer3" and a linear layer: 8,419,408 bytes for 10 classes). Pieces taken from the split
+server's part start with its weights: the estimate of the split server's gradient starts close. The
+head of a language model is a copy of its own; where it must not cross the wire, train by LoRA.
 """
 
 import copy
@@ -46,7 +46,9 @@ def build(kind: str, model: CutModel, example: Batch, *, seed: int = 0) -> nn.Mo
     user's function that fails.
     """
     if model.server is None or model.tail is not None:
-        raise AuxiliaryError("an auxiliary model needs a server's part that ends in the outputs")
+        raise AuxiliaryError(
+            "an auxiliary model needs a split server's part that ends in the outputs"
+        )
     values, outputs = _shapes(model, example)
     shape, width = tuple(values.shape[1:]), outputs.shape[-1]
     with drawing(torch.device("cpu"), seed, "auxiliary"):
@@ -78,7 +80,7 @@ def check(
     if not isinstance(found, Tensor) or found.shape != outputs.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise AuxiliaryError(
-            f"auxiliary model {kind!r} gives {got} for a batch where the server's part gives"
+            f"auxiliary model {kind!r} gives {got} for a batch where the split server's part gives"
             f" {tuple(outputs.shape)}"
         )
     way = found.requires_grad and torch.autograd.grad(found.sum(), given, allow_unused=True)[0]
@@ -116,9 +118,9 @@ def _blocks(kind: str, server: nn.Module, values: Tensor, width: int) -> nn.Modu
         raise AuxiliaryError(f"auxiliary model {kind!r}: a {type(server).__name__} has no blocks")
     if not 1 <= count <= there:
         raise AuxiliaryError(
-            f"auxiliary model {kind!r}: the server's part has blocks:1 to blocks:{there}"
+            f"auxiliary model {kind!r}: the split server's part has blocks:1 to blocks:{there}"
             if there
-            else f"auxiliary model {kind!r}: the server's part has no blocks besides its head"
+            else f"auxiliary model {kind!r}: the split server's part has no blocks besides its head"
         )
     if isinstance(server, GPTPart | HFPart):
         return copy.deepcopy(server.first_blocks(count))

@@ -8,10 +8,10 @@ the client (U-shape): the head, the loss and therefore the labels stay at home.
     the built-in GPT     cut "2": embedding and the first 2 blocks | the other blocks, norm and head
     Hugging Face models  the same (GPT-2, Llama, Qwen2, Qwen3, OPT families; see hf.py)
 
-Tied weights. A weight that both the client and the server would hold becomes two: the server's is a
-copy of its own, equal at the start, and trained apart from then on. With a U-shape the embedding
-and the head are both the client's, and stay tied: the model trained is the uncut one. Fully tied
-across the cut would cost two more transfers of the largest matrix per step.
+Tied weights. A weight that both the client and the split server would hold becomes two: the split
+server's is a copy of its own, equal at the start, and trained apart from then on. With a U-shape
+the embedding and the head are both the client's, and stay tied: the model trained is the uncut one.
+Fully tied across the cut would cost two more transfers of the largest matrix per step.
 
 `split` copies nothing else: the parts hold the model's own weights, and the model should not be
 used any more.
@@ -192,8 +192,8 @@ def _place(model: nn.Module, places: Sequence[str], cut: str | int, what: str, l
 def _untied(server: nn.Module, *kept: nn.Module) -> nn.Module:
     """The server's part with weights of its own instead of those that the client holds as well.
 
-    Modules are copied, because one object may stand in both parts; tensors only the server has are
-    taken as they are. What is tied within the server stays tied.
+    Modules are copied, because one object may stand in both parts; tensors only the split server
+    has are taken as they are. What is tied within the split server stays tied.
     """
     theirs = {id(tensor) for part in kept for tensor in (*part.parameters(), *part.buffers())}
     own = (*server.parameters(), *server.buffers())

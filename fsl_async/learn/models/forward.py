@@ -1,7 +1,7 @@
 """One forward pass through a part of a model: its batch, its mode, and its random numbers.
 
-Modes. Alignment differentiates through the server's part and through the auxiliary model for the
-sake of a third one. In training mode that would move the running statistics of batch norm, and
+Modes. Alignment differentiates through the split server's part and through the auxiliary model for
+the sake of a third one. In training mode that would move the running statistics of batch norm, and
 dropout would add noise to every target. In evaluation mode batch norm would use other statistics
 than the training step whose gradient is wanted. `untouched` turns dropout off, lets batch norm
 normalize by the batch as in training, and moves no statistic (docs/adr/0020).

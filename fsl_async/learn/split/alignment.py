@@ -1,6 +1,6 @@
 """FSL-SAGE's alignment (Nair et al., ICML 2025, arXiv:2505.23182).
 
-It teaches a client's auxiliary model the server's gradients.
+It teaches a client's auxiliary model the split server's gradients.
 
 Over the client's newest smashed batches Z with labels Y, minimize over x_a
 
@@ -59,7 +59,7 @@ class AlignReport:
 
 
 class Alignment:
-    """What the server keeps for one client.
+    """What the split server keeps for one client.
 
     Its auxiliary model, the optimizer of that, and its newest smashed samples.
     """
@@ -90,7 +90,8 @@ class Alignment:
                 self.samples += kept.samples
 
     def align(self, server: ServerPart) -> AlignReport:
-        """Move the auxiliary model towards the server's gradients. Nothing of the server moves.
+        """Move the auxiliary model towards the split server's gradients. Nothing of the split
+        server moves.
 
         Raises ValueError where batch norm has nothing but one sample: as at a client's first
         upload, if that is its last batch too.

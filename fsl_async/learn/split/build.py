@@ -40,7 +40,7 @@ def check(method: Method, model: CutModel, auxiliary: nn.Module | None) -> None:
         raise CutError(f"{method.name} trains the whole model at the clients: do not cut it")
     if method.auxiliary != "none":
         if model.tail is not None:
-            raise CutError(f"{method.name} needs labels at the server: it has no U-shape")
+            raise CutError(f"{method.name} needs labels at the split server: it has no U-shape")
         if auxiliary is None:
             raise ConfigError(f"{method.name} needs an auxiliary model", "split.auxiliary")
 
@@ -149,8 +149,8 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
             and isinstance(rest, gpt_parts.GPTPart)
             and pieces <= len(rest.blocks)
         ):
-            # the rest of the server's part has no weights here, and the auxiliary model needs none
-            # of them
+            # the rest of the split server's part has no weights here, and the auxiliary model needs
+            # none of them
             seen = CutModel(model.client, rest.first_blocks(pieces))
         extra = auxiliaries.build(
             chosen.auxiliary, seen, models.example(facts), seed=config.run.seed
@@ -201,7 +201,9 @@ def _architecture(
     if extra is not None:
         found["auxiliary model"] = weights_of(extra).layout.fingerprint
     if chosen.lora_client or chosen.lora_server:
-        found["LoRA ranks"] = f"{chosen.lora_client} at clients, {chosen.lora_server} at the server"
+        found["LoRA ranks"] = (
+            f"{chosen.lora_client} at clients, {chosen.lora_server} at the split server"
+        )
     return found
 
 

@@ -35,7 +35,7 @@ class Score:
 
 
 class Lockstep:
-    """m clients, a server if the method has one, and the average at the end of each round."""
+    """m clients, a split server if the method has one, and the average at the end of each round."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 Each holds its modules and its optimizer, and computes one step at a time.
 
 A client's step is `forward`, then one of `apply` (a cut gradient came back), `tail_step` and
-`apply` (U-shape), or `auxiliary_step`. A server's is `step`, or `forward` and `backward` (U-shape).
-What a step has begun is held in a Pending: several may be open.
+`apply` (U-shape), or `auxiliary_step`. A split server's is `step`, or `forward` and `backward`
+(U-shape). What a step has begun is held in a Pending: several may be open.
 
 Gradients late. With `in_flight` > 1 a client may begin a batch before the gradient of the one
 before has come. Weights then move between a batch's forward and its backward pass, so every forward
@@ -53,7 +53,7 @@ class ClientPartOptions:
 
 @attrs.frozen(slots=True)
 class ServerPartOptions:
-    """How a part of the server's trains.
+    """How a part of the split server's trains.
 
     `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients
     send; None: anything.
@@ -297,7 +297,7 @@ class ClientPart:
 
 @attrs.frozen(slots=True, eq=False)
 class ServerResult:
-    """A server's step.
+    """A split server's step.
 
     Loss, samples, the cut gradient if it was wanted, and how many updates x_s has had since the
     start.
@@ -311,7 +311,7 @@ class ServerResult:
 
 @attrs.frozen(slots=True, eq=False)
 class ServerPending:
-    """A server's step in a U-shape, between features and their gradient."""
+    """A split server's step in a U-shape, between features and their gradient."""
 
     smashed: Smashed
     given: Tensor
@@ -442,7 +442,7 @@ class ServerPart:
             # Batch norm does not train on one sample; of those in front of it the statistics,
             # nothing else, have moved.
             raise SmashedRefused(
-                f"the server's part cannot take it: {one_line(str(error))}"
+                f"the split server's part cannot take it: {one_line(str(error))}"
             ) from error
 
     def _update(

@@ -1,4 +1,4 @@
-"""A client's training thread with the server's part on another machine.
+"""A client's training thread with the split server's part on another machine.
 
     training = open_training(fed, part, ...)        part: ClientPart, from build.client_part(...)
     for number in fed.rounds():
@@ -117,7 +117,7 @@ class SplitTraining:
         self.part = part
         self.method = method
         self.server_loss = float("nan")
-        """Of the newest upload that the server has trained without an answer."""
+        """Of the newest upload that the split server has trained without an answer."""
         self.waited_s = 0.0
         """Seconds that the training thread has waited for a slot, an answer, a round's end."""
         self.installed = 0
@@ -405,7 +405,8 @@ def open_training(
 
     Open the session, and wait until the weights are the run's.
 
-    architecture: what must be the same at the server, by name, in the order of comparison. classes,
+    architecture: what must be the same at the split server, by name, in the order of comparison.
+    classes,
     features: as in `TrainingOptions`. Raises as `Fed.attach` does, and NotAllowedError where this
     site's policy keeps here what the method sends.
     """

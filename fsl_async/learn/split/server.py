@@ -21,7 +21,7 @@ from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefu
 
 @attrs.frozen(slots=True)
 class ServerSettings(ServerPartOptions):
-    """How a server's parts are made. replicas: one for each client."""
+    """How a split server's parts are made. replicas: one for each client."""
 
     replicas: bool = attrs.field(default=False, kw_only=True)
     align: AlignSettings = attrs.field(factory=AlignSettings, kw_only=True)

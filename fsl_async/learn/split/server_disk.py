@@ -300,7 +300,7 @@ class ServerDisk:
 class _OnDisk(Mapping[str, Mapping[str, Tensor]]):
     """What is kept for clients, read when it is asked for.
 
-    All at once would be twice what a server holds.
+    All at once would be twice what a split server holds.
     """
 
     def __init__(

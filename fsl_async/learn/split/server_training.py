@@ -190,7 +190,7 @@ class ServerTraining:
         try:
             self.method.serve(self.server, effect.client, AuxiliaryWanted())
         except ValueError as error:
-            # Batch norm and one sample: what one client sent must not end the server.
+            # Batch norm and one sample: what one client sent must not end the split server.
             self.server.alignment(effect.client).load(before)
             return ev.Aligned(effect.client, effect.version, one_line(str(error))[:400])
         alignment = self.server.alignment(effect.client)

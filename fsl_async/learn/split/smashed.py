@@ -100,7 +100,7 @@ def joined(parts: Sequence[Smashed]) -> Smashed:
 
 
 def check_smashed(smashed: Smashed, shape: tuple[int, ...] | None, classes: int | None) -> None:
-    """Refuse what would poison a server's model or make a GPU stop.
+    """Refuse what would poison a split server's model or make a GPU stop.
 
     Raises SmashedRefused, in one line.
 

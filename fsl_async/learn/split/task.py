@@ -61,7 +61,7 @@ def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
     part = client_part(method, parts.model, options, parts.auxiliary)
     classes, architecture = facts_of(config).classes, parts.architecture
     features = parts.features
-    del parts  # the server's part of a model that was built whole
+    del parts  # the split server's part of a model that was built whole
     return open_training(
         fed, part, method, classes=classes, architecture=architecture, features=features
     )

@@ -69,5 +69,5 @@ def resumed(event: SplitRecovered) -> list[Effect]:
     if event.lost:
         lost = counted(len(event.lost), "upload")
         text += f"; {lost} since the last checkpoint are lost unless clients still have them"
-    why = "trained after the last checkpoint of a server that died"
+    why = "trained after the last checkpoint of a split server that died"
     return [Note(text), *(split.RecordUpload(key, "dropped", why) for key in event.lost)]

@@ -6,7 +6,7 @@ outcome     pure: from what nodes report to curves; when the target is reached; 
 table       the table for people
 plot        the picture (matplotlib, extra `plot`)
 problem     what is trained: images or text, the parts at each node, batches, the held-out set
-nodes       a server and a client, as threads of this process or as processes of their own
+nodes       a parameter server and a client, as threads of this process or as processes of their own
 places      where each node runs, and what lies between them
 comparison  one run after the other
 """

@@ -22,7 +22,9 @@ from fsl_async.tools.compare.places import Loopback
 
 START_S = 120.0
 END_S = 30.0
-"""Seconds that nodes have to end after the server's end, or after they were asked to end."""
+"""Seconds that nodes have to end after the parameter server's end, or after they were asked to
+end.
+"""
 _LOOK_S = 0.2
 
 
@@ -172,7 +174,7 @@ class _Run:
                 "listen": listen,
             },
         )
-        self._until(lambda: bool(self._address), "the server did not listen")
+        self._until(lambda: bool(self._address), "the parameter server did not listen")
         for name in choices.names:  # one by one: shards go by the order of arrival
             self._start(
                 name,

@@ -61,7 +61,7 @@ class Lagging(Loopback):
         return {"ps": ANY, "split": ANY, "reach": self._links["server"].address}
 
     def listening(self, role: str, address: str) -> str:
-        """Point the server's proxy to `address`."""
+        """Point the parameter server's proxy to `address`."""
         found = parse(address)
         link = self._links[role]
         link.target = (found.host, found.port)

@@ -4,9 +4,9 @@ integers as weights.
 A model is one number, the tokens that went into it; a delta is the tokens trained since the last
 snapshot; a digest is a hash over the lineage of versions. So whatever would corrupt real weights (a
 delta merged twice, lost, or applied to another base; an update applied to another version) gives a
-wrong number or a wrong digest here. `Disk` survives a server's process; everything else is lost
-with it. A job of the worker happens completely or not at all: crashes inside one are the store's
-own tests.
+wrong number or a wrong digest here. `Disk` survives the parameter server's process; everything else
+is lost with it. A job of the worker happens completely or not at all: crashes inside one are the
+store's own tests.
 """
 
 from __future__ import annotations

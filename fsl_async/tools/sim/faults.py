@@ -3,7 +3,7 @@
 Mean times between faults are those of one client (or of one server); times are exponential, as for
 independent failures. `storm` is a bad week: every client is killed about every two hours,
 connections are reset, links are cut for minutes, messages are lost, duplicated, delayed and
-reordered, and the server is killed every few hours.
+reordered, and the parameter server is killed every few hours.
 """
 
 from __future__ import annotations

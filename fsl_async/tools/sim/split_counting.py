@@ -6,7 +6,7 @@ x_s (or each replica) is the list of what it was trained on, as a hash over its 
 auxiliary model is a hash over its own. What travels is a vector of numbers that such a hash is
 written into. So whatever would corrupt real weights (an upload trained twice, a gradient for
 another batch, a model of another lineage, a checkpoint of two moments) gives a wrong number here.
-`SplitDisk` survives a server's process; everything else is lost with it.
+`SplitDisk` survives a split server's process; everything else is lost with it.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ split server is killed like the parameter server, and as often asked to end whil
 The invariants of pretraining hold for x_c; those of split learning are below and in
 `split_counting`, checked after every event.
 
-- An upload is trained at most once in the lineage of a server: uploads in a checkpoint, and those
-  trained since.
+- An upload is trained at most once in the lineage of a split server: uploads in a checkpoint, and
+  those trained since.
 - Every upload whose outcome a client received is in the ledger: trained, declined, or dropped with
   a dead server.
 - Progress and tensors of a checkpoint are of one moment.
 - An auxiliary model has one lineage: a version number means one content, and a client holds the
-  content that the server made.
+  content that the split server made.
 - A split server that is asked to end while the run goes on ends no client's part, and loses nothing
   it trained.
 - Replicas are averaged over the clients that reported the round done, before an upload of a later

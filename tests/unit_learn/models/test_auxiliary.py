@@ -91,7 +91,10 @@ def test_a_users_own_model_is_taken(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("own.py:narrow", r"gives \(2, 4\) for a batch where the server's part gives \(2, 5\)"),
+        (
+            "own.py:narrow",
+            r"gives \(2, 4\) for a batch where the split server's part gives \(2, 5\)",
+        ),
         ("own.py:flat", r"cannot take activations of shape \(2, 16, 16, 16\)"),
         ("own.py:none", "gave a int, not a module"),
         ("own.py:raises", "raised RuntimeError: no; luck"),

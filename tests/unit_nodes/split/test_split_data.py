@@ -212,7 +212,7 @@ WRONG = {
     ),
     "an auxiliary that is too large": (
         ["split.method=fsl-sage", "split.auxiliary=blocks:9"],
-        "auxiliary model 'blocks:9': the server's part has blocks:1 to blocks:2",
+        "auxiliary model 'blocks:9': the split server's part has blocks:1 to blocks:2",
     ),
     "an auxiliary that is unknown": (
         ["split.method=fsl-sage", "split.auxiliary=cubic"],
@@ -257,7 +257,7 @@ def test_an_auxiliary_whose_output_does_not_fit_is_refused(images, capsys, tmp_p
     sets = ["split.method=cse-fsl", *CNN[1:], f"data.path={images()}"]
     arguments = server(*sets, run_dir=tmp_path / "run")
     line = error_of(capsys, *arguments, "--auxiliary", f"{path}:nine")
-    assert "gives (1, 9) for a batch where the server's part gives (1, 10)" in line
+    assert "gives (1, 9) for a batch where the split server's part gives (1, 10)" in line
 
 
 def test_a_site_with_other_data_than_the_runs_is_refused(images):
