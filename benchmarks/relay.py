@@ -1,8 +1,8 @@
 """What a relay costs on loopback: a message there and back, and a stream, direct and relayed.
 
 The ends and the relays are processes of the production code (`ListenerEndpoint`, `nodes/relay`,
-`DialerEndpoint`), set up as `fsl-node` does: the ends keep freed blocks (docs/adr/0086). The ways
-take turns, `--rounds` times. One JSON row for each, with medians:
+`DialerEndpoint`), set up as `fsl-node` does: the ends keep freed blocks (`process/heap.py`). The
+ways take turns, `--rounds` times. One JSON row for each, with medians:
 
     round_trip_us       a control message and its echo
     bytes_per_s         from the offer of a stream until its last chunk is written

@@ -148,7 +148,11 @@ class Manifest:
         if self.tensors == other.tensors:
             if self.frozen == other.frozen:
                 return None
-            return "the weights that are not trained differ: load the same ones at every client"
+            if not self.frozen:
+                return "no weights are frozen here, and some there"
+            if not other.frozen:
+                return "some weights are frozen here, and none there"
+            return "the frozen weights differ: load the same base model at every client"
         for position, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if mine.name != theirs.name:
                 return (

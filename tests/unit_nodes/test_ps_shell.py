@@ -2,109 +2,18 @@
 
 import pytest
 from deltas import delta_of
+from ps_shells import Later, Server
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
-from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
-from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.tools.sim.counting import CHUNKS, MANIFEST, CountingStore, Disk, Model, digest_of
+from fsl_async.tools.sim.counting import CHUNKS, MANIFEST, Disk, Model, digest_of
 
 KEY = DeltaKey("a", 1, 0, 0)
 OTHER = Manifest.from_shapes([("other", (3,))])
-
-
-class Endpoint:
-    """Records the shell's calls of the transport."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.calls.append((name, *arguments))
-
-    def last(self, name):
-        """The newest call of that name."""
-        return next(call for call in reversed(self.calls) if call[0] == name)
-
-
-class AtOnce:
-    """A worker that runs jobs at once."""
-
-    def close(self):
-        """There are no waiting jobs."""
-
-    def submit(self, job, done, failed):
-        """Run the job and report its result."""
-        try:
-            made = job()
-        except StoreError as error:
-            failed(error)
-        else:
-            done(made)
-
-
-class Later(AtOnce):
-    """A worker that runs jobs at `work`."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def submit(self, job, done, failed):
-        """Keep the job."""
-        self.jobs.append(lambda: done(job()))
-
-    def work(self):
-        """Run the waiting jobs."""
-        while self.jobs:
-            self.jobs.pop(0)()
-
-
-class Server:
-    """A parameter server's shell with stand-ins."""
-
-    def __init__(self, disk=None, shards=2, worker=None):
-        self.disk = Disk() if disk is None else disk
-        self.endpoint = Endpoint()
-        self.notes = []
-        self.ends = []
-        self.scheduler = tp.VirtualScheduler()
-        self.store = CountingStore(self.disk, keep_versions=2)
-        self.shell = ParameterServerShell(
-            ParameterServerMachine(ParameterServerRules(shards=shards), TokensWeighting(), "run"),
-            RunFacts("run", shards, {}),
-            Surroundings(
-                store=self.store,
-                worker=worker or AtOnce(),
-                scheduler=self.scheduler,
-                journal=TraceHash(),
-                listener=lambda _: self.endpoint,
-                say=lambda note: self.notes.append(note.text),
-                finished=lambda effect: self.ends.append(effect.reason),
-            ),
-        )
-        self.shell.start(self.store.recover())
-
-    def hello(self, name, incarnation=1, shard=-1):
-        """Feed a client's hello; returns the shard in its welcome, or the text of the refusal."""
-        body = {"run": "", "version": -1, "digest": "", "shard": shard}
-        self.shell.on_transport(tp.HelloReceived(name, incarnation, body, "client"))
-        answer = next(c for c in reversed(self.endpoint.calls) if c[0] in {"welcome", "refuse"})
-        return answer[2]["shard"] if answer[0] == "welcome" else answer[3]
-
-    def attach(self, name, manifest=MANIFEST):
-        """Feed a client's model."""
-        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire(), ""))
-        self.shell.on_transport(tp.MessageReceived(name, body))
-
-    def leave(self, name, incarnation=1):
-        """End a client's session."""
-        self.shell.on_transport(tp.PeerDown(name, incarnation, "bye"))
 
 
 def test_a_client_that_fails_before_its_model_fits_takes_no_shard():
@@ -246,7 +155,7 @@ def test_a_fetched_version_is_kept_until_its_client_holds_the_newest(long_run):
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"m": "call/1", "round": 1}, {"m": "attach/1", "fingerprint": "f", "manifest": [1]}],
+    [{}, {"m": "call/1", "round": 1}, {"m": "attach/2", "fingerprint": "f", "manifest": [1]}],
 )
 def test_a_bad_message_ends_its_session_only(body):
     """A peer's bad message never ends this process."""

@@ -27,11 +27,12 @@ import fnmatch
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fsl_async.errors import TaskError
+from fsl_async.errors import TaskError, one_line
 from fsl_async.learn.client.ports import Vector
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import DIGEST_CHARACTERS, Manifest
@@ -151,19 +152,21 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
-    """The names of `module.state_dict()` that are exchanged; see the top of this file.
+    """Return the names of `module.state_dict()` that are exchanged; see the top of this file.
 
-    With tied names; integer state too where nothing excludes it. Raises TaskError for a pattern
-    that no name matches.
+    With tied names; integer state too where nothing excludes it. Raises TaskError for patterns that
+    are no list of text, and for one that no name matches.
     """
+    names = [name for name, value in module.state_dict().items() if isinstance(value, Tensor)]
     if patterns is None:
         frozen = {
             name
             for name, weight in module.named_parameters(remove_duplicate=False)
             if not weight.requires_grad
         }
-        return [name for name in module.state_dict() if name not in frozen]
-    names = list(module.state_dict())
+        return [name for name in names if name not in frozen]
+    if isinstance(patterns, str) or not patterns:
+        raise TaskError('fed.attach: exchange must be a list of patterns, such as ["encoder.*"]')
     found: set[str] = set()
     for pattern in patterns:
         matched = [name for name in names if fnmatch.fnmatchcase(_plain(name), pattern)]
@@ -174,15 +177,29 @@ def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) ->
 
 
 def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
-    """The digest of the parameters that neither train nor are exchanged; empty if there are none.
+    """Return the digest of what must be equal at all clients; empty if there is nothing.
+
+    That is every parameter that neither trains nor is exchanged, and every persistent buffer of
+    integers with at least one dimension (packed weights of a quantized base; a scalar is a counter
+    of batch norm). Floating point buffers that a list of patterns leaves out are the client's own.
 
     32 hex characters of SHA-256 over names, shapes and values. Floating point values count as fp32,
-    so the same weights may be loaded as bf16 at one client and as fp32 at another.
+    so a base that is stored in bf16 may be loaded as bf16 at one client and as fp32 at another. On
+    the meta device values are left out. Raises TaskError for a tensor that cannot be read.
     """
+    live = _named_tensors(module)
+    keys = {_identity(live[name]) for name in exchanged}
     frozen = [
         (name, weight.detach())
         for name, weight in module.named_parameters()
-        if not weight.requires_grad and name not in exchanged
+        if not weight.requires_grad and _identity(weight) not in keys
+    ]
+    listed = module.state_dict()
+    frozen += [
+        (name, buffer)
+        for name, buffer in module.named_buffers()
+        if name in listed and buffer.dim()
+        if not (buffer.is_floating_point() or buffer.is_complex())
     ]
     if not frozen:
         return ""
@@ -191,12 +208,29 @@ def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
         found.update(f"{_plain(name)} {tuple(weight.shape)}\n".encode())
         if weight.is_meta:
             continue
-        flat = weight.reshape(-1)
-        for start in range(0, len(flat), PIECE_VALUES):
-            piece = flat[start : start + PIECE_VALUES]
-            values = piece.float() if piece.is_floating_point() else piece
-            found.update(values.cpu().contiguous().view(torch.uint8).numpy().data)
+        try:
+            _hash_values(found, weight)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise TaskError(
+                f"fed.attach cannot read the frozen {name}: {one_line(str(error))}"
+            ) from error
     return found.hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _hash_values(found: Any, weight: Tensor) -> None:
+    flat = weight.reshape(-1)
+    for start in range(0, len(flat), PIECE_VALUES):
+        piece = flat[start : start + PIECE_VALUES]
+        values = piece.float() if piece.is_floating_point() else piece
+        found.update(values.resolve_neg().cpu().contiguous().view(torch.uint8).numpy().data)
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    """Which values of which storage a tensor is; data_ptr() is 0 for all tensors on "meta"."""
+    if tensor.layout is not torch.strided:
+        return (id(tensor),)
+    storage = tensor.untyped_storage()._cdata  # noqa: SLF001
+    return (storage, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
 
 
 def _plain(name: str) -> str:
@@ -221,10 +255,8 @@ def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple
                 " cannot be exchanged"
             )
         tensor = live[name]
-        # The storage's identity; data_ptr() is 0 for all tensors on "meta".
-        storage = tensor.untyped_storage()._cdata  # noqa: SLF001
-        first = int(tensor.storage_offset())
-        key = (storage, first, tuple(tensor.shape), tensor.stride())
+        key = _identity(tensor)
+        storage, first = tensor.untyped_storage()._cdata, int(tensor.storage_offset())  # noqa: SLF001
         if key in seen:
             continue
         seen[key] = name

@@ -255,10 +255,11 @@ class Fed(FedBase):
         """Hand the model over and wait until its weights are the run's: received, or its own.
 
         What trains (`requires_grad`) and floating point persistent buffers are exchanged, or what
-        `exchange` names: patterns such as ["encoder.*", "*.bias"], the same at every client. What
-        is neither exchanged nor trained must be the same weights at every client; what trains and
-        is not exchanged stays this client's own. Later changes of `requires_grad` change nothing of
-        that; see `fsl_async.learn.client.buffers`. Build the optimizer before or after, as you
+        `exchange` names: patterns such as ["encoder.*", "*.bias"], the same at every client.
+        Parameters that are neither exchanged nor trained must be the same at every client; what
+        trains and is not exchanged stays this client's own. Later changes of `requires_grad` change
+        nothing of that; see `fsl_async.learn.client.buffers`. Build the optimizer before or after,
+        as you
         like: weights change in place.
 
         Raises NotAllowedError where this site lets LoRA adapters out and the model
@@ -395,9 +396,10 @@ class LocalFed(FedBase):
         return -1 if self.model is None else 0
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
-        """Keep the model, for the caller of the task."""
+        """Keep the model, for the caller of the task. Raises TaskError as `Fed.attach` does."""
         if self.model is not None:
             raise TaskError("fed.attach was called twice: attach one model, once")
+        ModelWeights(model, exchange)
         self.model = model
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:

@@ -98,6 +98,7 @@ class Receiving:
             self._open(peer, stream, self.store.write_initial, finish)
 
         def finish() -> None:
+            self.feed(ev.InitialReceived(peer), number)
             self.worker.submit(
                 self.store.finish_initial,
                 lambda made: self.committed(made, begun_at, number),

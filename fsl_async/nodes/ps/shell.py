@@ -137,7 +137,7 @@ class ParameterServerShell:
             do.Admit: self.jobs.admit,
             do.Welcome: self._welcome,
             Refuse: lambda e, _: endpoint.refuse(e.peer, e.code, e.text),
-            EndSession: lambda e, _: endpoint.disconnect(e.peer, e.reason),
+            EndSession: lambda e, _: self._end_session(e.peer, e.reason),
             do.UseModel: self._use_model,
             do.KeepShard: self.jobs.keep_shard,
             do.ReceiveInitial: self._receiving.initial,
@@ -174,10 +174,14 @@ class ParameterServerShell:
             peer: str = getattr(event, "peer", "")
             text = f"{peer} broke the protocol: {problem_of(error)}"
             self._around.say(Note(text, "warning"))
-            self.endpoint.disconnect(peer, "protocol")
-            member = self.machine.members.get(peer)
-            if member is not None:
-                self._down(tp.PeerDown(peer, member.incarnation, "protocol"))
+            self._end_session(peer, "protocol")
+
+    def _end_session(self, peer: str, reason: str) -> None:
+        """End a session from this side, of which the transport then reports no end."""
+        self.endpoint.disconnect(peer, reason)
+        member = self.machine.members.get(peer)
+        incarnation = 0 if member is None else member.incarnation
+        self._down(tp.PeerDown(peer, incarnation, reason))
 
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
@@ -219,7 +223,7 @@ class ParameterServerShell:
                 raise MessageError(f"not a manifest: {error}") from None
         else:
             theirs = manifest
-        if self.machine.version < 0:
+        if self.machine.version < 0 and peer in self.machine.members:
             self._models[peer] = theirs
         difference = None if manifest is None else theirs.difference(manifest)
         self.node.feed(ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference))

@@ -164,6 +164,13 @@ class InitialOffered(Event, tag="initial_offered"):
 
 
 @frozen
+class InitialReceived(Event, tag="initial_received"):
+    """All initial weights of a client have arrived; version 0 is being written."""
+
+    peer: str
+
+
+@frozen
 class DeltaOffered(Event, tag="delta_offered"):
     """A client offers a delta as a stream."""
 

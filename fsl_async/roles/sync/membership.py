@@ -6,9 +6,9 @@ is welcomed at once. If no shard is left, it is refused, with the names of the c
 one.
 
 Model. Before version 0 the model of the first client is the run's, while that client or another
-with the same model is connected; afterwards a new client may bring another model (UseModel). From
-version 0 on the run's model is fixed. A client with another model is rejected. For one with the
-run's model the lease becomes permanent: KeepShard, then ShardKept.
+with the same model is connected; afterwards a new client may bring another model (UseModel). Once
+the initial weights have arrived the run's model is fixed. A client with another model is rejected.
+For one with the run's model the lease becomes permanent: KeepShard, then ShardKept.
 
     ClientHello             Welcome | Admit | Refuse and a Note
     Admitted                Welcome, or EndSession if it could not be written: the client reconnects
@@ -95,11 +95,14 @@ class Membership:
             return []  # it left meanwhile, or is replaced by another process
         return [do.Welcome(peer, member.shard)]
 
-    def attached(self, event: ev.ModelAttached, version: int) -> tuple[bool, list[Effect]]:
-        """Return whether a member's model is the run's, and the effects of that."""
+    def attached(self, event: ev.ModelAttached, *, is_fixed: bool) -> tuple[bool, list[Effect]]:
+        """Return whether a member's model is the run's, and the effects of that.
+
+        is_fixed: the run has initial weights, so its model cannot change.
+        """
         peer, member = event.peer, self.members[event.peer]
         effects: list[Effect] = []
-        is_open = version < 0 and not any(one.agrees for one in self.members.values())
+        is_open = not is_fixed and not any(one.agrees for one in self.members.values())
         if is_open and event.fingerprint != self.model:
             self.model = event.fingerprint
             effects.append(do.UseModel(peer, event.values))

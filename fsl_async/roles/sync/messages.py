@@ -24,7 +24,7 @@ VersionKind = Annotated[str, Form("a kind of version", {"update", "full"}.__cont
 
 
 @frozen
-class Attach(Message, tag="attach/1"):
+class Attach(Message, tag="attach/2"):
     """Client: my model has this manifest (`Manifest.to_wire()`), and `frozen` weights."""
 
     fingerprint: Digest

@@ -26,6 +26,7 @@ Rules
     state        event                      -> state        effects
     EMPTY        ModelAttached (first)         EMPTY        UseModel, Send Publish
     EMPTY        InitialOffered                EMPTY        ReceiveInitial
+    EMPTY        InitialReceived               EMPTY        - (the model is fixed from here on)
     EMPTY        VersionCommitted 0            READY        Send Announce to all
     READY        timer "sync"                  COLLECTING   Send Call or Turn to the clients chosen
     READY        VersionHeld                   READY        with Turn: timer "sync" now, if not set
@@ -137,6 +138,7 @@ class ParameterServerMachine:
             ev.ModelAttached: self._attached,
             ev.ShardKept: self._shard_kept,
             ev.InitialOffered: self._initial_offered,
+            ev.InitialReceived: self._initial_received,
             ev.DeltaOffered: self._delta_offered,
             ev.DeltaStored: self._delta_stored,
             ev.RoundSkipped: self.rounds.skipped,
@@ -276,7 +278,8 @@ class ParameterServerMachine:
         peer, member = event.peer, self.members.get(event.peer)
         if member is None:
             return [EndSession(peer, "not a member: reconnect")]
-        agrees, effects = self.membership.attached(event, self.version)
+        is_fixed = self.version >= 0 or self.publishing.received
+        agrees, effects = self.membership.attached(event, is_fixed=is_fixed)
         if not agrees:
             return effects + self._gone(peer, member.incarnation, "another model", now)
         if any(isinstance(effect, do.KeepShard) for effect in effects):
@@ -309,6 +312,10 @@ class ParameterServerMachine:
         if self.version >= 0 and event.peer in self.members:
             effects.append(self.serving.announcement(event.peer))
         return effects
+
+    def _initial_received(self, event: ev.InitialReceived, now: float) -> list[Effect]:
+        self.publishing.received = self.version < 0
+        return []
 
     def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
         effects = self.serving.held(event) or self.end.end_if_all_hold(now)

@@ -23,11 +23,14 @@ class Publishing:
     deadlines: Deadlines
     retry_s: float
     name: str | None = None
+    received: bool = False  # all initial weights arrived; version 0 is being written
     over: bool = False  # version 0 is durable
 
     def choose(self) -> list[Effect]:
         """Ask the first attached client, unless one is asked already or a failure is too recent."""
-        if self.over or self.name is not None or self.deadlines.when("publish") is not None:
+        if self.over or self.received or self.name is not None:
+            return []
+        if self.deadlines.when("publish") is not None:
             return []
         for name, member in self.members.items():
             if member.attached:
@@ -37,8 +40,8 @@ class Publishing:
         return []
 
     def left(self, peer: str) -> list[Effect]:
-        """Ask the next client if the session that is over was the publisher's."""
-        if self.name != peer:
+        """Ask the next client if the publisher's session ended before its weights arrived."""
+        if self.name != peer or self.received:
             return []
         self.name = None
         text = f"{peer} left before its initial weights arrived"
@@ -48,6 +51,7 @@ class Publishing:
         """Ask again after a pause, because a disk stays full for a while; prefer another client."""
         if self.over:
             return []
+        self.received = False
         peer, self.name = self.name, None
         if peer is not None and peer in self.members:
             self.members[peer] = self.members.pop(peer)

@@ -195,10 +195,43 @@ def test_other_frozen_weights_change_the_manifest():
     other = ModelWeights(Tuned(base=2.0)).manifest
     assert ModelWeights(Tuned()).manifest == manifest
     assert manifest.fingerprint != other.fingerprint
-    assert "not trained differ" in manifest.difference(other)
+    assert "frozen weights differ" in manifest.difference(other)
     assert ModelWeights(Tuned().to(torch.bfloat16)).manifest == manifest
     # a trained weight that is not exchanged is the client's own
     heads = [ModelWeights(Tuned(), ["norm.*"]).manifest for _ in range(2)]
     assert heads[0] == heads[1]
     everything = [ModelWeights(Tuned(base), ["*"]).manifest for base in (1.0, 2.0)]
     assert everything[0] == everything[1]
+
+
+def test_packed_weights_of_a_quantized_base_are_frozen_too():
+    """Adapters on two different integer bases would train apart without an error."""
+    models = [Tuned() for _ in range(2)]
+    for number, model in enumerate(models):
+        model.register_buffer("packed", torch.full((3,), number, dtype=torch.int32))
+    first, second = (ModelWeights(model).manifest for model in models)
+    assert "frozen weights differ" in first.difference(second)
+
+
+def test_a_tied_weight_that_is_exchanged_is_not_frozen():
+    """Under its second name too: its initial values may differ between clients."""
+
+    def manifest(value):
+        model = Tied()
+        nn.init.constant_(model.embedding.weight, value)
+        model.embedding.weight.requires_grad_(requires_grad=False)
+        return ModelWeights(model, ["head.weight", "middle.*"]).manifest
+
+    assert manifest(1.0) == manifest(2.0)
+
+
+def test_patterns_must_be_a_list_and_frozen_weights_readable():
+    """A text would be one pattern a character, and torch's own error is no help to a user."""
+    for wrong in ("head.*", []):
+        with pytest.raises(TaskError, match="must be a list of patterns"):
+            ModelWeights(Tuned(), wrong)
+    model = Tuned()
+    sparse = torch.eye(2).to_sparse()
+    model.base.weight = nn.Parameter(sparse, requires_grad=False)
+    with pytest.raises(TaskError, match=r"cannot read the frozen base\.weight"):
+        _ = ModelWeights(model).manifest

@@ -85,7 +85,7 @@ def test_one_wrong_field_is_refused(message, data):
         msg.from_wire({**wire, name: bad})
 
 
-ATTACH = {"m": "attach/1", "fingerprint": "d" * 32, "manifest": [], "frozen": ""}
+ATTACH = {"m": "attach/2", "fingerprint": "d" * 32, "manifest": [], "frozen": ""}
 META = msg.DeltaMeta(Delta(DeltaKey("a", 1, 0, 0), "d" * 32, 1, 1, 1))
 
 

@@ -1,0 +1,112 @@
+"""Which model a run has, and what becomes of clients with another one: machine, shell and store."""
+
+import numpy as np
+import pytest
+from ps_shells import AtOnce, Later, Server
+
+import fsl_transport as tp
+from fsl_async.learn.client.exchange import LOSSLESS
+from fsl_async.roles.sync import messages as msg
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import StoreSettings
+from fsl_async.store.store import Store
+from fsl_codecs import encode
+
+ONE = Manifest(Manifest.from_shapes([("w", (3,))]).tensors, "a" * 32)
+OTHER_BASE = Manifest(ONE.tensors, "b" * 32)
+STREAM = "initial:a/1"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a parameter server with a real store, which continues the run of the one before."""
+    servers = []
+
+    def made(worker):
+        for earlier in servers:
+            earlier.store.close()
+        servers.append(Server(worker=worker, store=Store(tmp_path, StoreSettings())))
+        if len(servers) == 1:
+            servers[0].store.start_run("run")
+        return servers[-1]
+
+    yield made
+    servers[-1].store.close()
+
+
+def say_hello(server, name):
+    body = {"run": "", "version": -1, "digest": "", "shard": -1}
+    server.shell.on_transport(tp.HelloReceived(name, 1, body, "client"))
+
+
+def send_initial(server, work=lambda: None):
+    """Send all initial weights of client a."""
+    meta = msg.to_wire(msg.InitialMeta(ONE.fingerprint))
+    server.shell.on_transport(tp.StreamOffered("a", STREAM, meta, 1))
+    work()
+    frame = encode(np.zeros(3, np.float32), LOSSLESS)
+    server.endpoint.last("accept")[3].write(0, frame, lambda _: None)
+    work()
+    server.shell.on_transport(tp.StreamReceived("a", STREAM))
+
+
+def test_the_model_is_fixed_once_the_initial_weights_have_arrived(start):
+    """The publisher may leave while version 0 is written; another model must not take its place."""
+    worker = Later()
+    server = start(worker)
+    for name in "ab":
+        say_hello(server, name)
+    worker.work()
+    server.attach("a", ONE)
+    worker.work()
+    send_initial(server, worker.work)
+    server.leave("a")  # finish_initial is with the worker
+    server.attach("b", OTHER_BASE)
+    worker.work()
+    assert server.shell.machine.version == 0
+    assert server.shell.manifest == server.store.manifest == ONE
+    assert any("frozen weights differ" in note for note in server.notes)
+
+
+def test_other_frozen_weights_are_refused_after_a_restart_too(start):
+    """The digest is on disk beside the names and shapes."""
+    server = start(AtOnce())
+    say_hello(server, "a")
+    server.attach("a", ONE)
+    send_initial(server)
+    server = start(AtOnce())
+    say_hello(server, "b")
+    server.attach("b", OTHER_BASE)
+    assert any("frozen weights differ" in note for note in server.notes)
+
+
+@pytest.mark.parametrize(
+    "frozen", [None, 5, "A" * 32, "a" * 31, "a" * 33, "a" * 32 + "\n", b"a" * 32, []]
+)
+def test_a_digest_that_is_none_ends_the_session(start, frozen):
+    """It is compared, stored and printed, so its form is checked first."""
+    server = start(AtOnce())
+    say_hello(server, "a")
+    body = msg.to_wire(msg.Attach("a" * 32, ONE.to_wire(), "")) | {"frozen": frozen}
+    server.shell.on_transport(tp.MessageReceived("a", body))
+    assert server.endpoint.calls[-1][0] == "disconnect"
+
+
+@pytest.mark.parametrize("wrong", ["a second model", "no message"])
+def test_a_rejected_client_that_breaks_the_protocol_keeps_no_shard(start, wrong):
+    """Else a peer could take all shards with names that it never uses again."""
+    server = start(AtOnce())
+    say_hello(server, "a")
+    server.attach("a", ONE)
+    say_hello(server, "m")
+    server.attach("m", OTHER_BASE)
+    if wrong == "no message":
+        server.shell.on_transport(tp.MessageReceived("m", {"m": "nonsense"}))
+    else:
+        server.attach("m", OTHER_BASE)
+    assert set(server.shell._models) <= {"a"}
+    server.scheduler.call_at(1000.0, lambda: None)
+    while server.scheduler.time() < 1000 and server.scheduler.run_next():
+        pass
+    say_hello(server, "next")
+    assert server.endpoint.last("welcome")[1] == "next", server.notes
