@@ -309,7 +309,9 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
 @click.command()
 @click.option("--cost", "wants_cost", is_flag=True)
 @click.option("--table", "wants_table", is_flag=True)
-@click.option("--clients", default=8, show_default=True, help="For --cost.")
+@click.option(
+    "--clients", type=click.IntRange(min=5), default=8, show_default=True, help="For --cost."
+)
 @click.option("--parameters", default=10_000_000, show_default=True, help="For --cost.")
 @click.option("--seconds", default=0.0, help="Begin no row after this many seconds; 0 = all.")
 def main(

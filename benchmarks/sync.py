@@ -251,7 +251,7 @@ def measure(
 @click.option("--format", "formats", multiple=True, default=("fp32", "e4m3"), show_default=True)
 @click.option("--parameters", default=100_000_000, show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="After the one that warms up.")
-@click.option("--folder", type=click.Path(path_type=Path), default=None, help="Disk to use.")
+@click.option("--folder", type=click.Path(exists=True, path_type=Path), help="Disk to use.")
 @click.option("--smoke", is_flag=True, help="Tiny, to check that it works.")
 def main(
     clients: tuple[int, ...],

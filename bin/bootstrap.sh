@@ -27,7 +27,7 @@ fsl_bootstrap() {
         echo "fsl-async needs Python 3.11 or newer; install one or set PYTHON=/path/to/python3" >&2
         return 2
     fi
-    echo "fsl-async: first use, installing into $venv (a minute or two)" >&2
+    echo "fsl-async: first use, installing into $venv (a few minutes)" >&2
     "$python" -m venv "$venv" || { echo "cannot make $venv with $python -m venv" >&2; return 2; }
     # pip compiles its 12,000 files to bytecode one after another; compileall takes all cores. Some
     # packages hold files that are no Python.

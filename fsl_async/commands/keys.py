@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,10 @@ def new(*, keys: Path | None, as_json: bool) -> None:
         output.result({"public": public, "path": str(folder.secret_path)})
         return
     output.say(f"made {folder.secret_path}; its public key is", f"    {public}")
-    output.say("to trust it, run at the server:", f"    {trust_line(public, _host())}")
+    output.say(
+        "to trust it, run at the parameter server, and at the split server if there is one:",
+        f"    {trust_line(public, 'SITE')}",
+    )
 
 
 @command.command("pub")
@@ -139,13 +141,6 @@ def trust_line(public: str, label: str) -> str:
     from fsl_async.process.program import program
 
     return f"{program()} keys trust {shlex.quote(public)} --name {label}"
-
-
-def _host() -> str:
-    from fsl_async.roles.names import NAME
-
-    host = socket.gethostname().partition(".")[0]
-    return host if NAME.fullmatch(host) else "SITE"
 
 
 def _folder(keys: Path | None) -> KeysFolder:

@@ -112,6 +112,14 @@ def join_line(server: str, bound: list[tuple[str, int]]) -> str:
     return f"{program()} --role client --name SITE --data PATH {shlex.quote(place.fsl)}"
 
 
+def _is_itself(place: addresses.Address, target: addresses.Address) -> bool:
+    """Whether a relay that listens at `place` would dial itself."""
+    is_here = place.host == target.host or (
+        target.is_loopback and (place.is_loopback or place.is_everywhere)
+    )
+    return is_here and place.port == target.port
+
+
 def routes_of(server: str, listen: str, split: str | None, *, insecure: bool) -> list[Route]:
     """Return the route to the parameter server and, with `split`, the one to the split server.
 
@@ -137,13 +145,17 @@ def routes_of(server: str, listen: str, split: str | None, *, insecure: bool) ->
         wanted.append((addresses.parse_listen(where), addresses.parse(right or target.split)))
     routes = []
     for place, behind in wanted:
+        if _is_itself(place, behind):
+            raise UsageError(
+                f"this relay would forward {place.tcp} to itself: give --listen another port"
+            )
         # A client that comes encrypted to the one goes encrypted to the other as well.
         requires_curve = bool(target.key or behind.key)
         if not (requires_curve or insecure or (place.is_loopback and behind.is_loopback)):
             raise UsageError(
                 f"{behind.fsl} has no key: everything would pass unencrypted, readable here and on"
-                " the way; give the address with ?key=... as the server prints it, or accept it"
-                " with --insecure"
+                " the way; give the address with ?key=... as the parameter server prints it, or"
+                " accept it with --insecure"
             )
         routes.append(Route(place.tcp, behind.tcp, requires_curve))
     return routes

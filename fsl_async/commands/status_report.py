@@ -146,14 +146,18 @@ def _ps_facts(status: NodeStatus, now: float) -> dict[str, Any]:
 def _ps_lines(status: NodeStatus, now: float) -> list[str]:
     state, found = status.state, _ps_facts(status, now)
     node, ps, audit = state.node, state.ps, found["audit"]
-    made = [header(state, now), f"server: {found['server']}", *_encrypted("connections", node)]
+    made = [
+        header(state, now),
+        f"parameter server: {found['server']}",
+        *_encrypted("connections", node),
+    ]
     if ps.needs:
         needs = ", ".join(ps.needs)
         made.append(f"clients send: {needs}; and metrics, where their sites allow them")
     if found["next_sync_in_s"] is not None:
         made.append(f"next sync in {found['next_sync_in_s']:.0f} s")
     if node.starts > 1:
-        made.append(f"the server was started {node.starts} times")
+        made.append(f"the parameter server was started {node.starts} times")
     named = ", ".join(map(str, found["checkpoints"][-_NAMED:])) or "none"
     made.append(f"checkpoints kept: {named} (in {status.folder / 'checkpoints'})")
     made.append(

@@ -11,8 +11,8 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.training_trouble import trouble_in
 
 REASONS = {
-    "expired": "nothing was heard from it",
-    "bye": "it said goodbye",
+    "expired": "no message came from it",
+    "bye": "it ended its session",
     "superseded": "a new process took its name",
     "reset": "the connection was reset",
     "protocol": "it broke the protocol",

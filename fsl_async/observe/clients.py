@@ -114,7 +114,7 @@ class ClientState:
     def words(self, now: float) -> str:
         """What it does, for people."""
         if self.doing == "gone":
-            return f"gone since {max(0.0, now - self.gone_at):.0f} s ({self.gone_why})"
+            return f"gone for {max(0.0, now - self.gone_at):.0f} s ({self.gone_why})"
         if self.returning and self.doing in {"joining", "fetching"}:
             return "catching up"
         return self.doing

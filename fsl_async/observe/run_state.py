@@ -152,12 +152,12 @@ def _started(run: RunState, line: Line) -> None:
     node.start(line)
     run.ps.start(line)
     run.split_server.method = str(line.get("method", ""))
+    names = {PS: "the parameter server", SPLIT_SERVER: "the split server"}
     run.repeats_may_be_news()
     for client in run.clients.values():
         if client.doing != "gone":
-            client.lose(node.last_t, "the server was restarted")
+            client.lose(node.last_t, f"{names.get(node.role, 'the server')} was restarted")
     what = "listens" if node.starts == 1 else f"is back (start {node.starts}), listens"
-    names = {PS: "the parameter server", SPLIT_SERVER: "the split server"}
     if node.role in names:
         of_run = f", run {node.run}" if node.run else ""
         run.tell("server", f"{names[node.role]} {what} at {node.address}{of_run}")

@@ -18,7 +18,7 @@ from fsl_transport.text import peer_text
 
 _REPLACED = {
     1: "its training failed; the log at the client has the error",
-    2: "it cannot take part; the log at the client says why",
+    2: "it cannot take part; the log at the client has the reason",
 }
 """Reasons sent at these exit codes: the client's own reason may quote its data, files and paths."""
 

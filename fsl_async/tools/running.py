@@ -28,7 +28,7 @@ class Running:
             ready, _, _ = select.select([file], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(file, 1 << 16) if ready else b""
             if not data:
-                raise FslError(f"{self.process.args!r:.200} said nothing within {limit_s:g} s")
+                raise FslError(f"{self.process.args!r:.200} printed nothing within {limit_s:g} s")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()

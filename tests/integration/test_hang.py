@@ -31,7 +31,7 @@ def test_training_that_hangs(site, restart):
     if restart:
         assert client.end(20) == 64
         assert "stopped: training hangs" in client.lines[-1]
-        server.wait_for("a left: it said goodbye")
+        server.wait_for("a left: it ended its session")
     else:
         server.wait_for("a hangs: its training has made no step for")
         assert client.popen.poll() is None

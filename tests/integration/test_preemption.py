@@ -72,7 +72,7 @@ def test_what_a_preempted_client_trained_is_not_lost(site, number):
     client.signal(number)
     assert client.end() == 64
     assert time.monotonic() - begun < 20.0
-    server.wait_for("b left: it said goodbye")
+    server.wait_for("b left: it ended its session")
     error = json.loads(client.lines[-1])
     assert (error["kind"], error["exit_code"]) == ("PreemptedError", 64)
     trained = int(client.wait_for("tokens trained").split()[-1])
@@ -141,7 +141,7 @@ def test_a_slurm_job_that_is_preempted_as_a_process_group_leaves_in_good_order(s
     assert "SIGTERM: finishing in good order" in text
     assert "stopping now" not in text
     assert "submit it again" not in text
-    server.wait_for("b left: it said goodbye")
+    server.wait_for("b left: it ended its session")
     trained = int(text.split("tokens trained")[1].split()[0])
     assert tokens_accepted(site, "b") == trained >= 160
 
@@ -166,7 +166,7 @@ def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
         metadata.announced = b'{"action":"terminate","time":"2099-01-01T00:00:00Z"}'
         assert client.end() == 64
         assert "stopped: EC2 spot (terminate)" in client.text
-        server.wait_for("a left: it said goodbye")
+        server.wait_for("a left: it ended its session")
         assert tokens_accepted(site, "a") > 0
         (journal,) = folder.rglob("journal.jsonl")
         lines = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -190,7 +190,7 @@ def test_a_step_that_does_not_end_does_not_delay_the_exit(site):
     client.signal(signal.SIGTERM)
     assert client.end() == 64
     assert time.monotonic() - begun < 5.0
-    server.wait_for("a left: it said goodbye")
+    server.wait_for("a left: it ended its session")
 
 
 def test_a_server_that_is_moved_does_not_end_the_run(warm_site):

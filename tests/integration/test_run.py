@@ -120,6 +120,6 @@ def test_ctrl_c_at_a_client_is_no_loss(site):
     site.wait_version(1)
     leaver.signal(signal.SIGINT)
     assert leaver.end() == 130
-    server.wait_for("b left: it said goodbye, 1 client connected")
+    server.wait_for("b left: it ended its session, 1 client connected")
     at = max(one["version"] for one in site.ledger("version"))
     site.wait_version(at + 2)

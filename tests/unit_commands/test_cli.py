@@ -54,8 +54,8 @@ GOLDEN = [
         "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
         (
             "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and "
-            "on the way; give the address with ?key=... as the server prints it, or accept it "
-            "with --insecure"
+            "on the way; give the address with ?key=... as the parameter server prints it, or "
+            "accept it with --insecure"
         ),
     ),
     ("--role foo", "--role 'foo' is unknown; use --role ps, client, server or relay"),

@@ -36,6 +36,13 @@ def test_routes():
     assert not route.requires_curve
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:7100", "0.0.0.0:7100"])
+def test_a_relay_to_itself_is_refused(listen):
+    """On one machine its default port is the parameter server's: it would dial itself forever."""
+    with pytest.raises(UsageError, match="to itself: give --listen another port"):
+        routes_of("127.0.0.1:7100", listen, None, insecure=True)
+
+
 @pytest.mark.parametrize(
     ("server", "listen"), [("ps.org:7100", "127.0.0.1:1"), ("127.0.0.1:1", "10.0.0.1:1")]
 )

@@ -263,4 +263,4 @@ def test_a_split_server_is_followed_to_its_end(tmp_path, capsys, monkeypatch):
     before_the_end = capsys.readouterr().out.partition("split server (fsl-sage): ended")[0]
     assert "site-a joins, 1 client connected" in before_the_end
     assert [line for line in before_the_end.splitlines() if line.startswith("site-a  training")]
-    assert "site-a left: nothing was heard from it" in before_the_end
+    assert "site-a left: no message came from it" in before_the_end

@@ -72,7 +72,7 @@ def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
                 "version 1: 1 of 1 called client merged (1 needed); loss 1.500 (running mean);"
                 " 100 tokens (+100); 4.0 kB as 0.8 kB (5.0x)"
             ),
-            "a left: nothing was heard from it, 0 clients connected",
+            "a left: no message came from it, 0 clients connected",
             "the run ends: Ctrl-C",
         )
     ]

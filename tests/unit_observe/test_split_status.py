@@ -119,7 +119,7 @@ def test_the_journal_of_a_split_server():
         "the split server listens at tcp://x:1",
         "a joins, 1 client connected",
         "b joins, 2 clients connected",
-        "a left: nothing was heard from it, 1 client connected",
+        "a left: no message came from it, 1 client connected",
     ]
     titles, first, _ = client_lines(state, 10.0)
     assert titles.split() == ["client", "state", "loss", "uploads", "losses"]

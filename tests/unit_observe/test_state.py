@@ -137,7 +137,7 @@ def test_a_client_that_left_is_called_and_not_alive(run):
     assert (state.ps.participation, state.ps.participation_alive) == (0.5, 1.0)
     assert (
         state.clients["b"].words(state.node.last_t + 12.0)
-        == "gone since 14 s (nothing was heard from it)"
+        == "gone for 14 s (no message came from it)"
     )
 
 
@@ -301,10 +301,10 @@ def test_joins_and_leaves_have_the_number_of_clients(run):
     assert [one.text for one in run.state()[1] if one.client] == [
         "a joins, 1 client connected",
         "b joins, 2 clients connected",
-        "a left: nothing was heard from it, 1 client connected",
+        "a left: no message came from it, 1 client connected",
         "a is connected again, 2 clients connected",
         "b is back as a new process (relaunch 1), 2 clients connected",
-        "b left: it said goodbye, 1 client connected",
+        "b left: it ended its session, 1 client connected",
     ]
 
 

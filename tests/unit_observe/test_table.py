@@ -27,7 +27,7 @@ def a_run():
     """Three clients, one of them gone and two with long names."""
     node = NodeState("ps", "run-0123abcd", phase="ready", started_at=1000.0, last_t=1000.0)
     state = RunState(node, ps=ParameterServerFigures(version=1234, tokens=987_654_321))
-    gone = {"doing": "gone", "gone_at": 900.0, "gone_why": "nothing was heard from it"}
+    gone = {"doing": "gone", "gone_at": 900.0, "gone_why": "no message came from it"}
     names = ["client-1", "institute-of-physics-a100", "gpu-node-17.cluster.example.org"]
     state.clients = {name: a_client(name) for name in names[:2]}
     state.clients[names[2]] = a_client(names[2], **gone)
@@ -59,7 +59,7 @@ def test_the_live_table_fits(width):
         assert row.startswith(start)
         for value in ("1234", "2.345", "54,321", "30.8 MB"):
             assert value in row
-    assert "gone 100 s" in rows[1] or "gone since 100 s" in rows[1]
+    assert "gone 100 s" in rows[1] or "gone for 100 s" in rows[1]
     assert any("version 7:" in line for line in lines)  # the newest line is there
 
 
@@ -75,7 +75,7 @@ def test_a_wide_terminal_shows_details():
     assert "institute-of-physics-a100" in middle
     assert "█" in wide
     assert "relaunched 2x" in wide
-    assert "gone since 100 s" in wide
+    assert "gone for 100 s" in wide
     everything = client_lines(state, 1000.0)
     assert "123.4 MB as 30.8 MB (4.0x)" in everything[1]
     assert len({line.index("training") for line in everything[1::2]}) == 1

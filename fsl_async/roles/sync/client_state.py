@@ -8,7 +8,7 @@ SERVER = ""  # a client has one peer
 _LOST = {
     "expired": "the parameter server does not answer",
     "reset": "the parameter server restarted",
-    "bye": "the parameter server said goodbye",
+    "bye": "the parameter server ended the session",
     "protocol": "the parameter server violated the protocol",
     "revoked": "the parameter server no longer accepts this key",
 }
