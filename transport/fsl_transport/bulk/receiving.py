@@ -6,6 +6,7 @@ sink has answered, also if its stream or session is gone by then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -277,8 +278,10 @@ class ReceivingStreams:
 
     def next_deadline(self) -> float:
         """The earliest stall timeout."""
-        deadlines = (incoming.machine.next_deadline() for incoming in self._streams.values())
-        return min(deadlines, default=float("inf"))
+        earliest = math.inf
+        for incoming in self._streams.values():
+            earliest = min(earliest, incoming.machine.next_deadline())
+        return earliest
 
     def handle_timer(self, now: float) -> None:
         """Resume the streams that stalled."""

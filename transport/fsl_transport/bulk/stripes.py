@@ -368,14 +368,12 @@ class BulkSender:
 
     def next_deadline(self) -> float:
         """When a probe timeout expires, or infinity."""
-        return min(
-            (
-                max(stripe.progress_at, stripe.probed_at) + self._probe_timeout(stripe)
-                for stripe in self._stripes.values()
-                if self._expects_ack(stripe)
-            ),
-            default=math.inf,
-        )
+        earliest = math.inf
+        for stripe in self._stripes.values():
+            if self._expects_ack(stripe):
+                waits_from = max(stripe.progress_at, stripe.probed_at)
+                earliest = min(earliest, waits_from + self._probe_timeout(stripe))
+        return earliest
 
     def handle_timer(self, now: float) -> list[tuple[int, int]]:
         """Return ``(stripe, number)`` of the probes to send. Call ``next`` afterwards."""
