@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fsl_codecs import CodecSpec
 
 Weighting = Literal["tokens", "uniform", "fednova"]
-Optimizer = Literal["nesterov", "average"]
+Optimizer = Literal["growing", "nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
 Trigger = Literal["clock", "rounds", "turns", "sequential"]
 
@@ -181,12 +181,11 @@ class OuterConfig:
 
     optimizer: Optimizer = setting(
         "nesterov",
-        "nesterov (SGD with Nesterov momentum) | average (add the mean delta as it is)",
+        "growing (momentum that grows from 0 to outer.momentum, and fades out over the last 30 %"
+        " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)",
         fixed=True,
     )
-    learning_rate: float = setting(
-        0.7, "outer learning rate; unused by average", span(above=0, most=10)
-    )
+    learning_rate: float = setting(0.7, "outer learning rate of nesterov", span(above=0, most=10))
     momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
     aggregation: Aggregation = setting(
         "mean",

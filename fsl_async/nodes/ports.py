@@ -115,8 +115,17 @@ class Store(Protocol):
         """Add a spooled delta to the accumulator."""
         ...
 
-    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
-        """Take the average for the next version from the accumulator."""
+    def average(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        progress: float | None = None,
+    ) -> Average:
+        """Take the average for the next version from the accumulator.
+
+        progress: of the run once the version is made; None where no end is planned.
+        """
         ...
 
     def advance(self, average: Average) -> Committed:

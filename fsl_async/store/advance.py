@@ -24,6 +24,7 @@ from fsl_async.store.checkpoint import MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import CHUNK_VALUES, DIGEST_CHARACTERS
 from fsl_async.store.outer import (
+    OuterStep,
     apply_change,
     average_full,
     desired_change,
@@ -78,6 +79,7 @@ class _OuterStep:
         *,
         writer: VersionWriter,
         settings: StoreSettings,
+        step: OuterStep,
         closing: ExitStack,
     ) -> None:
         def reader(name: str) -> FlatReader | None:
@@ -87,12 +89,13 @@ class _OuterStep:
             return found
 
         self._manifest = manifest
-        self._spec, self._outer = settings.codec_down, settings.outer
+        self._spec, self._step = settings.codec_down, step
+        self._keeps_momentum = settings.outer.has_momentum
         self._old_weights, self._old_momentum, self._old_residual = map(
             reader, (WEIGHTS, MOMENTUM, RESIDUAL)
         )
         self._new_weights = writer.flat(WEIGHTS)
-        self._new_momentum = writer.flat(MOMENTUM) if self._outer.has_momentum else None
+        self._new_momentum = writer.flat(MOMENTUM) if self._keeps_momentum else None
         # fp32 frames are lossless, so the residual stays zero.
         self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
         self._update = writer.frames(UPDATE)
@@ -126,7 +129,9 @@ class _OuterStep:
             self._old_residual.read_into(index, residual)
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(change, average)
-            desired_change(change, momentum, residual, self._outer)
+            desired_change(
+                change, momentum, residual, self._step, keeps_momentum=self._keeps_momentum
+            )
             frame = buffer.coded[: encode_into(change, buffer.coded, self._spec)]
             decode_into(frame, sent)
             apply_change(weights, sent)
@@ -153,25 +158,27 @@ def advance(
     writer: VersionWriter,
     averages: Iterable[NDArray[np.float32]],
     settings: StoreSettings,
+    step: OuterStep,
     pool: ChunkPool,
 ) -> Advanced:
     """Write the version after `current`.
 
-    averages: the round's average, chunk by chunk (float32), each read once.
+    averages: the round's average, chunk by chunk (float32), each read once. step: the numbers of
+    the outer step.
 
     Raises StoreError when the result is not finite, Damage when a file of `current` was altered,
     OSError.
     """
     with ExitStack() as closing:
-        step = _OuterStep(
-            files, manifest, current, writer=writer, settings=settings, closing=closing
+        outer = _OuterStep(
+            files, manifest, current, writer=writer, settings=settings, step=step, closing=closing
         )
         # One chunk is written and hashed while the next one is computed.
-        buffers = step.buffers(), step.buffers()
+        buffers = outer.buffers(), outer.buffers()
         wait_for_writes = pool.begin([])
         try:
             for index, average in zip(range(manifest.chunks), averages, strict=True):
-                writes = step.compute(index, average, buffers[index % 2])
+                writes = outer.compute(index, average, buffers[index % 2])
                 # A chunk's writes begin when those of the chunk before have ended, so that each
                 # file receives its chunks in order.
                 wait_for_writes()
@@ -184,7 +191,7 @@ def advance(
         wait_for_writes()
         stored = writer.seal(pool)
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
-    return Advanced(stored, digest, step.update_bytes, math.sqrt(step.norm_squared))
+    return Advanced(stored, digest, outer.update_bytes, math.sqrt(outer.norm_squared))
 
 
 def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:

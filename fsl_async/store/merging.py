@@ -64,6 +64,8 @@ class Average:
     scale: float
     member_weight: float
     """Sum of the weights with which they were accumulated."""
+    progress: float | None
+    """Of the run once the version is made; None where no end is planned."""
     _chunks: Callable[[], Chunks]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
@@ -155,7 +157,13 @@ class Merging:
             self.sum.add(key, self._later[key])
             del self._later[key]
 
-    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
+    def average(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        progress: float | None = None,
+    ) -> Average:
         """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
 
         average = scale * sum of weight * delta, or the aggregation rule's result.
@@ -189,6 +197,7 @@ class Merging:
             ),
             scale,
             math.fsum(one.weight for one in merged),
+            progress,
             chunks,
         )
 
@@ -245,6 +254,7 @@ class Merging:
         """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
+        step = self._settings.outer.step(version, average.progress)
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
@@ -268,6 +278,7 @@ class Merging:
                     writer=writer,
                     averages=average,
                     settings=self._settings,
+                    step=step,
                     pool=self._pool,
                 )
             self._facts.begin_version(version)
@@ -284,6 +295,9 @@ class Merging:
                 update_bytes=done.update_bytes,
                 update_chunks=manifest.chunks,
                 update_norm=done.update_norm,
+                learning_rate=step.learning_rate,
+                momentum=step.momentum,
+                progress=average.progress,
                 rule=self._settings.rule.name,
             )
             return writer.publish(record, done.stored)

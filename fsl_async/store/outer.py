@@ -42,21 +42,36 @@ from attrs import field, frozen, validators
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-OptimizerName = Literal["nesterov", "average"]
+OptimizerName = Literal["growing", "nesterov", "average"]
 
 ROUNDING = 1e-9
 """Relative; above the error of adding thousands of float64 weights, below any discount."""
 
 
+FADES_FROM = 0.7
+"""Progress from which "growing" returns to averaging."""
+
+
+@frozen
+class OuterStep:
+    """The numbers of one outer step. They are recorded, so a version can be made again."""
+
+    learning_rate: float
+    momentum: float
+
+
 @frozen
 class OuterSettings:
-    """The outer optimizer. "average" ignores `learning_rate` and `momentum`.
+    """The outer optimizer.
 
-    Plain SGD with a learning rate is "nesterov" with a momentum of 0.
+    nesterov   `learning_rate` and `momentum` in every round; SGD with a momentum of 0
+    average    the mean delta itself; ignores both
+    growing    momentum that grows from averaging to `momentum` and fades out at the end of the run,
+               with a rate that keeps a step at the size of the average; ignores `learning_rate`
     """
 
     optimizer: OptimizerName = field(
-        default="nesterov", validator=validators.in_(("nesterov", "average"))
+        default="nesterov", validator=validators.in_(("growing", "nesterov", "average"))
     )
     learning_rate: float = field(default=0.7, validator=[validators.gt(0.0), validators.le(10.0)])
     momentum: float = field(default=0.9, validator=[validators.ge(0.0), validators.lt(1.0)])
@@ -64,27 +79,48 @@ class OuterSettings:
     @property
     def has_momentum(self) -> bool:
         """Whether the optimizer keeps a momentum vector from version to version."""
-        return self.optimizer == "nesterov" and self.momentum > 0.0
+        return self.optimizer != "average" and self.momentum > 0.0
+
+    def step(self, version: int, progress: float | None) -> OuterStep:
+        """Return the numbers of the outer step to `version` (1, 2, ...).
+
+        progress: of the run once that version is made, 0 to 1; None where no end is planned.
+
+        "growing": mu = min(momentum * fade, (version - 1) / (version + 9)) with
+        fade = min(1, (1 - progress) / 0.3), and the rate 1 - mu / 1.9. So the first version and the
+        last one of a planned run are plain averages. Why the rate: with a constant momentum mu, a
+        step of rate r moves the weights by r (1 + mu) times the average at once, which must not
+        exceed the average where clients converge within a round; 1 - mu / 1.9 is close to
+        1 / (1 + mu).
+        """
+        if self.optimizer == "average":
+            return OuterStep(1.0, 0.0)
+        if self.optimizer == "nesterov":
+            return OuterStep(self.learning_rate, self.momentum)
+        fade = 1.0 if progress is None else min(1.0, (1.0 - progress) / (1.0 - FADES_FROM))
+        momentum = min(self.momentum * max(0.0, fade), (version - 1) / (version + 9))
+        return OuterStep(1.0 - momentum / 1.9, momentum)
 
 
 def desired_change(
     average: NDArray[np.float32],
     momentum: NDArray[np.float32],
     residual: NDArray[np.float32],
-    settings: OuterSettings,
+    step: OuterStep,
+    *,
+    keeps_momentum: bool,
 ) -> None:
     """Turn `average` into the desired change of the weights and advance `momentum`, in place.
 
-    `residual` is read only. `momentum` is unchanged when the optimizer has none.
+    `residual` is read only. `momentum` is unchanged unless `keeps_momentum`.
     """
     desired = average
-    if settings.has_momentum:
-        coefficient = np.float32(settings.momentum)
+    if keeps_momentum:
+        coefficient = np.float32(step.momentum)
         np.multiply(momentum, coefficient, out=momentum)
         np.add(momentum, average, out=momentum)
         desired += coefficient * momentum
-    rate = 1.0 if settings.optimizer == "average" else settings.learning_rate
-    np.multiply(desired, np.float32(-rate), out=desired)
+    np.multiply(desired, np.float32(-step.learning_rate), out=desired)
     np.add(desired, residual, out=desired)
 
 

@@ -130,6 +130,12 @@ class VersionRecord:
     update_bytes: int
     update_chunks: int
     update_norm: float
+    learning_rate: float = 1.0
+    """Of the outer step that made it."""
+    momentum: float = 0.0
+    """Of the outer step that made it."""
+    progress: float | None = None
+    """Of the run with this version, 0 to 1; None where no end is planned."""
     rule: str = "mean"
     """The aggregation rule. With "mean" the average was `scale` times the sum of weight x delta.
 

@@ -2,7 +2,7 @@
 
     damaged          recomputed from
     any file         the version before and the deltas merged, by the outer step, if both are on
-                     disk and the settings are the same
+                     disk and codec and rule are the same
     weights          the version before and update.bin, by the addition that every client makes
 
 A result counts only if its length, SHA-256 and chunk checksums are those of the damaged file in
@@ -24,7 +24,7 @@ from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.flat_file import check_chunk
 from fsl_async.store.frame_file import each_frame
-from fsl_async.store.outer import apply_change
+from fsl_async.store.outer import OuterStep, apply_change
 from fsl_async.store.robust_aggregator import RobustAggregator
 from fsl_codecs import CodecError, decode_into
 
@@ -143,6 +143,7 @@ class Repairer:
             writer=writer,
             averages=averages,
             settings=self.settings,
+            step=OuterStep(record.learning_rate, record.momentum),
             pool=self.pool,
         )
         return dict(done.stored)

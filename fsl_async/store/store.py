@@ -434,12 +434,18 @@ class Store:
         """The deltas in the accumulator, with their weights."""
         return self._open.merging.accumulated
 
-    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
+    def average(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        progress: float | None = None,
+    ) -> Average:
         """Return the next version's average; the accumulator must hold exactly `merged`.
 
         See `Merging.average`.
         """
-        return self._open.merging.average(version, merged, scale)
+        return self._open.merging.average(version, merged, scale, progress)
 
     def advance(self, average: Average) -> Committed:
         """Make the next version; see `Merging.advance`.
@@ -448,9 +454,15 @@ class Store:
         """
         return self._adopt(self._open.merging.advance(average))
 
-    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
+    def commit(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        progress: float | None = None,
+    ) -> Committed:
         """Call `average` and `advance` with nothing between them."""
-        return self.advance(self.average(version, merged, scale))
+        return self.advance(self.average(version, merged, scale, progress))
 
     def _adopt(self, checkpoint: Checkpoint) -> Committed:
         """Take over a new version: apply it, write its ledger line, and remove unneeded files."""

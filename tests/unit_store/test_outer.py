@@ -6,6 +6,7 @@ import torch
 
 from fsl_async.store.outer import (
     OuterSettings,
+    OuterStep,
     apply_change,
     desired_change,
     lost_in_coding,
@@ -34,7 +35,9 @@ def test_nesterov_is_that_of_torch():
         parameter.grad = torch.from_numpy(gradient.copy())
         optimizer.step()
         change = gradient.copy()
-        desired_change(change, momentum, residual, settings)
+        desired_change(
+            change, momentum, residual, settings.step(1, None), keeps_momentum=settings.has_momentum
+        )
         # torch may fuse a multiplication and an addition; the results then differ by the rounding
         # of one term.
         terms = np.abs(weights) + np.abs(gradient) + np.abs(momentum)
@@ -51,7 +54,13 @@ def test_without_momentum_it_is_plain_descent():
     assert not settings.has_momentum
     change = np.array([2.0, -4.0], dtype=np.float32)
     momentum = np.full(2, 7.0, dtype=np.float32)
-    desired_change(change, momentum, np.zeros(2, dtype=np.float32), settings)
+    desired_change(
+        change,
+        momentum,
+        np.zeros(2, dtype=np.float32),
+        settings.step(1, None),
+        keeps_momentum=settings.has_momentum,
+    )
     assert change.tolist() == [-1.0, 2.0]
     assert momentum.tolist() == [7.0, 7.0]
 
@@ -62,7 +71,13 @@ def test_averaging_gives_the_average_of_the_clients():
     average = ((base - first) + (base - second)) * np.float32(0.5)
     settings = OuterSettings(optimizer="average")
     assert not settings.has_momentum
-    desired_change(average, np.zeros_like(base), np.zeros_like(base), settings)
+    desired_change(
+        average,
+        np.zeros_like(base),
+        np.zeros_like(base),
+        settings.step(1, None),
+        keeps_momentum=settings.has_momentum,
+    )
     apply_change(base, average)
     np.testing.assert_allclose(base, (first + second) / 2, rtol=0, atol=1e-6)
 
@@ -73,7 +88,7 @@ def test_descent_moves_towards_the_snapshot():
     snapshot = np.array([3.0, 0.0], dtype=np.float32)
     change = base - snapshot
     zeros = np.zeros(2, dtype=np.float32)
-    desired_change(change, zeros.copy(), zeros, OuterSettings(learning_rate=0.7, momentum=0.9))
+    desired_change(change, zeros.copy(), zeros, OuterSettings().step(1, None), keeps_momentum=True)
     assert np.sign(change).tolist() == [1.0, -1.0]
 
 
@@ -87,7 +102,13 @@ def test_error_feedback_keeps_the_coding_error():
     wanted = np.zeros(length, dtype=np.float64)
     for gradient in vectors(40, length):
         change = gradient.copy()
-        desired_change(change, np.zeros_like(theta), residual, settings)
+        desired_change(
+            change,
+            np.zeros_like(theta),
+            residual,
+            settings.step(1, None),
+            keeps_momentum=settings.has_momentum,
+        )
         sent = decode(encode(change, spec))
         apply_change(theta, sent)
         lost_in_coding(change, sent)
@@ -121,3 +142,31 @@ def test_the_norm_is_finite_exactly_when_the_vector_is():
     for bad in (np.nan, np.inf, -np.inf):
         huge[500] = bad
         assert not np.isfinite(squared_norm(huge))
+
+
+def test_growing_begins_and_ends_with_the_average():
+    """A start with full momentum overshoots, and the last version must not carry a swing along."""
+    growing = OuterSettings("growing")
+    assert growing.step(1, 0.0) == OuterStep(1.0, 0.0)
+    assert growing.step(120, 1.0) == OuterStep(1.0, 0.0)
+    assert growing.step(11, 0.1).momentum == 0.5
+    middle = growing.step(1000, 0.5)
+    assert middle == OuterStep(1.0 - 0.9 / 1.9, 0.9)
+    assert growing.step(1000, 0.85).momentum == pytest.approx(0.45)
+    assert growing.step(1000, None) == middle, "without a planned end nothing fades"
+
+
+def test_growing_is_never_faster_than_the_average_at_once():
+    """One average moves the weights at once by 0.93 to 1.11 times itself."""
+    for version in (1, 2, 5, 20, 100, 10_000):
+        step = OuterSettings("growing").step(version, 0.0)
+        assert 0.93 < step.learning_rate * (1.0 + step.momentum) < 1.11
+
+
+def test_momentum_is_kept_through_a_step_without_any():
+    """The first step of "growing" has a coefficient of 0; its average is the next momentum."""
+    change, momentum = np.float32([2, -4]), np.float32([9, 9])
+    zeros = np.zeros(2, np.float32)
+    desired_change(change, momentum, zeros, OuterStep(1.0, 0.0), keeps_momentum=True)
+    assert change.tolist() == [-2, 4]
+    assert momentum.tolist() == [2, -4]

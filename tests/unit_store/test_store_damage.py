@@ -137,14 +137,25 @@ def test_beyond_repair_no_version_is_made(make_twins, file):
     assert damaged.reported == []
 
 
-def test_other_settings_repair_nothing(make_twins):
-    """Another momentum coefficient gives another momentum."""
+def test_a_version_is_recomputed_with_its_recorded_step(make_twins):
+    """The operator may have changed the momentum since; with "growing" it changes by itself."""
     _, damaged = make_twins(outer=OuterSettings("nesterov", 0.7, 0.9))
-    damaged.settings = type(damaged.settings)(outer=OuterSettings("nesterov", 0.7, 0.8))
+    damaged.settings = type(damaged.settings)(outer=OuterSettings("growing", momentum=0.8))
     damaged.open()
+    expected = contents(damaged, 2)
     flip(folder(damaged, 2) / "momentum.safetensors")
+    damaged.round(3, "a")
+    assert contents(damaged, 2) == expected
+
+
+def test_another_codec_repairs_nothing(make_twins):
+    """Another format loses other values, so the residual is another one."""
+    _, damaged = make_twins(codec_down=CodecSpec("e4m3"))
+    damaged.settings = type(damaged.settings)(codec_down=CodecSpec("e5m2"))
+    damaged.open()
+    flip(folder(damaged, 2) / "residual.safetensors")
     before = contents(damaged, 2)
-    with pytest.raises(CheckpointDamaged, match="version 2 is damaged: momentum"):
+    with pytest.raises(CheckpointDamaged, match="version 2 is damaged: residual"):
         damaged.round(3, "a")
     assert contents(damaged, 2) == before, "a result that differs replaces nothing"
 

@@ -114,7 +114,9 @@ class StoreJobs:
 
         def average() -> None:
             self._average = None
-            self._average = self._store.average(effect.version, effect.merged, effect.scale)
+            self._average = self._store.average(
+                effect.version, effect.merged, effect.scale, effect.progress
+            )
 
         self._worker.submit(
             average,

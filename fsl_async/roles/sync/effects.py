@@ -132,6 +132,8 @@ class Average(Effect, tag="average"):
     version: int
     merged: tuple[MergedDelta, ...]
     scale: float
+    progress: float | None = None
+    """Of the run once the version is made, 0 to 1; None where no end is planned."""
 
 
 @frozen

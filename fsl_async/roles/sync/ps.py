@@ -73,6 +73,7 @@ from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.membership import Membership
 from fsl_async.roles.sync.norm_guard import NormGuard
+from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import (
     EXIT_DAMAGED,
     EXIT_FAILED,
@@ -102,7 +103,7 @@ class ParameterServerMachine:
     def __init__(self, rules: ParameterServerRules, weighting: Weighting, run: str) -> None:
         self.rules = rules
         self.run = run
-        self.tokens_total = 0
+        self.progress = RunProgress(rules)
         self.members: dict[str, Member] = {}
         self.deltas = DeltaBook(
             weighting, max_staleness=rules.max_staleness, keep_versions=rules.keep_versions
@@ -124,6 +125,7 @@ class ParameterServerMachine:
             trigger=trigger,
             serving=self.serving,
             shutdown=shutdown,
+            progress=self.progress,
             # Late binding: self.end is set below.
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
         )
@@ -155,6 +157,11 @@ class ParameterServerMachine:
             ev.TransfersChecked: self.end.transfers_checked,
             DrainAsked: lambda event, now: self.end.drain(event.reason, now),
         }
+
+    @property
+    def tokens_total(self) -> int:
+        """Tokens of all deltas merged so far."""
+        return self.progress.tokens
 
     @property
     def phase(self) -> Phase:
@@ -202,6 +209,7 @@ class ParameterServerMachine:
             self.deadlines.set(
                 "limit", now + max(left_s, self.rules.drain_s if event.served_s else 0.0)
             )
+        self.progress.recovered(event.tokens_total, event.served_s, now)
         self.membership.recovered(event, now)
         if event.version < 0:
             return []
@@ -210,7 +218,6 @@ class ParameterServerMachine:
         self.deltas.advance(event.version, event.digest)
         for key in sorted(event.settled):
             self.deltas.settle(key, event.settled[key])
-        self.tokens_total = event.tokens_total
         self.rounds.phase = Phase.READY
         trigger = self.rounds.trigger
         trigger.selection.recovered(event.settled)
@@ -330,7 +337,7 @@ class ParameterServerMachine:
         return []
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
-        self.tokens_total += self.deltas.advance(event.version, event.digest)
+        self.progress.tokens += self.deltas.advance(event.version, event.digest)
         if event.version == 0:
             self.publishing.done()
             self.rounds.begin(now)
@@ -368,7 +375,7 @@ class ParameterServerMachine:
                 case "round":
                     effects.extend(self.rounds.evaluate(now))
                 case "retry":
-                    effects.extend(self.rounds.merge())
+                    effects.extend(self.rounds.merge(now))
                 case "publish":
                     effects.extend(self.publishing.choose())
                 case "linger":

@@ -16,6 +16,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import Member, ParameterServerRules, Phase
 from fsl_async.roles.sync.round import ArrivalHistory, Round
 from fsl_async.roles.sync.shutdown import RunShutdown
@@ -39,6 +40,7 @@ class RoundCoordinator:
         trigger: Trigger,
         serving: Serving,
         shutdown: RunShutdown,
+        progress: RunProgress,
         closed: Callable[[float], list[Effect]],
     ) -> None:
         """closed: returns the effects after a round that ends without a version."""
@@ -51,6 +53,7 @@ class RoundCoordinator:
         self._rules = rules
         self._deadlines = deadlines
         self._shutdown = shutdown
+        self._progress = progress
         self._closed = closed
         self._history = ArrivalHistory()
         self._failures = 0
@@ -152,7 +155,7 @@ class RoundCoordinator:
             "seconds": round(now - self.round.called_at, 3),
         }
         note = Note(f"round {self.round.number}: {verdict.reason}", facts=facts)
-        return [note, *self.merge()]
+        return [note, *self.merge(now)]
 
     def _next_turn(self, verdict: Verdict, now: float) -> list[Effect]:
         """Call the next client, or stop waiting for the one before."""
@@ -190,14 +193,16 @@ class RoundCoordinator:
             " they wait for the next round"
         )
 
-    def merge(self) -> list[Effect]:
+    def merge(self, now: float) -> list[Effect]:
         """Order a version of all pending deltas."""
         self.phase = Phase.MERGING
         self._deadlines.cancel("round")
         merged, scale = self.deltas.begin_merge()
         version = self.deltas.version + 1
         then = do.Reduce(version) if self._rules.reduces else do.Commit(version)
-        return [do.Average(version, merged, scale), then]
+        tokens = sum(one.delta.tokens for one in merged)
+        progress = self._progress.with_version(version, tokens, now)
+        return [do.Average(version, merged, scale, progress), then]
 
     def reduced(self, event: ev.Reduced, now: float) -> list[Effect]:
         """Order the version: its average is now that of all parameter servers."""

@@ -53,7 +53,7 @@ class RunEnd:
         elif self._deadlines.when("retry") is not None:
             # One more try, at once; after MERGING the end follows by itself.
             self._deadlines.cancel("retry")
-            effects.extend(rounds.merge())
+            effects.extend(rounds.merge(now))
         return effects
 
     def begin(self, reason: str, now: float) -> None:
@@ -89,7 +89,7 @@ class RunEnd:
         self._deadlines.cancel("drain")
         rounds = self._rounds
         if self.state.last_round_over and rounds.deltas.pending and not rounds.too_few():
-            return rounds.merge()  # deltas acknowledged during the last merge
+            return rounds.merge(now)  # deltas acknowledged during the last merge
         return self.finish() if self.state.last_round_over else rounds.call(now)
 
     def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:

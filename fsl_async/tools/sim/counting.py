@@ -188,13 +188,19 @@ class CountingStore:
         """The kind of delta, with the production kind's size."""
         return _DENSE
 
-    def average(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Average:
+    def average(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        progress: float | None = None,
+    ) -> Average:
         """Return the next version's average; its only value is its tokens."""
         assert {m.key for m in merged} == set(self._accumulated), (
             "what is merged is what was accumulated"
         )
         weights = math.fsum(one.weight for one in merged)
-        return Average(version, tuple(merged), scale, weights, lambda: ())
+        return Average(version, tuple(merged), scale, weights, progress, lambda: ())
 
     def advance(self, average: Average) -> Committed:
         """Make the next version durable: in one step, as the rename of a checkpoint is."""
