@@ -86,7 +86,7 @@ class Relaunches:
     ) -> list[Waiting | GaveUp]:
         """Take the members at a restart of the parameter server; returns the decisions.
 
-        away_s: clients that run have joined by then.
+        away_s: clients that run join within it.
         """
         decided = []
         for client in sorted(members):

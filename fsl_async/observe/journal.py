@@ -352,7 +352,7 @@ class JournalReader:
     def follow(
         self, stopped: Callable[[], bool], wait: Callable[[float], object] = time.sleep
     ) -> Iterator[dict[str, Any]]:
-        """Yield lines as they are written until `stopped()`, those that are there by then too."""
+        """Yield lines as they are written until `stopped()`, then the rest of those written."""
         while True:
             last = stopped()
             if self.path.exists():

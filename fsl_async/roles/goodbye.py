@@ -1,7 +1,7 @@
 """The reason in a client's BYE (docs/WIRE.md): a sentence, and whether to launch it again. Pure.
 
     relaunch 110: EC2 spot (terminate)      exit code 64: launch it again, but not within 110 s,
-                                            because its machine is taken away by then
+                                            because its machine is taken away
     Ctrl-C                                  anything else is a sentence only
 
 The reader accepts any text of a peer: sentences are cut and made printable.

@@ -4,6 +4,7 @@
 
 import math
 import os
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgpack
 import numpy as np
 from attrs import frozen
 
+import fsl_transport as tp
 from fsl_async.store.files import Files
 from fsl_codecs import CodecSpec, encode
 from fsl_transport.session import frames
@@ -159,3 +161,16 @@ def play(world, step, honest_turn):
     if wait_s:
         world.scheduler.run_until(world.scheduler.time() + wait_s)
         honest_turn()
+
+
+def attacker_dialer(link, scheduler):
+    """Return a function that makes the dialing endpoint of the attacked client."""
+    return lambda take: tp.DialerEndpoint(
+        link,
+        scheduler,
+        tp.TransportSettings(),
+        take,
+        ATTACKER,
+        incarnation=1,
+        rng=random.Random(0),
+    )

@@ -108,7 +108,7 @@ def test_no_job_runs_after_a_thread_cannot_be_started(monkeypatch, do):
     """No job runs after NoWorkerThread.
 
     The executor keeps the job for which it could not start a thread; another thread would run it
-    later, on files that are closed by then.
+    later, on closed files.
     """
     pool, at_work, done = ChunkPool(3), [], []
 

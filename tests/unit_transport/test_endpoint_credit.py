@@ -33,7 +33,7 @@ def test_credit_follows_the_measured_path(mem_world, new_source, new_sink, watch
     targets = limits(ours, frames.BLOCKED, 2)
     product = bytes_per_s * 2 * delay_s
     assert targets == sorted(targets)
-    assert targets[0] < product < targets[-1] < 4 * product, "as far as it is measured by then"
+    assert targets[0] < product < targets[-1] < 4 * product, "as far as it is measured"
     ours.clear()
     client.endpoint.offer("", "second", {}, new_source(chunks))
     world.until(lambda: client.count(StreamSent) == 2)

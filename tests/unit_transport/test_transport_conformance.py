@@ -43,7 +43,7 @@ def test_hello_and_welcome_carry_their_bodies(world):
 
 
 def test_refuse_ends_the_calling(world):
-    """A refused dialer reports it once and stops until it is told to connect again."""
+    """A refused dialer reports it once and stops until the next connect()."""
     ps = world.listener()
     ps.on[HelloReceived] = lambda e: ps.endpoint.refuse(e.peer, "manifest", "layer w differs")
     client = world.dialer()

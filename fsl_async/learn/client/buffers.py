@@ -6,8 +6,9 @@ list of patterns names, whether it trains or not. What is not: integer and boole
 norm's step counter), complex numbers, and buffers with persistent=False (tables that are computed
 again).
 
-Parameters that are neither exchanged nor trained (the base below LoRA adapters) must be the same at
-every client. Their digest is in the manifest, so the parameter server refuses a client with others.
+Parameters that are neither exchanged nor trained (the base below LoRA adapters), and integer
+buffers that are not scalars, must be the same at every client. Their digest is in the manifest, so
+the parameter server refuses a client with others (`frozen_digest`).
 
 Tied tensors (same storage, offset, shape and strides) count once, under their first name. Tensors
 that share memory in any other way are refused, because rebasing one would move the other a second
@@ -256,7 +257,8 @@ def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple
             )
         tensor = live[name]
         key = _identity(tensor)
-        storage, first = tensor.untyped_storage()._cdata, int(tensor.storage_offset())  # noqa: SLF001
+        storage = tensor.untyped_storage()._cdata  # noqa: SLF001
+        first = int(tensor.storage_offset())
         if key in seen:
             continue
         seen[key] = name

@@ -223,7 +223,7 @@ def prepared(
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Lock the run directory and yield a function that serves it once, in the caller's loop.
 
-    That function takes the configuration for clients, whose addresses may be known only by then.
+    That function takes the configuration for clients: addresses in it may be known only late.
     See `serve`.
     notifier: makes the notifier of a split server in another process; by default there is none.
     capacity: of the listener; by default that of this process.

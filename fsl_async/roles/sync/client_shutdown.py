@@ -6,7 +6,7 @@ session.
 
 A preempted client has a deadline set by others. It leaves `goodbye_s` before it, whatever is still
 under way (timer "goodbye"). It does not begin its last delta if the slowest of its recent ones
-would not have arrived by then (timer "late"): part of a delta is useless, and its bytes are taken
+would arrive too late (timer "late"): part of a delta is useless, and its bytes are taken
 from the others on the path. Until then a training step may last longer than `drain_s`.
 """
 

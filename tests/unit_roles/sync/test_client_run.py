@@ -21,7 +21,7 @@ def test_first_client_publishes_and_adopts_its_own_weights(client, look):
 
 
 def test_a_model_that_is_attached_after_the_welcome(client):
-    """Building a model takes minutes; the session exists by then."""
+    """Building a model takes minutes, during which the session exists."""
     assert client.welcome() == []
     assert client.feed(ev.PublishAsked()) == []
     assert client.announce(3) == []

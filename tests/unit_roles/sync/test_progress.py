@@ -2,6 +2,8 @@
 
 import pytest
 
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import ParameterServerRules
 
@@ -26,3 +28,12 @@ def test_the_limit_that_is_reached_first_counts(limits, expected):
     progress = RunProgress(ParameterServerRules(**limits))
     progress.recovered(1000, 250.0, now=7000.0)
     assert progress.with_version(10, 100, now=7050.0) == pytest.approx(expected)
+
+
+def test_an_average_has_the_progress_of_its_version(make_server, look):
+    """The store chooses the outer step by it."""
+    server = make_server(limit_rounds=4)
+    server.begin("a")
+    server.fire()
+    average = look.only(server.store(DeltaKey("a", 1, 0, 1)), do.Average)[0]
+    assert (average.version, average.progress) == (1, 0.25)

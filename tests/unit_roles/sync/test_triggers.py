@@ -226,7 +226,7 @@ def test_sequential_repeats_the_order(run):
 
 
 def test_a_delta_of_a_turn_that_is_over_is_refused(run, look):
-    """Another client trains those weights by then."""
+    """Meanwhile another client trains those weights."""
     server = run("sequential", "a", "b")
     server.fire()
     server.fire()

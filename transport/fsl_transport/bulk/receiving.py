@@ -1,7 +1,7 @@
 """Incoming streams of one session: joins ``chunks.ReceiveStream``, reassembly, memory and sinks.
 
 Runs on the loop thread. A sink may answer at once or later; the memory of a chunk counts until its
-sink has answered, also if its stream or session is gone by then.
+sink has answered, also if its stream or session is gone.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from fsl_transport.zmq.admission import ConnectionAdmission
 from fsl_transport.zmq.curve import DialerCurve, ListenerCurve
 
 HANDSHAKE_MS: Final = 10_000
-"""A connection that has not finished its handshake by then is closed."""
+"""Time after which a connection without a finished handshake is closed."""
 LINGER_MS: Final = 500
 """How long queued messages (a BYE, a refusal) may take to leave after ``close``."""
 SWEEP_EVERY_S: Final = 0.05
