@@ -1,153 +1,321 @@
-"""The rows of `quality.py`: what each of them measures, and which of them there are."""
+"""The experiments of `quality.py`: which rows there are, in the order in which they are run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import attrs
 from attrs import frozen
+from quality_spec import Spec
 
-from fsl_codecs import CodecSpec
+TUNED_ON, REPORTED_ON = (0, 1, 2), (3, 4, 5)
+"""Defaults were chosen on the first seeds; the goals are reported on others."""
 
-BUDGET_STEPS = 800
-"""Steps of BATCH sequences in all, split over the clients. Divisible by 4 clients x 100 steps."""
-BATCH = 4
-LEARNING_RATE = 2e-3
-SEEDS = (0, 1, 2)
+INNER = ("muon", "adamw")
+COUNTS = (1, 2, 4, 8)
+ROUNDS = 120
+TOTAL = 9600
+
+# The best peak rates of data parallel, of those of experiment "rates". Clients and one process
+# alone have the product's defaults.
+PARALLEL_RATES: Mapping[str, Mapping[str, float]] = {
+    "adamw": {"learning_rate": 4e-3},
+    "muon": {"muon_rate": 0.005},
+}
+ALONE_RATES: Mapping[str, Mapping[str, float]] = {
+    "adamw": {"learning_rate": 2e-3},
+    "muon": {"muon_rate": 0.005},
+}
+
+
+Make = Callable[[int], Spec]
+"""Gives the row of a seed."""
+
+
+def clients(count: int, *, every: int = 0, **changed: Any) -> Make:
+    """Rows of `count` clients that synchronize after `every` steps, 0: for 120 rounds.
+
+    All else is the product's default, but for what is changed.
+    """
+    every = every or TOTAL // ROUNDS // count
+
+    def make(seed: int) -> Spec:
+        return Spec(seed=seed, steps=(every,) * count, **changed)
+
+    return make
+
+
+def parallel(count: int, inner: str = "muon", **changed: Any) -> Make:
+    """Rows of synchronous data parallel with the batches of `count` clients."""
+    rates = {**PARALLEL_RATES[inner], **changed}
+
+    def make(seed: int) -> Spec:
+        return Spec(seed=seed, mode="parallel", steps=(1,) * count, inner=inner, **rates)
+
+    return make
+
+
+def alone(inner: str = "muon", **changed: Any) -> Make:
+    """Rows of one process with all the steps."""
+    rates = {**ALONE_RATES[inner], **changed}
+
+    def make(seed: int) -> Spec:
+        return Spec(seed=seed, mode="alone", inner=inner, **rates)
+
+    return make
 
 
 @frozen
-class Spec:
-    """What a row measures. `steps_per_round`: one entry a client; empty: no synchronization."""
+class Line:
+    """One line of a table: `make` gives the row of a seed, `base` the one to compare with.
 
-    seed: int
-    steps_per_round: tuple[int, ...] = ()
-    format: str = ""
-    optimizer: str = "nesterov"
-    outer_learning_rate: float = 0.7
-    weighting: str = "tokens"
-    batch: int = BATCH
-    learning_rate: float = LEARNING_RATE
-    budget_steps: int = BUDGET_STEPS
-    preset: str = "0.5m"
-    outer_momentum: float = 0.9
-    sharding: str = "disjoint"
-    step_log2: int = 14
-    feedback_up: bool = False
+    label: the first columns.
+    """
 
-    @property
-    def codec(self) -> CodecSpec:
-        """How weights travel, both ways."""
-        return CodecSpec(format=self.format, step_log2=self.step_log2)
-
-    @property
-    def clients(self) -> int:
-        """The number of clients that train."""
-        return max(1, len(self.steps_per_round))
-
-    @property
-    def key(self) -> str:
-        """One line that identifies the row."""
-        return json.dumps(attrs.asdict(self), sort_keys=True)
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Spec:
-        """Read a row's spec; fields that an older row lacks have their defaults."""
-        given = dict(row["spec"])
-        return cls(**{**given, "steps_per_round": tuple(given["steps_per_round"])})
+    label: tuple[str, ...]
+    make: Make
+    base: Make | None = None
 
 
-def equal(clients: int, every: int, coding: str, seed: int) -> Spec:
-    """`clients` of equal speed, with the outer optimizer's defaults."""
-    return Spec(seed, (every,) * clients, coding)
+@frozen
+class Experiment:
+    """A table: its title, the names of its first columns, what it compares with, and its lines."""
+
+    title: str
+    columns: tuple[str, ...]
+    against: str
+    lines: tuple[Line, ...]
+    seeds: tuple[int, ...] = TUNED_ON
 
 
-def alone(seed: int, *, times_batch: int = 1, rate: float = LEARNING_RATE) -> Spec:
-    """No synchronization; `times_batch` takes that many batches into one step."""
-    return Spec(
-        seed,
-        batch=BATCH * times_batch,
-        learning_rate=rate,
-        budget_steps=BUDGET_STEPS // times_batch,
-    )
+def _goals() -> Iterator[Line]:
+    for inner in INNER:
+        yield Line(("alone", inner), alone(inner))
+        for count in (4, 2, 8, 1):
+            base = parallel(count, inner)
+            yield Line((f"data parallel x {count}", inner), base)
+            yield Line((f"{count} clients", inner), clients(count, inner=inner), base)
 
 
-FORMATS = ("fp32", "bf16", "e4m3", "uniform")
-PERIODS = (20, 50, 100)
-COUNTS = (2, 4)
-INNER_RATES = (1e-3, 2e-3, 4e-3)
-OUTER: tuple[tuple[int, str, dict[str, Any]], ...] = (
-    (4, "Nesterov 0.9, rate 0.4", {"outer_learning_rate": 0.4}),
-    (4, "Nesterov 0.9, rate 0.7 (default)", {}),
-    (4, "Nesterov 0.9, rate 1", {"outer_learning_rate": 1.0}),
-    (4, "Nesterov 0.5, rate 0.7", {"outer_momentum": 0.5}),
-    (4, "averaging", {"optimizer": "average"}),
-    (4, "Nesterov 0.9, rate 0.7, each client all data", {"sharding": "local"}),
-    (4, "averaging, each client all data", {"optimizer": "average", "sharding": "local"}),
-    (1, "Nesterov 0.9, rate 0.7", {}),
-    (1, "averaging", {"optimizer": "average"}),
+def _rates() -> Iterator[Line]:
+    for name, inner, values in (
+        ("muon_rate", "muon", (0.005, 0.0035, 0.0025, 0.01, 0.02)),
+        ("learning_rate", "adamw", (2e-3, 4e-3, 1e-3)),
+    ):
+        for value in values:
+            change: dict[str, Any] = {name: value}
+            shown = f"{value:g}"
+            yield Line(("4 clients", inner, shown), clients(4, inner=inner, **change))
+            yield Line(("data parallel x 4", inner, shown), parallel(4, inner, **change))
+            yield Line(("alone", inner, shown), alone(inner, **change))
+
+
+OUTER: Mapping[str, Mapping[str, Any]] = {
+    "growing": {"outer": "growing"},
+    "average": {"outer": "average"},
+    "Nesterov 0.667 / 0.5": {
+        "outer": "nesterov",
+        "outer_learning_rate": 0.667,
+        "momentum": 0.5,
+    },
+    "Nesterov 0.7 / 0.9": {"outer": "nesterov"},
+}
+
+
+def _rounds() -> Iterator[Line]:
+    for inner in INNER:
+        for every in (200, 100, 20, 5):
+            for name, changed in OUTER.items():
+                label = (inner, f"{TOTAL // 4 // every}", f"{every}", name)
+                made = clients(4, every=every, inner=inner, **changed)
+                yield Line(label, made, parallel(4, inner))
+
+
+def _counts() -> Iterator[Line]:
+    for inner in INNER:
+        for count in (1, 2, 8):
+            for name, changed in OUTER.items():
+                made = clients(count, inner=inner, **changed)
+                yield Line((inner, f"{count}", name), made, parallel(count, inner))
+
+
+def _caps() -> Iterator[Line]:
+    for stale in (0, 1, 2):
+        for momentum in (0.9, 0.7, 0.5, 0.0):
+            made = clients(4, stale=stale, momentum=momentum)
+            yield Line((f"{stale}", f"{momentum:g}"), made, parallel(4))
+
+
+FORMATS: Mapping[str, Mapping[str, Any]] = {
+    "fp32": {"format": "fp32"},
+    "e4m3": {"format": "e4m3"},
+    "uniform, step 2^-3.5 rms (default)": {},
+    "uniform, step 2^-1.25 rms": {"step_log2": 5},
+    "uniform, step 2^-1.25 rms, feedback up": {"step_log2": 5, "feedback_up": True},
+    "uniform, step 1 rms": {"step_log2": 0},
+    "uniform, step 1 rms, feedback up": {"step_log2": 0, "feedback_up": True},
+}
+
+
+def _formats() -> Iterator[Line]:
+    for name, changed in FORMATS.items():
+        yield Line(("muon", name), clients(4, **changed), clients(4, format="fp32"))
+    exact = clients(4, inner="adamw", format="fp32")
+    yield Line(("adamw", "fp32"), exact, exact)
+    yield Line(("adamw", "uniform, step 2^-3.5 rms (default)"), clients(4, inner="adamw"), exact)
+
+
+UNEQUAL = (29, 29, 15, 7)
+"""Steps in a round of clients with speeds 1, 1, 1/2 and 1/4, by the clock: 80 in all."""
+WEIGHTINGS = ("tokens", "sqrt", "uniform", "fednova")
+EVENTS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("muon", "none", {}),
+    ("adamw", "none", {}),
+    ("muon", "the slowest joins at half time", {"late_joiner": True}),
+    ("muon", "the fastest dies at three quarters", {"dies": True}),
 )
-COARSE: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("e4m3", {"format": "e4m3"}),
-    ("e4m3, feedback up", {"format": "e4m3", "feedback_up": True}),
-    ("uniform, step 2^-3.5 rms", {"format": "uniform"}),
-    ("uniform, step 2^-3.5 rms, feedback up", {"format": "uniform", "feedback_up": True}),
-    ("uniform, step 2^-2 rms", {"format": "uniform", "step_log2": 8}),
-    (
-        "uniform, step 2^-2 rms, feedback up",
-        {"format": "uniform", "step_log2": 8, "feedback_up": True},
+
+
+def _weights() -> Iterator[Line]:
+    def unequal(**changed: Any) -> Make:
+        return lambda seed: Spec(seed=seed, steps=UNEQUAL, **changed)
+
+    for inner, event, happens in EVENTS:
+        for name in WEIGHTINGS:
+            made = unequal(inner=inner, weighting=name, **happens)
+            yield Line((inner, event, name), made, parallel(4, inner))
+
+
+def _unplanned() -> Iterator[Line]:
+    for inner in INNER:
+        for name, planned in (("planned", True), ("no planned end", False)):
+            made = clients(4, inner=inner, planned=planned)
+            yield Line((inner, name), made, parallel(4, inner))
+
+
+def _mixed() -> Iterator[Line]:
+    for inner in INNER:
+        base = parallel(4, inner, text="mixed")
+        yield Line((inner, "data parallel x 4"), base)
+        for name in ("growing", "average", "Nesterov 0.7 / 0.9"):
+            made = clients(4, inner=inner, text="mixed", **OUTER[name])
+            yield Line((inner, f"4 clients, {name}"), made, base)
+
+
+def _long() -> Iterator[Line]:
+    total = 4 * 500 * 20
+    base = parallel(4, total_steps=total)
+    yield Line(("data parallel x 4", ""), base)
+    for every in (500, 100, 20):
+        made = clients(4, every=every, total_steps=total)
+        yield Line(("4 clients", f"{every}"), made, base)
+
+
+def _large() -> Iterator[Line]:
+    for inner in INNER:
+        base = parallel(4, inner, size="0.5m")
+        yield Line((inner, "data parallel x 4"), base)
+        yield Line((inner, "4 clients"), clients(4, inner=inner, size="0.5m"), base)
+
+
+def _handful() -> Iterator[Line]:
+    small = {"size": "0.5m", "total_steps": 800}
+    for inner in INNER:
+        for count in (2, 4):
+            made = clients(count, every=50, inner=inner, **small)
+            base = parallel(count, inner, **small)
+            yield Line((f"{count} clients", inner), made, base)
+
+
+PARALLEL = "data parallel, the same inner optimizer"
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "goals": Experiment(
+        "Defaults against data parallel (120 rounds)",
+        ("", "inner"),
+        PARALLEL,
+        tuple(_goals()),
+        REPORTED_ON,
     ),
-    ("uniform, step 1 rms", {"format": "uniform", "step_log2": 0}),
-    (
-        "uniform, step 1 rms, feedback up",
-        {"format": "uniform", "step_log2": 0, "feedback_up": True},
+    "rounds": Experiment(
+        "Outer rules by rounds (4 clients)",
+        ("inner", "rounds", "steps", "outer"),
+        PARALLEL,
+        tuple(_rounds()),
+        (0,),
     ),
-)
-WEIGHTINGS = ("tokens", "uniform", "fednova")
-UNEQUAL = (100, 50, 25, 25)
+    "counts": Experiment(
+        "Outer rules by clients (120 rounds)",
+        ("inner", "clients", "outer"),
+        PARALLEL,
+        tuple(_counts()),
+        (0,),
+    ),
+    "formats": Experiment(
+        "Formats (4 clients, 120 rounds)",
+        ("inner", "format"),
+        "fp32",
+        tuple(_formats()),
+        (0, 1, 2),
+    ),
+    "weights": Experiment(
+        "Weights of unequal clients (29, 29, 15 and 7 steps in a round)",
+        ("inner", "event", "weighting"),
+        PARALLEL,
+        tuple(_weights()),
+        (0,),
+    ),
+    "caps": Experiment(
+        "Stale deltas of one of 4 clients, and the cap of the momentum",
+        ("rounds late", "momentum at most"),
+        PARALLEL,
+        tuple(_caps()),
+        (0,),
+    ),
+    "unplanned": Experiment(
+        "Without a planned end (4 clients, 120 rounds)",
+        ("inner", "run"),
+        PARALLEL,
+        tuple(_unplanned()),
+        (0, 1, 2),
+    ),
+    "mixed": Experiment(
+        "Unequal texts (4 clients, 120 rounds)", ("inner", ""), PARALLEL, tuple(_mixed()), (0,)
+    ),
+    "long": Experiment(
+        "By steps of a round, 40,000 steps in all (4 clients, Muon)",
+        ("", "steps"),
+        PARALLEL,
+        tuple(_long()),
+        (0,),
+    ),
+    "large": Experiment(
+        "0.47 M parameters (4 clients, 120 rounds)",
+        ("inner", ""),
+        PARALLEL,
+        tuple(_large()),
+        (0,),
+    ),
+    "handful": Experiment(
+        "A handful of rounds: 0.47 M parameters, 800 steps in all, 50 a round",
+        ("", "inner"),
+        PARALLEL,
+        tuple(_handful()),
+        (0, 1, 2),
+    ),
+    "rates": Experiment("Peak learning rates", ("", "inner", "rate"), "", tuple(_rates()), (0,)),
+}
 
 
-def outer(clients: int, changed: Mapping[str, Any], seed: int) -> Spec:
-    """50 steps, fp32, with one setting changed."""
-    return attrs.evolve(equal(clients, 50, "fp32", seed), **changed)
-
-
-def coarse(changed: Mapping[str, Any], seed: int) -> Spec:
-    """Two clients, 20 steps, with another format."""
-    return attrs.evolve(equal(2, 20, "e4m3", seed), **changed)
-
-
-def unequal(weighting: str, seed: int) -> Spec:
-    """Four clients, the fastest of which makes four times the steps of the slowest in a round."""
-    return Spec(seed, UNEQUAL, "e4m3", weighting=weighting)
-
-
-def grid(seeds: tuple[int, ...]) -> Iterator[Spec]:
-    """Every row that the tables need, each once, in the order in which they are run."""
+def grid(names: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> Iterator[Spec]:
+    """Every row of these experiments, each once. seeds: instead of an experiment's own."""
     seen = set()
-    wanted = [alone(0, rate=rate) for rate in INNER_RATES if 0 in seeds]
-    for seed in seeds:
-        wanted.append(alone(seed))
-        wanted += [equal(c, h, f, seed) for f in reversed(FORMATS) for c in COUNTS for h in PERIODS]
-    for seed in seeds:
-        wanted += [outer(count, changed, seed) for count, _, changed in OUTER]
-        wanted += [unequal(name, seed) for name in WEIGHTINGS]
-        wanted += [coarse(changed, seed) for _, changed in COARSE]
-        wanted += [alone(seed, times_batch=count) for count in COUNTS]
-    for spec in wanted:
-        if spec.key not in seen:
-            seen.add(spec.key)
-            yield spec
-
-
-def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows by their spec's key."""
-    rows = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            rows[Spec.of_row(row).key] = row
-    return rows
+    for name in names or tuple(EXPERIMENTS):
+        experiment = EXPERIMENTS[name]
+        for seed in seeds or experiment.seeds:
+            for line in experiment.lines:
+                for make in (line.base, line.make):
+                    spec = make(seed) if make is not None else None
+                    if spec is not None and spec.key not in seen:
+                        seen.add(spec.key)
+                        yield spec

@@ -1,123 +1,41 @@
-"""The tables of `quality.py`, as markdown, from the rows that exist."""
+"""The tables and plots of `quality.py`, and its summary, from the rows that exist."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from quality_grid import (
-    BUDGET_STEPS,
-    COARSE,
-    COUNTS,
-    FORMATS,
-    INNER_RATES,
-    OUTER,
-    PERIODS,
-    UNEQUAL,
-    WEIGHTINGS,
-    Spec,
-    alone,
-    coarse,
-    equal,
-    outer,
-    unequal,
+    EXPERIMENTS,
+    REPORTED_ON,
+    Experiment,
+    Line,
+    Make,
+    clients,
+    parallel,
 )
+from quality_spec import Spec, code_digest
+
+Rows = Mapping[str, Mapping[str, Any]]
 
 
-class Tables:
-    """The tables, from the rows that exist."""
-
-    def __init__(self, rows: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> None:
-        self.rows = rows
-        self.seeds = seeds
-
-    def found(self, specs: list[Spec]) -> list[Mapping[str, Any]]:
-        """The rows that exist."""
-        return [self.rows[spec.key] for spec in specs if spec.key in self.rows]
-
-    def line(self, label: list[str], specs: list[Spec]) -> str:
-        """One line: label, mean and spread of the loss, against alone with the same seeds, bits."""
-        rows = self.found(specs)
-        if not rows:
-            return "| " + " | ".join([*label, *["-"] * 5]) + " |"
-        losses = [float(row["eval_loss"]) for row in rows]
-        base = [self.rows.get(alone(int(row["spec"]["seed"])).key) for row in rows]
-        change = [
-            100 * (loss / float(one["eval_loss"]) - 1)
-            for loss, one in zip(losses, base, strict=True)
-            if one is not None
-        ]
-        bits = [
-            f"{statistics.fmean(float(row[name]) for row in rows):.2f}" if name in rows[0] else ""
-            for name in ("bits_up", "bits_down")
-        ]
-        cells = [*label, spread(losses, ".3f"), spread(change, "+.1f"), *bits, str(len(rows))]
-        return "| " + " | ".join(cells) + " |"
-
-    def head(self, labels: list[str]) -> str:
-        """The two lines above a table."""
-        names = [*labels, "loss", "against alone, %", "bits up", "bits down", "seeds"]
-        rule = ["---"] * len(labels) + ["---:"] * 5
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in (names, rule))
-
-    def each_seed(self, make: Any) -> list[Spec]:
-        """`make(seed)` for every seed."""
-        return [make(seed) for seed in self.seeds]
-
-    def text(self) -> str:
-        """All tables, as markdown."""
-        parts = ["### Clients, formats and periods\n", self.head(["clients", "format", "steps"])]
-        parts.append(self.line(["alone", "", ""], self.each_seed(alone)))
-        for count in COUNTS:
-            label = [f"alone, batch x {count}", "", ""]
-            parts.append(self.line(label, [alone(s, times_batch=count) for s in self.seeds]))
-        parts += [
-            self.line([str(c), f, str(h)], [equal(c, h, f, s) for s in self.seeds])
-            for c in COUNTS
-            for f in FORMATS
-            for h in PERIODS
-        ]
-        parts += ["\n### Alone, stopped early (what one client would reach with its own share)\n"]
-        parts += ["| steps | loss | seeds |", "| ---: | ---: | ---: |"]
-        rows = self.found(self.each_seed(alone))
-        for share in (4, 2, 1):
-            step = str(BUDGET_STEPS // share)
-            early = [float(row["eval_loss_at_step"][step]) for row in rows]
-            parts.append(f"| {step} | {spread(early, '.3f')} | {len(early)} |")
-        parts += ["\n### Outer optimizer (50 steps, fp32)\n", self.head(["clients", "outer"])]
-        for count, rule, changed in OUTER:
-            specs = [outer(count, changed, seed) for seed in self.seeds]
-            parts.append(self.line([str(count), rule], specs))
-        parts += [
-            (
-                f"\n### Weighting (4 clients with {'/'.join(map(str, UNEQUAL))} steps in a round, "
-                "e4m3)\n"
-            ),
-            self.head(["weighting"]),
-            self.line(["equal speed, 50 steps"], [equal(4, 50, "e4m3", s) for s in self.seeds]),
-        ]
-        parts += [self.line([n], [unequal(n, s) for s in self.seeds]) for n in WEIGHTINGS]
-        parts += [
-            "\n### Coarser formats and error feedback (2 clients, 20 steps)\n",
-            self.head(["format"]),
-        ]
-        parts += [
-            self.line([label], [coarse(changed, seed) for seed in self.seeds])
-            for label, changed in COARSE
-        ]
-        parts += [
-            "\n### Inner learning rate, alone, seed 0\n",
-            "| rate | loss |",
-            "| ---: | ---: |",
-        ]
-        for rate in INNER_RATES:
-            rows = self.found([alone(0, rate=rate)])
-            parts += [f"| {rate:g} | {float(row['eval_loss']):.3f} |" for row in rows]
-        return "\n".join(parts)
+def loss_of(rows: Rows, spec: Spec) -> float | None:
+    """The loss of a row, None where it is missing."""
+    row = rows.get(spec.key)
+    return None if row is None else float(row["eval_loss"])
 
 
-def spread(values: list[float], form: str) -> str:
+def percents(rows: Rows, make: Make, base: Make, seeds: Sequence[int]) -> list[float]:
+    """The loss against that of the base with the same seed, in percent."""
+    pairs = [(loss_of(rows, make(seed)), loss_of(rows, base(seed))) for seed in seeds]
+    return [
+        100 * (one / other - 1) for one, other in pairs if one is not None and other is not None
+    ]
+
+
+def spread(values: Sequence[float], form: str) -> str:
     """Mean, and the sample standard deviation where there are two or more."""
     if not values:
         return "-"
@@ -125,3 +43,107 @@ def spread(values: list[float], form: str) -> str:
     if len(values) < 2:
         return mean
     return f"{mean} ± {statistics.stdev(values):{form.removeprefix('+')}}"
+
+
+def table(rows: Rows, experiment: Experiment) -> str:
+    """One table, as markdown."""
+    compared = [f"against {experiment.against}, %"] if experiment.against else []
+    names = [*experiment.columns, "loss", *compared, "bits up", "bits down", "seeds"]
+    rule = ["---"] * len(experiment.columns) + ["---:"] * (4 + len(compared))
+    lines = [f"### {experiment.title}\n", _cells(names), _cells(rule)]
+    lines += [_line(rows, experiment, line) for line in experiment.lines]
+    return "\n".join(lines)
+
+
+def _line(rows: Rows, experiment: Experiment, line: Line) -> str:
+    found = [rows.get(line.make(seed).key) for seed in experiment.seeds]
+    have = [row for row in found if row is not None]
+    cells = [*line.label, spread([float(row["eval_loss"]) for row in have], ".3f")]
+    if experiment.against:
+        base = line.base
+        against = [] if base is None else percents(rows, line.make, base, experiment.seeds)
+        cells.append(spread(against, "+.1f") if base is not None else "")
+    for name in ("bits_up", "bits_down"):
+        bits = [float(row[name]) for row in have if name in row]
+        cells.append(f"{statistics.fmean(bits):.2f}" if bits else "")
+    return _cells([*cells, str(len(have))])
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def tables(rows: Rows) -> str:
+    """All tables of which there are rows."""
+    return "\n\n".join(table(rows, one) for one in EXPERIMENTS.values() if _has_rows(rows, one))
+
+
+def _has_rows(rows: Rows, experiment: Experiment) -> bool:
+    return any(line.make(s).key in rows for line in experiment.lines for s in experiment.seeds)
+
+
+def summary(rows: Rows) -> dict[str, Any]:
+    """The goals: defaults against data parallel with the same inner optimizer, mean of the seeds.
+
+    rows_of_other_code: how many of these rows were made by another version of the code.
+    """
+    found: dict[str, Any] = {}
+    used: list[Mapping[str, Any]] = []
+    for count in (2, 4, 8):
+        make, base = clients(count), parallel(count)
+        values = percents(rows, make, base, REPORTED_ON)
+        found[f"k{count}_percent"] = round(statistics.fmean(values), 2) if values else None
+        found[f"k{count}_seeds"] = len(values)
+        keys = [one(seed).key for one in (make, base) for seed in REPORTED_ON]
+        used += [rows[key] for key in keys if key in rows]
+    code = code_digest()
+    others = sum(row.get("code") != code for row in used)
+    return {**found, "rows": len(used), "rows_of_other_code": others}
+
+
+def plot(rows: Rows, folder: Path) -> list[Path]:
+    """Draw loss against tokens, against bytes sent, and against the steps of a round, as SVG."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    seed = REPORTED_ON[0]
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    by_tokens, by_bytes, by_steps = figure.subplots(1, 3)
+    curves = {
+        "data parallel x 4": parallel(4)(seed),
+        "2 clients": clients(2)(seed),
+        "4 clients": clients(4)(seed),
+        "8 clients": clients(8)(seed),
+    }
+    for name, spec in curves.items():
+        row = rows.get(spec.key)
+        if row is None:
+            continue
+        steps, losses = zip(*row["curve"], strict=True)
+        tokens = [step * spec.batch * 64 for step in steps]
+        by_tokens.plot(tokens, losses, label=name)
+        if "bits_up" in row:
+            a_round = row["parameters"] / 8 * (row["bits_up"] + row["bits_down"])
+            sent = [step / spec.total_steps * row["rounds"] * a_round / 1e6 for step in steps]
+            by_bytes.plot(sent, losses, label=name)
+    rules: dict[str, list[tuple[int, float]]] = {}
+    for line in EXPERIMENTS["rounds"].lines:
+        inner, _, every, rule = line.label
+        loss = loss_of(rows, line.make(0))
+        if loss is not None:
+            rules.setdefault(f"{inner}, {rule}", []).append((int(every), loss))
+    for name, points in rules.items():
+        by_steps.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    for axes, label in (
+        (by_tokens, "tokens"),
+        (by_bytes, "MB a client, up and down"),
+        (by_steps, "steps of a client in a round"),
+    ):
+        axes.set_xlabel(label)
+        axes.set_ylabel("held-out loss, nats a byte")
+        axes.legend(fontsize="x-small")
+    by_steps.set_xscale("log")
+    path = folder / "quality.svg"
+    figure.savefig(path, metadata={"Date": None})
+    return [path]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
@@ -128,6 +129,17 @@ ACTIVATION_FUNCTIONS = (
     "relu", "relu2", "relu6", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
 """Activation functions of transformers that need no package but torch."""
+
+
+def must_be_date(value: Any) -> str | None:
+    """Check a date with a time zone, in ISO 8601, or no date."""
+    if not value:
+        return None
+    try:
+        has_zone = datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        has_zone = False
+    return None if has_zone else "must be a date with a time zone, like 2027-01-31T18:00+01:00"
 
 
 def must_be_sizes(value: Any) -> str | None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from fsl_codecs import CodecSpec
 
-Weighting = Literal["tokens", "uniform", "fednova"]
+Weighting = Literal["tokens", "sqrt", "uniform", "fednova"]
 Optimizer = Literal["growing", "nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
 Trigger = Literal["clock", "rounds", "turns", "sequential"]
@@ -116,7 +116,9 @@ class SyncConfig:
         60.0, "wait after the quorum while there are no earlier arrival times", span(least=0)
     )
     weighting: Weighting = setting(
-        "tokens", "a delta's weight: tokens | uniform | fednova (many steps count no more)"
+        "tokens",
+        "a delta's weight: tokens | sqrt (their root) | uniform | fednova (many steps count no"
+        " more)",
     )
     max_staleness: int = setting(
         4, "refuse deltas whose base is more than this many versions old", span(least=0)
@@ -180,7 +182,7 @@ class OuterConfig:
     """The outer optimizer: how merged deltas change the weights (DiLoCo, arXiv 2311.08105)."""
 
     optimizer: Optimizer = setting(
-        "nesterov",
+        "growing",
         "growing (momentum that grows from 0 to outer.momentum, and fades out over the last 30 %"
         " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)",
         fixed=True,
@@ -339,6 +341,14 @@ class Config:
     train: TrainConfig = attrs.field(factory=TrainConfig)
     checkpoint: CheckpointConfig = attrs.field(factory=CheckpointConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
+
+    def __attrs_post_init__(self) -> None:
+        run = self.run
+        if self.train.decay_at and not (run.rounds or run.tokens or run.seconds):
+            raise SettingError(
+                "train.decay_at",
+                "needs a planned end: set run.rounds, run.tokens or run.seconds as well",
+            )
 
     @property
     def run_dir(self) -> Path:

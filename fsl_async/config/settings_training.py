@@ -17,6 +17,7 @@ from fsl_async.config.rules import (
     SettingError,
     is_own,
     must_be_counts,
+    must_be_date,
     must_be_device,
     must_be_family,
     must_be_fingerprint,
@@ -30,6 +31,8 @@ from fsl_async.config.rules import (
 from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, WHOLE, names_of
 
 Source = Literal["site", "built-in"]
+InnerOptimizer = Literal["muon", "adamw"]
+ScheduleName = Literal["wsd", "cosine", "constant"]
 Sharding = Literal["disjoint", "local"]
 PartitionKind = Literal["iid", "dirichlet"]
 # The keys of fsl_async.config.presets.SIZES, named again for type checkers.
@@ -151,14 +154,43 @@ class TrainConfig:
     """The inner training loop of the built-in task."""
 
     batch: int = setting(16, "sequences in a step", span(least=1, most=1 << 20))
-    learning_rate: float = setting(1e-3, "AdamW's learning rate", span(above=0, most=10))
-    weight_decay: float = setting(0.1, "AdamW's weight decay", span(least=0, most=10))
-    warmup_steps: int = setting(
-        20, "steps over which the learning rate rises from 0", span(least=0, most=1 << 30)
+    optimizer: InnerOptimizer = setting(
+        "muon", "muon (Muon for the matrices of hidden layers, AdamW for the rest) | adamw"
     )
-    decay_steps: int = setting(
-        0,
-        "step at which the learning rate has decayed to a tenth, by a cosine; 0 = never",
+    learning_rate: float = setting(
+        0.0,
+        "AdamW's peak learning rate; 0 = 0.002 x sqrt(64 / width), in split learning 0.001",
+        span(least=0, most=10),
+    )
+    muon_rate: float = setting(0.0, "Muon's peak learning rate; 0 = 0.01", span(least=0, most=10))
+    weight_decay: float = setting(0.1, "decay of matrices", span(least=0, most=10))
+    schedule: ScheduleName = setting(
+        "wsd",
+        "rates by the run's progress: wsd (constant, then linear to final_rate) | cosine |"
+        " constant; without run.tokens, run.rounds and run.seconds all are constant",
+    )
+    decay_share: float = setting(
+        0.3,
+        "last part of the run in which rates of wsd, and the momentum of growing, fall",
+        span(above=0, most=1),
+    )
+    decay_at: str = setting(
+        "",
+        "date at which they begin to fall, like 2027-01-31T18:00+01:00; empty = by decay_share, or"
+        " when fsl-node decay is called",
+        must_be_date,
+    )
+    final_rate: float = setting(
+        0.02, "rate at the end of the run, as a part of the peak", span(least=0, most=1)
+    )
+    warmup_steps: int = setting(
+        20,
+        "steps over which a client's rate rises from 0 at the start of the run",
+        span(least=0, most=1 << 30),
+    )
+    rewarm_steps: int = setting(
+        20,
+        "the same for a client that joins later or was relaunched: its optimizer has no moments",
         span(least=0, most=1 << 30),
     )
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import fsl_transport as tp
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.events import Recovered
+from fsl_async.roles.sync.progress import Decay, RunPosition
 from fsl_async.store.delta_kind import DeltaKind
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.merging import Average
@@ -120,12 +121,16 @@ class Store(Protocol):
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        progress: float | None = None,
+        position: RunPosition = ...,
     ) -> Average:
         """Take the average for the next version from the accumulator.
 
-        progress: of the run once the version is made; None where no end is planned.
+        position: where the run is once the version is made.
         """
+        ...
+
+    def record_decay(self, decay: Decay) -> None:
+        """Record that learning rates fall from now on."""
         ...
 
     def advance(self, average: Average) -> Committed:

@@ -138,9 +138,15 @@ class _Fields:
         """Make a value from a map of which `count` entries are its fields."""
         if count != len(self.fields):
             raise MessageError(f"{where} has {count} fields, expected {len(self.fields)}")
-        return self._cls(
-            **{one.name: one.read(f"{where}.{one.name}", wire.get(one.name)) for one in self.fields}
-        )
+        values = {
+            one.name: one.read(f"{where}.{one.name}", wire.get(one.name)) for one in self.fields
+        }
+        try:
+            return self._cls(**values)
+        except MessageError:
+            raise
+        except ValueError as error:  # a class that checks its values
+            raise MessageError(f"{where}: {error}") from None
 
     def written(self, value: Any) -> dict[str, Any]:
         """The map of the fields of a value."""

@@ -5,6 +5,7 @@
     lease         `name` holds shard `index`; with `provisional` another client
                   may take the shard until `name` leases it for good
     incarnation   the newest incarnation of `name`
+    decay         learning rates fall from `decays_from` on; the run has other limits
     accepted      a delta is acknowledged and pending
     quarantined   a delta is excluded from merging, on arrival or later; with `held` it may be
                   released
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 from fsl_async.store.errors import StoreError
-from fsl_async.store.records import VersionRecord, from_fact
+from fsl_async.store.records import VersionRecord, decay_from, from_fact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from fsl_async.roles.sync.progress import Decay
     from fsl_async.store.records import Outcome
 
 
@@ -52,6 +54,7 @@ class Book:
         self.tokens_total = 0
         self.generation = 0
         self.rollback_targets: list[int] = []
+        self.decay: Decay | None = None
         self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merged: dict[DeltaKey, int] = {}
         self.quarantined: dict[DeltaKey, str] = {}
@@ -64,6 +67,18 @@ class Book:
         # Details of the deltas in recent versions, by version: a rollback makes them pending again.
         self._details: dict[int, dict[DeltaKey, StoredDelta]] = {}
         self._tokens_at: dict[int, int] = {}
+        self._appliers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "run": self._apply_run,
+            "lease": self._apply_lease,
+            "decay": self._apply_decay,
+            "incarnation": self._apply_incarnation,
+            "accepted": self._apply_accepted,
+            "quarantined": self._apply_quarantined,
+            "released": self._apply_released,
+            "version": self._apply_version,
+            "rollback": self._apply_rollback,
+            "renewed": self._apply_renewed,
+        }
 
     def known(self, key: DeltaKey) -> Outcome | None:
         """Return the outcome of `key`; None when it was never acknowledged."""
@@ -93,52 +108,57 @@ class Book:
 
     def apply(self, fact: Mapping[str, Any]) -> None:
         """Apply one fact. StoreError: this release does not know its type."""
-        match fact["fact"]:
-            case "run":
-                self.run = self.run or fact["run"]
-            case "lease":
-                self._apply_lease(
-                    fact["name"], fact["index"], provisional=bool(fact.get("provisional", False))
-                )
-            case "incarnation":
-                self.incarnations[fact["name"]] = fact["incarnation"]
-            case "accepted":
-                delta = from_fact(fact)
-                self.pending[delta.key] = delta
-                self.accepted.append(delta)
-            case "quarantined":
-                key = DeltaKey.parse(fact["key"])
-                self.pending.pop(key, None)
-                self.quarantined[key] = fact["reason"]
-                if fact.get("held"):
-                    self.held[key] = from_fact(fact)
-            case "released":
-                delta = from_fact(fact)
-                self.quarantined.pop(delta.key, None)
-                self.held.pop(delta.key, None)
-                self.pending[delta.key] = delta
-            case "version":
-                self._apply_version(VersionRecord.from_fact(fact))
-                self.version_at = float(fact.get("at", 0.0))
-            case "rollback" | "renewed" as kind:
-                (self._apply_rollback if kind == "rollback" else self._apply_renewed)(fact)
-            case other:
-                raise StoreError(
-                    f"the ledger has a fact {other!r} of a newer release; "
-                    f"use that release for this run directory"
-                )
+        apply = self._appliers.get(fact["fact"])
+        if apply is None:
+            raise StoreError(
+                f"the ledger has a fact {fact['fact']!r} of a newer release; "
+                f"use that release for this run directory"
+            )
+        apply(fact)
 
-    def _apply_lease(self, name: str, index: int, *, provisional: bool) -> None:
+    def _apply_run(self, fact: Mapping[str, Any]) -> None:
+        self.run = self.run or fact["run"]
+
+    def _apply_decay(self, fact: Mapping[str, Any]) -> None:
+        self.decay = decay_from(fact)
+
+    def _apply_incarnation(self, fact: Mapping[str, Any]) -> None:
+        self.incarnations[fact["name"]] = fact["incarnation"]
+
+    def _apply_accepted(self, fact: Mapping[str, Any]) -> None:
+        delta = from_fact(fact)
+        self.pending[delta.key] = delta
+        self.accepted.append(delta)
+
+    def _apply_quarantined(self, fact: Mapping[str, Any]) -> None:
+        key = DeltaKey.parse(fact["key"])
+        self.pending.pop(key, None)
+        self.quarantined[key] = fact["reason"]
+        if fact.get("held"):
+            self.held[key] = from_fact(fact)
+
+    def _apply_released(self, fact: Mapping[str, Any]) -> None:
+        delta = from_fact(fact)
+        self.quarantined.pop(delta.key, None)
+        self.held.pop(delta.key, None)
+        self.pending[delta.key] = delta
+
+    def _apply_lease(self, fact: Mapping[str, Any]) -> None:
+        name, index = fact["name"], fact["index"]
         for other in [other for other in self.provisional if self.leases[other] == index]:
             del self.leases[other]
             self.provisional.discard(other)
         self.leases[name] = index
-        if provisional:
+        if fact.get("provisional", False):
             self.provisional.add(name)
         else:
             self.provisional.discard(name)
 
-    def _apply_version(self, record: VersionRecord) -> None:
+    def _apply_version(self, fact: Mapping[str, Any]) -> None:
+        self._add_version(VersionRecord.from_fact(fact))
+        self.version_at = float(fact.get("at", 0.0))
+
+    def _add_version(self, record: VersionRecord) -> None:
         self.version = record.version
         self.digests[record.version] = record.digest
         self.tokens_total = record.tokens_total
@@ -164,12 +184,13 @@ class Book:
         self._details = {v: details for v, details in self._details.items() if v <= target}
         self.version = target
         self.tokens_total = self._tokens_at[target]
+        self.decay = None  # it may have begun later; the operator can ask again
         self.generation += 1
         self.rollback_targets.append(target)
 
     def _apply_renewed(self, fact: Mapping[str, Any]) -> None:
         for record in fact["versions"]:
-            self._apply_version(VersionRecord.from_fact(record))
+            self._add_version(VersionRecord.from_fact(record))
         # Above every generation on disk, so that every version above `to` is void (see recovery).
         self.generation = fact["generation"]
         self.rollback_targets = [fact["to"]] * self.generation

@@ -17,6 +17,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from fsl_async.roles.sync.delta import Delta, MergedDelta
+from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
 from fsl_async.store.advance import advance, advance_full, scaled
 from fsl_async.store.checkpoint import VersionWriter
@@ -50,6 +51,9 @@ def is_weight(weight: float | None) -> TypeGuard[float]:
     return weight is not None and 0.0 <= weight <= _LARGEST_WEIGHT
 
 
+AT_START = RunPosition()
+
+
 @frozen
 class Average:
     """The average of a round. Iterating yields its chunks, float32, in flat order.
@@ -64,8 +68,8 @@ class Average:
     scale: float
     member_weight: float
     """Sum of the weights with which they were accumulated."""
-    progress: float | None
-    """Of the run once the version is made; None where no end is planned."""
+    position: RunPosition
+    """Where the run is once the version is made."""
     _chunks: Callable[[], Chunks]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
@@ -162,7 +166,7 @@ class Merging:
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        progress: float | None = None,
+        position: RunPosition = AT_START,
     ) -> Average:
         """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
 
@@ -197,7 +201,7 @@ class Merging:
             ),
             scale,
             math.fsum(one.weight for one in merged),
-            progress,
+            position,
             chunks,
         )
 
@@ -254,7 +258,7 @@ class Merging:
         """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
-        step = self._settings.outer.step(version, average.progress)
+        step = self._settings.outer.step(version, average.position.fade)
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
@@ -297,7 +301,7 @@ class Merging:
                 update_norm=done.update_norm,
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
-                progress=average.progress,
+                progress=average.position.known_progress,
                 rule=self._settings.rule.name,
             )
             return writer.publish(record, done.stored)

@@ -48,10 +48,6 @@ ROUNDING = 1e-9
 """Relative; above the error of adding thousands of float64 weights, below any discount."""
 
 
-FADES_FROM = 0.7
-"""Progress from which "growing" returns to averaging."""
-
-
 @frozen
 class OuterStep:
     """The numbers of one outer step. They are recorded, so a version can be made again."""
@@ -71,7 +67,7 @@ class OuterSettings:
     """
 
     optimizer: OptimizerName = field(
-        default="nesterov", validator=validators.in_(("growing", "nesterov", "average"))
+        default="growing", validator=validators.in_(("growing", "nesterov", "average"))
     )
     learning_rate: float = field(default=0.7, validator=[validators.gt(0.0), validators.le(10.0)])
     momentum: float = field(default=0.9, validator=[validators.ge(0.0), validators.lt(1.0)])
@@ -81,13 +77,13 @@ class OuterSettings:
         """Whether the optimizer keeps a momentum vector from version to version."""
         return self.optimizer != "average" and self.momentum > 0.0
 
-    def step(self, version: int, progress: float | None) -> OuterStep:
+    def step(self, version: int, fade: float) -> OuterStep:
         """Return the numbers of the outer step to `version` (1, 2, ...).
 
-        progress: of the run once that version is made, 0 to 1; None where no end is planned.
+        fade: 1, and over the last part of a planned run linearly to 0 at its end.
 
-        "growing": mu = min(momentum * fade, (version - 1) / (version + 9)) with
-        fade = min(1, (1 - progress) / 0.3), and the rate 1 - mu / 1.9. So the first version and the
+        "growing": mu = min(momentum * fade, (version - 1) / (version + 9)), and the rate
+        1 - mu / 1.9. So the first version and the
         last one of a planned run are plain averages. Why the rate: with a constant momentum mu, a
         step of rate r moves the weights by r (1 + mu) times the average at once, which must not
         exceed the average where clients converge within a round; 1 - mu / 1.9 is close to
@@ -97,8 +93,7 @@ class OuterSettings:
             return OuterStep(1.0, 0.0)
         if self.optimizer == "nesterov":
             return OuterStep(self.learning_rate, self.momentum)
-        fade = 1.0 if progress is None else min(1.0, (1.0 - progress) / (1.0 - FADES_FROM))
-        momentum = min(self.momentum * max(0.0, fade), (version - 1) / (version + 9))
+        momentum = min(self.momentum * fade, (version - 1) / (version + 9))
         return OuterStep(1.0 - momentum / 1.9, momentum)
 
 

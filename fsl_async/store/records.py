@@ -14,6 +14,7 @@ from attrs import evolve, field, fields_dict, frozen, validators
 
 from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.progress import Decay, RunLimits
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
@@ -98,6 +99,11 @@ def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
         fact["metrics"],
     )
     return StoredDelta(delta, fact["bytes"], fact["norm"], fact["sha256"])
+
+
+def decay_from(fact: Mapping[str, Any]) -> Decay:
+    """Parse the members that `Store.record_decay` writes."""
+    return Decay(fact["decays_from"], RunLimits(**fact["limits"]), RunLimits(**fact["planned"]))
 
 
 @frozen

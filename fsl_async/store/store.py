@@ -29,7 +29,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, evolve
+from attrs import asdict, define, evolve
 
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.sync.delta import StoredDelta
@@ -40,7 +40,7 @@ from fsl_async.store.facts import Facts
 from fsl_async.store.files import Files
 from fsl_async.store.initial import InitialWeights
 from fsl_async.store.kept_versions import KeptVersions, disk
-from fsl_async.store.merging import Merging
+from fsl_async.store.merging import AT_START, Merging
 from fsl_async.store.records import (
     Committed,
     SpoolResult,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+    from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.accumulator import Accumulator
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
@@ -155,6 +156,7 @@ class Store:
             served_s=run.ledger.served_before_s,
             since_version_s=max(0.0, age_s),
             usual=tuple(book.usual),
+            decay=book.decay,
             held=tuple(book.held.values()),
             leases=dict(book.leases),
             provisional=frozenset(book.provisional),
@@ -261,6 +263,11 @@ class Store:
         fact: dict[str, Any] = {"name": name, "index": index}
         with disk(f"cannot write the shard of {name} to the ledger"):
             self._open.facts.record("lease", fact | {"provisional": True} if provisional else fact)
+
+    def record_decay(self, decay: Decay) -> None:
+        """Record that learning rates fall from now on."""
+        with disk("cannot write the decay to the ledger"):
+            self._open.facts.record("decay", asdict(decay))
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Record a client's newest incarnation, to detect older ones after a restart."""
@@ -439,13 +446,13 @@ class Store:
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        progress: float | None = None,
+        position: RunPosition = AT_START,
     ) -> Average:
         """Return the next version's average; the accumulator must hold exactly `merged`.
 
         See `Merging.average`.
         """
-        return self._open.merging.average(version, merged, scale, progress)
+        return self._open.merging.average(version, merged, scale, position)
 
     def advance(self, average: Average) -> Committed:
         """Make the next version; see `Merging.advance`.
@@ -459,10 +466,10 @@ class Store:
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        progress: float | None = None,
+        position: RunPosition = AT_START,
     ) -> Committed:
         """Call `average` and `advance` with nothing between them."""
-        return self.advance(self.average(version, merged, scale, progress))
+        return self.advance(self.average(version, merged, scale, position))
 
     def _adopt(self, checkpoint: Checkpoint) -> Committed:
         """Take over a new version: apply it, write its ledger line, and remove unneeded files."""

@@ -70,8 +70,8 @@ def _check_weights(world, facts):
         return [*found, "version 0 has the initial weights of no client"]
     momentum = np.zeros(MANIFEST.values, np.float32)
     residual = np.zeros_like(momentum)
-    rate, coefficient = np.float32(OUTER.learning_rate), np.float32(OUTER.momentum)
     for fact in versions[1:]:
+        rate, coefficient = np.float32(fact["learning_rate"]), np.float32(fact["momentum"])
         total = np.zeros_like(momentum)
         for entry in fact["merged"]:
             key = DeltaKey.parse(entry["key"])

@@ -39,6 +39,7 @@ from fsl_async.roles.machine import EndSession, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.progress import Decay
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.roles.sync.weighting import weighting_named
@@ -294,6 +295,7 @@ class World:
             EndSession("bb", "not a member"),
             do.CheckTransfers(),
             do.VerifyVersion(machine.version),
+            do.KeepDecay(Decay(0.9, machine.progress.limits, machine.progress.limits)),
         ]
 
     def launch_client(self, name):

@@ -40,7 +40,7 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         ("model.preset=1m", 'model.preset = "3m", and this start has "1m":'),
         ("model.layers=5", "model.layers = 7, and this start has 5"),
         ("run.seed=4", "run.seed = 0, and this start has 4"),
-        ("outer.optimizer=average", 'outer.optimizer = "nesterov", and this start has "average"'),
+        ("outer.optimizer=average", 'outer.optimizer = "growing", and this start has "average"'),
         ("data.sharding=local", 'data.sharding = "disjoint", and this start has "local"'),
         ("data.holdout=0.1", "data.holdout = 0.02, and this start has 0.1"),
     ],

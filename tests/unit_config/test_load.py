@@ -305,7 +305,7 @@ def test_defaults_are_the_documented_ones():
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
         "guard": {"clip_norm": 0.0, "clip_median": 0.0, "outlier_median": 0.0, "least": 5}
         | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 0.0},
-        "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+        "outer": {"optimizer": "growing", "learning_rate": 0.7, "momentum": 0.9}
         | {"aggregation": "mean", "byzantine": 1},
         "codec": {
             "up": "uniform",
@@ -332,10 +332,16 @@ def test_defaults_are_the_documented_ones():
         | {"layers": 0, "width": 0, "heads": 0, "context": 0},
         "train": {
             "batch": 16,
-            "learning_rate": 0.001,
+            "optimizer": "muon",
+            "learning_rate": 0.0,
+            "muon_rate": 0.0,
             "weight_decay": 0.1,
+            "schedule": "wsd",
+            "decay_share": 0.3,
+            "decay_at": "",
+            "final_rate": 0.02,
             "warmup_steps": 20,
-            "decay_steps": 0,
+            "rewarm_steps": 20,
         }
         | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""}
         | {"hang_factor": 20.0, "hang_least_s": 120.0, "hang_restart": False},

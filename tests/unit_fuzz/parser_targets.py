@@ -314,7 +314,7 @@ class World:
         head = pack(frames.DATA, self.sessions[HONEST], self.seq, 0, frames.MESSAGE, body)
         self.deliver(HONEST, 0, [head])
         heads = self.link.sent[HONEST][before:]
-        assert any(b"announce/1" in parts[0] for parts in heads), (
+        assert any(b"announce/2" in parts[0] for parts in heads), (
             "the honest client is not answered"
         )
 

@@ -87,8 +87,9 @@ def expected_versions():
     weights = [INITIAL]
     momentum = np.zeros_like(INITIAL)
     residual = np.zeros_like(INITIAL)
-    rate, coefficient = np.float32(0.7), np.float32(0.9)
     for version in ROUNDS:
+        growing = (version - 1) / (version + 9)
+        rate, coefficient = np.float32(1 - growing / 1.9), np.float32(growing)
         total = np.zeros_like(INITIAL)
         for name in finite(version):
             arrived = np.concatenate([decode(frame) for frame in FRAMES[name]])

@@ -3,8 +3,11 @@
     def train(fed):
         model = build().to(fed.device)
         fed.attach(model)                         # from here on the weights are the run's
+        optimizer = fed.optimizer(model)          # or your own
+        scheduler = fed.scheduler(optimizer)      # rates follow the run's progress
         for batch in fed.shard(data):             # ends by itself when the run does
             loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+            scheduler.step()
             fed.step(tokens=batch.numel(), metrics={"loss": loss.item()})
 
 Runs by rounds (`sync.trigger` other than "clock"), and split learning:
@@ -35,10 +38,13 @@ from fsl_async.config.site_policy import DELTAS, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.roles.machine import Event
+from fsl_async.roles.sync.progress import DECAYS_FROM
 
 T = TypeVar("T")
 TOLERATED_STEPS = 3
@@ -143,9 +149,65 @@ class FedBase:
         """A training step is done; the only point where weights may be exchanged."""
         raise NotImplementedError
 
-    def progress(self) -> dict[str, float]:
+    @property
+    def progress(self) -> float | None:
+        """Share of the run that is done, 0 to 1, the same at all clients; None without an end.
+
+        By what ends the run first: `run.tokens`, `run.rounds` or `run.seconds`. Between versions it
+        goes on at the run's pace.
+        """
+        raise NotImplementedError
+
+    @property
+    def decays_from(self) -> float:
+        """Progress at which learning rates begin to fall."""
+        raise NotImplementedError
+
+    def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
         raise NotImplementedError
+
+    @property
+    def rate_factor(self) -> float:
+        """The learning rate as a share of its peak, by the run's progress and `train.schedule`.
+
+        It rises from 0 over this client's first steps: `train.warmup_steps` at the start of the
+        run, `train.rewarm_steps` for a client that joins later. See
+        `fsl_async.learn.client.schedule`.
+        """
+        steps, late = self._since_attach()
+        schedule = Schedule.of(self.config.get("train", {}))
+        return schedule.factor(self.progress, self.decays_from, steps=steps, late=late)
+
+    def _since_attach(self) -> tuple[int, bool]:
+        """Steps since the model was attached, and whether that was after version 0."""
+        raise NotImplementedError
+
+    def optimizer(
+        self,
+        model: nn.Module,
+        *,
+        is_matrix: Callable[[str, nn.Parameter], bool] | None = None,
+        **train: Any,
+    ) -> torch.optim.Optimizer:
+        """The run's inner optimizer over the weights of `model` that train.
+
+        By [train] of the run: Muon for the matrices of hidden layers and AdamW for the rest, or
+        AdamW alone. train: values to use instead, such as learning_rate=3e-4, optimizer="adamw".
+        is_matrix: whether Muon steps a weight, by its name; by default
+        `fsl_async.learn.client.optimizers.hidden_matrices`.
+        """
+        return build_optimizer(
+            model, {**self.config.get("train", {}), **train}, is_matrix=is_matrix
+        )
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        """A scheduler that multiplies the rates of `optimizer` by `rate_factor`.
+
+        Call its step() after that of the optimizer. It follows the run and counts no steps, so
+        there is nothing in it to save.
+        """
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: self.rate_factor)
 
     def shard(
         self,
@@ -226,7 +288,7 @@ class FedBase:
 
 
 class Fed(FedBase):
-    """A client's view of a run. Used by the training thread, but for `progress`."""
+    """A client's view of a run. Used by the training thread, but for `status`."""
 
     def __init__(
         self,
@@ -362,9 +424,22 @@ class Fed(FedBase):
         self.meter.step_begins()
         return True
 
-    def progress(self) -> dict[str, float]:
+    @property
+    def progress(self) -> float | None:
+        """Share of the run that is done, 0 to 1, the same at all clients; None without an end."""
+        return self._training.clock.progress
+
+    @property
+    def decays_from(self) -> float:
+        """Progress at which learning rates begin to fall."""
+        return self._training.clock.decays_from
+
+    def _since_attach(self) -> tuple[int, bool]:
+        return self.meter.steps, self._training.joined_at > 0
+
+    def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
-        return {"version": self._training.version, **self.meter.progress()}
+        return {"version": self._training.version, **self.meter.report()}
 
 
 class LocalFed(FedBase):
@@ -382,7 +457,8 @@ class LocalFed(FedBase):
         self.model: nn.Module | None = None
         self._meter = Meter()
         self._last_step = steps
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._seconds = seconds
+        self._begun_at = time.monotonic()
         self._running = True
 
     @property
@@ -412,7 +488,8 @@ class LocalFed(FedBase):
         given = {name: float(value) for name, value in (metrics or {}).items()}
         self.history.append((self._meter.steps, given))
         out_of_steps = self._last_step is not None and self._meter.steps >= self._last_step
-        out_of_time = self._deadline is not None and time.monotonic() >= self._deadline
+        passed_s = time.monotonic() - self._begun_at
+        out_of_time = self._seconds is not None and passed_s >= self._seconds
         if out_of_steps or out_of_time:
             self._running = False
             return self._ended()
@@ -422,6 +499,24 @@ class LocalFed(FedBase):
         """End the run at the next step. For any thread."""
         self._last_step = 0
 
-    def progress(self) -> dict[str, float]:
+    @property
+    def progress(self) -> float | None:
+        """The share of the steps or of the time that is used up; None without either limit."""
+        parts = []
+        if self._last_step is not None:
+            parts.append(self._meter.steps / max(1, self._last_step))
+        if self._seconds is not None:
+            parts.append((time.monotonic() - self._begun_at) / max(self._seconds, 1e-9))
+        return min(1.0, max(parts)) if parts else None
+
+    @property
+    def decays_from(self) -> float:
+        """Progress at which learning rates begin to fall, by `train.decay_share`."""
+        return 1.0 - float(self.config.get("train", {}).get("decay_share", 1.0 - DECAYS_FROM))
+
+    def _since_attach(self) -> tuple[int, bool]:
+        return self._meter.steps, False
+
+    def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
-        return {"version": self.version, **self._meter.progress()}
+        return {"version": self.version, **self._meter.report()}

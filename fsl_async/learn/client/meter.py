@@ -130,6 +130,6 @@ class Meter:
             totals[NOT_FINITE] = 1
         return totals
 
-    def progress(self) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         """The totals, and the running mean of each metric."""
         return {**self._means.copy(), **self.totals()}

@@ -1,10 +1,8 @@
 """The built-in task: pretrain a byte-level GPT on text. It uses the public fed API only: copy it.
 
-Defaults follow what DiLoCo and its successors use inside a round: AdamW with betas (0.9, 0.95),
-decay 0.1 on matrices only, gradients clipped to norm 1. The learning rate warms up and then stays:
-a run of this kind has no end that a client could know, and a schedule on local steps would put a
-client that joins late at the start of it. For a fixed budget `train.decay_steps` gives a cosine to
-a tenth.
+Inside a round: Muon for the matrices of blocks and AdamW with betas (0.9, 0.95) for the rest, decay
+0.1 on matrices only, gradients clipped to norm 1. The learning rate follows the run's progress, so
+all clients train at one rate, whatever their speed and whenever they joined.
 
 The optimizer's moments stay here. After a rebase they describe slightly other weights; averaging
 them would cost two more models on the wire and was found not to help (DiLoCo, section 3).
@@ -14,9 +12,7 @@ them would cost two more models on the wire and was found not to help (DiLoCo, s
 
 import math
 import sysconfig
-from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 
@@ -42,11 +38,10 @@ def train(fed: FedBase) -> None:
     corpus.shard(*fed.part)  # too short a part is an error before this client joins in anything
     model = GPT(model_config, seed=fed.seed).to(fed.device)
     fed.attach(model)
-    optimizer = build_optimizer(model, settings)
+    optimizer = fed.optimizer(model)
+    scheduler = fed.scheduler(optimizer)
     skipped = 0
-    for step, window_BS in enumerate(fed.shard(corpus, batch=settings["batch"])):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, settings)
+    for window_BS in fed.shard(corpus, batch=settings["batch"]):
         with autocast(fed.device):
             loss = model.loss(window_BS)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -61,6 +56,7 @@ def train(fed: FedBase) -> None:
             if skipped == 1:
                 fed.log("gradients are not finite: this step is skipped (reported once)")
         optimizer.zero_grad()
+        scheduler.step()
         tokens = window_BS.numel() - len(window_BS)
         if not fed.step(tokens=tokens, metrics={"loss": loss.item(), "skipped": is_skipped}):
             break
@@ -73,32 +69,6 @@ def open_corpus(tables: Tables, context: int) -> Corpus:
     given = tables.get("data", {})
     path = given.get("path") or sysconfig.get_path("stdlib")
     return Corpus.open(path, context=context, held_out=given.get("holdout", HELD_OUT_SHARE))
-
-
-def build_optimizer(model: torch.nn.Module, settings: Mapping[str, Any]) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only: decay of a norm's weight would shrink the signal."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    groups = [
-        {
-            "params": [weight for weight in weights if weight.dim() > 1],
-            "weight_decay": settings.get("weight_decay", 0.1),
-        },
-        {"params": [weight for weight in weights if weight.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.get("learning_rate", 3e-3), betas=(0.9, 0.95))
-
-
-def learning_rate(step: int, settings: Mapping[str, Any]) -> float:
-    """Linear warm-up over train.warmup_steps, then constant, or a cosine to a tenth."""
-    peak = float(settings.get("learning_rate", 3e-3))
-    warmup = int(settings.get("warmup_steps", 20))
-    decay = int(settings.get("decay_steps", 0))
-    if step < warmup:
-        return peak * (step + 1) / (warmup + 1)
-    if not decay:
-        return peak
-    done = min(1.0, (step - warmup) / max(1, decay - warmup))
-    return peak * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
 def autocast(device: torch.device) -> torch.autocast | nullcontext[None]:

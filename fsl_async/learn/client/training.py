@@ -29,6 +29,7 @@ from fsl_async.learn.client.ports import (
     SnapshotOrder,
     Work,
 )
+from fsl_async.learn.client.schedule import RunClock
 
 
 class Training:
@@ -37,7 +38,10 @@ class Training:
     def __init__(self, orders: Orders, exchange: ExchangePort) -> None:
         self.orders = orders
         self.meter = Meter()
+        self.clock = RunClock()
         self.version = NO_VERSION  # what the model was last moved onto
+        self.joined_at = NO_VERSION
+        """The version that the model was moved onto first."""
         self._exchange = exchange
         self._weights: ModelWeights | None = None
         self._round: RoundOrder | None = None  # the one that is trained
@@ -142,5 +146,7 @@ class Training:
             self.meter.forget()
         elif move.how == "move":
             self._weights.rebase(move.base, move.reference)
+        if self.joined_at == NO_VERSION:
+            self.joined_at = move.version
         self.version = move.version
         return moved

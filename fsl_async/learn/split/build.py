@@ -97,12 +97,15 @@ class Parts:
     features: tuple[int, ...] = ()
 
 
+SPLIT_RATE = 1e-3
+
+
 def optimizer_of(config: Config) -> OptimizerSpec:
     """Of either part, and of auxiliary models that are trained at clients."""
     train = config.train
     return OptimizerSpec(
         config.split.optimizer,
-        train.learning_rate,
+        train.learning_rate or SPLIT_RATE,
         weight_decay=train.weight_decay,
         betas=(0.9, 0.95),
     )

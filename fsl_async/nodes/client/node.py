@@ -240,6 +240,7 @@ class ClientNode:
             end_training=lambda _: parts.exchange.stop(),
             count=self._count_weights,
             on_end=self._end_split,
+            announced=parts.training.clock.announced,
             shares_metrics=self._shares_metrics,
         )
 
@@ -313,7 +314,7 @@ class ClientNode:
     def _beat(self) -> dict[str, float]:
         """The heartbeat's payload: training's progress, metrics if the site allows, and hangs."""
         meter = self._parts.training.meter
-        going = meter.progress() if self._shares_metrics else meter.totals()
+        going = meter.report() if self._shares_metrics else meter.totals()
         hung = {} if self._watch is None else self._watch.summary()
         return {**going, **self._lag.summary(), **hung}
 
@@ -364,7 +365,7 @@ class ClientNode:
     def _say(self, note: Note) -> None:
         """Print a note; to a note about a version, add the progress of training."""
         meter = self._parts.training.meter
-        going = progress_words(meter.progress()) if "version" in note.facts else ""
+        going = progress_words(meter.report()) if "version" in note.facts else ""
         self._parts.log(f"{note.text}: {going}" if going else note.text)
 
     def _count_weights(self, direction: Direction, index: int, frame: bytes) -> None:

@@ -44,6 +44,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import SERVER, ClientMachine
+from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.manifest import Manifest
 
 REDIAL_S = 5.0
@@ -83,7 +84,8 @@ class ClientShell:
     """Connects a ClientMachine with an endpoint, a learner and a worker.
 
     dialer: makes the endpoint from the handler of its events. count: called with each chunk of
-    weights. on_end: called when the parameter server ends the run. shares_metrics: whether this
+    weights. on_end: called when the parameter server ends the run. announced: called with the run's
+    position of each announcement. shares_metrics: whether this
     site's policy allows metrics to leave.
     """
 
@@ -102,6 +104,7 @@ class ClientShell:
         end_training: Callable[[str], None],
         count: Callable[[Direction, int, bytes], None] = lambda *_: None,
         on_end: Callable[[Event], None] = lambda _: None,
+        announced: Callable[[RunPosition], None] = lambda _: None,
         shares_metrics: bool = True,
     ) -> None:
         self.machine = machine
@@ -111,6 +114,7 @@ class ClientShell:
         self.node = Node(machine, scheduler, self._execute, journal)
         self._scheduler = scheduler
         self._on_end = on_end
+        self._announced = announced
         self._shares_metrics = shares_metrics
         self._over = False
         self._shard = -1
@@ -229,7 +233,8 @@ class ClientShell:
                 self.node.feed(ev.DeltaAcknowledged(key))
             case msg.Declined(key, code, text):
                 self.node.feed(ev.DeltaRefused(key, code, text))
-            case msg.Announce(version, digest):
+            case msg.Announce(version, digest, position):
+                self._announced(position)
                 self.node.feed(ev.VersionAnnounced(version, digest))
             case msg.Reject(code, text):
                 self.learner.refuse(code, text)

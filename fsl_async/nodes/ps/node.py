@@ -35,6 +35,7 @@ from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
+from fsl_async.nodes.ps.decay_requests import DecayRequests
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
@@ -104,6 +105,8 @@ def rules_of(config: Config) -> ParameterServerRules:
         limit_rounds=config.run.rounds,
         limit_tokens=config.run.tokens,
         limit_s=config.run.seconds,
+        # With a date there is no share of the run at which rates fall.
+        decays_from=1.0 if config.train.decay_at else 1.0 - config.train.decay_share,
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
         drain_cap_s=config.transfer.drain_cap_s,
         keep_versions=config.checkpoint.keep_versions,
@@ -471,8 +474,15 @@ class _Server:
         unsubscribe = stop.subscribe(_ending(stop, shell, journal, taken.run_dir, self._finish))
         self._note_start()
         notifier = taken.notifier(config, taken.run, journal, taken.writer)
+        decays = DecayRequests(
+            taken.run_dir,
+            shell.node.feed,
+            loop,
+            at=config.train.decay_at if taken.recovered.decay is None else "",
+        )
         try:
             shell.start(taken.recovered)
+            decays.start()
             away_s = max(config.session.expire_after_s, LEAST_AWAY_S)
             self._relauncher.recovered(taken.members, away_s)
             options.announce(self._link.address)
@@ -485,6 +495,7 @@ class _Server:
                 await _goodbye(endpoint, notifier)
         finally:
             unsubscribe()
+            decays.close()
             await notifier.aclose()
             access.close()
             counted.close()

@@ -143,6 +143,7 @@ class ParameterServerShell:
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
+            do.KeepDecay: self.jobs.keep_decay,
             do.Accumulate: self.jobs.accumulate,
             do.Quarantine: self.jobs.quarantine,
             do.Release: self.jobs.release,

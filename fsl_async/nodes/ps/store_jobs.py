@@ -79,6 +79,10 @@ class StoreJobs:
             lambda error: self._feed(ev.ShardKept(peer, incarnation, str(error)), number),
         )
 
+    def keep_decay(self, effect: do.KeepDecay, number: int) -> None:
+        """Write to disk that learning rates fall."""
+        self._write(lambda: self._store.record_decay(effect.decay), number)
+
     def accumulate(self, effect: do.Accumulate, number: int) -> None:
         """Add a delta to the accumulator."""
         self._worker.submit(
@@ -115,7 +119,7 @@ class StoreJobs:
         def average() -> None:
             self._average = None
             self._average = self._store.average(
-                effect.version, effect.merged, effect.scale, effect.progress
+                effect.version, effect.merged, effect.scale, effect.position
             )
 
         self._worker.submit(

@@ -5,10 +5,11 @@ An effect that takes time ends in an event, named in its docstring, so a machine
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+from fsl_async.roles.sync.progress import Decay, RunPosition
 
 # --- both roles -----------------------------------------------------------------------------------
 
@@ -132,8 +133,15 @@ class Average(Effect, tag="average"):
     version: int
     merged: tuple[MergedDelta, ...]
     scale: float
-    progress: float | None = None
-    """Of the run once the version is made, 0 to 1; None where no end is planned."""
+    position: RunPosition = field(factory=RunPosition)
+    """Where the run is once the version is made."""
+
+
+@frozen
+class KeepDecay(Effect, tag="keep_decay"):
+    """Write to disk that rates decay from now on. Ends in StoreFailed if that fails."""
+
+    decay: Decay
 
 
 @frozen

@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
+from fsl_async.roles.sync.progress import Decay, RunLimits
 
 # --- both roles -----------------------------------------------------------------------------------
 
@@ -56,6 +57,16 @@ class HeartbeatReceived(Event, tag="heartbeat_received"):
 
 
 @frozen
+class DecayAsked(Event, tag="decay_asked"):
+    """Let learning rates fall from now on, and end the run after `more`.
+
+    more: rounds, tokens or seconds from now on; none: at the planned end.
+    """
+
+    more: RunLimits = field(factory=RunLimits)
+
+
+@frozen
 class Recovered(Event, tag="recovered"):
     """The state on disk at start: newest valid version (-1: none), and the outcome of each
     delta.
@@ -76,6 +87,8 @@ class Recovered(Event, tag="recovered"):
     """Age of the newest version in seconds by the wall clock; 0: unknown."""
     usual: tuple[StoredDelta, ...] = ()
     """The newest merged deltas, oldest first, for the running medians of norms and tokens."""
+    decay: Decay | None = None
+    """The last one that was asked for."""
     held: tuple[StoredDelta, ...] = ()
     """Deltas held back that may be released."""
     leases: dict[str, int] = field(factory=dict)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fsl_async.roles.messages import Form, Message, Table, optional
 from fsl_async.roles.sync.delta import DIGEST, Delta, Key, OptionalDigest
+from fsl_async.roles.sync.progress import RunPosition
 
 RUN = Form("the name of a run", re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch)
 
@@ -101,11 +102,12 @@ class Declined(Message, tag="declined/1"):
 
 
 @frozen
-class Announce(Message, tag="announce/1"):
-    """Parameter server: the run is at `version`."""
+class Announce(Message, tag="announce/2"):
+    """Parameter server: the run is at `version`, and this far towards its end."""
 
     version: int
     digest: Digest
+    position: RunPosition = field(factory=RunPosition)
 
 
 @frozen

@@ -1,35 +1,211 @@
-"""How far a run is towards its planned end. Pure."""
+"""How far a run is towards its planned end, and how fast it goes on. Pure.
+
+Learning rates (`learn.client.schedule`) and outer momentum (`store.outer`) follow it.
+"""
 
 from __future__ import annotations
 
-from attrs import mutable
+import math
+from collections import deque
 
-from fsl_async.roles.sync.ps_state import ParameterServerRules
+from attrs import field, frozen, mutable
+
+DECAYS_FROM = 0.7
+"""Progress at which learning rates and outer momentum begin to fall, unless set otherwise."""
+
+PACE_VERSIONS = 8
+"""Versions over which the pace is measured."""
+
+
+def _share(_: object, __: object, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"a share of a run is from 0 to 1, not {value}")
+
+
+def _pace(_: object, __: object, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ValueError(f"a pace is a finite number of at least 0, not {value}")
+
+
+def fade_of(progress: float | None, decays_from: float) -> float:
+    """1 until `decays_from` and where no end is planned, then linearly to 0 at the end."""
+    if progress is None or progress <= decays_from:
+        return 1.0
+    return (1.0 - progress) / (1.0 - decays_from)
+
+
+@frozen
+class RunPosition:
+    """Where a run is, as a version's announcement carries it.
+
+    tokens: merged so far. planned_tokens: of the whole run, extrapolated where the limit is not of
+    tokens; 0 if unknown. is_planned: whether there is an end, without which `progress` and
+    `pace_per_s` are 0. progress: 0 to 1. pace_per_s: progress gained in a second. decays_from: the
+    progress at which learning rates begin to fall.
+
+    Raises ValueError for numbers out of range.
+    """
+
+    tokens: int = 0
+    planned_tokens: int = 0
+    is_planned: bool = False
+    progress: float = field(default=0.0, validator=_share)
+    pace_per_s: float = field(default=0.0, validator=_pace)
+    decays_from: float = field(default=DECAYS_FROM, validator=_share)
+
+    @property
+    def known_progress(self) -> float | None:
+        """The progress; None where no end is planned."""
+        return self.progress if self.is_planned else None
+
+    @property
+    def fade(self) -> float:
+        """See `fade_of`."""
+        return fade_of(self.known_progress, self.decays_from)
+
+
+@frozen
+class RunLimits:
+    """What ends a run; 0: no limit. seconds: of serving, over all processes."""
+
+    rounds: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is any."""
+        return bool(self.rounds or self.tokens or self.seconds)
+
+    def is_last(self, number: int) -> bool:
+        """Whether the version that round `number` makes is the last one of the run."""
+        return bool(self.rounds) and number + 1 >= self.rounds
+
+    def reached(self, version: int, tokens: int) -> str | None:
+        """The limit that a run with that version and those merged tokens has reached, or None."""
+        if self.rounds and version >= self.rounds:
+            return f"the run's limit of {self.rounds} rounds is reached"
+        if self.tokens and tokens >= self.tokens:
+            return f"the run's limit of {self.tokens} tokens is reached"
+        return None
+
+
+@frozen
+class Decay:
+    """A decay of learning rates that was asked for while the run went on.
+
+    decays_from: progress at which it began, by `limits`, the run's limits from then on. planned:
+    the limits before; a run that is started with other ones has dropped the decay.
+    """
+
+    decays_from: float
+    limits: RunLimits
+    planned: RunLimits
 
 
 @mutable
 class RunProgress:
-    """Progress in [0, 1] by the limit that will be reached first: tokens, rounds or seconds."""
+    """Progress in [0, 1] by the limit that will be reached first: tokens, rounds or seconds.
 
-    rules: ParameterServerRules
+    round_s: seconds from one version to the next, where they are made by the clock; else 0.
+    """
+
+    limits: RunLimits = RunLimits()
+    decays_from: float = DECAYS_FROM
+    round_s: float = 0.0
     tokens: int = 0
     """Merged so far."""
-    served_s: float = 0.0
-    """Seconds for which earlier processes served the run."""
-    started_at: float = 0.0
-    """When this process began to, in seconds of the caller's clock."""
+    version: int = 0
+    was_asked: bool = False
+    """Whether the decay was asked for while the run went on."""
+    _served_s: float = 0.0
+    _started_at: float = 0.0
+    _marks: deque[tuple[float, float]] = field(factory=lambda: deque(maxlen=PACE_VERSIONS + 1))
+    """(time, progress) of the last versions."""
 
-    def recovered(self, tokens: int, served_s: float, now: float) -> None:
-        """Continue from the state on disk."""
-        self.tokens, self.served_s, self.started_at = tokens, served_s, now
+    def recovered(
+        self, version: int, tokens: int, served_s: float, now: float, decay: Decay | None = None
+    ) -> None:
+        """Continue from the state on disk. served_s: for which earlier processes served the run."""
+        self.version, self.tokens = max(0, version), tokens
+        self._served_s, self._started_at = served_s, now
+        if decay is not None and decay.planned == self.limits:
+            self.limits, self.decays_from = decay.limits, decay.decays_from
+            self.was_asked = True
+        self._mark(now)
 
-    def with_version(self, version: int, tokens: int, now: float) -> float | None:
-        """Return the progress once `version` is made of `tokens` more; None without any limit."""
-        rules, parts = self.rules, []
-        if rules.limit_rounds:
-            parts.append(version / rules.limit_rounds)
-        if rules.limit_tokens:
-            parts.append((self.tokens + tokens) / rules.limit_tokens)
-        if rules.limit_s:
-            parts.append((self.served_s + now - self.started_at) / rules.limit_s)
+    def committed(self, version: int, tokens: int, now: float) -> None:
+        """Count a version made of `tokens`."""
+        self.version = version
+        self.tokens += tokens
+        self._mark(now)
+
+    def with_version(self, version: int, tokens: int, now: float) -> RunPosition:
+        """Where the run is once `version` is made of `tokens` more."""
+        return self._at(self._counted(version, self.tokens + tokens, now), now)
+
+    def position(self, now: float) -> RunPosition:
+        """Where the run is: the progress of the last version, and what the pace adds to it."""
+        counted = self._counted(self.version, self.tokens, now)
+        if counted is not None and self._marks:
+            at, before = self._marks[-1]
+            counted = min(1.0, max(counted, before + self._pace_per_s() * (now - at)))
+        return self._at(counted, now)
+
+    def served_s(self, now: float) -> float:
+        """Seconds for which the run was served, over all processes."""
+        return self._served_s + now - self._started_at
+
+    def decay(self, more: RunLimits, now: float) -> Decay:
+        """Begin to decay now, and end the run after `more` rounds, tokens or seconds.
+
+        Without any `more` its planned end stays.
+        """
+        planned = self.limits
+        if more.exist:
+            self.limits = RunLimits(
+                more.rounds and self.version + more.rounds,
+                more.tokens and self.tokens + more.tokens,
+                more.seconds and self.served_s(now) + more.seconds,
+            )
+            self._marks.clear()
+            self._mark(now)
+        self.decays_from = self.position(now).progress
+        self.was_asked = True
+        return Decay(self.decays_from, self.limits, planned)
+
+    def _at(self, progress: float | None, now: float) -> RunPosition:
+        if progress is None:
+            return RunPosition(self.tokens, decays_from=self.decays_from)
+        planned = self.limits.tokens or (round(self.tokens / progress) if progress else 0)
+        return RunPosition(
+            self.tokens, planned, True, progress, self._pace_per_s(), self.decays_from
+        )
+
+    def _counted(self, version: int, tokens: int, now: float) -> float | None:
+        """The largest part of any limit that is used up; None without limits."""
+        limits, parts = self.limits, []
+        if limits.rounds:
+            parts.append(version / limits.rounds)
+        if limits.tokens:
+            parts.append(tokens / limits.tokens)
+        if limits.seconds:
+            parts.append(self.served_s(now) / limits.seconds)
         return min(1.0, max(parts)) if parts else None
+
+    def _mark(self, now: float) -> None:
+        progress = self._counted(self.version, self.tokens, now)
+        if progress is not None:
+            self._marks.append((now, progress))
+
+    def _pace_per_s(self) -> float:
+        """Progress in a second over the last versions, or as planned before there are two."""
+        if len(self._marks) > 1:
+            (first_at, first), (last_at, last) = self._marks[0], self._marks[-1]
+            if last_at > first_at:
+                return (last - first) / (last_at - first_at)
+        limits = self.limits
+        paces = [1.0 / limits.seconds] if limits.seconds else []
+        if limits.rounds and self.round_s:
+            paces.append(1.0 / (limits.rounds * self.round_s))
+        return max(paces, default=0.0)

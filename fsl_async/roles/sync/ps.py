@@ -103,7 +103,8 @@ class ParameterServerMachine:
     def __init__(self, rules: ParameterServerRules, weighting: Weighting, run: str) -> None:
         self.rules = rules
         self.run = run
-        self.progress = RunProgress(rules)
+        round_s = rules.every_s if rules.trigger == "clock" else 0.0
+        self.progress = RunProgress(rules.limits, rules.decays_from, round_s)
         self.members: dict[str, Member] = {}
         self.deltas = DeltaBook(
             weighting, max_staleness=rules.max_staleness, keep_versions=rules.keep_versions
@@ -112,7 +113,11 @@ class ParameterServerMachine:
         self.deadlines = Deadlines()
         trigger = trigger_of(rules)
         self.serving = Serving(
-            self.members, self.deltas, trigger.selection.announces_to_all, trigger.trains
+            self.members,
+            self.deltas,
+            self.progress,
+            trigger.selection.announces_to_all,
+            trigger.trains,
         )
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
         self.membership = Membership(self.members, ShardLeases(rules.shards))
@@ -133,6 +138,7 @@ class ParameterServerMachine:
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
+            ev.DecayAsked: self._decay_asked,
             TimerFired: self._timers,
             ev.ClientHello: self._hello,
             ev.Admitted: lambda event, _: self.membership.admitted(event),
@@ -202,14 +208,12 @@ class ParameterServerMachine:
     # --- start and membership ---
 
     def _recovered(self, event: ev.Recovered, now: float) -> list[Effect]:
-        if self.rules.limit_s:
-            # If the limit was reached before this start, clients still get time to reconnect and
-            # offer their deltas.
-            left_s = self.rules.limit_s - event.served_s
-            self.deadlines.set(
-                "limit", now + max(left_s, self.rules.drain_s if event.served_s else 0.0)
-            )
-        self.progress.recovered(event.tokens_total, event.served_s, now)
+        self.progress.recovered(event.version, event.tokens_total, event.served_s, now, event.decay)
+        limits = self.progress.limits
+        # If the limit was reached before this start, clients still get time to reconnect and offer
+        # their deltas.
+        least_s = self.rules.drain_s if event.served_s else 0.0
+        self._set_limit(max(limits.seconds - event.served_s, least_s), now)
         self.membership.recovered(event, now)
         if event.version < 0:
             return []
@@ -221,8 +225,8 @@ class ParameterServerMachine:
         self.rounds.phase = Phase.READY
         trigger = self.rounds.trigger
         trigger.selection.recovered(event.settled)
-        self.end.state.last_round_over = self.rules.is_last(self.version - 1)
-        limit = self.rules.limit_reached(self.version, self.tokens_total)
+        self.end.state.last_round_over = limits.is_last(self.version - 1)
+        limit = limits.reached(self.version, self.tokens_total)
         if limit is None:
             self.deadlines.set("sync", trigger.schedule.after_start(event.since_version_s, now))
         else:  # killed between its last version and its end: let clients reconnect and fetch it
@@ -291,22 +295,22 @@ class ParameterServerMachine:
             return effects + self._gone(peer, member.incarnation, "another model", now)
         if any(isinstance(effect, do.KeepShard) for effect in effects):
             return effects
-        return effects + self._join(peer, member)
+        return effects + self._join(peer, member, now)
 
     def _shard_kept(self, event: ev.ShardKept, now: float) -> list[Effect]:
         effects = self.membership.kept(event)
         member = self.members.get(event.peer)
         if effects or member is None or member.incarnation != event.incarnation:
             return effects
-        return self._join(event.peer, member)
+        return self._join(event.peer, member, now)
 
-    def _join(self, peer: str, member: Member) -> list[Effect]:
+    def _join(self, peer: str, member: Member, now: float) -> list[Effect]:
         """Let a client take part that has a shard and the run's model."""
         member.attached = True
         if self.version < 0:
             return self.publishing.choose()
         return [
-            self.serving.announcement(peer),
+            self.serving.announcement(peer, now),
             *self.rounds.rejoined(peer, member.incarnation),
         ]
 
@@ -317,7 +321,7 @@ class ParameterServerMachine:
             return [do.ReceiveInitial(event.peer, event.stream)]
         effects: list[Effect] = [DeclineStream(event.peer, event.stream, "not the publisher")]
         if self.version >= 0 and event.peer in self.members:
-            effects.append(self.serving.announcement(event.peer))
+            effects.append(self.serving.announcement(event.peer, now))
         return effects
 
     def _initial_received(self, event: ev.InitialReceived, now: float) -> list[Effect]:
@@ -337,17 +341,18 @@ class ParameterServerMachine:
         return []
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
-        self.progress.tokens += self.deltas.advance(event.version, event.digest)
+        tokens = self.deltas.advance(event.version, event.digest)
+        self.progress.committed(event.version, tokens, now)
         if event.version == 0:
             self.publishing.done()
             self.rounds.begin(now)
-            return [Note("version 0 is durable, training starts"), *self.serving.announce()]
+            return [Note("version 0 is durable, training starts"), *self.serving.announce(now)]
         self.rounds.committed(now)
-        limit = self.rules.limit_reached(self.version, self.tokens_total)
+        limit = self.progress.limits.reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         to_all = self.rounds.trigger.selection.announces_to_all
-        announced = self.serving.announce() if to_all else []
+        announced = self.serving.announce(now) if to_all else []
         return [*announced, *self.admission.look_again(now), *self.end.settle(now)]
 
     def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
@@ -381,11 +386,39 @@ class ParameterServerMachine:
                 case "linger":
                     effects.extend(self.end.settle(now))
                 case "limit":
-                    text = f"the run's limit of {self.rules.limit_s:g} s is reached"
+                    text = f"the run's limit of {self.progress.limits.seconds:g} s is reached"
                     effects.extend(self.end.drain(text, now))
                 case _:  # drain
                     effects.append(do.CheckTransfers())
         return effects
+
+    def _set_limit(self, left_s: float, now: float) -> None:
+        """Set the deadline of the limit in seconds, if there is one."""
+        if self.progress.limits.seconds:
+            self.deadlines.set("limit", now + left_s)
+
+    def _decay_asked(self, event: ev.DecayAsked, now: float) -> list[Effect]:
+        if self.end.asked or self.version < 0:
+            what = "has not begun" if self.version < 0 else "is ending"
+            return [Note(f"no decay: the run {what}", "warning")]
+        position = self.progress.position(now)
+        if position.fade < 1.0 or self.progress.was_asked:
+            at = f"{self.progress.decays_from:.0%} of the run"
+            return [Note(f"no decay: learning rates fall already, since {at}", "warning")]
+        if not (position.is_planned or event.more.exist):
+            text = "no decay: this run has no planned end; give --rounds, --tokens or --seconds"
+            return [Note(text, "warning")]
+        decay = self.progress.decay(event.more, now)
+        self._set_limit(decay.limits.seconds - self.progress.served_s(now), now)
+        text = (
+            f"learning rates fall from version {self.version} on,"
+            f" {decay.decays_from:.0%} of the run"
+        )
+        facts: dict[str, int | float | str] = {
+            "version": self.version,
+            "decays_from": decay.decays_from,
+        }
+        return [do.KeepDecay(decay), Note(text, facts=facts), *self.serving.announce_position(now)]
 
     # --- deltas ---
 

@@ -7,6 +7,7 @@ import enum
 from attrs import field, frozen, mutable
 
 from fsl_async.roles.sync.norm_guard import GuardRules
+from fsl_async.roles.sync.progress import DECAYS_FROM, RunLimits
 from fsl_async.roles.sync.round import RoundRules
 
 EXIT_FAILED = 1
@@ -28,6 +29,7 @@ class ParameterServerRules:
     limit_rounds: int = 0
     limit_tokens: int = 0
     limit_s: float = 0.0
+    decays_from: float = DECAYS_FROM
     drain_s: float = 10.0
     stalled_s: float = 60.0
     drain_cap_s: float = 3600.0
@@ -48,17 +50,10 @@ class ParameterServerRules:
         """The longest wait between two tries: after the operator made space, at most one sync."""
         return max(self.every_s, LEAST_RETRY_CAP_S)
 
-    def is_last(self, number: int) -> bool:
-        """Whether the version that round `number` makes is the last one of the run."""
-        return bool(self.limit_rounds) and number + 1 >= self.limit_rounds
-
-    def limit_reached(self, version: int, tokens: int) -> str | None:
-        """The limit that a run with that version and those merged tokens has reached, or None."""
-        if self.limit_rounds and version >= self.limit_rounds:
-            return f"the run's limit of {self.limit_rounds} rounds is reached"
-        if self.limit_tokens and tokens >= self.limit_tokens:
-            return f"the run's limit of {self.limit_tokens} tokens is reached"
-        return None
+    @property
+    def limits(self) -> RunLimits:
+        """The run's limits at its start; a decay may bring others."""
+        return RunLimits(self.limit_rounds, self.limit_tokens, self.limit_s)
 
 
 class Phase(enum.Enum):

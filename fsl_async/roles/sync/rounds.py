@@ -79,25 +79,25 @@ class RoundCoordinator:
         cap_s = self.trigger.schedule.cap_s
         if self._shutdown.asked:
             cap_s = self._shutdown.first_wait_s(self._history.usual_s(self._rules.round))
-        last = self._shutdown.asked or self._rules.is_last(self.deltas.version)
+        last = self._shutdown.asked or self._progress.limits.is_last(self.deltas.version)
         opening = self.trigger.selection.choose(here, self.deltas)
         waiting = list(opening.waiting)
         self.round = Round(self.deltas.version, now, cap_s, opening.called, last, waiting)
         self.round.answered |= dict.fromkeys(opening.answered, True)
         self._deadlines.cancel("sync")
         names = [name for name in opening.called if name not in opening.answered]
-        return [*self._send_call(names), *self.evaluate(now)]
+        return [*self._send_call(names, now), *self.evaluate(now)]
 
     def _round_call(self) -> Message:
         assert self.round is not None
         return self.trigger.call(self.round.number, last=self.round.last)
 
-    def _send_call(self, names: list[str]) -> list[Effect]:
+    def _send_call(self, names: list[str], now: float) -> list[Effect]:
         call = self._round_call()
         effects: list[Effect] = []
         for name in names:
             if not self.trigger.selection.announces_to_all:
-                effects.extend(self.serving.announce_to(name))
+                effects.extend(self.serving.announce_to(name, now))
             effects.append(Send(name, call))
         return effects
 
@@ -105,7 +105,7 @@ class RoundCoordinator:
         if self.round is not None and self.round.last:
             # If the last round by count closed without a version, another one follows, unless the
             # end was asked for.
-            self._shutdown.last_round_over = self._shutdown.asked or self._rules.is_last(
+            self._shutdown.last_round_over = self._shutdown.asked or self._progress.limits.is_last(
                 self.deltas.version - 1
             )
         self.round = None
@@ -142,7 +142,7 @@ class RoundCoordinator:
         self._deadlines.set("round", now + self.trigger.schedule.again_s)
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"
-        return [Note(text, "warning"), *self._send_call(self.round.recall(here))]
+        return [Note(text, "warning"), *self._send_call(self.round.recall(here), now)]
 
     def _merge_now(self, verdict: Verdict, now: float) -> list[Effect]:
         assert self.round is not None
@@ -170,7 +170,7 @@ class RoundCoordinator:
             name = self.round.next_of(here)
             if name is not None:
                 self.round.cap_s = now - self.round.called_at + self.trigger.schedule.cap_s
-                effects.extend(self._send_call([name]))
+                effects.extend(self._send_call([name], now))
         return [*effects, *self.evaluate(now)]
 
     def _close(self, reason: str, now: float) -> list[Effect]:
@@ -201,8 +201,8 @@ class RoundCoordinator:
         version = self.deltas.version + 1
         then = do.Reduce(version) if self._rules.reduces else do.Commit(version)
         tokens = sum(one.delta.tokens for one in merged)
-        progress = self._progress.with_version(version, tokens, now)
-        return [do.Average(version, merged, scale, progress), then]
+        position = self._progress.with_version(version, tokens, now)
+        return [do.Average(version, merged, scale, position), then]
 
     def reduced(self, event: ev.Reduced, now: float) -> list[Effect]:
         """Order the version: its average is now that of all parameter servers."""

@@ -75,7 +75,7 @@ class RunEnd:
         self._deadlines.cancel("sync")
         self._deadlines.set("drain", now + self.state.drain_s)
         to_all = self._rounds.trigger.selection.announces_to_all
-        announced = [] if to_all else self._rounds.serving.announce()
+        announced = [] if to_all else self._rounds.serving.announce(now)
         return [*announced, *self.end_if_all_hold(now)]
 
     def end_if_all_hold(self, now: float) -> list[Effect]:

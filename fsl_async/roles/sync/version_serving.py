@@ -19,6 +19,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import Member
 
 READ_AT = 2
@@ -33,6 +34,7 @@ class Serving:
 
     members: dict[str, Member]
     deltas: DeltaBook
+    progress: RunProgress
     chains: bool = True  # a client far behind gets update after update, else the full version
     pushes: bool = False  # a version is sent with its announcement
     _pushed: dict[str, tuple[int, int]] = field(factory=dict)
@@ -50,13 +52,14 @@ class Serving:
         """The digest of the newest durable version; empty before there is one."""
         return self.deltas.digests.get(self.deltas.version, "")
 
-    def announcement(self, peer: str) -> Effect:
-        """Announce the newest version to one client."""
-        return Send(peer, msg.Announce(self.version, self.digest))
+    def announcement(self, peer: str, now: float) -> Effect:
+        """Announce the newest version, and where the run is, to one client."""
+        position = self.progress.position(now)
+        return Send(peer, msg.Announce(self.version, self.digest, position))
 
-    def announce_to(self, peer: str) -> list[Effect]:
+    def announce_to(self, peer: str, now: float) -> list[Effect]:
         """Announce the newest version to one client, and push it if the client waits for it."""
-        announced = [self.announcement(peer)]
+        announced = [self.announcement(peer, now)]
         held = self.members[peer].version
         oldest = self.version - 1 if self.chains else 0
         if not self.pushes or not max(0, oldest) <= held < self.version:
@@ -65,10 +68,16 @@ class Serving:
         kind = "update" if self.chains else "full"
         return [*announced, do.SendVersion(peer, kind, self.version)]
 
-    def announce(self) -> list[Effect]:
+    def announce(self, now: float) -> list[Effect]:
         """Announce the newest version to all clients that attached a model."""
-        attached = [name for name, member in self.members.items() if member.attached]
-        return [effect for name in attached for effect in self.announce_to(name)]
+        return [effect for name in self._attached() for effect in self.announce_to(name, now)]
+
+    def announce_position(self, now: float) -> list[Effect]:
+        """Announce to all clients where the run is, with the version that they know."""
+        return [self.announcement(name, now) for name in self._attached()]
+
+    def _attached(self) -> list[str]:
+        return [name for name, member in self.members.items() if member.attached]
 
     def forget(self, peer: str) -> None:
         """Forget a push that has ended."""
@@ -79,7 +88,7 @@ class Serving:
         if event.peer not in self.members or self.version < 0:
             return []
         if event.version == self.version and event.digest == self.digest:
-            return [self.announcement(event.peer)]
+            return [self.announcement(event.peer, now)]
         known = self.deltas.digests.get(event.version, event.digest) == event.digest
         if self._pushed.pop(event.peer, None) == (self.version, event.version) and known:
             return []  # it was pushed already

@@ -13,6 +13,7 @@ FedBuff the discount is not normalized away: a round of stale deltas makes a sma
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
@@ -80,6 +81,22 @@ class UniformWeighting:
 
 
 @frozen
+class RootWeighting:
+    """Weighs deltas by the square root of their tokens, between uniform and tokens."""
+
+    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
+
+    def weight(self, delta: Delta, staleness: int) -> float:
+        """The root of the tokens times the staleness discount."""
+        discount = staleness_discount(staleness, self.staleness_exponent)
+        return math.sqrt(delta.tokens) * discount
+
+    def scale(self, merged: Sequence[MergedDelta]) -> float:
+        """One over the sum of the roots."""
+        return _reciprocal(math.fsum(math.sqrt(one.delta.tokens) for one in merged))
+
+
+@frozen
 class FedNovaWeighting:
     """Weighs each client's mean step by its tokens (FedNova, Wang et al., arXiv:2007.07481).
 
@@ -107,6 +124,7 @@ class FedNovaWeighting:
 
 WEIGHTINGS: dict[str, Callable[[float], Weighting]] = {
     "tokens": TokensWeighting,
+    "sqrt": RootWeighting,
     "uniform": UniformWeighting,
     "fednova": FedNovaWeighting,
 }

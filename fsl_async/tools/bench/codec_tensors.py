@@ -22,6 +22,8 @@ import torch
 from attrs import frozen
 
 from fsl_async.learn.client import pretrain
+from fsl_async.learn.client.optimizers import build_optimizer
+from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.corpus import windows
 from fsl_async.learn.models.gpt import GPT, PRESETS, Block
 from fsl_codecs import new_vector
@@ -89,8 +91,9 @@ def trained_tensors(
     fillings = {name: Filling(values) for name in NAMES}
     model = GPT(PRESETS[settings.preset], seed=settings.seed)
     corpus = pretrain.open_corpus({}, model.config.context)
-    train = {"learning_rate": settings.learning_rate}
-    optimizer = pretrain.build_optimizer(model, train)
+    train = {"optimizer": "adamw", "learning_rate": settings.learning_rate}
+    optimizer = build_optimizer(model, train)
+    schedule = Schedule("constant")
     batches = windows(
         corpus, corpus.train, batch=settings.batch, seed=settings.seed, name="bench codec"
     )
@@ -99,7 +102,8 @@ def trained_tensors(
     def learn() -> None:
         nonlocal step
         for group in optimizer.param_groups:
-            group["lr"] = pretrain.learning_rate(step, train)
+            warmed = schedule.factor(None, 1.0, steps=step, late=False)
+            group["lr"] = settings.learning_rate * warmed
         optimizer.zero_grad()
         loss = model.loss(torch.from_numpy(next(batches)).long())
         loss.backward()  # type: ignore[no-untyped-call]

@@ -22,10 +22,11 @@ from attrs import Factory, field, frozen, mutable
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.events import Attached, Rebased, Recovered, Snapshotted
+from fsl_async.roles.sync.progress import Decay, RunPosition
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import LearnError, StoreError
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.merging import Average
+from fsl_async.store.merging import AT_START, Average
 from fsl_async.store.records import Committed, Outcome, SpoolResult
 from fsl_transport import Scheduler
 
@@ -148,6 +149,10 @@ class CountingStore:
         """Return the next chunk of a delta."""
         return self._spools[key].next_chunk
 
+    def record_decay(self, decay: Decay) -> None:
+        """Never called: the simulator has no operator."""
+        raise NotImplementedError
+
     def spool_write(self, key: DeltaKey, index: int, frame: bytes) -> None:
         """Add a chunk; a repeated one is ignored."""
         spool = self._spools.get(key)
@@ -193,14 +198,14 @@ class CountingStore:
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        progress: float | None = None,
+        position: RunPosition = AT_START,
     ) -> Average:
         """Return the next version's average; its only value is its tokens."""
         assert {m.key for m in merged} == set(self._accumulated), (
             "what is merged is what was accumulated"
         )
         weights = math.fsum(one.weight for one in merged)
-        return Average(version, tuple(merged), scale, weights, progress, lambda: ())
+        return Average(version, tuple(merged), scale, weights, position, lambda: ())
 
     def advance(self, average: Average) -> Committed:
         """Make the next version durable: in one step, as the rename of a checkpoint is."""

@@ -37,10 +37,10 @@ def test_the_same_task_runs_with_and_without_a_network(make):
         fed.attach(model)
     assert fed.running
     assert fed.version == 0
-    before = fed.progress()["step"]
+    before = fed.status()["step"]
     assert fed.step(tokens=10, metrics={"loss": torch.tensor(2.0)})
     assert fed.step(tokens=10, metrics={"loss": 1.0})
-    reported = fed.progress()
+    reported = fed.status()
     assert reported["step"] - before == 2
     assert reported["tokens"] == 20
     assert reported["loss"] == pytest.approx(1.95)
@@ -147,7 +147,7 @@ def test_a_nan_metric_does_not_stay_in_the_running_mean():
     fed.attach(nn.Linear(1, 1))
     for loss in (2.0, float("nan"), 4.0, 4.0):
         fed.step(metrics={"loss": loss})
-    assert fed.progress()["loss"] == 4.0
+    assert fed.status()["loss"] == 4.0
 
 
 def test_a_step_is_what_lies_between_two_calls_of_step():

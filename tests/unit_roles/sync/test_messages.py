@@ -1,5 +1,7 @@
 """Messages on the wire: ours are read back unchanged, anything else is a MessageError."""
 
+import math
+
 import attrs
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from fsl_async.roles.messages import MAX_TENSORS, MAX_TEXT, MessageError
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta, DeltaKey
+from fsl_async.roles.sync.progress import RunPosition
 
 KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
@@ -32,6 +35,15 @@ VALUES = {
     ),
     "Code": st.sampled_from(["later", "stale", "model", "quarantined"]),
     "VersionKind": st.sampled_from(["update", "full"]),
+    "RunPosition": st.builds(
+        RunPosition,
+        NUMBERS,
+        NUMBERS,
+        st.booleans(),
+        st.floats(0, 1),
+        st.floats(0, 1e9),
+        st.floats(0, 1),
+    ),
     "int": st.integers(-1, (1 << 63) - 1),
     "list[Any]": st.lists(st.integers(), max_size=3),
     "dict[str, Any]": st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3),
@@ -85,6 +97,8 @@ def test_one_wrong_field_is_refused(message, data):
         msg.from_wire({**wire, name: bad})
 
 
+POSITION = attrs.asdict(RunPosition())
+ANNOUNCE = {"m": "announce/2", "version": 0, "digest": "d" * 32, "position": POSITION}
 ATTACH = {"m": "attach/2", "fingerprint": "d" * 32, "manifest": [], "frozen": ""}
 META = msg.DeltaMeta(Delta(DeltaKey("a", 1, 0, 0), "d" * 32, 1, 1, 1))
 
@@ -116,7 +130,11 @@ def meta(**changed):
         (ATTACH | {"manifest": {}}, "is dict, not list"),
         (ATTACH | {"fingerprint": "d" * 31}, "fingerprint is not a digest"),
         (ATTACH | {"frozen": "no"}, "frozen is not a digest, nor empty: no"),
-        ({"m": "announce/1", "version": 0, "digest": ""}, "digest is not a digest"),
+        (ANNOUNCE | {"digest": ""}, "digest is not a digest"),
+        (ANNOUNCE | {"position": POSITION | {"progress": 1.5}}, "from 0 to 1, not 1.5"),
+        (ANNOUNCE | {"position": POSITION | {"progress": math.nan}}, "from 0 to 1, not nan"),
+        (ANNOUNCE | {"position": POSITION | {"pace_per_s": math.inf}}, "at least 0, not inf"),
+        (ANNOUNCE | {"position": POSITION | {"tokens": 1.0}}, "tokens is float, not int"),
         ({"m": "holding/1", "version": 0, "digest": "D" * 32}, "digest is not a digest"),
         ({"m": "fetch/1", "version": 0, "digest": "no"}, "is not a digest, nor empty: no"),
         ({"m": "accepted/1", "key": "a b/1/2/3"}, "Accepted.key is not a delta key: a b/1/2/3"),

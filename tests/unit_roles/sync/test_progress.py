@@ -2,38 +2,141 @@
 
 import pytest
 
+from fsl_async.roles.machine import Send
 from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.progress import RunProgress
-from fsl_async.roles.sync.ps_state import ParameterServerRules
+from fsl_async.roles.sync.progress import Decay, RunLimits, RunPosition, RunProgress, fade_of
 
 
 def test_without_a_limit_there_is_no_progress():
     """A run without a planned end has no last 30 %."""
-    assert RunProgress(ParameterServerRules()).with_version(100, 10**6, 1e6) is None
+    progress = RunProgress()
+    progress.recovered(100, 10**6, 0.0, now=0.0)
+    position = progress.position(1e6)
+    assert not position.is_planned
+    assert position.known_progress is None
+    assert position.fade == 1.0
 
 
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        ({"limit_rounds": 40}, 0.25),
-        ({"limit_tokens": 2000}, 0.55),
-        ({"limit_s": 400.0}, 0.75),
-        ({"limit_rounds": 40, "limit_tokens": 2000, "limit_s": 400.0}, 0.75),
-        ({"limit_rounds": 5}, 1.0),
+        (RunLimits(rounds=40), 0.25),
+        (RunLimits(tokens=2000), 0.55),
+        (RunLimits(seconds=400.0), 0.75),
+        (RunLimits(40, 2000, 400.0), 0.75),
+        (RunLimits(rounds=5), 1.0),
     ],
 )
 def test_the_limit_that_is_reached_first_counts(limits, expected):
     """Version 10, 1,000 tokens before it and 100 in it, 250 s served by an earlier process."""
-    progress = RunProgress(ParameterServerRules(**limits))
-    progress.recovered(1000, 250.0, now=7000.0)
-    assert progress.with_version(10, 100, now=7050.0) == pytest.approx(expected)
+    progress = RunProgress(limits)
+    progress.recovered(9, 1000, 250.0, now=7000.0)
+    found = progress.with_version(10, 100, now=7050.0)
+    assert found.progress == pytest.approx(expected)
+    assert found.is_planned
 
 
-def test_an_average_has_the_progress_of_its_version(make_server, look):
+def test_progress_goes_on_between_versions_at_the_measured_pace():
+    """Clients that join in the middle of a round train at the others' rate."""
+    progress = RunProgress(RunLimits(rounds=100), round_s=600.0)
+    progress.recovered(0, 0, 0.0, now=0.0)
+    assert progress.position(0.0).pace_per_s == pytest.approx(1 / 60_000), "as planned"
+    progress.committed(1, 500, now=1000.0)
+    progress.committed(2, 500, now=2000.0)
+    position = progress.position(2500.0)
+    assert position.pace_per_s == pytest.approx(1e-5), "as measured: a round takes 1,000 s"
+    assert position.progress == pytest.approx(0.025)
+    assert position.tokens == 1000
+    assert position.planned_tokens == pytest.approx(1000 / 0.025)
+    assert progress.position(1e9).progress == 1.0
+
+
+def test_the_fade_is_linear():
+    """Rates and outer momentum share it."""
+    assert [fade_of(p, 0.7) for p in (None, 0.0, 0.7, 1.0)] == [1.0, 1.0, 1.0, 0.0]
+    assert fade_of(0.85, 0.7) == pytest.approx(0.5)
+    assert fade_of(1.0, 1.0) == 1.0, "with a date, nothing falls before it"
+
+
+def test_an_average_has_the_position_of_its_version(make_server, look):
     """The store chooses the outer step by it."""
     server = make_server(limit_rounds=4)
     server.begin("a")
     server.fire()
     average = look.only(server.store(DeltaKey("a", 1, 0, 1)), do.Average)[0]
-    assert (average.version, average.progress) == (1, 0.25)
+    assert (average.version, average.position.progress) == (1, 0.25)
+
+
+def positions(effects):
+    """The positions announced, by peer."""
+    return {
+        one.peer: one.message.position
+        for one in effects
+        if isinstance(one, Send) and isinstance(one.message, msg.Announce)
+    }
+
+
+def test_announcements_carry_the_position(make_server):
+    """Every client gets the same one, and a late joiner too."""
+    server = make_server(limit_rounds=4)
+    server.begin("a", "b")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    server.store(DeltaKey("b", 1, 0, 1))
+    found = positions(server.committed(1))
+    assert found["a"] == found["b"]
+    assert found["a"].progress == 0.25
+    assert found["a"].pace_per_s > 0
+    assert found["a"].tokens > 0
+    late = positions(server.join("c"))["c"]
+    assert late.progress >= 0.25
+
+
+def test_a_decay_begins_now_and_ends_the_run_after_more(make_server, look):
+    """`fsl-node decay`: durable first, then announced; the run ends when it says."""
+    server = make_server()
+    server.begin("a")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    server.committed(1)
+    effects = server.feed(ev.DecayAsked(RunLimits(rounds=3)))
+    (kept,) = look.only(effects, do.KeepDecay)
+    assert kept.decay == Decay(0.25, RunLimits(rounds=4), RunLimits())
+    assert positions(effects)["a"] == RunPosition(
+        server.machine.tokens_total,
+        4 * server.machine.tokens_total,
+        True,
+        0.25,
+        1 / 2400,
+        0.25,
+    )
+    assert server.machine.progress.limits.is_last(3)
+    assert "fall already" in look.notes(server.feed(ev.DecayAsked()))
+
+
+def test_a_decay_needs_an_end(make_server, look):
+    """Without one, rates would never reach their last value."""
+    server = make_server()
+    server.begin("a")
+    text = look.notes(server.feed(ev.DecayAsked()))
+    assert "give --rounds, --tokens or --seconds" in text
+
+
+def test_a_decay_in_seconds_ends_the_run_by_the_clock(make_server):
+    """The deadline of the limit is set."""
+    server = make_server()
+    server.begin("a")
+    server.feed(ev.DecayAsked(RunLimits(seconds=100.0)))
+    assert server.machine.deadlines.when("limit") == pytest.approx(server.now + 100.0)
+
+
+def test_a_decay_outlives_a_restart_with_the_same_limits(make_server):
+    """A restarted parameter server goes on with it; other limits drop it."""
+    decay = Decay(0.5, RunLimits(rounds=20), RunLimits(rounds=100))
+    for limit, expected in ((100, 0.5), (200, 0.7)):
+        progress = RunProgress(RunLimits(rounds=limit))
+        progress.recovered(12, 0, 0.0, now=0.0, decay=decay)
+        assert progress.position(0.0).decays_from == expected

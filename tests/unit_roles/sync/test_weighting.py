@@ -106,5 +106,5 @@ def test_no_work_at_all_is_no_change(name):
 
 def test_an_unknown_name_lists_the_known_ones():
     """The message names the valid values."""
-    with pytest.raises(ValueError, match="tokens, uniform, fednova"):
+    with pytest.raises(ValueError, match="tokens, sqrt, uniform, fednova"):
         weighting_named("median")

@@ -1,0 +1,157 @@
+"""What a row of `quality.py` measures. Values that a spec leaves out are the product's defaults."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+from quality_text import HELD_OUT_BYTES, mixed
+
+from fsl_async.config.settings import CodecConfig, OuterConfig, SyncConfig
+from fsl_async.config.settings_training import TrainConfig
+from fsl_codecs import CodecSpec
+
+PROTOCOL = 2
+"""Rows of another protocol are not comparable, and are ignored."""
+
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "small": {"layers": 2, "width": 64, "heads": 4, "context": 64},
+    "0.5m": {"layers": 4, "width": 96, "heads": 4, "context": 128},
+}
+"""0.115 M and 0.47 M parameters."""
+
+BATCH = 4
+TOTAL_STEPS = 9600
+"""Steps of BATCH windows in all: 21 bytes a parameter for "small", as Chinchilla's optimum."""
+
+_TRAIN, _OUTER, _CODEC, _SYNC = TrainConfig(), OuterConfig(), CodecConfig(), SyncConfig()
+
+
+@frozen(kw_only=True)
+class Spec:
+    """What a row measures.
+
+    mode: "clients" synchronize; "parallel" is synchronous data parallel, the gradients of all
+    clients' batches averaged at each step; "alone" is one process with all the steps.
+    steps: of each client in a round. total_steps: batches in all, over the clients.
+    """
+
+    seed: int
+    mode: str = "clients"
+    steps: tuple[int, ...] = ()
+    total_steps: int = TOTAL_STEPS
+    size: str = "small"
+    batch: int = BATCH
+    text: str = "code"
+    """See `quality_text`."""
+    sharding: str = "disjoint"
+    inner: str = _TRAIN.optimizer
+    learning_rate: float = _TRAIN.learning_rate
+    muon_rate: float = _TRAIN.muon_rate
+    schedule: str = _TRAIN.schedule
+    planned: bool = True
+    outer: str = _OUTER.optimizer
+    outer_learning_rate: float = _OUTER.learning_rate
+    momentum: float = _OUTER.momentum
+    weighting: str = _SYNC.weighting
+    format: str = _CODEC.up
+    step_log2: int = _CODEC.step_log2
+    feedback_up: bool = _CODEC.feedback_up
+    stale: int = 0
+    """Rounds that the deltas of the last client are late."""
+    late_joiner: bool = False
+    """The last client joins at half time."""
+    dies: bool = False
+    """The first client is gone from three quarters on."""
+
+    @property
+    def codec(self) -> CodecSpec:
+        """How weights travel, both ways."""
+        return CodecSpec(format=self.format, step_log2=self.step_log2)
+
+    @property
+    def clients(self) -> int:
+        """The number of clients that train."""
+        return max(1, len(self.steps))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in which the clients together make `total_steps`."""
+        return round(self.total_steps / sum(self.steps))
+
+    @property
+    def key(self) -> str:
+        """One line that identifies the row."""
+        return json.dumps(attrs.asdict(self), sort_keys=True)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Spec:
+        """Read a row's spec."""
+        given = dict(row["spec"])
+        return cls(**{**given, "steps": tuple(given["steps"])})
+
+    def tables(self, client: int = 0) -> dict[str, dict[str, Any]]:
+        """The run's configuration at a client, as far as the built-in task reads it."""
+        data: dict[str, Any] = {"sharding": self.sharding}
+        if self.text == "mixed":
+            path = Path(mixed(self.seed, self.clients)[client])
+            data = {"sharding": "local", "path": str(path)}
+            data["holdout"] = HELD_OUT_BYTES / path.stat().st_size
+        train = {
+            "batch": self.batch,
+            "optimizer": self.inner,
+            "learning_rate": self.learning_rate,
+            "muon_rate": self.muon_rate,
+            "schedule": self.schedule,
+            "threads": 1,
+        }
+        return {"train": train, "model": dict(SIZES[self.size]), "data": data}
+
+
+CODE = (
+    "learn/client/exchange.py",
+    "learn/client/optimizers.py",
+    "learn/client/pretrain.py",
+    "learn/client/schedule.py",
+    "learn/data/corpus.py",
+    "learn/models/gpt.py",
+    "roles/sync/progress.py",
+    "roles/sync/weighting.py",
+    "store/outer.py",
+)
+"""Modules that decide a row's loss; a row carries a digest of their code."""
+
+
+def code_digest() -> str:
+    """12 hex characters over the code in CODE, without comments and docstrings."""
+    folder = Path(__file__).parents[1] / "fsl_async"
+    digest = hashlib.sha256()
+    for name in CODE:
+        tree = ast.parse((folder / name).read_text())
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:12]
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of this protocol by their spec's key."""
+    rows = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if row.get("protocol") == PROTOCOL:
+                rows[Spec.of_row(row).key] = row
+    return rows

@@ -1,0 +1,83 @@
+"""`fsl-node decay RUN_DIR`: let the learning rates of a running run fall from now on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from fsl_async.commands.options import Finite
+from fsl_async.commands.output import Output
+from fsl_async.errors import RunDirError, UsageError
+
+WAIT_S = 15.0
+_POLL_S = 0.2
+
+
+@click.command("decay")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--rounds", type=click.IntRange(1), metavar="N", help="End after N more syncs.")
+@click.option("--tokens", type=click.IntRange(1), metavar="N", help="End after N more tokens.")
+@click.option("--seconds", type=Finite(1, 1e9), metavar="S", help="End after S more seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    *,
+    run_dir: Path,
+    rounds: int | None,
+    tokens: int | None,
+    seconds: float | None,
+    as_json: bool,
+) -> int:
+    """Let the learning rates of the run in RUN_DIR fall from now on, to its end.
+
+    Give the length of the decay by at most one option; without one it lasts until the planned end
+    of the run (run.rounds, run.tokens or run.seconds). A quarter to a half of the training so far
+    is usual. Works on the parameter server's machine; if the parameter server is not running, the
+    decay begins when it is started again.
+    """
+    from fsl_async.commands.status import PS
+    from fsl_async.nodes.ps.decay_requests import write_request
+    from fsl_async.roles.sync.progress import RunLimits
+
+    if sum(one is not None for one in (rounds, tokens, seconds)) > 1:
+        raise UsageError("give only one of --rounds, --tokens and --seconds")
+    if not (run_dir / "ledger.jsonl").is_file() and (run_dir / PS / "ledger.jsonl").is_file():
+        run_dir /= PS
+    if not (run_dir / "ledger.jsonl").is_file():
+        raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
+    output = Output(as_json=as_json)
+    answers = _Answers(run_dir)
+    path = write_request(run_dir, RunLimits(rounds or 0, tokens or 0, seconds or 0.0))
+    answer = answers.wait(path)
+    if answer is None:
+        answer = "the parameter server is not running: the decay begins when it is started again"
+    begun = answer.startswith(_BEGUN)
+    output.say(answer)
+    if as_json:
+        output.result({"run_dir": str(run_dir), "begun": begun, "answer": answer})
+    return 0 if begun or path.exists() else 1
+
+
+_BEGUN, _NOT_BEGUN = "learning rates fall", "no decay:"
+
+
+class _Answers:
+    """Waits for the parameter server's answer in its journal."""
+
+    def __init__(self, run_dir: Path) -> None:
+        from fsl_async.observe.journal import JOURNAL, JournalReader
+
+        self._reader = JournalReader(run_dir / JOURNAL)
+        self._reader.read()
+
+    def wait(self, request: Path) -> str | None:
+        """Return the answer, or None if the request is not taken within WAIT_S."""
+        give_up_at = time.monotonic() + WAIT_S
+        while time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
+            for line in self._reader.read():
+                text = str(line.get("text", ""))
+                if line.get("type") == "note" and text.startswith((_BEGUN, _NOT_BEGUN)):
+                    return text
+        return None

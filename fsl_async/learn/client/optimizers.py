@@ -1,0 +1,136 @@
+"""Inner optimizers: Muon for the matrices of hidden layers with AdamW for the rest, or AdamW alone.
+
+Muon (Jordan et al., 2024; torch.optim.Muon) steps along the orthogonalized momentum of a matrix. It
+averages gradients before it normalizes them, where AdamW divides by the noise of a client's small
+batches; so the mean of several clients' changes loses less with it (MuLoCo, arXiv:2505.23725).
+
+Learning rates, where the run sets none:
+    Muon   0.01 for any width. An orthogonalized step of this rate changes a matrix by
+           sqrt(max(1, rows / columns)) times the rate in spectral norm, whatever its size.
+    AdamW  0.002 sqrt(64 / width), width being the smaller side of the largest hidden matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+BETAS = (0.9, 0.95)
+MUON_MOMENTUM = 0.95
+MUON_RATE = 0.01
+ADAMW_RATE, ADAMW_RATE_WIDTH = 2e-3, 64
+
+OUTSIDE = ("embed", "wte", "wpe", "head", "classifier", "score")
+"""Parts of a matrix's name that mark an embedding or a head: AdamW steps these."""
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon and AdamW as one optimizer; schedulers and loops see the groups of both.
+
+    matrices: 2-D weights for Muon. others: groups of the other weights, for AdamW.
+    """
+
+    def __init__(
+        self,
+        matrices: list[nn.Parameter],
+        others: list[dict[str, Any]],
+        *,
+        muon_rate: float,
+        adamw_rate: float,
+        weight_decay: float,
+    ) -> None:
+        muon = torch.optim.Muon(
+            matrices, lr=muon_rate, weight_decay=weight_decay, momentum=MUON_MOMENTUM
+        )
+        self.parts = (muon, torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS))
+        # The groups are the dictionaries of the two, so a rate that is set here is theirs.
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step both. closure: evaluates the loss again, once."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()  # type: ignore[no-untyped-call]
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of both, in order."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def build_optimizer(
+    model: nn.Module,
+    train: Mapping[str, Any],
+    *,
+    is_matrix: Callable[[str, nn.Parameter], bool] | None = None,
+) -> torch.optim.Optimizer:
+    """Build the inner optimizer over the weights of `model` that train.
+
+    train: the table [train] of a run's configuration, or a part of it: optimizer ("muon" or
+    "adamw"), learning_rate (AdamW's), muon_rate, weight_decay; a rate of 0 or none is by the rule
+    above. is_matrix: whether Muon steps a weight, by name; by default those that `hidden_matrices`
+    finds. Weights with fewer than two dimensions do not decay: it would shrink the signal of norms.
+    """
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    hidden = hidden_matrices(model) if is_matrix is None else set()
+    chosen = {
+        name
+        for name, weight in weights.items()
+        if weight.dim() == 2 and (name in hidden if is_matrix is None else is_matrix(name, weight))
+    }
+    decay = float(train.get("weight_decay", 0.1))
+    adamw_rate = float(train.get("learning_rate", 0.0)) or adamw_rate_of(
+        weights[name] for name in hidden_matrices(model) & set(weights)
+    )
+    if train.get("optimizer", "muon") == "adamw":
+        chosen = set()
+    left = [weight for name, weight in weights.items() if name not in chosen]
+    others: list[dict[str, Any]] = [
+        {"params": [weight for weight in left if weight.dim() > 1], "weight_decay": decay},
+        {"params": [weight for weight in left if weight.dim() <= 1], "weight_decay": 0.0},
+    ]
+    others = [group for group in others if group["params"]]
+    if not chosen:
+        return torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS)
+    matrices = [weight for name, weight in weights.items() if name in chosen]
+    muon_rate = float(train.get("muon_rate", 0.0)) or MUON_RATE
+    if not others:
+        return torch.optim.Muon(matrices, lr=muon_rate, weight_decay=decay, momentum=MUON_MOMENTUM)
+    return MuonAdamW(
+        matrices, others, muon_rate=muon_rate, adamw_rate=adamw_rate, weight_decay=decay
+    )
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the 2-D parameters that are neither embeddings nor heads.
+
+    Embeddings are the weights of nn.Embedding, also where another module shares them, and what has
+    a part of `OUTSIDE` in its name.
+    """
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {
+        name
+        for name, weight in model.named_parameters()
+        if weight.dim() == 2
+        and id(weight) not in embedded
+        and not any(part in name.lower() for part in OUTSIDE)
+    }
+
+
+def adamw_rate_of(matrices: Iterable[nn.Parameter]) -> float:
+    """AdamW's learning rate for a model with these hidden matrices, by the rule above."""
+    width = max((min(weight.shape) for weight in matrices), default=ADAMW_RATE_WIDTH)
+    return ADAMW_RATE * math.sqrt(ADAMW_RATE_WIDTH / width)

@@ -1,0 +1,105 @@
+"""Starts the decay of learning rates by `fsl-node decay` or at a date, while the run goes on.
+
+The command leaves a small file in the run directory, as one machine's user to the parameter
+server's: so no key and no port is needed. It is read once a second, and removed when the machine
+has taken it; the ledger then has the decay.
+
+    run_dir/decay.json    {"rounds": N, "tokens": N, "seconds": S}, each 0 for none
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsl_async.errors import RunDirError, disk_words
+from fsl_async.roles.sync.events import DecayAsked
+from fsl_async.roles.sync.progress import RunLimits
+
+if TYPE_CHECKING:
+    import fsl_transport as tp
+    from fsl_transport.link import Cancellable
+
+FILE = "decay.json"
+LOOK_S = 1.0
+_MAX_BYTES = 4096
+
+
+def write_request(run_dir: Path, more: RunLimits) -> Path:
+    """Ask the parameter server of `run_dir` for a decay; replaces an older request.
+
+    Raises RunDirError.
+    """
+    path = run_dir / FILE
+    new = path.with_suffix(".new")
+    try:
+        new.write_text(
+            json.dumps({"rounds": more.rounds, "tokens": more.tokens, "seconds": more.seconds})
+        )
+        new.replace(path)
+    except OSError as error:
+        raise RunDirError(f"cannot write {path}: {disk_words(error)}") from None
+    return path
+
+
+def read_request(path: Path) -> RunLimits | None:
+    """The limits that a request asks for; None where there is none, or it is not well-formed."""
+    try:
+        with path.open("rb") as file:
+            found: Any = json.loads(file.read(_MAX_BYTES))
+        rounds, tokens, seconds = found["rounds"], found["tokens"], float(found["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if type(rounds) is not int or type(tokens) is not int or not math.isfinite(seconds):
+        return None
+    if min(rounds, tokens, seconds) < 0:
+        return None
+    return RunLimits(rounds, tokens, seconds)
+
+
+class DecayRequests:
+    """Feeds DecayAsked for a request file, and once at `at` (an ISO 8601 date; empty: never)."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        feed: Callable[[DecayAsked], object],
+        scheduler: tp.Scheduler,
+        *,
+        at: str = "",
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = run_dir / FILE
+        self._feed = feed
+        self._scheduler = scheduler
+        self._wall_clock = wall_clock
+        self._date = datetime.fromisoformat(at).timestamp() if at else math.inf
+        self._timer: Cancellable | None = None
+
+    def start(self) -> None:
+        """Begin to look, once the machine has its state."""
+        self._look()
+
+    def _look(self) -> None:
+        # Once a second, by the wall clock: the machine may have slept, or its clock may be set.
+        self._timer = self._scheduler.call_at(self._scheduler.time() + LOOK_S, self._look)
+        if self._wall_clock() >= self._date:
+            self._date = math.inf
+            self._feed(DecayAsked())
+        if self._path.exists():
+            more = read_request(self._path)
+            with suppress(OSError):
+                self._path.unlink()
+            if more is not None:
+                self._feed(DecayAsked(more))
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,124 @@
+"""Inner optimizers: which weights Muon steps, the rates, and one interface for both."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fsl_async.learn.client.optimizers import (
+    MuonAdamW,
+    adamw_rate_of,
+    build_optimizer,
+    hidden_matrices,
+)
+from fsl_async.learn.models.gpt import GPT, GPTConfig
+
+SMALL = GPTConfig(layers=2, width=64, heads=4, context=16)
+
+
+def names_in(model, optimizer):
+    """The names of the weights in each group."""
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    return [{names[id(w)] for w in group["params"]} for group in optimizer.param_groups]
+
+
+def test_muon_steps_the_matrices_of_blocks_and_adamw_the_rest():
+    """Every weight is stepped once; norms do not decay, which would shrink the signal."""
+    model = GPT(SMALL)
+    optimizer = build_optimizer(model, {"weight_decay": 0.3})
+    matrices, embedding, norms = names_in(model, optimizer)
+    assert matrices == {n for n, w in model.named_parameters() if "blocks" in n and w.dim() == 2}
+    assert embedding == {"embedding"}
+    assert len(matrices | embedding | norms) == len(list(model.parameters()))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 2e-3, 2e-3]
+
+
+def test_adamw_alone_has_every_weight():
+    """`train.optimizer = "adamw"`, with a rate of one's own."""
+    model = GPT(SMALL)
+    optimizer = build_optimizer(model, {"optimizer": "adamw", "learning_rate": 5e-4})
+    assert isinstance(optimizer, torch.optim.AdamW)
+    decayed, kept = names_in(model, optimizer)
+    assert len(decayed) + len(kept) == len(list(model.parameters()))
+    assert {group["lr"] for group in optimizer.param_groups} == {5e-4}
+
+
+def test_the_rate_of_adamw_falls_with_the_root_of_the_width():
+    """The rule of the docs; 64 is the width that it was measured at."""
+    wide = [nn.Parameter(torch.empty(4 * 256, 256)), nn.Parameter(torch.empty(64, 64))]
+    assert adamw_rate_of(wide) == pytest.approx(1e-3)
+    assert adamw_rate_of([]) == pytest.approx(2e-3)
+
+
+def test_embeddings_and_heads_are_no_hidden_matrices():
+    """Muon equalizes directions; the rows of an embedding are separate words."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(10, 4)
+            self.hidden = nn.Linear(4, 4)
+            self.lm_head = nn.Linear(4, 10, bias=False)
+            self.tied = nn.Linear(4, 10, bias=False)
+            self.tied.weight = self.words.weight
+
+    assert hidden_matrices(Model()) == {"hidden.weight"}
+
+
+def test_one_can_say_which_weights_are_matrices():
+    """Names differ between models."""
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    optimizer = build_optimizer(model, {}, is_matrix=lambda name, _: name.startswith("a"))
+    assert names_in(model, optimizer) == [{"a.weight"}, {"b.weight"}, {"a.bias", "b.bias"}]
+
+
+def stepped(optimizer, model, seed):
+    """A step with gradients of a seed."""
+    rng = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight.grad = torch.randn(weight.shape, generator=rng)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_saved_state_continues_to_the_bit():
+    """Users save and load optimizers; a scheduler still reaches both parts afterwards."""
+    first, second = GPT(SMALL), GPT(SMALL)
+    one, other = build_optimizer(first, {}), build_optimizer(second, {})
+    stepped(one, first, 1)
+    second.load_state_dict(first.state_dict())
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for optimizer in (one, other):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+    stepped(one, first, 2)
+    stepped(other, second, 2)
+    assert isinstance(other, MuonAdamW)
+    assert {group["lr"] for part in other.parts for group in part.param_groups} == {0.005, 1e-3}
+    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_it_steps_as_the_two_optimizers_do():
+    """It adds nothing of its own."""
+    model, plain = GPT(SMALL), GPT(SMALL)
+    optimizer = build_optimizer(model, {})
+    named = dict(plain.named_parameters())
+    matrices = [w for n, w in named.items() if "blocks" in n and w.dim() == 2]
+    rest = [w for w in named.values() if w.dim() == 1]
+    parts = [
+        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, momentum=0.95),
+        torch.optim.AdamW([named["embedding"]], lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    for seed in (1, 2):
+        stepped(optimizer, model, seed)
+        rng = torch.Generator().manual_seed(seed)
+        for weight in plain.parameters():
+            weight.grad = torch.randn(weight.shape, generator=rng)
+        for part in parts:
+            part.step()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)

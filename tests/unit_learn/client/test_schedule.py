@@ -1,0 +1,90 @@
+"""Learning rates follow the run, not a client's own steps."""
+
+import pytest
+from client_sides import Sides
+from torch import nn
+
+from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
+from fsl_async.learn.client.schedule import RunClock, Schedule
+from fsl_async.roles.sync.progress import RunPosition
+
+
+def share(schedule, progress, decays_from=0.7):
+    """The factor of a client that is past its warm-up."""
+    return schedule.factor(progress, decays_from, steps=10**6, late=False)
+
+
+def test_wsd_is_constant_and_then_falls_to_the_final_rate():
+    """Warm-up, stable, decay."""
+    schedule = Schedule("wsd", final=0.1)
+    found = [share(schedule, p) for p in (0.0, 0.7, 0.85, 1.0)]
+    assert found == pytest.approx([1.0, 1.0, 0.55, 0.1])
+    assert share(schedule, 0.85, decays_from=0.85) == 1.0
+
+
+def test_a_cosine_falls_all_the_time():
+    """To the final rate at the end of the run."""
+    schedule = Schedule("cosine", final=0.1)
+    found = [share(schedule, p) for p in (0.0, 0.5, 1.0)]
+    assert found == pytest.approx([1.0, 0.55, 0.1])
+
+
+@pytest.mark.parametrize("kind", ["wsd", "cosine", "constant"])
+def test_without_a_planned_end_the_rate_stays(kind):
+    """A run without a known end does not decay to nothing."""
+    assert share(Schedule(kind), None) == 1.0
+    assert share(Schedule("constant"), 1.0) == 1.0
+
+
+def test_a_late_client_warms_up_over_its_own_number_of_steps():
+    """Its optimizer has no moments, at whatever rate the others are."""
+    schedule = Schedule("wsd", final=0.0, warmup_steps=0, rewarm_steps=3)
+    late = [schedule.factor(0.85, 0.7, steps=step, late=True) for step in (0, 1, 3, 9)]
+    assert late == pytest.approx([0.125, 0.25, 0.5, 0.5])
+    assert schedule.factor(0.85, 0.7, steps=0, late=False) == pytest.approx(0.5)
+
+
+def test_the_clock_goes_on_between_announcements():
+    """Rates fall smoothly however rare versions are."""
+    now = [100.0]
+    clock = RunClock(lambda: now[0])
+    assert clock.progress is None
+    clock.announced(RunPosition())
+    assert clock.progress is None, "no planned end"
+    clock.announced(RunPosition(10, 100, True, 0.5, 0.01, 0.8))
+    now[0] = 110.0
+    assert clock.progress == pytest.approx(0.6)
+    assert clock.decays_from == 0.8
+    now[0] = 1e6
+    assert clock.progress == 1.0
+
+
+def test_fed_and_its_scheduler_follow_the_clock():
+    """One's own loop gets the schedule in two lines."""
+    sides = Sides(publishes=True)
+    config = {"train": {"final_rate": 0.0, "warmup_steps": 0}}
+    fed = Fed(sides.training, ClientContext("alice", config=config, log=lambda _: None))
+    model = nn.Linear(2, 2)
+    fed.attach(model)
+    optimizer = fed.optimizer(model, optimizer="adamw", learning_rate=0.5)
+    scheduler = fed.scheduler(optimizer)
+    assert fed.progress is None
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    sides.training.clock.announced(RunPosition(0, 0, True, 0.85, 0.0, 0.7))
+    optimizer.step()
+    scheduler.step()
+    assert fed.progress == 0.85
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.25, 0.25])
+
+
+def test_alone_the_progress_is_that_of_the_steps():
+    """The baseline of a comparison has the same schedule."""
+    fed = LocalFed(ClientContext("alone", config={"train": {"warmup_steps": 0}}), steps=4)
+    fed.attach(nn.Linear(2, 2))
+    found = []
+    for _ in range(4):
+        found.append((fed.progress, fed.rate_factor))
+        fed.step()
+    assert [progress for progress, _ in found] == [0.0, 0.25, 0.5, 0.75]
+    assert found[0][1] == found[2][1] == 1.0
+    assert found[3][1] == pytest.approx(0.02 + 0.98 * 0.25 / 0.3)
