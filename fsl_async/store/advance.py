@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from fsl_async.store.checkpoint import MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
+from fsl_async.store.checkpoint import MEAN, MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import CHUNK_VALUES, DIGEST_CHARACTERS
 from fsl_async.store.outer import (
     OuterStep,
+    add_to_mean,
     apply_change,
     average_full,
     desired_change,
@@ -55,16 +56,18 @@ class Advanced:
     update_bytes: int
     """Bytes of the coded frames, as sent to one client; 0 when there is no update."""
     update_norm: float
+    average_norm: float = 0.0
+    """L2 norm of the round's average; 0 for full weights."""
 
 
 class _Buffers:
     """Buffers for one chunk of the next version.
 
-    vectors: weights, momentum and change, float32. coded: the coded change.
+    vectors: weights, momentum, change and mean, float32. coded: the coded change.
     """
 
     def __init__(self, values: int, coded_bytes: int) -> None:
-        self.vectors = [new_vector(values) for _ in range(3)]
+        self.vectors = [new_vector(values) for _ in range(4)]
         self.coded = memoryview(bytearray(coded_bytes))
 
 
@@ -80,6 +83,7 @@ class _OuterStep:
         writer: VersionWriter,
         settings: StoreSettings,
         step: OuterStep,
+        mean_share: float,
         closing: ExitStack,
     ) -> None:
         def reader(name: str) -> FlatReader | None:
@@ -98,10 +102,14 @@ class _OuterStep:
         self._new_momentum = writer.flat(MOMENTUM) if self._keeps_momentum else None
         # fp32 frames are lossless, so the residual stays zero.
         self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
+        self._mean_share = mean_share
+        self._old_mean = reader(MEAN)
+        self._new_mean = writer.flat(MEAN) if mean_share else None
         self._update = writer.frames(UPDATE)
         self._residual, self._sent = new_vector(self.longest), new_vector(self.longest)
         self.update_bytes = 0
         self.norm_squared = 0.0
+        self.average_squared = 0.0
 
     @property
     def longest(self) -> int:
@@ -117,7 +125,7 @@ class _OuterStep:
     ) -> list[Callable[[], None]]:
         """Compute a chunk of the next version in `buffer`; return the writes, one per file."""
         start, stop = self._manifest.chunk_range(index)
-        weights, momentum, change = (vector[: stop - start] for vector in buffer.vectors)
+        weights, momentum, change, mean = (vector[: stop - start] for vector in buffer.vectors)
         residual, sent = self._residual[: stop - start], self._sent[: stop - start]
         assert self._old_weights is not None, "a verified checkpoint has weights"
         self._old_weights.read_into(index, weights)
@@ -127,6 +135,10 @@ class _OuterStep:
             momentum.fill(0.0)
         if self._old_residual is not None:
             self._old_residual.read_into(index, residual)
+        if self._new_mean is not None and self._old_mean is not None:
+            self._old_mean.read_into(index, mean)
+        elif self._new_mean is not None:
+            np.copyto(mean, weights)
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(change, average)
             desired_change(
@@ -136,6 +148,9 @@ class _OuterStep:
             decode_into(frame, sent)
             apply_change(weights, sent)
             lost_in_coding(change, sent)
+            if self._new_mean is not None:
+                add_to_mean(mean, weights, self._mean_share)
+        self.average_squared += squared_norm(average)
         self.norm_squared += squared_norm(sent)
         self.update_bytes += len(frame)
         _check_finite(self._manifest, start, self.norm_squared, weights)
@@ -147,6 +162,8 @@ class _OuterStep:
             writes.append(partial(self._new_momentum.append, momentum))
         if self._new_residual is not None:
             writes.append(partial(self._new_residual.append, change))
+        if self._new_mean is not None:
+            writes.append(partial(self._new_mean.append, mean))
         return writes
 
 
@@ -159,19 +176,27 @@ def advance(
     averages: Iterable[NDArray[np.float32]],
     settings: StoreSettings,
     step: OuterStep,
+    mean_share: float = 0.0,
     pool: ChunkPool,
 ) -> Advanced:
     """Write the version after `current`.
 
     averages: the round's average, chunk by chunk (float32), each read once. step: the numbers of
-    the outer step.
+    the outer step. mean_share: how far the mean of versions moves; 0: none is kept.
 
     Raises StoreError when the result is not finite, Damage when a file of `current` was altered,
     OSError.
     """
     with ExitStack() as closing:
         outer = _OuterStep(
-            files, manifest, current, writer=writer, settings=settings, step=step, closing=closing
+            files,
+            manifest,
+            current,
+            writer=writer,
+            settings=settings,
+            step=step,
+            mean_share=mean_share,
+            closing=closing,
         )
         # One chunk is written and hashed while the next one is computed.
         buffers = outer.buffers(), outer.buffers()
@@ -191,7 +216,8 @@ def advance(
         wait_for_writes()
         stored = writer.seal(pool)
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
-    return Advanced(stored, digest, outer.update_bytes, math.sqrt(outer.norm_squared))
+    norms = math.sqrt(outer.norm_squared), math.sqrt(outer.average_squared)
+    return Advanced(stored, digest, outer.update_bytes, *norms)
 
 
 def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:

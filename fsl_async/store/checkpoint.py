@@ -5,6 +5,8 @@
         momentum.safetensors    the outer optimizer's momentum; absent without one, and in
                                 version 0 (zeros)
         residual.safetensors    the coding error not yet sent; absent when there is none (zeros)
+        mean.safetensors        mean of the last quarter of versions, in a run without a
+                                planned end
         update.bin              the coded change from version 11, as clients receive it
                                 (fsl_async.store.frame_file)
         manifest.json           with a checksum: the version's record, and length, SHA-256 and chunk
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 WEIGHTS = "weights.safetensors"
 MOMENTUM = "momentum.safetensors"
 RESIDUAL = "residual.safetensors"
+MEAN = "mean.safetensors"
 UPDATE = "update.bin"
 MANIFEST = "manifest.json"
 
@@ -52,7 +55,7 @@ FORMAT = 2
 """Format 1 had no chunk checksums."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
-_FLAT = (WEIGHTS, MOMENTUM, RESIDUAL)
+_FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN)
 _FOLDER = re.compile(r"v(\d{8,})")
 _TEMPORARY = "tmp-"
 

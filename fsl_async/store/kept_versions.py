@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fsl_async.errors import disk_words
-from fsl_async.store.checkpoint import UPDATE, WEIGHTS, open_flat
+from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, open_flat
 from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
 from fsl_async.store.flat_file import check_chunk
 from fsl_async.store.frame_file import frame_places, read_frame
-from fsl_async.store.repair import update_lost
+from fsl_async.store.repair import mean_lost, update_lost
 from fsl_codecs import CodecSpec, bound, encode_into
 
 if TYPE_CHECKING:
@@ -153,8 +153,12 @@ class KeptVersions:
     def repair_newest(self, damage: Damage, manifest: Manifest) -> None:
         """Repair a file of the newest version. Raises CheckpointDamaged."""
         newest = max(self._kept)
-        if not self._repairer.repair(newest, damage, manifest):
+        if self._repairer.repair(newest, damage, manifest):
+            return
+        if damage.file != MEAN:
             self._give_up(newest, damage, manifest)
+        self._kept[newest] = self._kept[newest].without([MEAN])
+        self._repairer.report(mean_lost(newest, damage))
 
     def verify(self, version: int, manifest: Manifest) -> bool:
         """Read every byte of a version and repair damage; return whether there was none.

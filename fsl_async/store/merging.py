@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 from attrs import evolve, frozen
 
+from fsl_async.roles.sync.agreement import mean_cosine
 from fsl_async.roles.sync.delta import Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
@@ -23,6 +24,7 @@ from fsl_async.store.advance import advance, advance_full, scaled
 from fsl_async.store.checkpoint import VersionWriter
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.kept_versions import disk
+from fsl_async.store.outer import mean_share
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.robust_aggregator import RobustAggregator
 
@@ -259,6 +261,7 @@ class Merging:
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
         step = self._settings.outer.step(version, average.position.fade)
+        share = 0.0 if average.position.is_planned else mean_share(version)
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
@@ -283,6 +286,7 @@ class Merging:
                     averages=average,
                     settings=self._settings,
                     step=step,
+                    mean_share=share,
                     pool=self._pool,
                 )
             self._facts.begin_version(version)
@@ -299,9 +303,18 @@ class Merging:
                 update_bytes=done.update_bytes,
                 update_chunks=manifest.chunks,
                 update_norm=done.update_norm,
+                average_norm=done.average_norm,
+                cosine=self._cosine(average, done.average_norm),
+                mean_share=0.0 if self._settings.kind.is_full else share,
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
                 progress=average.position.known_progress,
                 rule=self._settings.rule.name,
             )
             return writer.publish(record, done.stored)
+
+    def _cosine(self, average: Average, norm: float) -> float | None:
+        """How far the merged deltas agree; None where the average is not their weighted sum."""
+        if self._settings.kind.is_full or self._settings.rule.by_rows:
+            return None
+        return mean_cosine(average.merged, average.scale, norm)

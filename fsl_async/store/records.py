@@ -136,6 +136,12 @@ class VersionRecord:
     update_bytes: int
     update_chunks: int
     update_norm: float
+    average_norm: float = 0.0
+    """L2 norm of the average; 0 for full weights."""
+    cosine: float | None = None
+    """Mean cosine between two clients' deltas; see `fsl_async.roles.sync.agreement`."""
+    mean_share: float = 0.0
+    """How far the mean of versions moved towards it; 0: none is kept."""
     learning_rate: float = 1.0
     """Of the outer step that made it."""
     momentum: float = 0.0
@@ -189,6 +195,8 @@ class Committed:
     update_bytes: int
     update_chunks: int
     update_norm: float
+    average_norm: float = 0.0
+    cosine: float | None = None
     notice: str | None = None
 
 

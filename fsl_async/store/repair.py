@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 
 from fsl_async.store.advance import advance, advance_full, scaled
-from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
+from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.flat_file import check_chunk
 from fsl_async.store.frame_file import each_frame
@@ -68,7 +69,8 @@ class Repairer:
     def verified(self, version: int, manifest: Manifest) -> Checkpoint:
         """Return an intact version, after repairs if necessary.
 
-        Without update.bin if that cannot be repaired. Raises CheckpointDamaged for any other file.
+        Without update.bin or the mean if that cannot be repaired. Raises CheckpointDamaged for any
+        other file.
         """
         tried: set[str] = set()
         left_out: set[str] = set()
@@ -80,10 +82,11 @@ class Repairer:
                 tried.add(damage.file)
                 if is_new and self.repair(version, damage, manifest):
                     continue
-                if damage.file != UPDATE:
+                lost = {UPDATE: update_lost, MEAN: mean_lost}.get(damage.file)
+                if lost is None:
                     raise self.checkpoints.damaged(version, damage, manifest) from damage
-                left_out.add(UPDATE)
-                self.report(update_lost(version, damage))
+                left_out.add(damage.file)
+                self.report(lost(version, damage))
 
     def _recompute(
         self, damaged: Checkpoint, before: Checkpoint, name: str, manifest: Manifest
@@ -91,7 +94,11 @@ class Repairer:
         """Restore file `name` of `damaged`; return its source, or "" when that is impossible."""
         if before.record.digest != damaged.record.parent or name not in damaged.files:
             return ""
-        ways = [(self._step, "the version before and the deltas that it merged")]
+        # The mean before is read only for the mean, so its damage keeps nothing else from repair.
+        share = damaged.record.mean_share if name == MEAN else 0.0
+        step = partial(self._step, mean_share=share)
+        ways: list[tuple[Callable[..., dict[str, StoredFile]], str]]
+        ways = [(step, "the version before and the deltas that it merged")]
         if name == WEIGHTS and UPDATE in damaged.files:
             ways.append((self._add_update, f"the version before and {UPDATE}"))
         for make, source in ways:
@@ -109,9 +116,15 @@ class Repairer:
         return ""
 
     def _step(
-        self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
+        self,
+        damaged: Checkpoint,
+        before: Checkpoint,
+        writer: VersionWriter,
+        manifest: Manifest,
+        *,
+        mean_share: float,
     ) -> dict[str, StoredFile]:
-        """Repeat the outer step of `damaged`."""
+        """Repeat the outer step of `damaged`. mean_share: 0 without the mean of versions."""
         record, rule = damaged.record, self.settings.rule
         if record.rule != rule.name:
             return {}
@@ -144,6 +157,7 @@ class Repairer:
             averages=averages,
             settings=self.settings,
             step=OuterStep(record.learning_rate, record.momentum),
+            mean_share=mean_share,
             pool=self.pool,
         )
         return dict(done.stored)
@@ -176,6 +190,11 @@ class Repairer:
         finally:
             old.close()
         return writer.seal(self.pool)
+
+
+def mean_lost(version: int, damage: Damage) -> str:
+    """Return the line for a mean of versions that cannot be recomputed."""
+    return f"version {version} was damaged: {damage}; the mean of versions begins again there"
 
 
 def update_lost(version: int, damage: Damage) -> str:

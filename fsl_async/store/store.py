@@ -495,6 +495,8 @@ class Store:
             record.update_bytes,
             record.update_chunks,
             record.update_norm,
+            record.average_norm,
+            record.cosine,
             notice,
         )
 

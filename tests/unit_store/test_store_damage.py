@@ -148,6 +148,24 @@ def test_a_version_is_recomputed_with_its_recorded_step(make_twins):
     assert contents(damaged, 2) == expected
 
 
+def test_a_damaged_mean_is_recomputed_or_begins_again(make_twins):
+    """No client depends on it: it must not stop a run."""
+    intact, damaged = make_twins()
+    flip(folder(damaged, 2) / "mean.safetensors")
+    assert damaged.round(3, "a", "b") == intact.round(3, "a", "b")
+    assert damaged.reported[-1].endswith("the deltas that it merged")
+    flip(folder(damaged, 3) / "mean.safetensors")
+    for spooled in (damaged.root / "spool").iterdir():
+        spooled.unlink()
+    assert damaged.round(4, "a", "b") == intact.round(4, "a", "b")
+    assert damaged.reported[-1].endswith("the mean of versions begins again there")
+    assert contents(damaged, 4)["mean.safetensors"] != contents(intact, 4)["mean.safetensors"]
+    flip(folder(damaged, 4) / "mean.safetensors")
+    flip(folder(damaged, 3) / FLAT[0])
+    damaged.open()
+    assert damaged.store.version == 4
+
+
 def test_another_codec_repairs_nothing(make_twins):
     """Another format loses other values, so the residual is another one."""
     _, damaged = make_twins(codec_down=CodecSpec("e4m3"))

@@ -180,7 +180,8 @@ class StoreJobs:
             self._say(Note(made.notice, "warning"))
         seconds = self._scheduler.time() - begun_at
         self._feed(
-            ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number
+            ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds, made.cosine),
+            number,
         )
 
     def verify(self, effect: do.VerifyVersion, number: int) -> None:

@@ -226,6 +226,8 @@ class VersionCommitted(Event, tag="version_committed"):
     digest: str
     bytes_update: int
     seconds: float
+    cosine: float | None = None
+    """How far the merged deltas agree (`fsl_async.roles.sync.agreement`)."""
 
 
 @frozen
