@@ -194,6 +194,11 @@ class TrainConfig:
         span(least=0, most=1 << 30),
     )
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
+    evaluate_share: float = setting(
+        0.01,
+        "part of its time in which one client evaluates versions on held-out data; 0 = never",
+        span(least=0, most=0.5),
+    )
     threads: int = setting(
         0,
         "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a"

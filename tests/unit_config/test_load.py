@@ -342,6 +342,7 @@ def test_defaults_are_the_documented_ones():
             "final_rate": 0.02,
             "warmup_steps": 20,
             "rewarm_steps": 20,
+            "evaluate_share": 0.01,
         }
         | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""}
         | {"hang_factor": 20.0, "hang_least_s": 120.0, "hang_restart": False},

@@ -91,6 +91,17 @@ class ModelWeights:
                 piece.copy_(source[start:stop].view(piece.shape))
             self._wait()
 
+    def saved(self) -> list[Tensor]:
+        """A copy of all weights on the CPU, in their own dtypes, for `restore`."""
+        return [piece.to("cpu", copy=True) for piece, _, _ in self._pieces()]
+
+    def restore(self, saved: list[Tensor]) -> None:
+        """Set all weights to what `saved` returned."""
+        with torch.no_grad():
+            for (piece, _, _), kept in zip(self._pieces(), saved, strict=True):
+                piece.copy_(kept)
+            self._wait()
+
     def rebase(self, new: Vector, reference: Vector) -> None:
         """Set weights to new + (weights - reference), in fp32 and in this order of operations.
 

@@ -162,6 +162,18 @@ class Exchange:
                     self._release(wanted.reference)
         self._on_event(Rebased(wanted.version, moved.dropped_tokens))
 
+    def read_base(self, read: Callable[[Vector], None]) -> int:
+        """Call `read` with the base, which nothing writes meanwhile; returns its version.
+
+        NO_VERSION: the base is incomplete, and `read` was not called.
+        """
+        with self._moving:
+            with self._lock:
+                base, version = self._base, self._base_version
+            if base is not None and version != NO_VERSION:
+                read(base)
+        return version
+
     def _next_move(self, *, discard: bool) -> Move | None:
         base, reference, version = self._base, self._reference, self._base_version
         if version == NO_VERSION:

@@ -28,6 +28,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, SupportsFloat, TypeVar
 
 import attrs
@@ -161,6 +162,19 @@ class FedBase:
     @property
     def decays_from(self) -> float:
         """Progress at which learning rates begin to fall."""
+        raise NotImplementedError
+
+    def at_version(self) -> AbstractContextManager[int]:
+        """Evaluate the run's version instead of this client's own weights.
+
+            with fed.at_version() as version:
+                loss = evaluate(model)
+            fed.step(..., metrics={"eval_loss": loss, "eval_version": version})
+
+        Within the block the model has the weights of the newest version here, exactly; afterwards
+        its own again. Takes a copy of the weights on the CPU. The number is -1, and the weights are
+        this client's own, in the rare case that no version is complete here.
+        """
         raise NotImplementedError
 
     def status(self) -> dict[str, float]:
@@ -437,6 +451,10 @@ class Fed(FedBase):
     def _since_attach(self) -> tuple[int, bool]:
         return self.meter.steps, self._training.joined_at > 0
 
+    def at_version(self) -> AbstractContextManager[int]:
+        """Within it the model has the weights of the newest version that is here, exactly."""
+        return self._training.at_version()
+
     def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
         return {"version": self._training.version, **self.meter.report()}
@@ -516,6 +534,10 @@ class LocalFed(FedBase):
 
     def _since_attach(self) -> tuple[int, bool]:
         return self._meter.steps, False
+
+    def at_version(self) -> AbstractContextManager[int]:
+        """Alone, the version is what was trained so far."""
+        return nullcontext(0)
 
     def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""

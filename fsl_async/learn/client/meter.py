@@ -18,6 +18,9 @@ SMOOTHING = 0.95
 
 RATE_WINDOW_S = 5.0
 
+EVALUATED = "eval_"
+"""Metrics with this prefix are of a version, and rare: heartbeats carry the last one."""
+
 MOST_METRICS = 60
 """A message has room for 64, and a heartbeat carries totals besides."""
 
@@ -76,7 +79,9 @@ class Meter:
             total, times = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, times + 1)
             mean = self._means.get(name, value)
-            if mean - mean == 0.0:  # finite: a single NaN must not stay in the mean for ever
+            if name.startswith(EVALUATED):
+                self._means[name] = value
+            elif mean - mean == 0.0:  # finite: a single NaN must not stay in the mean for ever
                 self._means[name] = mean + (1 - SMOOTHING) * (value - mean)
             else:
                 self._means[name] = value

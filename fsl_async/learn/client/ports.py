@@ -121,3 +121,7 @@ class ExchangePort(Protocol):
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
         """Call `move` once while nothing writes the base, and not if the base is incomplete."""
         ...
+
+    def read_base(self, read: Callable[[Vector], None]) -> int:
+        """Call `read` with the base; returns its version, NO_VERSION where it is incomplete."""
+        ...

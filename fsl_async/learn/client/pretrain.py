@@ -12,7 +12,9 @@ them would cost two more models on the wire and was found not to help (DiLoCo, s
 
 import math
 import sysconfig
+import time
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -24,11 +26,18 @@ from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 EVALUATED_BYTES = 1 << 14
 """The held-out tail is sampled down to this: half a second for the smallest model on one core."""
 EVALUATED_BATCH = 8
+LN2 = math.log(2.0)
 
 
 def train(fed: FedBase) -> None:
     """Train until the run ends, then report the loss on the held-out tail."""
-    settings = {"batch": 16, "threads": 0, "clip_norm": 1.0, **fed.config.get("train", {})}
+    settings: dict[str, Any] = {
+        "batch": 16,
+        "threads": 0,
+        "clip_norm": 1.0,
+        "evaluate_share": 0.0,
+    }
+    settings |= fed.config.get("train", {})
     if settings["threads"]:
         # Several clients on one machine: each would start a thread per core, and they would wait
         # for each other.
@@ -40,6 +49,7 @@ def train(fed: FedBase) -> None:
     fed.attach(model)
     optimizer = fed.optimizer(model)
     scheduler = fed.scheduler(optimizer)
+    held_out = HeldOut(fed, model, corpus, settings["evaluate_share"])
     skipped = 0
     for window_BS in fed.shard(corpus, batch=settings["batch"]):
         with autocast(fed.device):
@@ -58,10 +68,49 @@ def train(fed: FedBase) -> None:
         optimizer.zero_grad()
         scheduler.step()
         tokens = window_BS.numel() - len(window_BS)
-        if not fed.step(tokens=tokens, metrics={"loss": loss.item(), "skipped": is_skipped}):
+        metrics = {"loss": loss.item(), "skipped": is_skipped, **held_out.due()}
+        if not fed.step(tokens=tokens, metrics=metrics):
             break
     if corpus.held_out.bytes:
-        fed.log(f"eval_loss {evaluate(model, corpus):.4f} nats/byte on the held-out tail")
+        with fed.at_version() as version:
+            eval_loss = evaluate(model, corpus)
+        fed.log(
+            f"eval_loss {eval_loss:.4f} nats/byte ({eval_loss / LN2:.4f} bits/byte) on the held-out"
+            f" tail, version {version}"
+        )
+
+
+class HeldOut:
+    """Evaluates versions on held-out text while training goes on, at one client of the run.
+
+    That is the one with the first part of the data; all clients where each has data of its own.
+    share: of its time that it may take; 0: never.
+    """
+
+    def __init__(self, fed: FedBase, model: GPT, corpus: Corpus, share: float) -> None:
+        self._fed = fed
+        self._model = model
+        self._corpus = corpus
+        self._pause = 1.0 / share - 1.0 if share else math.inf
+        if fed.part[0] or not corpus.held_out.bytes:
+            self._pause = math.inf
+        self._seen = -1
+        self._next_at = 0.0
+
+    def due(self) -> dict[str, float]:
+        """Metrics of a new version: nats a byte, its number; empty if none is due."""
+        fed = self._fed
+        if self._pause == math.inf or fed.version == self._seen:
+            return {}
+        begun = time.monotonic()
+        if begun < self._next_at:
+            return {}
+        with fed.at_version() as version:
+            loss = evaluate(self._model, self._corpus) if version >= 0 else math.nan
+        self._seen = fed.version
+        ended = time.monotonic()
+        self._next_at = ended + self._pause * (ended - begun)
+        return {"eval_loss": loss, "eval_version": float(version)} if version >= 0 else {}
 
 
 def open_corpus(tables: Tables, context: int) -> Corpus:

@@ -11,7 +11,8 @@ carries the rounding of the base to bf16 into the next delta; keep fp32 weights 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -90,6 +91,20 @@ class Training:
                 case RoundOrder(sequence):  # a training function without rounds: one step
                     self._snapshot(sequence, hold=True)
         return not self.orders.stopped
+
+    @contextmanager
+    def at_version(self) -> Iterator[int]:
+        """Within it the model has the weights of the newest version that is here, exactly.
+
+        Yields its number; NO_VERSION where none is, and the weights are then as they were.
+        """
+        assert self._weights is not None, "a model is attached"
+        weights = self._weights
+        own = weights.saved()
+        try:
+            yield self._exchange.read_base(weights.copy_in)
+        finally:
+            weights.restore(own)
 
     def expect_rounds(self) -> None:
         """The training function asks for rounds by `next_round`. Call it before `attach`."""

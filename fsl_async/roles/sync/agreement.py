@@ -1,6 +1,5 @@
 """How far the deltas of a round agree, which tells whether clients train too long alone. Pure.
 
-
 A delta is progress that all clients make, and drift that is its client's own. The cosine between
 two clients' deltas is about the share of the first: near 1 averaging loses nothing, near 0 most of
 what each client trained is averaged away.
