@@ -11,10 +11,12 @@ travels. That is the schedule of DiLoCo (Douillard et al., arXiv:2311.08105).
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -23,6 +25,7 @@ import torch
 from quality_spec import PROTOCOL, Spec, code_digest
 
 from fsl_async.learn.client import pretrain
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
@@ -36,9 +39,12 @@ from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.events import Attached, Snapshotted
 from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
+from fsl_async.store.files import Files
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
+from fsl_async.tools.evaluation import read_vector
 
 EVALUATED_BYTES = 1 << 17
 CURVE_BYTES = 1 << 15
@@ -219,11 +225,13 @@ class Server:
         self.store.recover()
         self.weighting = weighting_named(spec.weighting)
         rounds = spec.rounds if spec.planned else 0
-        self.progress = RunProgress(RunLimits(rounds), round_s=1.0)
+        self.progress = RunProgress(RunLimits(rounds), 1.0 - spec.decay_share, 1.0)
         self.now = 0.0
         """Seconds of the run; a round takes one."""
         self.bytes_up = 0
         self.bytes_down = 0
+        self.cosines: list[float] = []
+        """Mean cosine between two clients' deltas, of each round with several."""
 
     def welcome(self, client: Client) -> None:
         """Take the first client's weights as version 0 and give them to the others."""
@@ -273,6 +281,8 @@ class Server:
         made = store.commit(version + 1, merged, self.weighting.scale(merged), position)
         self.progress.committed(made.version, tokens, self.now)
         self.bytes_down += made.update_bytes
+        if made.cosine is not None:
+            self.cosines.append(made.cosine)
         for client in clients:
             learner = client.learner
             learner.begin_fetch("update", made.version)
@@ -321,7 +331,10 @@ def run_clients(spec: Spec) -> dict[str, Any]:
             tokens = server.store.tokens_total
             if (number + 1) * CURVE_POINTS // rounds > number * CURVE_POINTS // rounds:
                 steps = round((number + 1) / rounds * spec.total_steps)
-                curve.append((steps, _version_loss(server.store, watched, spec)))
+                loss = _version_loss(Path(folder), server.store, watched, spec)
+                assert loss is not None
+                curve.append((steps, loss))
+        mean_loss = _version_loss(Path(folder), server.store, watched, spec, MEAN)
         for client in clients:
             client.join()  # answers the last rebase first
         values = server.store.manifest.values
@@ -330,30 +343,37 @@ def run_clients(spec: Spec) -> dict[str, Any]:
     coded = values * rounds
     return {
         "eval_loss": held_out_loss(watched.model, spec),
+        **({} if mean_loss is None else {"mean_loss": mean_loss}),
         "curve": curve,
         "rounds": rounds,
         "tokens": tokens,
         "parameters": values,
+        "cosines": _by_tenths(server.cosines),
         "bits_up": round(8 * server.bytes_up / (coded * spec.clients), 4),
         "bits_down": round(8 * server.bytes_down / coded, 4),
     }
 
 
-def _version_loss(store: Store, client: Client, spec: Spec) -> float:
-    """Held-out loss of the store's version, in a model of its own."""
-    model = client.model
-    assert isinstance(model, GPT)
-    copy = GPT(model.config)
-    from fsl_async.learn.client.buffers import ModelWeights
-    from fsl_codecs import decode_into, new_vector
+def _by_tenths(values: Sequence[float]) -> list[float]:
+    """Medians of the tenths of a run."""
+    edges = [len(values) * tenth // 10 for tenth in range(11)]
+    parts = [values[start:stop] for start, stop in pairwise(edges)]
+    return [round(statistics.median(part), 4) for part in parts if part]
 
-    weights = ModelWeights(copy)
-    vector = new_vector(store.manifest.values)
-    for index in range(store.manifest.chunks):
-        start, stop = store.manifest.chunk_range(index)
-        decode_into(store.read_full(store.version, index) or b"", vector[start:stop])
-    weights.copy_in(vector)
-    return held_out_loss(copy, spec, CURVE_BYTES)
+
+def _version_loss(
+    run_dir: Path, store: Store, client: Client, spec: Spec, name: str = WEIGHTS
+) -> float | None:
+    """Held-out loss of the store's version, or of the mean beside it, in a model of its own."""
+    assert isinstance(client.model, GPT)
+    files = Files()
+    checkpoint = Checkpoints(files, run_dir).load(store.version)
+    vector = read_vector(files, checkpoint, name, store.manifest)
+    if vector is None:
+        return None
+    copy = GPT(client.model.config)
+    ModelWeights(copy).copy_in(vector)
+    return held_out_loss(copy, spec, CURVE_BYTES if name == WEIGHTS else EVALUATED_BYTES)
 
 
 def measure(spec: Spec) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Spec:
     learning_rate: float = _TRAIN.learning_rate
     muon_rate: float = _TRAIN.muon_rate
     schedule: str = _TRAIN.schedule
+    decay_share: float = _TRAIN.decay_share
     planned: bool = True
     outer: str = _OUTER.optimizer
     outer_learning_rate: float = _OUTER.learning_rate
@@ -109,6 +110,7 @@ class Spec:
             "learning_rate": self.learning_rate,
             "muon_rate": self.muon_rate,
             "schedule": self.schedule,
+            "decay_share": self.decay_share,
             "threads": 1,
         }
         return {"train": train, "model": dict(SIZES[self.size]), "data": data}

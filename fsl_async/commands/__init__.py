@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "decay": "Let the learning rates of a running run fall from now on.",
     "demo": "Show a whole run on this machine in under a minute.",
     "doctor": "Report what this machine and this install have, and lack.",
+    "evaluate": "Evaluate a run's versions on held-out data, also while it goes on.",
     "init": "Write a commented configuration file.",
     "keys": "Make this node's key; trust, list and revoke keys of others.",
     "plan": "Compute what a method would cost: bytes, seconds, memory.",

@@ -69,7 +69,8 @@ class _Answers:
         from fsl_async.observe.journal import JOURNAL, JournalReader
 
         self._reader = JournalReader(run_dir / JOURNAL)
-        self._reader.read()
+        while self._reader.read():  # in pieces
+            pass
 
     def wait(self, request: Path) -> str | None:
         """Return the answer, or None if the request is not taken within WAIT_S."""

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from fsl_async.observe.ledger_audit import Audit
     from fsl_async.process.stopper import Stopper
-    from fsl_async.tools.demo.evaluate import Evaluated
     from fsl_async.tools.demo.play import Played
     from fsl_async.tools.demo.settings import DemoSettings, Places
     from fsl_async.tools.demo.split import SplitDemo
+    from fsl_async.tools.evaluation import Evaluated
 
 # Options of this command by setting, for errors.
 _OPTIONS = {
@@ -325,7 +325,7 @@ def _audit(settings: DemoSettings) -> Audit | None:
 
 def _evaluate(settings: DemoSettings) -> Evaluated:
     from fsl_async.config.load import load, to_dict
-    from fsl_async.tools.demo.evaluate import evaluate_last
+    from fsl_async.tools.evaluation import evaluate_last
 
     return evaluate_last(settings.run_dir, to_dict(load(None, settings.overrides())))
 

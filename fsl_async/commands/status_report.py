@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from attrs import asdict
 from fsl_async.accounting.accounts import account_lines
 from fsl_async.errors import RunDirError
 from fsl_async.observe.clients import News, client_dict
+from fsl_async.observe.evaluations import Evaluation, kept, line_of, newest
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.run import NodeState
@@ -140,7 +142,9 @@ def _ps_facts(status: NodeStatus, now: float) -> dict[str, Any]:
         "next_sync_in_s": next_sync,
         "audit": _audit(status.folder, audit_run, "the ledger"),
     }
-    return beside | status.state.as_dict(now)
+    made = beside | status.state.as_dict(now)
+    evaluations = newest(status.state.ps.evaluations, kept(status.folder))
+    return made | {"evaluations": [asdict(one) for one in evaluations]}
 
 
 def _ps_lines(status: NodeStatus, now: float) -> list[str]:
@@ -164,6 +168,15 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
         f"up {megabytes(ps.up.raw)} as {megabytes(ps.up.sent)}, "
         f"down {megabytes(ps.down.raw)} as {megabytes(ps.down.sent)}"
     )
+    evaluations = [Evaluation(**one) for one in found["evaluations"]]
+    if evaluations:
+        made.append(line_of(evaluations))
+    if ps.cosines:
+        recent = list(ps.cosines)[-10:]
+        made.append(
+            f"deltas agree: mean cosine {ps.cosines[-1]:.2f} in the newest round, median"
+            f" {statistics.median(recent):.2f} of {len(recent)}"
+        )
     made += account_lines("parameter server", found["traffic"])
     if node.garbage:
         made.append(

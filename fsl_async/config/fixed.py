@@ -74,6 +74,18 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else show(value)
 
 
+def read_settings(run_dir: Path) -> dict[str, dict[str, Any]] | None:
+    """The fixed settings of a run as tables; None where it has made no version. RunDirError."""
+    found = _read(run_dir / FILE)
+    if found is None:
+        return None
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in found.items():
+        table, _, name = key.partition(".")
+        tables.setdefault(table, {})[name] = value
+    return tables
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:

@@ -10,14 +10,22 @@ left     called, and gone since
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from attrs import field, mutable
 
 from fsl_async.observe.client_lines import look_for_trouble
 from fsl_async.observe.clients import ClientState, Line, Volume, mean
+from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.run import Run
 from fsl_async.roles.phrasing import counted, megabytes
+
+LOW_COSINE = 0.05
+"""Median cosine of the newest rounds below which averaging takes away most of the training."""
+ADVICE_ROUNDS = 10
 
 MAX_OFFERED = 4096
 """Deltas whose loss is kept until they are merged: a peer's offers must not grow the state."""
@@ -106,6 +114,10 @@ class ParameterServerFigures:
     down: Volume = field(factory=Volume)
     held: dict[str, str] = field(factory=dict)
     """Deltas that are kept out for now, and why."""
+    evaluations: deque[Evaluation] = field(factory=lambda: deque(maxlen=SHOWN))
+    """Of versions, as a client reported them."""
+    cosines: deque[float] = field(factory=lambda: deque(maxlen=SHOWN))
+    """Mean cosine between clients' deltas in the newest rounds."""
     alarms: int = 0
     """Damage found on the disk, and digests of clients that differ from the parameter server's."""
     alarm: str = ""
@@ -118,6 +130,7 @@ class ParameterServerFigures:
     _uncounted: dict[str, int] = field(factory=dict)
     _again: set[str] = field(factory=set)  # keys that the last start found pending
     _loss_of: dict[str, float] = field(factory=dict)
+    _advised: bool = False
     _open: OpenRound = field(factory=OpenRound)
     _bytes_told: tuple[int, int] = (0, 0)  # raw, sent
 
@@ -182,11 +195,19 @@ class ParameterServerFigures:
         client.offered(sequence, steps=int(delta["steps"]), tokens=int(delta["tokens"]))
         metrics = delta.get("metrics") or {}
         look_for_trouble(run, client, metrics, may_end="loss" in metrics)
+        self._evaluated(metrics)
         loss = metrics.get("loss")
         if isinstance(loss, int | float):
             self._keep_loss(key, float(loss))
         if not client.tells_loss:  # its heartbeats carry running means; this is a round's mean
             client.saw_loss(loss)
+
+    def _evaluated(self, metrics: Mapping[str, Any]) -> None:
+        loss, version = metrics.get("eval_loss"), metrics.get("eval_version")
+        if isinstance(loss, int | float) and isinstance(version, int | float):
+            bits = metrics.get("eval_bits_per_byte")
+            known = float(bits) if isinstance(bits, int | float) else None
+            self.evaluations.append(Evaluation(round(version), float(loss), bits_per_byte=known))
 
     def _keep_loss(self, key: str, loss: float) -> None:
         """Keep the loss of an offered delta until it is merged; those of declined ones fall out."""
@@ -363,8 +384,25 @@ class ParameterServerFigures:
         if self.every_s:
             earliest = run.node.last_t + 0.1 * self.every_s
             self.next_sync_at = max(self.round_called_at + self.every_s, earliest)
+        cosine = line.get("cosine")
+        if isinstance(cosine, int | float):
+            self.cosines.append(float(cosine))
         run.tell("version", f"version {self.version}: {self._merge_words(run, merged)}")
+        advice = self._advice()
+        if advice:
+            run.tell("advice", advice)
         run.repeats_may_be_news()
+
+    def _advice(self) -> str:
+        """A line on clients that train too long between syncs; empty, and at most once a start."""
+        recent = list(self.cosines)[-ADVICE_ROUNDS:]
+        if self._advised or len(recent) < ADVICE_ROUNDS or statistics.median(recent) > LOW_COSINE:
+            return ""
+        self._advised = True
+        return (
+            f"clients' changes hardly agree (median cosine {statistics.median(recent):.2f} over"
+            f" {ADVICE_ROUNDS} rounds): sync more often, or let clients train with larger batches"
+        )
 
     def _merge_words(self, run: Run, merged: Mapping[str, int]) -> str:
         """Which clients were merged, their loss, tokens, and the bytes since the version before."""
@@ -385,6 +423,9 @@ class ParameterServerFigures:
                 parts.append("no finite loss")
         if loss is not None:
             parts.append(f"loss {loss:.3f} ({what})")
+        if self.evaluations and self.evaluations[-1].version >= self.version - 2:
+            last = self.evaluations[-1]
+            parts.append(f"held-out loss {last.loss:.3f} at version {last.version}")
         parts.append(f"{self.tokens:,} tokens (+{sum(merged.values()):,})")
         raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
         self._bytes_told = self.bytes_raw, self.bytes_sent

@@ -126,6 +126,8 @@ class RunState(Run):
             "lines_odd": self.lines_odd,
             "bytes_up": asdict(ps.up),
             "bytes_down": asdict(ps.down),
+            "evaluations": [asdict(one) for one in self.ps.evaluations],
+            "cosines": list(self.ps.cosines),
             "traffic": self.traffic(),
             "clients": [client_dict(client, now) for client in self.clients.values()],
             "news": [asdict(one) for one in list(self.news)[-20:]],

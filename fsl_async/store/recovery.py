@@ -188,7 +188,7 @@ def _settle_version(
     target = newest if from_version is None else from_version
     if target < 0:
         return []
-    run.manifest = _read_manifest(files, run_dir)
+    run.manifest = read_manifest(files, run_dir)
     chosen = _verify(run, target, run.manifest)
     if book.version >= 0 and any(
         version not in versions for version in range(book.version + 1, target)
@@ -248,7 +248,7 @@ def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
         f"{_counted(spooled, 'delta')} in the spool"
     )
     with suppress(StoreError):
-        manifest = _read_manifest(files, run_dir)
+        manifest = read_manifest(files, run_dir)
         for version in reversed(versions):
             with suppress(Damage):
                 run.checkpoints.verify(version, manifest)
@@ -263,7 +263,7 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
     """
     checkpoints, versions = run.checkpoints, run.checkpoints.versions()
     _check_there(versions, target)
-    run.repairer.verified(target, _read_manifest(files, run_dir))
+    run.repairer.verified(target, read_manifest(files, run_dir))
     records, newest_generation = [], 0
     for version in versions:
         with suppress(Damage):
@@ -321,7 +321,8 @@ def _deltas(count: int) -> str:
     return "1 delta is" if count == 1 else f"{count} deltas are"
 
 
-def _read_manifest(files: Files, run_dir: Path) -> Manifest:
+def read_manifest(files: Files, run_dir: Path) -> Manifest:
+    """Read the run's model. StoreError: the file is missing or damaged."""
     path = run_dir / MANIFEST_FILE
     advice = "restore it from a backup of the run directory"
     try:

@@ -16,7 +16,7 @@ from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Finish, Note
-from fsl_async.tools.demo.evaluate import Evaluated
+from fsl_async.tools.evaluation import Evaluated
 from fsl_async.tools.demo.play import Demo, Played, _error_of
 from fsl_async.tools.demo.run_dir import make_run_dir
 from fsl_async.tools.demo.settings import DemoSettings, lengths

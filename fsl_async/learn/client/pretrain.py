@@ -110,7 +110,10 @@ class HeldOut:
         self._seen = fed.version
         ended = time.monotonic()
         self._next_at = ended + self._pause * (ended - begun)
-        return {"eval_loss": loss, "eval_version": float(version)} if version >= 0 else {}
+        if version < 0:
+            return {}
+        bits = loss / LN2
+        return {"eval_loss": loss, "eval_bits_per_byte": bits, "eval_version": float(version)}
 
 
 def open_corpus(tables: Tables, context: int) -> Corpus:

@@ -25,7 +25,7 @@ from fsl_async.learn.split import build, lockstep, samples, weights
 from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import GPT, Choices
-from fsl_async.tools.demo.evaluate import load_last
+from fsl_async.tools.evaluation import load_last
 
 
 def config_of(choices: Choices, method: str) -> Config:

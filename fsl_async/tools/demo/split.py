@@ -298,7 +298,7 @@ def evaluate_split(demo: SplitDemo) -> float:
     from fsl_async.learn.split import build, lockstep, weights
     from fsl_async.learn.split.model_parts import ClientPartOptions
     from fsl_async.learn.split.server_disk import ServerDisk
-    from fsl_async.tools.demo.evaluate import load_last
+    from fsl_async.tools.evaluation import load_last
 
     torch.set_num_threads(1)
     config = load(None, demo.overrides())

@@ -11,9 +11,9 @@ from fsl_async.process.program import program
 from fsl_async.roles.phrasing import counted, megabytes
 
 if TYPE_CHECKING:
-    from fsl_async.tools.demo.evaluate import Evaluated
     from fsl_async.tools.demo.play import Played
     from fsl_async.tools.demo.settings import DemoSettings
+    from fsl_async.tools.evaluation import Evaluated
 
 
 @frozen

@@ -22,7 +22,7 @@ from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.tools.demo.evaluate import load_last
+from fsl_async.tools.evaluation import load_last
 
 needs_hf = pytest.mark.skipif(
     not (importlib.util.find_spec("peft") and importlib.util.find_spec("pyarrow")),

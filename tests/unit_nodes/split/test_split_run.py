@@ -22,7 +22,7 @@ from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.demo.evaluate import load_last
+from fsl_async.tools.evaluation import load_last
 
 NAMES = ("site-a", "site-b")
 

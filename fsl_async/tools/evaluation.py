@@ -15,10 +15,13 @@ from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.store.checkpoint import WEIGHTS, Checkpoint, Checkpoints, open_flat
 from fsl_async.store.errors import Damage
 from fsl_async.store.files import Files
-from fsl_async.store.manifest import CHUNK_VALUES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.manifest import Manifest
 
 EVALUATED_BYTES = 1 << 15
 
@@ -57,16 +60,29 @@ def load_last(run_dir: Path, weights: ModelWeights) -> Checkpoint:
         raise RunDirError(f"{run_dir} has no checkpoint to evaluate")
     try:
         checkpoint = checkpoints.verify(versions[-1], weights.manifest)
+        vector = read_vector(files, checkpoint, WEIGHTS, weights.manifest)
     except Damage as damage:
         raise RunDirError(f"{run_dir}: version {versions[-1]} is damaged: {damage}") from None
-    reader = open_flat(files, checkpoint, WEIGHTS, weights.manifest)
-    assert reader is not None, "every version has weights"
-    vector = np.empty(weights.manifest.values, np.float32)
-    try:
-        for index in range(weights.manifest.chunks):
-            start = index * CHUNK_VALUES
-            reader.read_into(index, vector[start : start + CHUNK_VALUES])
-    finally:
-        reader.close()
+    assert vector is not None, "every version has weights"
     weights.copy_in(vector)
     return checkpoint
+
+
+def read_vector(
+    files: Files, checkpoint: Checkpoint, name: str, manifest: Manifest
+) -> NDArray[np.float32] | None:
+    """Read a vector of a version, float32 (manifest.values,); None where the version has none.
+
+    Raises Damage, OSError.
+    """
+    reader = open_flat(files, checkpoint, name, manifest)
+    if reader is None:
+        return None
+    vector = np.empty(manifest.values, np.float32)
+    try:
+        for index in range(manifest.chunks):
+            start, stop = manifest.chunk_range(index)
+            reader.read_into(index, vector[start:stop])
+    finally:
+        reader.close()
+    return vector

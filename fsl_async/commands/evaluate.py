@@ -1,0 +1,122 @@
+"""`fsl-node evaluate RUN_DIR`: the loss of a run's versions on held-out data."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsl_async.commands.output import Output
+from fsl_async.errors import RunDirError, UsageError
+
+_POLL_S = 1.0
+
+
+@click.command("evaluate")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--follow", is_flag=True, help="Evaluate each new version until the run ends.")
+@click.option("--version", type=click.IntRange(min=0), metavar="N", help="Evaluate version N.")
+@click.option("--mean", is_flag=True, help="Evaluate the mean of late versions as well.")
+@click.option("--data", metavar="PATH", help="Text; its last part is evaluated on.")
+@click.option(
+    "--bytes",
+    "limit_bytes",
+    type=click.IntRange(min=1),
+    default=1 << 17,
+    show_default=True,
+    help="Evaluate on at most this much of the held-out text.",
+)
+@click.option("--task", metavar="FILE.py:FUNCTION", help="Your own: takes weights by name.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="torch's threads here.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a version.")
+def command(
+    *,
+    run_dir: Path,
+    follow: bool,
+    version: int | None,
+    mean: bool,
+    data: str | None,
+    limit_bytes: int,
+    task: str | None,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Evaluate the newest version of the run in RUN_DIR on held-out data.
+
+    Reads the checkpoints of a parameter server, running or not, and adds each result to
+    RUN_DIR/evaluations.jsonl, which fsl-node status shows. For the built-in model the data are as
+    for a client: the last data.holdout of --data, by default of the built-in text. For other models
+    give --task: a function that takes a dict of tensors and returns {"loss": nats a token}.
+    """
+    from fsl_async.commands.status import PS
+
+    if follow and version is not None:
+        raise UsageError("give --follow or --version, not both")
+    if not (run_dir / "ledger.jsonl").is_file() and (run_dir / PS / "ledger.jsonl").is_file():
+        run_dir /= PS
+    if not (run_dir / "ledger.jsonl").is_file():
+        raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
+    output = Output(as_json=as_json)
+    import torch
+
+    from fsl_async.tools.versions import VersionEvaluator
+
+    torch.set_num_threads(threads)
+    evaluator = VersionEvaluator(run_dir, data=data, limit_bytes=limit_bytes, own=task)
+    kinds = ("weights", "mean") if mean else ("weights",)
+
+    def evaluated(number: int) -> bool:
+        rows = [evaluator.evaluate(number, of) for of in kinds]
+        for row in rows:
+            if row is not None:
+                _show(output, row)
+        if mean and rows[0] is not None and rows[1] is None:
+            output.say(f"version {number} has no mean: the run has a planned end")
+        return rows[0] is not None
+
+    if follow:
+        _follow(run_dir, evaluator, evaluated)
+        return
+    have = evaluator.versions()
+    chosen = version if version is not None else have[-1]
+    if chosen not in have or not evaluated(chosen):
+        raise RunDirError(f"{run_dir} does not keep version {chosen}; it has {have}")
+
+
+def _follow(run_dir: Path, evaluator: Any, evaluated: Any) -> None:
+    """Evaluate the newest version whenever there is one, until the parameter server has ended."""
+    from fsl_async.commands.status_report import NodeStatus
+
+    status, seen = NodeStatus(run_dir), -1
+    try:
+        while True:
+            status.read()
+            ended = status.state.node.ended_at is not None
+            newest = evaluator.versions()[-1]
+            if newest > seen:
+                evaluated(newest)
+                seen = newest
+            elif ended:
+                return
+            else:
+                time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        pass
+
+
+def _show(output: Output, row: dict[str, Any]) -> None:
+    if output.as_json:
+        output.result(row)
+        return
+    shown = {name: value for name, value in row.items() if isinstance(value, float)}
+    figures = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in shown.items())
+    of = "" if row["of"] == "weights" else f", {row['of']} of late versions"
+    output.say(f"version {row['version']}{of}, {row['tokens']:,} tokens: {figures}")

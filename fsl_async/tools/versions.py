@@ -1,0 +1,156 @@
+"""Evaluates the versions of a run from its directory, while it goes on or later. Imports torch.
+
+    run_dir/evaluations.jsonl    one JSON object a line: version, tokens, of ("weights" or "mean"),
+                                 loss, perplexity, bits_per_byte, seconds
+
+The parameter server takes no part in it: it reads the checkpoints, with cores of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fsl_async.config.fixed import read_settings
+from fsl_async.errors import RunDirError, TaskError, disk_words
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.pretrain import evaluate, open_corpus
+from fsl_async.learn.models.gpt import GPT, gpt_config
+from fsl_async.learn.user_code import load_function
+from fsl_async.observe.evaluations import EVALUATIONS
+from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
+from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.recovery import read_manifest
+from fsl_async.tools.evaluation import read_vector
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fsl_async.store.manifest import Manifest
+
+FILES = {"weights": WEIGHTS, "mean": MEAN}
+Measure = Callable[["NDArray[np.float32]"], Mapping[str, float]]
+
+
+class VersionEvaluator:
+    """Evaluates versions of one run and keeps the results.
+
+    data: text to evaluate on, by its held-out tail; None: as the run's clients without --data.
+    limit_bytes: of it. own: file.py:function that takes named tensors (fp32, on the CPU) and
+    returns numbers by name, among them "loss"; for runs of other models than the built-in one.
+
+    Raises RunDirError, TaskError, DataError.
+    """
+
+    def __init__(
+        self, run_dir: Path, *, data: str | None, limit_bytes: int, own: str | None
+    ) -> None:
+        self._run_dir = run_dir
+        self._files = Files()
+        self._checkpoints = Checkpoints(self._files, run_dir)
+        try:
+            self._manifest = read_manifest(self._files, run_dir)
+        except StoreError as error:
+            raise RunDirError(str(error)) from None
+        if own is None:
+            self._measure = _built_in(run_dir, self._manifest, data, limit_bytes)
+        else:
+            self._measure = _own(own, self._manifest)
+
+    def versions(self) -> list[int]:
+        """The versions that are kept, oldest first."""
+        return self._checkpoints.versions()
+
+    def evaluate(self, version: int, of: str = "weights") -> dict[str, Any] | None:
+        """Evaluate a version and keep the result; None if it was removed meanwhile, or has no mean.
+
+        of: "weights" or "mean", of the run's late versions. Raises RunDirError for damage.
+        """
+        begun = time.monotonic()
+        try:
+            checkpoint = self._checkpoints.load(version)
+            vector = read_vector(self._files, checkpoint, FILES[of], self._manifest)
+        except (Damage, OSError) as error:
+            if not self._checkpoints.path(version).exists():
+                return None
+            raise RunDirError(f"{self._run_dir}: version {version}: {error}") from None
+        if vector is None:
+            return None
+        found = dict(self._measure(vector))
+        loss = found.get("loss", math.nan)
+        row = {
+            "version": version,
+            "tokens": checkpoint.record.tokens_total,
+            "of": of,
+            "perplexity": math.exp(min(loss, 700.0)),
+            **found,
+            "seconds": round(time.monotonic() - begun, 3),
+        }
+        self._keep(row)
+        return row
+
+    def _keep(self, row: Mapping[str, Any]) -> None:
+        path = self._run_dir / EVALUATIONS
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise RunDirError(f"cannot write {path}: {disk_words(error)}") from None
+
+
+def _built_in(run_dir: Path, manifest: Manifest, data: str | None, limit_bytes: int) -> Measure:
+    """Loss of the built-in model on held-out text."""
+    tables = read_settings(run_dir)
+    if tables is None:
+        raise RunDirError(f"{run_dir} has no settings.json: its run has made no version yet")
+    model_table = tables.get("model", {})
+    if model_table.get("family", "gpt") != "gpt":
+        raise TaskError(
+            f"this run trains {model_table['family']}: give --task file.py:function, which takes"
+            " the weights by name and returns {'loss': ...}"
+        )
+    if data is not None:
+        tables["data"] = {**tables.get("data", {}), "path": data}
+    config = gpt_config(tables)
+    model = GPT(config)
+    weights = ModelWeights(model)
+    if weights.manifest.fingerprint != manifest.fingerprint:
+        raise TaskError(
+            "this run trains another model than the built-in one: give --task file.py:function,"
+            " which takes the weights by name and returns {'loss': ...}"
+        )
+    corpus = open_corpus(tables, config.context)
+
+    def measure(vector: NDArray[np.float32]) -> Mapping[str, float]:
+        weights.copy_in(vector)
+        loss = evaluate(model, corpus, limit_bytes=limit_bytes)
+        return {"loss": loss, "bits_per_byte": loss / math.log(2.0)}
+
+    return measure
+
+
+def _own(text: str, manifest: Manifest) -> Measure:
+    """What the user's function returns for the weights."""
+    function = load_function("task", text, ("weights",))
+
+    def measure(vector: NDArray[np.float32]) -> Mapping[str, float]:
+        flat = torch.from_numpy(vector)
+        named = {
+            one.name: flat[one.offset : one.offset + one.values].view(one.shape)
+            for one in manifest.tensors
+        }
+        found: Any = function(named)
+        if not isinstance(found, Mapping) or "loss" not in found:
+            raise TaskError(f"task {text!r} must return numbers by name, among them 'loss'")
+        return {str(name): float(value) for name, value in found.items()}
+
+    return measure
