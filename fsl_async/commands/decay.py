@@ -69,7 +69,7 @@ class _Answers:
         from fsl_async.observe.journal import JOURNAL, JournalReader
 
         self._reader = JournalReader(run_dir / JOURNAL)
-        while self._reader.read():  # in pieces
+        for _ in self._reader.read():  # older lines are no answers
             pass
 
     def wait(self, request: Path) -> str | None:

@@ -7,9 +7,11 @@ import torch
 from fsl_async.store.outer import (
     OuterSettings,
     OuterStep,
+    add_to_mean,
     apply_change,
     desired_change,
     lost_in_coding,
+    mean_share,
     squared_norm,
 )
 from fsl_codecs import CodecSpec, decode, encode
@@ -168,3 +170,14 @@ def test_momentum_is_kept_through_a_step_without_any():
     desired_change(change, momentum, zeros, OuterStep(1.0, 0.0), keeps_momentum=True)
     assert change.tolist() == [-2, 4]
     assert momentum.tolist() == [2, -4]
+
+
+def test_the_mean_of_versions_is_mostly_of_the_last_quarter():
+    """Version i counts with about i^3, whatever the length of the run."""
+    versions = np.eye(100, dtype=np.float32)
+    mean = np.zeros(100, np.float32)
+    for number, version in enumerate(versions, start=1):
+        add_to_mean(mean, version, mean_share(number))
+    assert mean.sum() == pytest.approx(1.0, abs=1e-5)
+    assert mean[75:].sum() == pytest.approx(0.68, abs=0.02)
+    assert np.all(np.diff(mean) > 0)

@@ -16,11 +16,11 @@ from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Finish, Note
-from fsl_async.tools.evaluation import Evaluated
 from fsl_async.tools.demo.play import Demo, Played, _error_of
 from fsl_async.tools.demo.run_dir import make_run_dir
 from fsl_async.tools.demo.settings import DemoSettings, lengths
 from fsl_async.tools.demo.summary import Summary, problems, summarize, text_lines
+from fsl_async.tools.evaluation import Evaluated
 
 KEYS = (
     "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches"

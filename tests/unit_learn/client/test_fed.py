@@ -1,6 +1,7 @@
 """The interface of a training function, with a run and without one."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -165,3 +166,30 @@ def test_a_step_is_what_lies_between_two_calls_of_step():
     assert not fed.step(tokens=1)
     assert inside == [None] * 3
     assert meter.step_begun is None, "the loop is over"
+
+
+def test_a_version_is_evaluated_without_what_was_trained_since():
+    """In half precision too: a client's own weights come back to the bit."""
+    fed, _ = connected()
+    model = nn.Linear(3, 3).to(torch.bfloat16)
+    fed.attach(model)
+    initial = [weight.detach().clone() for weight in model.parameters()]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.37)
+    trained = [weight.detach().clone() for weight in model.parameters()]
+    with fed.at_version() as version:
+        assert version == 0
+        assert all(map(torch.equal, model.parameters(), initial))
+    assert all(map(torch.equal, model.parameters(), trained))
+    with suppress(ZeroDivisionError), fed.at_version():
+        _ = 1 / 0
+    assert all(map(torch.equal, model.parameters(), trained))
+
+
+def test_alone_the_version_is_what_was_trained():
+    """The same task runs as a baseline."""
+    fed = LocalFed(ClientContext("alice"), steps=1)
+    fed.attach(nn.Linear(1, 1))
+    with fed.at_version() as version:
+        assert version == 0

@@ -150,3 +150,36 @@ def test_a_part_too_short_is_refused_before_the_model_is_attached(config):
     with pytest.raises(DataError, match="cut in 10000 leaves"):
         pretrain.train(fed)
     assert fed.model is None
+
+
+def evaluated(config, **place):
+    """The steps of a short run at which a version was evaluated."""
+    sides = Sides(publishes=True)
+    fed = Fed(sides.training, ClientContext("a", config=config, log=lambda _: None, **place))
+    found, step = [], fed.step
+
+    def stepped(**fields):
+        again = step(**fields)
+        if "eval_loss" in fields["metrics"]:
+            found.append((sides.training.meter.steps, fields["metrics"]))
+        if sides.training.meter.steps == 5:
+            sides.exchange.stop()
+        return again
+
+    fed.step = stepped
+    pretrain.train(fed)
+    return found
+
+
+def test_one_client_evaluates_each_version_once(config):
+    """And no more than its share of time; the metrics go with its next delta."""
+    config["train"]["evaluate_share"] = 0.5
+    config["train"]["task"] = ""
+    ((step, metrics),) = evaluated(config)
+    assert step == 1
+    assert metrics["eval_version"] == 0.0
+    assert metrics["eval_loss"] == pytest.approx(math.log(256), abs=0.2)
+    assert metrics["eval_bits_per_byte"] == pytest.approx(metrics["eval_loss"] / math.log(2))
+    assert evaluated(config, shard_index=1, shard_count=2) == []
+    config["train"]["evaluate_share"] = 0.0
+    assert evaluated(config) == []
