@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from fsl_async.process.stopper import Stopper
 
 
+FEW_ROUNDS = 60
+"""Below it the model is clearly worse than trained in one place (docs/BENCHMARKS.md)."""
+
+
 def command(
     *,
     address: str | None,
@@ -83,6 +87,12 @@ def command(
                 )
             output.say(*lines.split("\n"))
         return 0
+    rounds = planned_rounds(filled)
+    if rounds is not None and rounds < FEW_ROUNDS:
+        output.warn(
+            f"this run has about {rounds:.0f} rounds; a run should have {FEW_ROUNDS} and more, or"
+            " its model is worse than need be: make sync.every_s smaller, or the run longer"
+        )
     keep_freed_blocks()
     stopper = Stopper()
     with stop_on_signals(stopper):
@@ -97,6 +107,17 @@ def command(
         )
     output.result(summary)
     return stopper.exit_code
+
+
+def planned_rounds(config: Config) -> float | None:
+    """Rounds of a pretraining run by its limits; None where they set none, and for other runs."""
+    run, sync = config.run, config.sync
+    if config.split.is_on:
+        return None
+    parts = [float(run.rounds)] if run.rounds else []
+    if run.seconds and sync.trigger == "clock":
+        parts.append(run.seconds / sync.every_s)
+    return min(parts) if parts else None
 
 
 def listening_keys(

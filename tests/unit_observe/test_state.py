@@ -552,3 +552,26 @@ def test_a_site_that_keeps_its_losses_reports_that_they_are_not_finite(run):
     assert news_texts(run, "trains well") == []
     run.write(ev.HeartbeatReceived("a", {"step": 12}))
     assert news_texts(run, "trains well") == ["a trains well again"]
+
+
+def delta_with(name, metrics, *, number, sequence):
+    """A delta's offer with metrics."""
+    delta = delta_of(DeltaKey(name, 5, number, sequence), number=number, metrics=metrics)
+    return ev.DeltaOffered(name, f"delta:{delta.key.text}", delta)
+
+
+def test_held_out_losses_and_agreement_are_kept_and_shown(run):
+    """An operator sees from them whether training together works."""
+    begin(run, "a", "b")
+    metrics = {"loss": 2.0, "eval_loss": 1.75, "eval_version": 0.0, "eval_bits_per_byte": 2.52}
+    run.write(delta_with("a", metrics, number=0, sequence=1))
+    run.write(*(Send(name, msg.Call(0)) for name in "ab"), *stored("a", 0, 1))
+    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1, 0.25), after=2.0)
+    state, news = run.state()
+    assert [(one.version, one.loss) for one in state.ps.evaluations] == [(0, 1.75)]
+    assert list(state.ps.cosines) == [0.25]
+    line = next(one.text for one in news if one.kind == "version" and "version 1" in one.text)
+    assert "held-out loss 1.750 at version 0" in line
+    found = state.as_dict(2000.0)
+    assert found["evaluations"][0]["bits_per_byte"] == 2.52
+    assert found["cosines"] == [0.25]

@@ -1,0 +1,35 @@
+"""What the parameter server's command says before it starts."""
+
+import pytest
+
+from fsl_async.commands.ps import planned_rounds
+from fsl_async.config.load import load
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], None),
+        (["run.rounds=12"], 12.0),
+        (["run.seconds=3600"], 6.0),
+        (["run.seconds=3600", "sync.every_s=10", "run.rounds=100"], 100.0),
+        (["run.tokens=1000"], None),
+        (["run.seconds=3600", "sync.trigger=rounds"], None),
+        (["run.rounds=3", "split.method=splitfed-v1"], None),
+    ],
+)
+def test_rounds_of_a_run_by_its_limits(overrides, expected):
+    """A start warns of too few: their model is worse than need be."""
+    assert planned_rounds(load(None, overrides)) == expected
+
+
+def test_a_decay_at_a_date_needs_an_end():
+    """Rates would never reach their last value."""
+    from fsl_async.errors import ConfigError
+
+    date = "train.decay_at=2027-01-31T18:00+01:00"
+    with pytest.raises(ConfigError, match="needs a planned end"):
+        load(None, [date])
+    assert load(None, [date, "run.rounds=100"]).train.decay_at
+    with pytest.raises(ConfigError, match="a date with a time zone"):
+        load(None, ["train.decay_at=2027-01-31", "run.rounds=100"])
