@@ -18,12 +18,14 @@ def main(server: str) -> None:
     steps = 0
     with fsl_async.join(server) as fed:  # +
         fed.attach(model)  # +
+        scheduler = fed.scheduler(optimizer)  # + rates follow the run's progress
         while True:
             x = 4 * torch.rand(64, 1) - 2
             loss = nn.functional.mse_loss(model(x), torch.sin(3 * x))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            scheduler.step()  # +
             steps += 1
             if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):  # +
                 break

@@ -13,7 +13,8 @@ def train(fed):
     torch.manual_seed(fed.seed)
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).to(fed.device)
     fed.attach(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = fed.optimizer(model, optimizer="adamw", learning_rate=3e-3)
+    scheduler = fed.scheduler(optimizer)  # rates follow the run's progress
     points = torch.linspace(-2, 2, 4096).unsqueeze(1)
     batches = list(points[torch.randperm(len(points))].split(64))
     for x in fed.shard(batches):
@@ -21,5 +22,6 @@ def train(fed):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        scheduler.step()
         if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):
             break
