@@ -24,6 +24,7 @@ import attrs
 import torch
 from quality_spec import PROTOCOL, Spec, code_digest
 
+from fsl_async.config.settings_training import TrainConfig
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.delta_coder import DeltaCoder
@@ -225,7 +226,8 @@ class Server:
         self.store.recover()
         self.weighting = weighting_named(spec.weighting)
         rounds = spec.rounds if spec.planned else 0
-        self.progress = RunProgress(RunLimits(rounds), 1.0 - spec.decay_share, 1.0)
+        train = TrainConfig(optimizer=spec.inner, decay_share=spec.decay_share)  # type: ignore[arg-type]
+        self.progress = RunProgress(RunLimits(rounds), train.decays_from, 1.0)
         self.now = 0.0
         """Seconds of the run; a round takes one."""
         self.bytes_up = 0

@@ -21,6 +21,9 @@ class Sizes:
     context: int
 
 
+DECAY_SHARES: Mapping[str, float] = {"muon": 0.5, "adamw": 0.3}
+"""Last part of a run in which rates fall, by inner optimizer (docs/adr/0107)."""
+
 # Parameters: 12 layers width^2 + 256 width, plus those of the norms.
 SIZES: Mapping[str, Sizes] = {
     "0.5m": Sizes(layers=4, width=96, heads=4, context=128),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
+from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.rules import (
     Format,
     SettingError,
@@ -159,10 +160,11 @@ class TrainConfig:
     )
     learning_rate: float = setting(
         0.0,
-        "AdamW's peak learning rate; 0 = 0.002 x sqrt(64 / width), in split learning 0.001",
+        "AdamW's peak learning rate; 0 = 0.008 x sqrt(64 / width) beside Muon, 0.003 x that root"
+        " alone, 0.001 in split learning",
         span(least=0, most=10),
     )
-    muon_rate: float = setting(0.0, "Muon's peak learning rate; 0 = 0.01", span(least=0, most=10))
+    muon_rate: float = setting(0.0, "Muon's peak learning rate; 0 = 0.007", span(least=0, most=10))
     weight_decay: float = setting(0.1, "decay of matrices", span(least=0, most=10))
     schedule: ScheduleName = setting(
         "wsd",
@@ -170,9 +172,10 @@ class TrainConfig:
         " constant; without run.tokens, run.rounds and run.seconds all are constant",
     )
     decay_share: float = setting(
-        0.3,
-        "last part of the run in which rates of wsd, and the momentum of growing, fall",
-        span(above=0, most=1),
+        0.0,
+        "last part of the run in which rates of wsd, and the momentum of growing, fall; 0 = 0.5"
+        " with muon, 0.3 with adamw",
+        span(least=0, most=1),
     )
     decay_at: str = setting(
         "",
@@ -223,6 +226,13 @@ class TrainConfig:
         "own (each client gives its --task) | file.py:function | empty = built in",
         must_be_task,
     )
+
+    @property
+    def decays_from(self) -> float:
+        """Progress at which rates begin to fall; 1 where that waits for a date."""
+        if self.decay_at:
+            return 1.0
+        return 1.0 - (self.decay_share or DECAY_SHARES[self.optimizer])
 
 
 @frozen(kw_only=True)

@@ -337,7 +337,7 @@ def test_defaults_are_the_documented_ones():
             "muon_rate": 0.0,
             "weight_decay": 0.1,
             "schedule": "wsd",
-            "decay_share": 0.3,
+            "decay_share": 0.0,
             "decay_at": "",
             "final_rate": 0.02,
             "warmup_steps": 20,

@@ -35,6 +35,7 @@ import attrs
 import torch
 from torch import nn
 
+from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.site_policy import DELTAS, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
@@ -45,7 +46,6 @@ from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.progress import DECAYS_FROM
 
 T = TypeVar("T")
 TOLERATED_STEPS = 3
@@ -530,7 +530,9 @@ class LocalFed(FedBase):
     @property
     def decays_from(self) -> float:
         """Progress at which learning rates begin to fall, by `train.decay_share`."""
-        return 1.0 - float(self.config.get("train", {}).get("decay_share", 1.0 - DECAYS_FROM))
+        train = self.config.get("train", {})
+        usual = DECAY_SHARES[train.get("optimizer", "muon")]
+        return 1.0 - (float(train.get("decay_share", 0.0)) or usual)
 
     def _since_attach(self) -> tuple[int, bool]:
         return self._meter.steps, False

@@ -4,10 +4,11 @@ Muon (Jordan et al., 2024; torch.optim.Muon) steps along the orthogonalized mome
 averages gradients before it normalizes them, where AdamW divides by the noise of a client's small
 batches; so the mean of several clients' changes loses less with it (MuLoCo, arXiv:2505.23725).
 
-Learning rates, where the run sets none:
-    Muon   0.01 for any width. An orthogonalized step of this rate changes a matrix by
+Peak learning rates, where the run sets none (docs/adr/0107):
+    Muon   0.007 for any width. An orthogonalized step of this rate changes a matrix by
            sqrt(max(1, rows / columns)) times the rate in spectral norm, whatever its size.
-    AdamW  0.002 sqrt(64 / width), width being the smaller side of the largest hidden matrix.
+    AdamW  0.008 sqrt(64 / width) beside Muon, for embeddings, heads and vectors, and
+           0.003 sqrt(64 / width) alone; width is the smaller side of the largest hidden matrix.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import nn
 
 BETAS = (0.9, 0.95)
 MUON_MOMENTUM = 0.95
-MUON_RATE = 0.01
-ADAMW_RATE, ADAMW_RATE_WIDTH = 2e-3, 64
+MUON_RATE = 0.007
+BESIDE_MUON_RATE, ADAMW_RATE, RATE_WIDTH = 8e-3, 3e-3, 64
 
 OUTSIDE = ("embed", "wte", "wpe", "head", "classifier", "score")
 """Parts of a matrix's name that mark an embedding or a head: AdamW steps these."""
@@ -92,11 +93,12 @@ def build_optimizer(
         if weight.dim() == 2 and (name in hidden if is_matrix is None else is_matrix(name, weight))
     }
     decay = float(train.get("weight_decay", 0.1))
-    adamw_rate = float(train.get("learning_rate", 0.0)) or adamw_rate_of(
-        weights[name] for name in hidden_matrices(model) & set(weights)
-    )
     if train.get("optimizer", "muon") == "adamw":
         chosen = set()
+    adamw_rate = float(train.get("learning_rate", 0.0)) or adamw_rate_of(
+        (weights[name] for name in hidden_matrices(model) & set(weights)),
+        beside_muon=bool(chosen),
+    )
     left = [weight for name, weight in weights.items() if name not in chosen]
     others: list[dict[str, Any]] = [
         {"params": [weight for weight in left if weight.dim() > 1], "weight_decay": decay},
@@ -130,7 +132,8 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     }
 
 
-def adamw_rate_of(matrices: Iterable[nn.Parameter]) -> float:
+def adamw_rate_of(matrices: Iterable[nn.Parameter], *, beside_muon: bool) -> float:
     """AdamW's learning rate for a model with these hidden matrices, by the rule above."""
-    width = max((min(weight.shape) for weight in matrices), default=ADAMW_RATE_WIDTH)
-    return ADAMW_RATE * math.sqrt(ADAMW_RATE_WIDTH / width)
+    width = max((min(weight.shape) for weight in matrices), default=RATE_WIDTH)
+    rate = BESIDE_MUON_RATE if beside_muon else ADAMW_RATE
+    return rate * math.sqrt(RATE_WIDTH / width)

@@ -105,8 +105,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         limit_rounds=config.run.rounds,
         limit_tokens=config.run.tokens,
         limit_s=config.run.seconds,
-        # With a date there is no share of the run at which rates fall.
-        decays_from=1.0 if config.train.decay_at else 1.0 - config.train.decay_share,
+        decays_from=config.train.decays_from,
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
         drain_cap_s=config.transfer.drain_cap_s,
         keep_versions=config.checkpoint.keep_versions,

@@ -32,7 +32,7 @@ def test_muon_steps_the_matrices_of_blocks_and_adamw_the_rest():
     assert embedding == {"embedding"}
     assert len(matrices | embedding | norms) == len(list(model.parameters()))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
-    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 2e-3, 2e-3]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.007, 8e-3, 8e-3]
 
 
 def test_adamw_alone_has_every_weight():
@@ -48,8 +48,9 @@ def test_adamw_alone_has_every_weight():
 def test_the_rate_of_adamw_falls_with_the_root_of_the_width():
     """The rule of the docs; 64 is the width that it was measured at."""
     wide = [nn.Parameter(torch.empty(4 * 256, 256)), nn.Parameter(torch.empty(64, 64))]
-    assert adamw_rate_of(wide) == pytest.approx(1e-3)
-    assert adamw_rate_of([]) == pytest.approx(2e-3)
+    assert adamw_rate_of(wide, beside_muon=True) == pytest.approx(4e-3)
+    assert adamw_rate_of(wide, beside_muon=False) == pytest.approx(1.5e-3)
+    assert adamw_rate_of([], beside_muon=True) == pytest.approx(8e-3)
 
 
 def test_embeddings_and_heads_are_no_hidden_matrices():
@@ -96,7 +97,7 @@ def test_a_saved_state_continues_to_the_bit():
     stepped(one, first, 2)
     stepped(other, second, 2)
     assert isinstance(other, MuonAdamW)
-    assert {group["lr"] for part in other.parts for group in part.param_groups} == {0.005, 1e-3}
+    assert {group["lr"] for part in other.parts for group in part.param_groups} == {0.0035, 4e-3}
     for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -109,9 +110,9 @@ def test_it_steps_as_the_two_optimizers_do():
     matrices = [w for n, w in named.items() if "blocks" in n and w.dim() == 2]
     rest = [w for w in named.values() if w.dim() == 1]
     parts = [
-        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, momentum=0.95),
-        torch.optim.AdamW([named["embedding"]], lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
-        torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=0.007, weight_decay=0.1, momentum=0.95),
+        torch.optim.AdamW([named["embedding"]], lr=8e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        torch.optim.AdamW(rest, lr=8e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     for seed in (1, 2):
         stepped(optimizer, model, seed)

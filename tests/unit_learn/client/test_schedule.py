@@ -87,4 +87,4 @@ def test_alone_the_progress_is_that_of_the_steps():
         fed.step()
     assert [progress for progress, _ in found] == [0.0, 0.25, 0.5, 0.75]
     assert found[0][1] == found[2][1] == 1.0
-    assert found[3][1] == pytest.approx(0.02 + 0.98 * 0.25 / 0.3)
+    assert found[3][1] == pytest.approx(0.02 + 0.98 * 0.25 / 0.5)
