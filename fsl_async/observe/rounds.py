@@ -23,8 +23,11 @@ from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.run import Run
 from fsl_async.roles.phrasing import counted, megabytes
 
-LOW_COSINE = 0.05
-"""Median cosine of the newest rounds below which averaging takes away most of the training."""
+LOW_COSINE = 0.0
+"""Median cosine of the newest rounds at which averaging takes away what clients train.
+
+Healthy runs end at 0.04 to 0.2, with long rounds higher than with short ones (docs/QUALITY.md).
+"""
 ADVICE_ROUNDS = 10
 
 MAX_OFFERED = 4096
@@ -400,8 +403,9 @@ class ParameterServerFigures:
             return ""
         self._advised = True
         return (
-            f"clients' changes hardly agree (median cosine {statistics.median(recent):.2f} over"
-            f" {ADVICE_ROUNDS} rounds): sync more often, or let clients train with larger batches"
+            f"clients' changes cancel each other (median cosine {statistics.median(recent):.2f}"
+            f" over {ADVICE_ROUNDS} rounds): sync more often, use larger batches or lower rates, and"
+            " look whether the sites' data have anything in common"
         )
 
     def _merge_words(self, run: Run, merged: Mapping[str, int]) -> str:

@@ -260,7 +260,9 @@ class Merging:
         """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
-        step = self._settings.outer.step(version, average.position.fade)
+        steps = [one.delta.steps for one in average.merged]
+        mean_steps = sum(steps) / len(steps) if steps else 0.0
+        step = self._settings.outer.step(version, average.position.fade, mean_steps)
         share = 0.0 if average.position.is_planned else mean_share(version)
         with (
             disk(f"cannot write version {version}"),

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 OptimizerName = Literal["growing", "nesterov", "average"]
 
+SHORT_ROUND_STEPS = 5.0
+"""Steps of a round at which "growing" has a momentum of at most a half (docs/adr/0107)."""
+
 ROUNDING = 1e-9
 """Relative; above the error of adding thousands of float64 weights, below any discount."""
 
@@ -77,13 +80,14 @@ class OuterSettings:
         """Whether the optimizer keeps a momentum vector from version to version."""
         return self.optimizer != "average" and self.momentum > 0.0
 
-    def step(self, version: int, fade: float) -> OuterStep:
+    def step(self, version: int, fade: float, steps: float) -> OuterStep:
         """Return the numbers of the outer step to `version` (1, 2, ...).
 
-        fade: 1, and over the last part of a planned run linearly to 0 at its end.
+        fade: 1, and over the last part of a planned run linearly to 0 at its end. steps: of a
+        client in the round, in the mean.
 
-        "growing": mu = min(momentum * fade, (version - 1) / (version + 9)), and the rate
-        1 - mu / 1.9. So the first version and the
+        "growing": mu = min(momentum * fade, (version - 1) / (version + 9), steps / (steps + 5)),
+        and the rate 1 - mu / 1.9. So the first version and the
         last one of a planned run are plain averages. Why the rate: with a constant momentum mu, a
         step of rate r moves the weights by r (1 + mu) times the average at once, which must not
         exceed the average where clients converge within a round; 1 - mu / 1.9 is close to
@@ -93,7 +97,11 @@ class OuterSettings:
             return OuterStep(1.0, 0.0)
         if self.optimizer == "nesterov":
             return OuterStep(self.learning_rate, self.momentum)
-        momentum = min(self.momentum * fade, (version - 1) / (version + 9))
+        momentum = min(
+            self.momentum * fade,
+            (version - 1) / (version + 9),
+            steps / (steps + SHORT_ROUND_STEPS),
+        )
         return OuterStep(1.0 - momentum / 1.9, momentum)
 
 

@@ -38,7 +38,7 @@ def test_nesterov_is_that_of_torch():
         optimizer.step()
         change = gradient.copy()
         desired_change(
-            change, momentum, residual, settings.step(1, 1.0), keeps_momentum=settings.has_momentum
+            change, momentum, residual, settings.step(1, 1.0, 50.0), keeps_momentum=settings.has_momentum
         )
         # torch may fuse a multiplication and an addition; the results then differ by the rounding
         # of one term.
@@ -60,7 +60,7 @@ def test_without_momentum_it_is_plain_descent():
         change,
         momentum,
         np.zeros(2, dtype=np.float32),
-        settings.step(1, 1.0),
+        settings.step(1, 1.0, 50.0),
         keeps_momentum=settings.has_momentum,
     )
     assert change.tolist() == [-1.0, 2.0]
@@ -77,7 +77,7 @@ def test_averaging_gives_the_average_of_the_clients():
         average,
         np.zeros_like(base),
         np.zeros_like(base),
-        settings.step(1, 1.0),
+        settings.step(1, 1.0, 50.0),
         keeps_momentum=settings.has_momentum,
     )
     apply_change(base, average)
@@ -90,7 +90,7 @@ def test_descent_moves_towards_the_snapshot():
     snapshot = np.array([3.0, 0.0], dtype=np.float32)
     change = base - snapshot
     zeros = np.zeros(2, dtype=np.float32)
-    desired_change(change, zeros.copy(), zeros, OuterSettings().step(1, 1.0), keeps_momentum=True)
+    desired_change(change, zeros.copy(), zeros, OuterSettings().step(1, 1.0, 50.0), keeps_momentum=True)
     assert np.sign(change).tolist() == [1.0, -1.0]
 
 
@@ -108,7 +108,7 @@ def test_error_feedback_keeps_the_coding_error():
             change,
             np.zeros_like(theta),
             residual,
-            settings.step(1, 1.0),
+            settings.step(1, 1.0, 50.0),
             keeps_momentum=settings.has_momentum,
         )
         sent = decode(encode(change, spec))
@@ -149,17 +149,26 @@ def test_the_norm_is_finite_exactly_when_the_vector_is():
 def test_growing_begins_and_ends_with_the_average():
     """A start with full momentum overshoots, and the last version must not carry a swing along."""
     growing = OuterSettings("growing")
-    assert growing.step(1, 1.0) == OuterStep(1.0, 0.0)
-    assert growing.step(120, 0.0) == OuterStep(1.0, 0.0)
-    assert growing.step(11, 1.0).momentum == 0.5
-    assert growing.step(1000, 1.0) == OuterStep(1.0 - 0.9 / 1.9, 0.9)
-    assert growing.step(1000, 0.5).momentum == pytest.approx(0.45)
+    assert growing.step(1, 1.0, 50.0) == OuterStep(1.0, 0.0)
+    assert growing.step(120, 0.0, 50.0) == OuterStep(1.0, 0.0)
+    assert growing.step(11, 1.0, 50.0).momentum == 0.5
+    assert growing.step(1000, 1.0, 50.0) == OuterStep(1.0 - 0.9 / 1.9, 0.9)
+    assert growing.step(1000, 0.5, 50.0).momentum == pytest.approx(0.45)
+
+
+def test_short_rounds_have_little_momentum():
+    """Rounds of a few steps are data parallel but for the noise, which momentum would add up."""
+    growing = OuterSettings("growing")
+    found = [growing.step(1000, 1.0, steps).momentum for steps in (0.0, 5.0, 20.0, 45.0, 1e6)]
+    assert found == pytest.approx([0.0, 0.5, 0.8, 0.9, 0.9])
+    nesterov = OuterSettings("nesterov", 0.7, 0.9)
+    assert nesterov.step(1000, 1.0, 1.0) == OuterStep(0.7, 0.9)
 
 
 def test_growing_is_never_faster_than_the_average_at_once():
     """One average moves the weights at once by 0.93 to 1.11 times itself."""
     for version in (1, 2, 5, 20, 100, 10_000):
-        step = OuterSettings("growing").step(version, 1.0)
+        step = OuterSettings("growing").step(version, 1.0, 50.0)
         assert 0.93 < step.learning_rate * (1.0 + step.momentum) < 1.11
 
 
