@@ -86,12 +86,12 @@ class OuterSettings:
         fade: 1, and over the last part of a planned run linearly to 0 at its end. steps: of a
         client in the round, in the mean.
 
-        "growing": mu = min(momentum * fade, (version - 1) / (version + 9), steps / (steps + 5)),
-        and the rate 1 - mu / 1.9. So the first version and the
-        last one of a planned run are plain averages. Why the rate: with a constant momentum mu, a
-        step of rate r moves the weights by r (1 + mu) times the average at once, which must not
-        exceed the average where clients converge within a round; 1 - mu / 1.9 is close to
-        1 / (1 + mu).
+        "growing": mu = min(momentum * fade, (version - 1) / (version + 9), s^2 / (s^2 + 25)) with
+        s = steps, and the rate 1 - mu / 1.9. So the first version and the last one of a planned run
+        are plain averages, and rounds of few steps, whose averages are mostly noise, have little
+        momentum that would add it up. Why the rate: with a constant momentum mu, a step of rate r
+        moves the weights by r (1 + mu) times the average at once, which must not exceed the average
+        where clients converge within a round; 1 - mu / 1.9 is close to 1 / (1 + mu).
         """
         if self.optimizer == "average":
             return OuterStep(1.0, 0.0)
@@ -100,7 +100,7 @@ class OuterSettings:
         momentum = min(
             self.momentum * fade,
             (version - 1) / (version + 9),
-            steps / (steps + SHORT_ROUND_STEPS),
+            steps**2 / (steps**2 + SHORT_ROUND_STEPS**2),
         )
         return OuterStep(1.0 - momentum / 1.9, momentum)
 
