@@ -148,7 +148,7 @@ def publish(store, promises):
 
 def send(store, promises, name, version):
     key = key_of(name, version)
-    one = delta_of(key, TOKENS[name], 3, base_digest=EXPECTED[version - 1])
+    one = delta_of(key, TOKENS[name], 20, base_digest=EXPECTED[version - 1])
 
     def act():
         if store.spool_begin(one, TOKENS[name]) is None:
@@ -178,7 +178,7 @@ def play(store, promises):
         for name in finite(version):
             key = key_of(name, version)
             retrying(lambda key=key, name=name: store.accumulate(key, TOKENS[name]), promises)
-            merged.append(merged_of(key, TOKENS[name], tokens=TOKENS[name]))
+            merged.append(merged_of(key, TOKENS[name], tokens=TOKENS[name], steps=20))
         committed = retrying(
             lambda version=version, merged=merged: store.commit(version, merged, scale_of(version)),
             promises,
