@@ -404,8 +404,8 @@ class ParameterServerFigures:
         self._advised = True
         return (
             f"clients' changes cancel each other (median cosine {statistics.median(recent):.2f}"
-            f" over {ADVICE_ROUNDS} rounds): sync more often, use larger batches or lower rates, and"
-            " look whether the sites' data have anything in common"
+            f" over {ADVICE_ROUNDS} rounds): sync more often, use larger batches or lower rates,"
+            " and look whether the sites' data have anything in common"
         )
 
     def _merge_words(self, run: Run, merged: Mapping[str, int]) -> str:

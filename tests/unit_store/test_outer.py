@@ -38,7 +38,11 @@ def test_nesterov_is_that_of_torch():
         optimizer.step()
         change = gradient.copy()
         desired_change(
-            change, momentum, residual, settings.step(1, 1.0, 50.0), keeps_momentum=settings.has_momentum
+            change,
+            momentum,
+            residual,
+            settings.step(1, 1.0, 50.0),
+            keeps_momentum=settings.has_momentum,
         )
         # torch may fuse a multiplication and an addition; the results then differ by the rounding
         # of one term.
@@ -90,7 +94,9 @@ def test_descent_moves_towards_the_snapshot():
     snapshot = np.array([3.0, 0.0], dtype=np.float32)
     change = base - snapshot
     zeros = np.zeros(2, dtype=np.float32)
-    desired_change(change, zeros.copy(), zeros, OuterSettings().step(1, 1.0, 50.0), keeps_momentum=True)
+    desired_change(
+        change, zeros.copy(), zeros, OuterSettings().step(1, 1.0, 50.0), keeps_momentum=True
+    )
     assert np.sign(change).tolist() == [1.0, -1.0]
 
 
