@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fsl_async.config.site_policy import METRICS
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import FedBase
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
@@ -84,7 +85,7 @@ class HeldOut:
     """Evaluates versions on held-out text while training goes on, at one client of the run.
 
     That is the one with the first part of the data; all clients where each has data of its own.
-    share: of its time that it may take; 0: never.
+    None where the site keeps metrics to itself. share: of its time that it may take; 0: never.
     """
 
     def __init__(self, fed: FedBase, model: GPT, corpus: Corpus, share: float) -> None:
@@ -92,7 +93,7 @@ class HeldOut:
         self._model = model
         self._corpus = corpus
         self._pause = 1.0 / share - 1.0 if share else math.inf
-        if fed.part[0] or not corpus.held_out.bytes:
+        if fed.part[0] or not corpus.held_out.bytes or not fed.policy.lets(METRICS):
             self._pause = math.inf
         self._seen = -1
         self._next_at = 0.0

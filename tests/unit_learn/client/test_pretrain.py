@@ -6,6 +6,7 @@ import pytest
 import torch
 from client_sides import Sides
 
+from fsl_async.config.site_policy import DELTAS, METRICS, SitePolicy
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
@@ -155,6 +156,7 @@ def test_a_part_too_short_is_refused_before_the_model_is_attached(config):
 def evaluated(config, **place):
     """The steps of a short run at which a version was evaluated."""
     sides = Sides(publishes=True)
+    place = {"policy": SitePolicy(frozenset({DELTAS, METRICS})), **place}
     fed = Fed(sides.training, ClientContext("a", config=config, log=lambda _: None, **place))
     found, step = [], fed.step
 
@@ -181,5 +183,6 @@ def test_one_client_evaluates_each_version_once(config):
     assert metrics["eval_loss"] == pytest.approx(math.log(256), abs=0.2)
     assert metrics["eval_bits_per_byte"] == pytest.approx(metrics["eval_loss"] / math.log(2))
     assert evaluated(config, shard_index=1, shard_count=2) == []
+    assert evaluated(config, policy=SitePolicy(frozenset({DELTAS}))) == [], "metrics stay there"
     config["train"]["evaluate_share"] = 0.0
     assert evaluated(config) == []
