@@ -29,6 +29,9 @@ WARMUP_STEPS = 20
 class RunClock:
     """The run's progress at any moment: the last announcement, extrapolated at its pace.
 
+    At most to the version after the next: where the parameter server is away or cannot be reached,
+    rates must not fall to their end.
+
     Written by one thread, read by any. now: seconds of a monotonic clock.
     """
 
@@ -49,7 +52,8 @@ class RunClock:
         position, at = heard
         if not position.is_planned:
             return None
-        return min(1.0, position.progress + position.pace_per_s * max(0.0, self._now() - at))
+        passed_s = max(0.0, self._now() - at)
+        return min(position.reach, position.progress + position.pace_per_s * passed_s)
 
     @property
     def decays_from(self) -> float:

@@ -13,6 +13,9 @@ from attrs import field, frozen, mutable
 DECAYS_FROM = 0.7
 """Progress at which learning rates and outer momentum begin to fall, unless set otherwise."""
 
+AHEAD_VERSIONS = 2
+"""Versions ahead of the last one up to which progress is extrapolated."""
+
 PACE_VERSIONS = 8
 """Versions over which the pace is measured."""
 
@@ -40,8 +43,9 @@ class RunPosition:
 
     tokens: merged so far. planned_tokens: of the whole run, extrapolated where the limit is not of
     tokens; 0 if unknown. is_planned: whether there is an end, without which `progress` and
-    `pace_per_s` are 0. progress: 0 to 1. pace_per_s: progress gained in a second. decays_from: the
-    progress at which learning rates begin to fall.
+    `pace_per_s` are 0. progress: 0 to 1. pace_per_s: progress gained in a second. reach: progress
+    at which the version after the next is expected; until another announcement comes, nobody may
+    count on more. decays_from: the progress at which learning rates begin to fall.
 
     Raises ValueError for numbers out of range.
     """
@@ -51,6 +55,7 @@ class RunPosition:
     is_planned: bool = False
     progress: float = field(default=0.0, validator=_share)
     pace_per_s: float = field(default=0.0, validator=_pace)
+    reach: float = field(default=1.0, validator=_share)
     decays_from: float = field(default=DECAYS_FROM, validator=_share)
 
     @property
@@ -149,7 +154,9 @@ class RunProgress:
         counted = self._counted(self.version, self.tokens, now)
         if counted is not None and self._marks:
             at, before = self._marks[-1]
-            counted = min(1.0, max(counted, before + self._pace_per_s() * (now - at)))
+            expected = before + self._pace_per_s() * (now - at)
+            # A round that waits for its clients makes no progress beyond the next versions.
+            counted = max(counted, min(expected, self._reach()))
         return self._at(counted, now)
 
     def served_s(self, now: float) -> float:
@@ -178,8 +185,9 @@ class RunProgress:
         if progress is None:
             return RunPosition(self.tokens, decays_from=self.decays_from)
         planned = self.limits.tokens or (round(self.tokens / progress) if progress else 0)
+        reach = max(progress, self._reach())
         return RunPosition(
-            self.tokens, planned, True, progress, self._pace_per_s(), self.decays_from
+            self.tokens, planned, True, progress, self._pace_per_s(), reach, self.decays_from
         )
 
     def _counted(self, version: int, tokens: int, now: float) -> float | None:
@@ -197,6 +205,15 @@ class RunProgress:
         progress = self._counted(self.version, self.tokens, now)
         if progress is not None:
             self._marks.append((now, progress))
+
+    def _reach(self) -> float:
+        """Progress at which the version after the next is expected."""
+        if not self._marks:
+            return 1.0
+        (_, first), (_, last) = self._marks[0], self._marks[-1]
+        versions = len(self._marks) - 1
+        gain = (last - first) / versions if versions else self._pace_per_s() * self.round_s
+        return min(1.0, last + AHEAD_VERSIONS * gain) if gain else 1.0
 
     def _pace_per_s(self) -> float:
         """Progress in a second over the last versions, or as planned before there are two."""

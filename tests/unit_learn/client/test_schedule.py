@@ -52,12 +52,12 @@ def test_the_clock_goes_on_between_announcements():
     assert clock.progress is None
     clock.announced(RunPosition())
     assert clock.progress is None, "no planned end"
-    clock.announced(RunPosition(10, 100, True, 0.5, 0.01, 0.8))
+    clock.announced(RunPosition(10, 100, True, 0.5, 0.01, 0.75, 0.8))
     now[0] = 110.0
     assert clock.progress == pytest.approx(0.6)
     assert clock.decays_from == 0.8
     now[0] = 1e6
-    assert clock.progress == 1.0
+    assert clock.progress == 0.75, "not beyond the versions that were due"
 
 
 def test_fed_and_its_scheduler_follow_the_clock():
@@ -71,7 +71,7 @@ def test_fed_and_its_scheduler_follow_the_clock():
     scheduler = fed.scheduler(optimizer)
     assert fed.progress is None
     assert optimizer.param_groups[0]["lr"] == 0.5
-    sides.training.clock.announced(RunPosition(0, 0, True, 0.85, 0.0, 0.7))
+    sides.training.clock.announced(RunPosition(0, 0, True, 0.85, 0.0, 1.0, 0.7))
     optimizer.step()
     scheduler.step()
     assert fed.progress == 0.85

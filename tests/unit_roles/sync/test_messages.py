@@ -43,6 +43,7 @@ VALUES = {
         st.floats(0, 1),
         st.floats(0, 1e9),
         st.floats(0, 1),
+        st.floats(0, 1),
     ),
     "int": st.integers(-1, (1 << 63) - 1),
     "list[Any]": st.lists(st.integers(), max_size=3),

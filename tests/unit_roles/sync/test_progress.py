@@ -51,7 +51,19 @@ def test_progress_goes_on_between_versions_at_the_measured_pace():
     assert position.progress == pytest.approx(0.025)
     assert position.tokens == 1000
     assert position.planned_tokens == pytest.approx(1000 / 0.025)
-    assert progress.position(1e9).progress == 1.0
+    assert position.reach == pytest.approx(0.04)
+    assert progress.position(1e9).progress == pytest.approx(0.04), "a round that waits adds no more"
+
+
+def test_seconds_count_while_a_round_waits():
+    """They end the run whether there are versions or not."""
+    progress = RunProgress(RunLimits(seconds=1000.0), round_s=10.0)
+    progress.recovered(0, 0, 0.0, now=0.0)
+    progress.committed(1, 5, now=10.0)
+    assert progress.position(20.0).progress == pytest.approx(0.02)
+    assert progress.position(500.0).progress == pytest.approx(0.5)
+    assert progress.position(500.0).reach == pytest.approx(0.5)
+    assert progress.position(5000.0).progress == 1.0
 
 
 def test_the_fade_is_linear():
@@ -111,6 +123,7 @@ def test_a_decay_begins_now_and_ends_the_run_after_more(make_server, look):
         True,
         0.25,
         1 / 2400,
+        0.75,
         0.25,
     )
     assert server.machine.progress.limits.is_last(3)
