@@ -9,7 +9,7 @@ import click
 
 from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
-from fsl_async.errors import RunDirError, UsageError
+from fsl_async.errors import UsageError
 
 WAIT_S = 15.0
 _POLL_S = 0.2
@@ -36,16 +36,13 @@ def command(
     is usual. Works on the parameter server's machine; if the parameter server is not running, the
     decay begins when it is started again.
     """
-    from fsl_async.commands.status import PS
+    from fsl_async.commands.status import with_ledger
     from fsl_async.nodes.ps.decay_requests import write_request
     from fsl_async.roles.sync.progress import RunLimits
 
     if sum(one is not None for one in (rounds, tokens, seconds)) > 1:
         raise UsageError("give only one of --rounds, --tokens and --seconds")
-    if not (run_dir / "ledger.jsonl").is_file() and (run_dir / PS / "ledger.jsonl").is_file():
-        run_dir /= PS
-    if not (run_dir / "ledger.jsonl").is_file():
-        raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
+    run_dir = with_ledger(run_dir)
     output = Output(as_json=as_json)
     answers = _Answers(run_dir)
     path = write_request(run_dir, RunLimits(rounds or 0, tokens or 0, seconds or 0.0))

@@ -56,14 +56,11 @@ def command(
     for a client: the last data.holdout of --data, by default of the built-in text. For other models
     give --task: a function that takes a dict of tensors and returns {"loss": nats a token}.
     """
-    from fsl_async.commands.status import PS
+    from fsl_async.commands.status import with_ledger
 
     if follow and version is not None:
         raise UsageError("give --follow or --version, not both")
-    if not (run_dir / "ledger.jsonl").is_file() and (run_dir / PS / "ledger.jsonl").is_file():
-        run_dir /= PS
-    if not (run_dir / "ledger.jsonl").is_file():
-        raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
+    run_dir = with_ledger(run_dir)
     output = Output(as_json=as_json)
     import torch
 

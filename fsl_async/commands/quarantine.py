@@ -38,14 +38,14 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     gets that answer when it offers the delta again. To undo a merged delta, go back to an older
     version with --from-version.
     """
+    from fsl_async.commands.status import with_ledger
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.errors import CheckpointDamaged, StoreError
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.store import Store
 
     output = Output(as_json=as_json)
-    if not (run_dir / "ledger.jsonl").is_file():
-        raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
+    run_dir = with_ledger(run_dir)
     store = Store(run_dir, StoreSettings(keep_versions=KEEP_ALL))
     try:
         recovered = store.recover()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus
 
 JOURNAL = "journal.jsonl"
+LEDGER = "ledger.jsonl"
 PS, SERVER = "ps", "server"
 """Folders in the run directory of a process that holds both."""
 _POLL_S = 0.5
@@ -72,6 +73,14 @@ def _run_dir(path: Path) -> Path:
     return path
 
 
+def with_ledger(run_dir: Path) -> Path:
+    """The parameter server's directory: `run_dir`, or its folder in it. Raises RunDirError."""
+    for folder in (run_dir, run_dir / PS):
+        if (folder / LEDGER).is_file():
+            return folder
+    raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
+
+
 def _folders(run_dir: Path) -> list[Path]:
     """Where the journals are: the parameter server's first, where there are two."""
     split = run_dir / SERVER
@@ -94,7 +103,7 @@ def _is_run_dir(path: Path) -> bool:
     """Whether it is that of a server, or of one of each."""
     if (path / SERVER / JOURNAL).is_file() or (path / PS / JOURNAL).is_file():
         return True
-    return (path / JOURNAL).is_file() and (path / "ledger.jsonl").is_file()
+    return (path / JOURNAL).is_file() and (path / LEDGER).is_file()
 
 
 def _follow(status: NodeStatus, output: Output) -> None:

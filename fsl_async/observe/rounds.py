@@ -30,6 +30,9 @@ Healthy runs end at 0.04 to 0.2, with long rounds higher than with short ones (d
 """
 ADVICE_ROUNDS = 10
 
+MAX_LOSS = 1e6
+"""Reported evaluations above it are left out."""
+
 MAX_OFFERED = 4096
 """Deltas whose loss is kept until they are merged: a peer's offers must not grow the state."""
 
@@ -206,11 +209,11 @@ class ParameterServerFigures:
             client.saw_loss(loss)
 
     def _evaluated(self, metrics: Mapping[str, Any]) -> None:
-        loss, version = metrics.get("eval_loss"), metrics.get("eval_version")
-        if isinstance(loss, int | float) and isinstance(version, int | float):
-            bits = metrics.get("eval_bits_per_byte")
-            known = float(bits) if isinstance(bits, int | float) else None
-            self.evaluations.append(Evaluation(round(version), float(loss), bits_per_byte=known))
+        # A client may report any number: what is no loss of a version of this run is left out.
+        loss, bits = _small(metrics.get("eval_loss")), _small(metrics.get("eval_bits_per_byte"))
+        version = _small(metrics.get("eval_version"), self.version)
+        if loss is not None and version is not None:
+            self.evaluations.append(Evaluation(int(version), loss, bits_per_byte=bits))
 
     def _keep_loss(self, key: str, loss: float) -> None:
         """Keep the loss of an offered delta until it is merged; those of declined ones fall out."""
@@ -436,6 +439,12 @@ class ParameterServerFigures:
         if sent:
             parts.append(f"{megabytes(raw)} as {megabytes(sent)} ({raw / sent:.1f}x)")
         return "; ".join(parts)
+
+
+def _small(value: Any, most: float = MAX_LOSS) -> float | None:
+    """The number if it is one from 0 to `most`."""
+    is_one = isinstance(value, int | float) and 0 <= value <= most
+    return float(value) if is_one else None
 
 
 def _client(key: str) -> str:

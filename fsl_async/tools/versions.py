@@ -21,7 +21,7 @@ from fsl_async.errors import RunDirError, TaskError, disk_words
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.pretrain import evaluate, open_corpus
 from fsl_async.learn.models.gpt import GPT, gpt_config
-from fsl_async.learn.user_code import load_function
+from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.observe.evaluations import EVALUATIONS
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
 from fsl_async.store.errors import Damage, StoreError
@@ -57,6 +57,8 @@ class VersionEvaluator:
         self._run_dir = run_dir
         self._files = Files()
         self._checkpoints = Checkpoints(self._files, run_dir)
+        if not self._checkpoints.versions():
+            raise RunDirError(f"{run_dir} has no version yet: wait for the first client's weights")
         try:
             self._manifest = read_manifest(self._files, run_dir)
         except StoreError as error:
@@ -148,9 +150,15 @@ def _own(text: str, manifest: Manifest) -> Measure:
             one.name: flat[one.offset : one.offset + one.values].view(one.shape)
             for one in manifest.tensors
         }
-        found: Any = function(named)
-        if not isinstance(found, Mapping) or "loss" not in found:
-            raise TaskError(f"task {text!r} must return numbers by name, among them 'loss'")
-        return {str(name): float(value) for name, value in found.items()}
+        try:
+            found: Any = function(named)
+        except Exception as error:  # noqa: BLE001 - of the user's code; others go on
+            raise own_failure(error) or error from None
+        try:
+            return {"loss": float(found["loss"])} | {str(k): float(v) for k, v in found.items()}
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+            raise TaskError(
+                f"task {text!r} must return numbers by name, among them 'loss'"
+            ) from None
 
     return measure

@@ -39,7 +39,7 @@ from fsl_async.roles.machine import EndSession, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
-from fsl_async.roles.sync.progress import Decay
+from fsl_async.roles.sync.progress import Decay, RunLimits
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.roles.sync.weighting import weighting_named
@@ -161,7 +161,7 @@ class World:
         rules = ParameterServerRules(
             trigger=self.trigger,
             every_s=EVERY_S,
-            limit_rounds=self.rounds,
+            limits=RunLimits(self.rounds),
             round=RoundRules(0.5, 4.0, 1.0, 3.0),
             keep_versions=2,
             drain_s=5.0,

@@ -97,6 +97,7 @@ def test_ones_own_function_gets_the_weights_by_name(run_dir, tmp_path):
         "def score(weights):\n"
         "    return {'loss': float(weights['embedding'].square().mean()), 'shapes': len(weights)}\n"
         "def wrong(weights):\n    return 3\n"
+        "def broken(weights):\n    raise KeyError('no such tensor')\n"
     )
     (row,) = ask(evaluate.command, run_dir, "--task", f"{tmp_path / 'own.py'}:score")
     vector = torch.from_numpy(np.zeros(1, np.float32))
@@ -104,6 +105,8 @@ def test_ones_own_function_gets_the_weights_by_name(run_dir, tmp_path):
     assert row["shapes"] == len(GPT(CONFIG).state_dict())
     with pytest.raises(TaskError, match="must return numbers by name"):
         ask(evaluate.command, run_dir, "--task", f"{tmp_path / 'own.py'}:wrong")
+    with pytest.raises(TaskError, match="no such tensor"):
+        ask(evaluate.command, run_dir, "--task", f"{tmp_path / 'own.py'}:broken")
 
 
 def test_wrong_directories_and_options_are_one_line(run_dir, tmp_path):
@@ -114,6 +117,11 @@ def test_wrong_directories_and_options_are_one_line(run_dir, tmp_path):
         ask(evaluate.command, run_dir, "--version", 7)
     with pytest.raises(UsageError, match="not both"):
         ask(evaluate.command, run_dir, "--follow", "--version", 1)
+    empty = Store(tmp_path / "empty")
+    empty.recover()
+    empty.close()
+    with pytest.raises(RunDirError, match="has no version yet"):
+        ask(evaluate.command, tmp_path / "empty", "--follow")
     (run_dir / "settings.json").unlink()
     with pytest.raises(RunDirError, match=r"no settings\.json"):
         ask(evaluate.command, run_dir)

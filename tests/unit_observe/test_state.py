@@ -4,6 +4,7 @@ import pytest
 from deltas import delta_of, stored_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
+from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines
 from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
@@ -586,3 +587,30 @@ def test_changes_that_cancel_each_other_are_one_line_of_advice(run):
     _, news = run.state()
     (advice,) = [one.text for one in news if one.kind == "advice"]
     assert "cancel each other (median cosine" in advice
+
+
+@pytest.mark.parametrize(
+    ("loss", "version"),
+    [
+        (1e300, 0.0),
+        (-1.0, 0.0),
+        (float("inf"), 0.0),
+        ("x", 0.0),
+        (2.0, 5.0),
+        (2.0, 1e300),
+        (2.0, -1.0),
+        (2.0, float("inf")),
+        (2.0, float("nan")),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_left_out(run, loss, version):
+    """A hostile client may report any number; the state, a status and a live view stay whole."""
+    begin(run, "a")
+    event = delta_with("a", {"eval_loss": loss, "eval_version": version}, number=0, sequence=1)
+    run.write(event)
+    state, _ = run.state()
+    assert not state.ps.evaluations
+    assert state.lines_odd == 0
+    live = RunState()
+    live.apply({"t": 1.0, "type": "delta_offered", **as_fields(event)})
+    assert not live.ps.evaluations

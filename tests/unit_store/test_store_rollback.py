@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.progress import Decay, RunLimits, RunPosition
+from fsl_async.store.checkpoint import MEAN
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.store import Store
 
 SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
 
@@ -293,3 +297,33 @@ def test_the_error_for_a_lost_manifest_says_what_to_do(run):
     path.unlink()
     with pytest.raises(StoreError, match="is missing; restore it"):
         run.open()
+
+
+def test_a_decay_outlives_the_process_and_not_a_rollback(make_run):
+    """A rollback may go back to before it."""
+    run = make_run()
+    run.start()
+    for version in (1, 2):
+        run.round(version, "a")
+    decay = Decay(0.4, RunLimits(rounds=5, seconds=9.5), RunLimits(tokens=100))
+    run.store.record_decay(decay)
+    run.close()
+    store = Store(run.root)
+    assert store.recover().decay == decay
+    store.close()
+    store = Store(run.root, from_version=1)
+    assert store.recover().decay is None
+    store.close()
+
+
+def test_only_a_run_without_a_planned_end_keeps_a_mean(make_run):
+    """With an end the last version is the best one, and a mean costs a model of disk."""
+    run = make_run()
+    run.start()
+    run.round(1, "a")
+    assert (run.root / "checkpoints" / "v00000001" / MEAN).exists()
+    delta = key("a", 1, 2)
+    run.send(delta, noise(run.manifest, 5))
+    run.store.accumulate(delta, 1.0)
+    run.store.commit(2, [merged_of(delta)], 1.0, RunPosition(is_planned=True, progress=0.1))
+    assert not (run.root / "checkpoints" / "v00000002" / MEAN).exists()

@@ -48,6 +48,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import DrainAsked, Finish, Note
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.norm_guard import GuardRules
+from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.delta_kind import Dense, FullWeights
@@ -102,9 +103,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         round=RoundRules(sync.quorum, sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s),
         min_clients=sync.min_clients,
         max_staleness=sync.max_staleness,
-        limit_rounds=config.run.rounds,
-        limit_tokens=config.run.tokens,
-        limit_s=config.run.seconds,
+        limits=RunLimits(config.run.rounds, config.run.tokens, config.run.seconds),
         decays_from=config.train.decays_from,
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
         drain_cap_s=config.transfer.drain_cap_s,

@@ -44,8 +44,8 @@ class RunPosition:
     tokens: merged so far. planned_tokens: of the whole run, extrapolated where the limit is not of
     tokens; 0 if unknown. is_planned: whether there is an end, without which `progress` and
     `pace_per_s` are 0. progress: 0 to 1. pace_per_s: progress gained in a second. reach: progress
-    at which the version after the next is expected; until another announcement comes, nobody may
-    count on more. decays_from: the progress at which learning rates begin to fall.
+    at which the version after the next is expected, the limit of extrapolation. decays_from: the
+    progress at which learning rates begin to fall.
 
     Raises ValueError for numbers out of range.
     """

@@ -26,9 +26,8 @@ class ParameterServerRules:
     round: RoundRules = field(factory=RoundRules)
     min_clients: int = 1
     max_staleness: int = 4
-    limit_rounds: int = 0
-    limit_tokens: int = 0
-    limit_s: float = 0.0
+    limits: RunLimits = field(factory=RunLimits)
+    """At the start; a decay may bring others."""
     decays_from: float = DECAYS_FROM
     drain_s: float = 10.0
     stalled_s: float = 60.0
@@ -49,11 +48,6 @@ class ParameterServerRules:
     def retry_cap_s(self) -> float:
         """The longest wait between two tries: after the operator made space, at most one sync."""
         return max(self.every_s, LEAST_RETRY_CAP_S)
-
-    @property
-    def limits(self) -> RunLimits:
-        """The run's limits at its start; a decay may bring others."""
-        return RunLimits(self.limit_rounds, self.limit_tokens, self.limit_s)
 
 
 class Phase(enum.Enum):

@@ -75,7 +75,7 @@ def test_the_fade_is_linear():
 
 def test_an_average_has_the_position_of_its_version(make_server, look):
     """The store chooses the outer step by it."""
-    server = make_server(limit_rounds=4)
+    server = make_server(limits=RunLimits(rounds=4))
     server.begin("a")
     server.fire()
     average = look.only(server.store(DeltaKey("a", 1, 0, 1)), do.Average)[0]
@@ -93,7 +93,7 @@ def positions(effects):
 
 def test_announcements_carry_the_position(make_server):
     """Every client gets the same one, and a late joiner too."""
-    server = make_server(limit_rounds=4)
+    server = make_server(limits=RunLimits(rounds=4))
     server.begin("a", "b")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))

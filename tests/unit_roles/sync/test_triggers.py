@@ -9,6 +9,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import ParameterServerRules, Phase
 from fsl_async.roles.sync.triggers import TRIGGERS, trigger_of
 
@@ -252,7 +253,7 @@ def test_full_versions_by_sequential(run):
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_the_last_round_is_called_as_such(run, look, trigger):
     """With a limit of rounds, the run ends when all clients hold the last version."""
-    server = run(trigger, "a", limit_rounds=1)
+    server = run(trigger, "a", limits=RunLimits(rounds=1))
     assert look.sent(server.fire())[-1] == msg.Turn(0, True)
     server.store(key("a"))
     effects = server.committed(1)
@@ -310,7 +311,7 @@ def test_deltas_during_the_last_merge_are_merged_too(run, look):
 
 def test_a_limit_of_tokens_needs_no_further_round(run, look):
     """It ends like a drain."""
-    server = run("rounds", "a", limit_tokens=8)
+    server = run("rounds", "a", limits=RunLimits(tokens=8))
     server.fire()
     server.store(key("a"))
     server.committed(1)
@@ -319,7 +320,7 @@ def test_a_limit_of_tokens_needs_no_further_round(run, look):
 
 def test_a_restart_after_the_last_round(make_server, look):
     """Killed between its last version and its end, it serves the version and calls no round."""
-    server = make_server(trigger="rounds", limit_tokens=5, drain_s=10.0)
+    server = make_server(trigger="rounds", limits=RunLimits(tokens=5), drain_s=10.0)
     server.recover(1, "d1", digests={1: "d1"}, tokens_total=9)
     server.hello("a")
     server.attach("a")

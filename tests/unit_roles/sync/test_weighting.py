@@ -53,6 +53,16 @@ def test_tokens_is_the_average_over_the_data(merged):
 
 
 @given(merged=contributions)
+def test_sqrt_is_the_average_by_roots_of_tokens(merged):
+    """A client with four times the tokens counts twice."""
+    deltas = np.arange(len(merged), dtype=float)
+    discounts = [(1 + one.staleness) ** -0.5 for one in merged]
+    roots = np.array([one.delta.tokens for one in merged], dtype=float) ** 0.5
+    expected = np.sum(roots / roots.sum() * discounts * deltas)
+    assert average(weighting_named("sqrt"), merged, deltas) == pytest.approx(expected)
+
+
+@given(merged=contributions)
 def test_uniform_is_the_mean(merged):
     """Every client counts the same."""
     deltas = np.arange(len(merged), dtype=float)
