@@ -18,13 +18,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, cast
 
 import attrs
 import torch
 from quality_spec import PROTOCOL, Spec, code_digest
 
-from fsl_async.config.settings_training import TrainConfig
+from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.delta_coder import DeltaCoder
@@ -42,7 +42,7 @@ from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
 from fsl_async.store.files import Files
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import OptimizerName, OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_async.tools.evaluation import read_vector
@@ -221,12 +221,13 @@ class Server:
     """The store, the run's progress, and the messages of the two roles, without a network."""
 
     def __init__(self, run_dir: Path, spec: Spec) -> None:
-        outer = OuterSettings(spec.outer, spec.outer_learning_rate, spec.momentum)  # type: ignore[arg-type]
+        name, inner = cast("OptimizerName", spec.outer), cast("InnerOptimizer", spec.inner)
+        outer = OuterSettings(name, spec.outer_learning_rate, spec.momentum)
         self.store = Store(run_dir, StoreSettings(1, codec_down=spec.codec, outer=outer))
         self.store.recover()
         self.weighting = weighting_named(spec.weighting)
         rounds = spec.rounds if spec.planned else 0
-        train = TrainConfig(optimizer=spec.inner, decay_share=spec.decay_share)  # type: ignore[arg-type]
+        train = TrainConfig(optimizer=inner, decay_share=spec.decay_share)
         self.progress = RunProgress(RunLimits(rounds), train.decays_from, 1.0)
         self.now = 0.0
         """Seconds of the run; a round takes one."""

@@ -51,7 +51,9 @@ class MuonAdamW(torch.optim.Optimizer):
         # The groups are the dictionaries of the two, so a rate that is set here is theirs.
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Step both. closure: evaluates the loss again, once."""
         loss = None
         if closure is not None:
