@@ -66,6 +66,18 @@ def test_an_alarm_is_shown(tmp_path, capsys):
     assert "ALARM (1 time): the damage is at a" in capsys.readouterr().out
 
 
+def test_held_out_losses_of_versions_are_shown(tmp_path, capsys):
+    """Those that the command left beside the journal, for people and for programs."""
+    path = make_run(tmp_path, ended=True)
+    row = {"version": 0, "loss": 1.5, "of": "weights", "bits_per_byte": 2.164}
+    (path / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+    assert cli.main(["status", str(path)]) == 0
+    assert "held-out loss 1.5000 nats a token (perplexity 4.482" in capsys.readouterr().out
+    assert cli.main(["status", str(path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert (found["version"], found["loss"]) == (0, 1.5)
+
+
 def test_lost_steps_are_shown(tmp_path, capsys):
     """A client whose uploads get no answer trains in vain, but its steps and speed look normal."""
     path = make_run(tmp_path, ended=False)

@@ -164,6 +164,8 @@ def test_a_damaged_mean_is_recomputed_or_begins_again(make_twins):
     flip(folder(damaged, 3) / FLAT[0])
     damaged.open()
     assert damaged.store.version == 4
+    assert any("the mean of versions begins again there" in line for line in damaged.store.notices)
+    assert np.array_equal(damaged.weights(4), intact.weights(4))
 
 
 def test_another_codec_repairs_nothing(make_twins):

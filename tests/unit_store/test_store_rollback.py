@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from deltas import merged_of
+from safetensors.numpy import load_file
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import Decay, RunLimits, RunPosition
@@ -10,6 +11,7 @@ from fsl_async.store.checkpoint import MEAN
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import mean_share
 from fsl_async.store.store import Store
 
 SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
@@ -327,3 +329,25 @@ def test_only_a_run_without_a_planned_end_keeps_a_mean(make_run):
     run.store.accumulate(delta, 1.0)
     run.store.commit(2, [merged_of(delta)], 1.0, RunPosition(is_planned=True, progress=0.1))
     assert not (run.root / "checkpoints" / "v00000002" / MEAN).exists()
+
+
+def test_the_mean_of_versions_is_in_its_file(make_run):
+    """Against the definition; the safetensors library opens it as it does the weights."""
+    run = make_run()
+    run.start()
+    expected = run.weights(0)
+    for version in (1, 2, 3):
+        run.round(version, "a", "b")
+        expected += (run.weights(version) - expected) * np.float32(mean_share(version))
+    tensors = load_file(run.root / "checkpoints" / "v00000003" / MEAN)
+    found = np.concatenate([tensors[one.name].ravel() for one in run.manifest.tensors])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_a_version_records_the_momentum_of_its_rounds_length(make_run):
+    """Two steps a delta: s^2 / (s^2 + 25) is below what the version's number would allow."""
+    run = make_run()
+    run.start()
+    for version in (1, 2, 3):
+        run.round(version, "a", "b")
+    assert run.store.records[-1].momentum == pytest.approx(4 / 29)

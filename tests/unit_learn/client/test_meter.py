@@ -31,3 +31,13 @@ def test_metrics_that_no_message_carries_are_the_tasks_fault(metrics):
     """The user gets an error instead of a message refused on every try."""
     with pytest.raises(TaskError, match="at most 60 metrics"):
         Meter().count(8, metrics)
+
+
+def test_heartbeats_carry_the_last_evaluation_and_not_a_mean():
+    """A mean over versions would be the loss of none, under the number of none."""
+    meter = Meter()
+    meter.count(8, {"loss": 4.0, "eval_loss": 3.0, "eval_version": 1.0})
+    meter.count(8, {"loss": 2.0, "eval_loss": 2.0, "eval_version": 2.0})
+    assert meter.report()["eval_loss"] == 2.0
+    assert meter.report()["eval_version"] == 2.0
+    assert meter.report()["loss"] == pytest.approx(3.9)
