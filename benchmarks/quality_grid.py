@@ -234,6 +234,23 @@ def _handful() -> Iterator[Line]:
             yield Line((f"{count} clients", inner), made, base)
 
 
+LARGE: Mapping[str, Any] = {"size": "10m", "batch": 32, "device": "cuda"}
+LARGE_RATES: tuple[Mapping[str, Any], ...] = (
+    {"muon_rate": 0.0, "learning_rate": 0.0},
+    {"muon_rate": 0.01, "learning_rate": 0.0065},
+)
+"""Of the references: the default, and one half above it, as was best for 0.115 M parameters."""
+
+
+def _scale() -> Iterator[Line]:
+    """Rows that need a GPU."""
+    for count in (4, 8, 2):
+        default, higher = (parallel(count, **LARGE, **rates) for rates in LARGE_RATES)
+        yield Line((f"{count} clients",), clients(count, **LARGE), default)
+        yield Line((f"data parallel x {count}",), default)
+        yield Line((f"data parallel x {count}, higher rates",), higher, default)
+
+
 PARALLEL = "data parallel, the same inner optimizer"
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -302,6 +319,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         PARALLEL,
         tuple(_large()),
         (0,),
+    ),
+    "scale": Experiment(
+        "10.7 M parameters, 79 million tokens, on one GPU (Muon, 120 rounds)",
+        ("",),
+        PARALLEL,
+        tuple(_scale()),
+        REPORTED_ON[:1],
     ),
     "handful": Experiment(
         "A handful of rounds: 0.47 M parameters, 800 steps in all, 50 a round",

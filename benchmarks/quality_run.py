@@ -11,6 +11,7 @@ travels. That is the schedule of DiLoCo (Douillard et al., arXiv:2311.08105).
 
 from __future__ import annotations
 
+import platform
 import statistics
 import tempfile
 import threading
@@ -72,7 +73,8 @@ class ReferenceFed(LocalFed):
 
     def __init__(self, spec: Spec) -> None:
         name = "client-0" if spec.mode == "parallel" else "alone"
-        context = ClientContext(name, spec.seed, config=spec.tables(), log=silent)
+        device = torch.device(spec.device)
+        context = ClientContext(name, spec.seed, device, config=spec.tables(), log=silent)
         self.spec = spec
         self.all_steps = spec.total_steps // (spec.clients if spec.mode == "parallel" else 1)
         super().__init__(context, steps=self.all_steps)
@@ -99,7 +101,8 @@ class ReferenceFed(LocalFed):
             while self.running:
                 turn = len(self.history) % len(drawn)
                 taken = drawn if self.spec.mode == "parallel" else drawn[turn : turn + 1]
-                yield torch.cat([torch.from_numpy(next(one)).long() for one in taken])
+                batch_BS = torch.cat([torch.from_numpy(next(one)) for one in taken])  # noqa: N806
+                yield batch_BS.to(self.device).long()
 
         return endless()
 
@@ -176,6 +179,7 @@ class Client:
         self._context = ClientContext(
             self.name,
             spec.seed,
+            torch.device(spec.device),
             config=spec.tables(index),
             shard_index=index,
             shard_count=spec.clients,
@@ -374,7 +378,7 @@ def _version_loss(
     vector = read_vector(files, checkpoint, name, store.manifest)
     if vector is None:
         return None
-    copy = GPT(client.model.config)
+    copy = GPT(client.model.config).to(spec.device)
     ModelWeights(copy).copy_in(vector)
     return held_out_loss(copy, spec, CURVE_BYTES if name == WEIGHTS else EVALUATED_BYTES)
 
@@ -386,7 +390,20 @@ def measure(spec: Spec) -> dict[str, Any]:
     found = run_clients(spec) if spec.mode == "clients" else run_reference(spec)
     seconds = round(time.perf_counter() - begun, 1)
     head = {"bench": "quality", "protocol": PROTOCOL, "code": code_digest()}
-    return {**head, "spec": attrs.asdict(spec), **found, "seconds": seconds}
+    made_with = {"torch": torch.__version__, "processor": processor(spec.device)}
+    return {**head, "spec": attrs.asdict(spec), **found, "seconds": seconds, **made_with}
+
+
+def processor(device: str) -> str:
+    """The name of what computed a row."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def check() -> dict[str, Any]:
