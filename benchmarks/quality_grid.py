@@ -174,7 +174,13 @@ def _formats() -> Iterator[Line]:
 
 UNEQUAL = (29, 29, 15, 7)
 """Steps in a round of clients with speeds 1, 1, 1/2 and 1/4, by the clock: 80 in all."""
-WEIGHTINGS = ("tokens", "sqrt", "uniform", "fednova")
+WEIGHTINGS: Mapping[str, str] = {
+    "uniform": "uniform, or batch (default)",
+    "tokens": "tokens",
+    "fednova": "fednova",
+}
+"""Clients of equal batches weigh the same by "uniform" and "batch"."""
+BATCHES = (8, 4, 2, 2)
 EVENTS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("muon", "none", {}),
     ("adamw", "none", {}),
@@ -188,9 +194,13 @@ def _weights() -> Iterator[Line]:
         return lambda seed: Spec(seed=seed, steps=UNEQUAL, **changed)
 
     for inner, event, happens in EVENTS:
-        for name in WEIGHTINGS:
+        for name, label in WEIGHTINGS.items():
             made = unequal(inner=inner, weighting=name, **happens)
-            yield Line((inner, event, name), made, parallel(4, inner))
+            yield Line((inner, event, label), made, parallel(4, inner))
+    for name in ("batch", "uniform"):
+        made = clients(4, batches=BATCHES, weighting=name)
+        label = "batch (default), or tokens" if name == "batch" else name
+        yield Line(("muon", "equal steps, batches of 8, 4, 2 and 2", label), made, parallel(4))
 
 
 def _unplanned() -> Iterator[Line]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from fsl_codecs import CodecSpec
 
-Weighting = Literal["tokens", "sqrt", "uniform", "fednova"]
+Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova"]
 Optimizer = Literal["growing", "nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
 Trigger = Literal["clock", "rounds", "turns", "sequential"]
@@ -116,9 +116,9 @@ class SyncConfig:
         60.0, "wait after the quorum while there are no earlier arrival times", span(least=0)
     )
     weighting: Weighting = setting(
-        "tokens",
-        "a delta's weight: tokens | sqrt (their root) | uniform | fednova (many steps count no"
-        " more)",
+        "auto",
+        "a delta's weight: auto (batch, or tokens for full weights) | batch (tokens a step) |"
+        " tokens | uniform | fednova (tokens a step; many steps count no more)",
     )
     max_staleness: int = setting(
         4, "refuse deltas whose base is more than this many versions old", span(least=0)

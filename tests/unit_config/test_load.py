@@ -301,7 +301,7 @@ def test_defaults_are_the_documented_ones():
             "grace_mad_factor": 4.0,
             "grace_min_s": 1.0,
         }
-        | {"first_grace_s": 60.0, "weighting": "tokens", "max_staleness": 4}
+        | {"first_grace_s": 60.0, "weighting": "auto", "max_staleness": 4}
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
         "guard": {"clip_norm": 0.0, "clip_median": 0.0, "outlier_median": 0.0, "least": 5}
         | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 0.0},
@@ -471,7 +471,7 @@ def test_presets_and_formats_are_the_ones_that_exist():
     from fsl_codecs.formats import FORMATS
 
     assert get_args(settings_training.Preset) == tuple(PRESETS)
-    assert set(get_args(settings.Weighting)) == set(WEIGHTINGS)
+    assert set(get_args(settings.Weighting)) == {"auto", *WEIGHTINGS}
     assert set(get_args(setting_rules.Format)) == set(FORMATS)
 
 

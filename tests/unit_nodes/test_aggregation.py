@@ -5,7 +5,7 @@ import pytest
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
-from fsl_async.roles.sync.weighting import TokensWeighting, UniformWeighting
+from fsl_async.roles.sync.weighting import BatchWeighting, TokensWeighting, UniformWeighting
 
 
 def config(*overrides):
@@ -18,6 +18,7 @@ def config(*overrides):
     (["outer.aggregation=median", "outer.byzantine=2"], "needs 5 clients"),
     (["outer.aggregation=median", "sync.trigger=sequential"], "merges one at a time"),
     (["outer.aggregation=median", "split.method=fedavg"], "send full weights"),
+    (["sync.weighting=batch", "split.method=fedavg"], "choose auto or tokens"),
     (["guard.clip_norm=1", "split.method=fedavg"], "send full weights"),
 ])  # fmt: skip
 def test_refused_in_one_line(overrides, words):
@@ -35,4 +36,6 @@ def test_valid_rules_are_accepted():
     check_aggregation(robust)
     assert (rule_of(robust).name, rule_of(robust).least) == ("multi-krum", 5)
     assert isinstance(weighting_of(robust), UniformWeighting)
-    assert isinstance(weighting_of(config()), TokensWeighting)
+    assert isinstance(weighting_of(config()), BatchWeighting)
+    assert isinstance(weighting_of(config("split.method=fedavg")), TokensWeighting)
+    assert isinstance(weighting_of(config("sync.weighting=tokens")), TokensWeighting)

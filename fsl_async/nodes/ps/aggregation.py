@@ -22,10 +22,14 @@ def rule_of(config: Config) -> Rule:
 def weighting_of(config: Config) -> Weighting:
     """The weighting of deltas: robust rules weigh all clients equally.
 
-    See `fsl_async.store.aggregation.base`.
+    See `fsl_async.store.aggregation.base`. "auto": full weights are averaged over the data, as in
+    FedAvg; changes grow with their steps already.
     """
-    by_rows = rule_of(config).by_rows
-    name = "uniform" if by_rows else config.sync.weighting
+    name: str = config.sync.weighting
+    if rule_of(config).by_rows:
+        name = "uniform"
+    elif name == "auto":
+        name = "tokens" if config.split.sends_whole else "batch"
     return weighting_named(name, config.sync.staleness_exponent)
 
 
@@ -39,6 +43,12 @@ def check_aggregation(config: Config) -> None:
             f"{what}: these compare differences, and clients of this run send full weights;"
             " set split.models to another format",
             "outer.aggregation",
+        )
+    if config.split.sends_whole and config.sync.weighting == "batch":
+        raise ConfigError(
+            "sync.weighting: batch adds up changes, and clients of this run send full weights;"
+            " choose auto or tokens",
+            "sync.weighting",
         )
     if rule.by_rows and config.sync.trigger == "sequential":
         raise ConfigError(

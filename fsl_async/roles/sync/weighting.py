@@ -46,11 +46,37 @@ def _reciprocal(total: float) -> float:
 
 
 @frozen
+class BatchWeighting:
+    """Weighs clients by their tokens a step, and adds up a client's several deltas.
+
+    A delta grows with its steps by itself; times the tokens of a step it counts as in data
+    parallel, where a gradient weighs as much as its batch has tokens. A delta without steps has no
+    weight. Not for clients that send full weights, which do not add up.
+    """
+
+    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
+
+    def weight(self, delta: Delta, staleness: int) -> float:
+        """Tokens a step, times the staleness discount."""
+        if delta.steps == 0:
+            return 0.0
+        discount = staleness_discount(staleness, self.staleness_exponent)
+        return delta.tokens / delta.steps * discount
+
+    def scale(self, merged: Sequence[MergedDelta]) -> float:
+        """One over the sum of the clients' tokens a step."""
+        work: dict[str, tuple[int, int]] = {}
+        for delta in (one.delta for one in merged if one.delta.steps > 0):
+            tokens, steps = work.get(delta.key.client, (0, 0))
+            work[delta.key.client] = (tokens + delta.tokens, steps + delta.steps)
+        return _reciprocal(math.fsum(tokens / steps for tokens, steps in work.values()))
+
+
+@frozen
 class TokensWeighting:
     """Weighs deltas by their tokens: the average over the data, as in FedAvg.
 
-    With Adam as inner optimizer a delta also grows with its number of steps, so a fast client
-    counts almost twice; FedNova corrects that.
+    A delta also grows with its number of steps, so a fast client counts almost twice.
     """
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
@@ -81,22 +107,6 @@ class UniformWeighting:
 
 
 @frozen
-class RootWeighting:
-    """Weighs deltas by the square root of their tokens, between uniform and tokens."""
-
-    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
-
-    def weight(self, delta: Delta, staleness: int) -> float:
-        """The root of the tokens times the staleness discount."""
-        discount = staleness_discount(staleness, self.staleness_exponent)
-        return math.sqrt(delta.tokens) * discount
-
-    def scale(self, merged: Sequence[MergedDelta]) -> float:
-        """One over the sum of the roots."""
-        return _reciprocal(math.fsum(math.sqrt(one.delta.tokens) for one in merged))
-
-
-@frozen
 class FedNovaWeighting:
     """Weighs each client's mean step by its tokens (FedNova, Wang et al., arXiv:2007.07481).
 
@@ -123,8 +133,8 @@ class FedNovaWeighting:
 
 
 WEIGHTINGS: dict[str, Callable[[float], Weighting]] = {
+    "batch": BatchWeighting,
     "tokens": TokensWeighting,
-    "sqrt": RootWeighting,
     "uniform": UniformWeighting,
     "fednova": FedNovaWeighting,
 }

@@ -258,7 +258,7 @@ class Simulation:
     def _launch_server(self) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
-        machine = ParameterServerMachine(self._rules, weighting_named("tokens"), "sim")
+        machine = ParameterServerMachine(self._rules, weighting_named("batch"), "sim")
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1

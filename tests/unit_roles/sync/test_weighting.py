@@ -20,6 +20,18 @@ def work(tokens, steps, staleness=0):
     return merged_of(KEY, tokens=tokens, steps=steps, staleness=staleness)
 
 
+def of_client(name, **counts):
+    return merged_of(DeltaKey(name, 1, 0, 1), staleness=0, **counts)
+
+
+def one_each(merged):
+    """The same work, each of another client."""
+    return [
+        of_client(f"client-{index}", tokens=one.delta.tokens, steps=7)
+        for index, one in enumerate(merged)
+    ]
+
+
 contributions = st.lists(
     st.builds(work, st.integers(1, 10**9), st.integers(1, 5000), st.integers(0, 20)),
     min_size=1,
@@ -37,14 +49,14 @@ def average(strategy, merged, deltas):
 @given(merged=contributions)
 def test_equal_fresh_deltas_average_to_themselves(name, merged):
     """A weighting may prefer a client, but must not change a delta that all agree on."""
-    fresh = [work(one.delta.tokens, 7) for one in merged]
+    fresh = one_each(merged)
     strategy = weighting_named(name)
     assert average(strategy, fresh, [3.0] * len(fresh)) == pytest.approx(3.0)
 
 
 @given(merged=contributions)
 def test_tokens_is_the_average_over_the_data(merged):
-    """The default: every token counts the same at every client."""
+    """Every token counts the same at every client."""
     deltas = np.arange(len(merged), dtype=float)
     discounts = [(1 + one.staleness) ** -0.5 for one in merged]
     tokens = np.array([one.delta.tokens for one in merged], dtype=float)
@@ -52,14 +64,14 @@ def test_tokens_is_the_average_over_the_data(merged):
     assert average(weighting_named("tokens"), merged, deltas) == pytest.approx(expected)
 
 
-@given(merged=contributions)
-def test_sqrt_is_the_average_by_roots_of_tokens(merged):
-    """A client with four times the tokens counts twice."""
-    deltas = np.arange(len(merged), dtype=float)
-    discounts = [(1 + one.staleness) ** -0.5 for one in merged]
-    roots = np.array([one.delta.tokens for one in merged], dtype=float) ** 0.5
-    expected = np.sum(roots / roots.sum() * discounts * deltas)
-    assert average(weighting_named("sqrt"), merged, deltas) == pytest.approx(expected)
+def test_batch_weighs_a_step_by_its_tokens_and_a_client_once():
+    """Data parallel's weights; work that arrives in two deltas counts as in one."""
+    strategy = weighting_named("batch")
+    fast, slow = of_client("a", tokens=400, steps=40), of_client("b", tokens=200, steps=10)
+    # 10 and 20 tokens a step: a third and two thirds
+    assert average(strategy, [fast, slow], [8.0, 2.0]) == pytest.approx(4.0)
+    halves = [of_client("a", tokens=200, steps=20)] * 2
+    assert average(strategy, [*halves, slow], [4.0, 4.0, 2.0]) == pytest.approx(4.0)
 
 
 @given(merged=contributions)
@@ -116,5 +128,5 @@ def test_no_work_at_all_is_no_change(name):
 
 def test_an_unknown_name_lists_the_known_ones():
     """The message names the valid values."""
-    with pytest.raises(ValueError, match="tokens, sqrt, uniform, fednova"):
+    with pytest.raises(ValueError, match="batch, tokens, uniform, fednova"):
         weighting_named("median")
