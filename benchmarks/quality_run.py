@@ -41,6 +41,7 @@ from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.events import Attached, Snapshotted
 from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
 from fsl_async.store.files import Files
 from fsl_async.store.outer import OptimizerName, OuterSettings
@@ -227,9 +228,11 @@ class Server:
     def __init__(self, run_dir: Path, spec: Spec) -> None:
         name, inner = cast("OptimizerName", spec.outer), cast("InnerOptimizer", spec.inner)
         outer = OuterSettings(name, spec.outer_learning_rate, spec.momentum)
-        self.store = Store(run_dir, StoreSettings(1, codec_down=spec.codec, outer=outer))
+        rule = rule_named(spec.aggregation)
+        settings = StoreSettings(1, codec_down=spec.codec, outer=outer, rule=rule)
+        self.store = Store(run_dir, settings)
         self.store.recover()
-        self.weighting = weighting_named(spec.weighting)
+        self.weighting = weighting_named("uniform" if rule.by_rows else spec.weighting)
         rounds = spec.rounds if spec.planned else 0
         train = TrainConfig(optimizer=inner, decay_share=spec.decay_share)
         self.progress = RunProgress(RunLimits(rounds), train.decays_from, 1.0)

@@ -65,6 +65,7 @@ class Spec:
     momentum: float = _OUTER.momentum
     weighting: str = "batch"
     """Clients of equal steps and batches weigh the same by every rule: `key` leaves it out."""
+    aggregation: str = "mean"
     format: str = _CODEC.up
     step_log2: int = _CODEC.step_log2
     feedback_up: bool = _CODEC.feedback_up

@@ -46,12 +46,16 @@ def spread(values: Sequence[float], form: str) -> str:
 
 
 def table(rows: Rows, experiment: Experiment) -> str:
-    """One table, as markdown."""
+    """One table, as markdown, of the lines that have rows."""
     compared = [f"against {experiment.against}, %"] if experiment.against else []
     names = [*experiment.columns, "loss", *compared, "bits up", "bits down", "seeds"]
     rule = ["---"] * len(experiment.columns) + ["---:"] * (4 + len(compared))
     lines = [f"### {experiment.title}\n", _cells(names), _cells(rule)]
-    lines += [_line(rows, experiment, line) for line in experiment.lines]
+    lines += [
+        _line(rows, experiment, line)
+        for line in experiment.lines
+        if any(line.make(seed).key in rows for seed in experiment.seeds)
+    ]
     return "\n".join(lines)
 
 
