@@ -135,7 +135,7 @@ class Server:
 
     def __init__(self, folder: Path, spec: Spec, initial: np.ndarray[Any, Any]) -> None:
         robust = rule_named(spec.rule if spec.rule in RULES else "mean", 1)
-        weighting = weighting_named("uniform" if robust.by_rows else "tokens")
+        weighting = weighting_named("uniform" if robust.by_rows else "batch")
         self.manifest = Manifest.from_shapes([("all", (len(initial),))])
         outer = OuterSettings("average")
         self.store = Store(

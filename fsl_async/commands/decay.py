@@ -9,10 +9,12 @@ import click
 
 from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
-from fsl_async.errors import UsageError
+from fsl_async.errors import RunDirError, UsageError
 
 WAIT_S = 15.0
 _POLL_S = 0.2
+LIMIT_WORDS = "the run's limit of"
+"""In the reason of a run that has reached its end (`roles.sync.progress`)."""
 
 
 @click.command("decay")
@@ -33,8 +35,8 @@ def command(
 
     Give the length of the decay by at most one option; without one it lasts until the planned end
     of the run (run.rounds, run.tokens or run.seconds). A quarter to a half of the training so far
-    is usual. Works on the parameter server's machine; if the parameter server is not running, the
-    decay begins when it is started again.
+    is usual. While rates fall already, an option sets another end. Works on the parameter server's
+    machine; if the parameter server is not running, the decay begins when it is started again.
     """
     from fsl_async.commands.status import with_ledger
     from fsl_async.nodes.ps.decay_requests import write_request
@@ -45,6 +47,11 @@ def command(
     run_dir = with_ledger(run_dir)
     output = Output(as_json=as_json)
     answers = _Answers(run_dir)
+    if answers.end is not None:
+        raise RunDirError(
+            f"{run_dir} has ended: {answers.end}; to go on, start its parameter server with a"
+            " later end, then ask again"
+        )
     path = write_request(run_dir, RunLimits(rounds or 0, tokens or 0, seconds or 0.0))
     answer = answers.wait(path)
     if answer is None:
@@ -66,8 +73,14 @@ class _Answers:
         from fsl_async.observe.journal import JOURNAL, JournalReader
 
         self._reader = JournalReader(run_dir / JOURNAL)
-        for _ in self._reader.read():  # older lines are no answers
-            pass
+        self.end: str | None = None
+        """Why the run has ended, if it has reached its end."""
+        for line in self._reader.read():  # older lines are no answers
+            if line.get("type") == "finish":
+                reason = str(line.get("reason", ""))
+                self.end = reason if LIMIT_WORDS in reason else None
+            elif line.get("type") == "node_started":
+                self.end = None
 
     def wait(self, request: Path) -> str | None:
         """Return the answer, or None if the request is not taken within WAIT_S."""

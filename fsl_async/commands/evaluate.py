@@ -52,9 +52,10 @@ def command(
     """Evaluate the newest version of the run in RUN_DIR on held-out data.
 
     Reads the checkpoints of a parameter server, running or not, and adds each result to
-    RUN_DIR/evaluations.jsonl, which fsl-node status shows. For the built-in model the data are as
-    for a client: the last data.holdout of --data, by default of the built-in text. For other models
-    give --task: a function that takes a dict of tensors and returns {"loss": nats a token}.
+    RUN_DIR/evaluations.jsonl, which fsl-node status shows. For the built-in model give the --data
+    of the clients: the last data.holdout of it is evaluated on; without --data, of the built-in
+    text. For other models give --task: a function that takes a dict of tensors and returns
+    {"loss": nats a token}.
     """
     from fsl_async.commands.status import with_ledger
 
@@ -70,14 +71,19 @@ def command(
     evaluator = VersionEvaluator(run_dir, data=data, limit_bytes=limit_bytes, own=task)
     kinds = ("weights", "mean") if mean else ("weights",)
 
+    output.say(f"evaluates on {evaluator.data}")
+
     def evaluated(number: int) -> bool:
-        rows = [evaluator.evaluate(number, of) for of in kinds]
-        for row in rows:
-            if row is not None:
-                _show(output, row)
-        if mean and rows[0] is not None and rows[1] is None:
-            output.say(f"version {number} has no mean: the run has a planned end")
-        return rows[0] is not None
+        # Both are read before either is measured: the parameter server removes old versions.
+        loaded = [evaluator.load(number, of) for of in kinds]
+        for one in loaded:
+            if one is not None:
+                _show(output, evaluator.evaluate(one))
+        if mean and loaded[0] is not None and loaded[1] is None:
+            record = loaded[0].record
+            why = "the run has a planned end" if record.progress is not None else "not kept"
+            output.say(f"version {number} has no mean: {why if number else 'it is the first one'}")
+        return loaded[0] is not None
 
     if follow:
         _follow(run_dir, evaluator, evaluated)
@@ -115,5 +121,7 @@ def _show(output: Output, row: dict[str, Any]) -> None:
         return
     shown = {name: value for name, value in row.items() if isinstance(value, float)}
     figures = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in shown.items())
+    if row["loss"] is None:
+        figures = "the loss is not finite"
     of = "" if row["of"] == "weights" else f", {row['of']} of late versions"
     output.say(f"version {row['version']}{of}, {row['tokens']:,} tokens: {figures}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 FEW_ROUNDS = 60
-"""Below it the model is clearly worse than trained in one place (docs/BENCHMARKS.md)."""
+"""Below it the model is clearly worse than trained in one place (docs/QUALITY.md)."""
 
 
 def command(
@@ -91,7 +91,8 @@ def command(
     if rounds is not None and rounds < FEW_ROUNDS:
         output.warn(
             f"this run has about {rounds:.0f} rounds; a run should have {FEW_ROUNDS} and more, or"
-            " its model is worse than need be: make sync.every_s smaller, or the run longer"
+            " its model is worse than need be: divide the same training into more rounds, or train"
+            " longer"
         )
     keep_freed_blocks()
     stopper = Stopper()

@@ -143,7 +143,7 @@ def _ps_facts(status: NodeStatus, now: float) -> dict[str, Any]:
         "audit": _audit(status.folder, audit_run, "the ledger"),
     }
     made = beside | status.state.as_dict(now)
-    evaluations = newest(status.state.ps.evaluations, kept(status.folder))
+    evaluations = newest(ps.version, ps.evaluations, kept(status.folder))
     return made | {"evaluations": [asdict(one) for one in evaluations]}
 
 

@@ -167,7 +167,8 @@ class GuardConfig:
     )
     max_tokens_median: float = setting(
         0.0,
-        "a delta's tokens count up to this x the median of the last 64; 0 = all",
+        "a delta's tokens, and those of its steps, count up to this x the median of the last 64;"
+        " 0 = all",
         span(least=0),
     )
 
@@ -183,7 +184,7 @@ class OuterConfig:
 
     optimizer: Optimizer = setting(
         "growing",
-        "growing (momentum that grows from 0 to outer.momentum, and fades out over the last 30 %"
+        "growing (momentum that grows from 0 to outer.momentum, and fades out with learning rates"
         " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)",
         fixed=True,
     )
@@ -341,14 +342,6 @@ class Config:
     train: TrainConfig = attrs.field(factory=TrainConfig)
     checkpoint: CheckpointConfig = attrs.field(factory=CheckpointConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
-
-    def __attrs_post_init__(self) -> None:
-        run = self.run
-        if self.train.decay_at and not (run.rounds or run.tokens or run.seconds):
-            raise SettingError(
-                "train.decay_at",
-                "needs a planned end: set run.rounds, run.tokens or run.seconds as well",
-            )
 
     @property
     def run_dir(self) -> Path:

@@ -18,12 +18,16 @@ _MAX_BYTES = 16 << 20
 
 @frozen
 class Evaluation:
-    """The loss of a version in nats a token. of: "weights", or "mean" of late versions."""
+    """The loss of a version in nats a token. of: "weights", or "mean" of late versions.
+
+    data: what it was evaluated on; empty: on a client's held-out data, by the client.
+    """
 
     version: int
     loss: float
     of: str = "weights"
     bits_per_byte: float | None = None
+    data: str = ""
 
     @property
     def perplexity(self) -> float:
@@ -43,38 +47,46 @@ def kept(run_dir: Path) -> list[Evaluation]:
         try:
             row: Any = json.loads(line)
             bits = row.get("bits_per_byte")
-            found.append(
-                Evaluation(
-                    int(row["version"]),
-                    float(row["loss"]),
-                    str(row["of"]),
-                    None if bits is None else float(bits),
-                )
+            one = Evaluation(
+                int(row["version"]),
+                float(row["loss"]),
+                str(row["of"]),
+                None if bits is None else float(bits),
+                str(row.get("data", "")),
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
+        if math.isfinite(one.loss):
+            found.append(one)
     return found
 
 
-def newest(*sources: Iterable[Evaluation]) -> list[Evaluation]:
-    """The newest evaluations of all sources by version; a later source counts for a version."""
-    by_version: dict[tuple[int, str], Evaluation] = {}
+def newest(version: int, *sources: Iterable[Evaluation]) -> list[Evaluation]:
+    """The newest evaluations of all sources, up to `version`, those on one data together.
+
+    Of several of one version on the same data the last counts. After a rollback, those of versions
+    that are no more are left out.
+    """
+    found: dict[tuple[int, str, str], Evaluation] = {}
     for source in sources:
         for one in source:
-            by_version[one.version, one.of] = one
-    return [by_version[key] for key in sorted(by_version)][-SHOWN:]
+            if one.version <= version:
+                found[one.version, one.data, one.of] = one
+    return [found[key] for key in sorted(found)][-SHOWN:]
 
 
 def line_of(evaluations: list[Evaluation]) -> str:
-    """One line for people: the newest loss, and the lowest of the versions' own weights."""
-    last = evaluations[-1]
+    """One line for people: the newest loss, and the lowest on the same data."""
+    last = max(evaluations, key=lambda one: (one.version, one.of == "weights"))
     of = "" if last.of == "weights" else f", of the {last.of} of late versions"
+    on = f" on {last.data}" if last.data else ""
     bits = f", {last.bits_per_byte:.3f} bits a byte" if last.bits_per_byte is not None else ""
     text = (
-        f"held-out loss {last.loss:.4f} nats a token (perplexity {last.perplexity:.4g}{bits})"
+        f"held-out loss{on} {last.loss:.4f} nats a token (perplexity {last.perplexity:.4g}{bits})"
         f" at version {last.version}{of}"
     )
-    best = min(evaluations, key=lambda one: one.loss)
+    alike = [one for one in evaluations if (one.data, one.of) == (last.data, last.of)]
+    best = min(alike, key=lambda one: one.loss)
     if best.version != last.version:
         text += f"; lowest {best.loss:.4f} at {best.version}"
     return text

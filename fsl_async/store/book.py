@@ -50,6 +50,7 @@ class Book:
         self.version = -1
         # When its line was written, seconds since 1970; 0 before version 0.
         self.version_at = 0.0
+        self.began_s = 0.0  # for which the run was served before version 0
         self.digests: dict[int, str] = {}
         self.tokens_total = 0
         self.generation = 0
@@ -157,6 +158,8 @@ class Book:
     def _apply_version(self, fact: Mapping[str, Any]) -> None:
         self._add_version(VersionRecord.from_fact(fact))
         self.version_at = float(fact.get("at", 0.0))
+        if self.version == 0:
+            self.began_s = float(fact.get("up", 0.0))
 
     def _add_version(self, record: VersionRecord) -> None:
         self.version = record.version

@@ -5,8 +5,8 @@
         momentum.safetensors    the outer optimizer's momentum; absent without one, and in
                                 version 0 (zeros)
         residual.safetensors    the coding error not yet sent; absent when there is none (zeros)
-        mean.safetensors        mean of the last quarter of versions, in a run without a
-                                planned end
+        mean.safetensors        mean of versions, of late ones above all, in a run without
+                                a planned end
         update.bin              the coded change from version 11, as clients receive it
                                 (fsl_async.store.frame_file)
         manifest.json           with a checksum: the version's record, and length, SHA-256 and chunk

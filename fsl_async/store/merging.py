@@ -74,6 +74,12 @@ class Average:
     """Where the run is once the version is made."""
     _chunks: Callable[[], Chunks]
 
+    @property
+    def mean_steps(self) -> float:
+        """Steps of a client in the round, in the mean; several deltas of one are its work."""
+        clients = {one.key.client for one in self.merged}
+        return sum(one.delta.steps for one in self.merged) / max(1, len(clients))
+
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return iter(self._chunks())
 
@@ -260,9 +266,7 @@ class Merging:
         """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
-        steps = [one.delta.steps for one in average.merged]
-        mean_steps = sum(steps) / len(steps) if steps else 0.0
-        step = self._settings.outer.step(version, average.position.fade, mean_steps)
+        step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
         share = 0.0 if average.position.is_planned else mean_share(version)
         with (
             disk(f"cannot write version {version}"),

@@ -154,6 +154,7 @@ class Store:
             settled=settled,
             tokens_total=book.tokens_total,
             served_s=run.ledger.served_before_s,
+            began_s=book.began_s,
             since_version_s=max(0.0, age_s),
             usual=tuple(book.usual),
             decay=book.decay,

@@ -1,7 +1,8 @@
 """Evaluates the versions of a run from its directory, while it goes on or later. Imports torch.
 
     run_dir/evaluations.jsonl    one JSON object a line: version, tokens, of ("weights" or "mean"),
-                                 loss, perplexity, bits_per_byte, seconds
+                                 data, loss, perplexity, bits_per_byte, seconds, and what else
+                                 one's own function returns
 
 The parameter server takes no part in it: it reads the checkpoints, with cores of its own.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import frozen
 
 from fsl_async.config.fixed import read_settings
 from fsl_async.errors import RunDirError, TaskError, disk_words
@@ -36,13 +38,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.records import VersionRecord
 
 FILES = {"weights": WEIGHTS, "mean": MEAN}
 Measure = Callable[["NDArray[np.float32]"], Mapping[str, float]]
 
 
+@frozen
+class Loaded:
+    """A version in memory. of: what `vector`, float32, is: "weights" or "mean"."""
+
+    record: VersionRecord
+    of: str
+    vector: NDArray[np.float32]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 class VersionEvaluator:
-    """Evaluates versions of one run and keeps the results.
+    """Evaluates versions of one run and keeps the results. `data`: on what, for people.
 
     data: text to evaluate on, by its held-out tail; None: as the run's clients without --data.
     limit_bytes: of it. own: file.py:function that takes named tensors (fp32, on the CPU) and
@@ -64,20 +80,19 @@ class VersionEvaluator:
         except StoreError as error:
             raise RunDirError(str(error)) from None
         if own is None:
-            self._measure = _built_in(run_dir, self._manifest, data, limit_bytes)
+            self._measure, self.data = _built_in(run_dir, self._manifest, data, limit_bytes)
         else:
-            self._measure = _own(own, self._manifest)
+            self._measure, self.data = _own(own, self._manifest), own
 
     def versions(self) -> list[int]:
         """The versions that are kept, oldest first."""
         return self._checkpoints.versions()
 
-    def evaluate(self, version: int, of: str = "weights") -> dict[str, Any] | None:
-        """Evaluate a version and keep the result; None if it was removed meanwhile, or has no mean.
+    def load(self, version: int, of: str = "weights") -> Loaded | None:
+        """Read a version; None if it was removed meanwhile, or has no mean.
 
         of: "weights" or "mean", of the run's late versions. Raises RunDirError for damage.
         """
-        begun = time.monotonic()
         try:
             checkpoint = self._checkpoints.load(version)
             vector = read_vector(self._files, checkpoint, FILES[of], self._manifest)
@@ -85,16 +100,19 @@ class VersionEvaluator:
             if not self._checkpoints.path(version).exists():
                 return None
             raise RunDirError(f"{self._run_dir}: version {version}: {error}") from None
-        if vector is None:
-            return None
-        found = dict(self._measure(vector))
-        loss = found.get("loss", math.nan)
-        row = {
-            "version": version,
-            "tokens": checkpoint.record.tokens_total,
-            "of": of,
-            "perplexity": math.exp(min(loss, 700.0)),
-            **found,
+        return None if vector is None else Loaded(checkpoint.record, of, vector)
+
+    def evaluate(self, loaded: Loaded) -> dict[str, Any]:
+        """Evaluate a version and keep the result. A loss that is not finite is None there."""
+        begun = time.monotonic()
+        found = {name: _finite(value) for name, value in self._measure(loaded.vector).items()}
+        loss = found["loss"]
+        row = found | {
+            "version": loaded.record.version,
+            "tokens": loaded.record.tokens_total,
+            "of": loaded.of,
+            "data": self.data,
+            "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
             "seconds": round(time.monotonic() - begun, 3),
         }
         self._keep(row)
@@ -109,8 +127,10 @@ class VersionEvaluator:
             raise RunDirError(f"cannot write {path}: {disk_words(error)}") from None
 
 
-def _built_in(run_dir: Path, manifest: Manifest, data: str | None, limit_bytes: int) -> Measure:
-    """Loss of the built-in model on held-out text."""
+def _built_in(
+    run_dir: Path, manifest: Manifest, data: str | None, limit_bytes: int
+) -> tuple[Measure, str]:
+    """Loss of the built-in model on held-out text, and the name of the text."""
     tables = read_settings(run_dir)
     if tables is None:
         raise RunDirError(f"{run_dir} has no settings.json: its run has made no version yet")
@@ -137,7 +157,8 @@ def _built_in(run_dir: Path, manifest: Manifest, data: str | None, limit_bytes: 
         loss = evaluate(model, corpus, limit_bytes=limit_bytes)
         return {"loss": loss, "bits_per_byte": loss / math.log(2.0)}
 
-    return measure
+    named = str(tables.get("data", {}).get("path") or "the source of Python's library")
+    return measure, named
 
 
 def _own(text: str, manifest: Manifest) -> Measure:

@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 
 from fsl_async.commands import decay, evaluate
@@ -97,12 +96,20 @@ def test_ones_own_function_gets_the_weights_by_name(run_dir, tmp_path):
         "def score(weights):\n"
         "    return {'loss': float(weights['embedding'].square().mean()), 'shapes': len(weights)}\n"
         "def wrong(weights):\n    return 3\n"
+        "def diverged(weights):\n    return {'loss': float('nan'), 'tokens': 7.0, 'version': 9.0}\n"
         "def broken(weights):\n    raise KeyError('no such tensor')\n"
     )
-    (row,) = ask(evaluate.command, run_dir, "--task", f"{tmp_path / 'own.py'}:score")
-    vector = torch.from_numpy(np.zeros(1, np.float32))
-    assert row["loss"] > float(vector.sum())
+    task = f"{tmp_path / 'own.py'}:score"
+    (row,) = ask(evaluate.command, run_dir, "--task", task)
+    from safetensors.torch import load_file
+
+    weights = load_file(run_dir / "checkpoints" / "v00000001" / "weights.safetensors")
+    assert row["loss"] == pytest.approx(float(weights["embedding"].square().mean()))
+    assert row["data"] == task
     assert row["shapes"] == len(GPT(CONFIG).state_dict())
+    (diverged,) = ask(evaluate.command, run_dir, "--task", f"{tmp_path / 'own.py'}:diverged")
+    assert (diverged["loss"], diverged["tokens"], diverged["version"]) == (None, 100, 1)
+    assert [one.version for one in kept(run_dir)] == [1], "a loss that is no number is left out"
     with pytest.raises(TaskError, match="must return numbers by name"):
         ask(evaluate.command, run_dir, "--task", f"{tmp_path / 'own.py'}:wrong")
     with pytest.raises(TaskError, match="no such tensor"):
@@ -130,18 +137,34 @@ def test_wrong_directories_and_options_are_one_line(run_dir, tmp_path):
 def test_lines_of_another_form_are_skipped(tmp_path):
     """A half-written line must not break `status`."""
     row = {"version": 4, "loss": 1.5, "of": "weights", "bits_per_byte": 2.16}
-    lines = [json.dumps(row), "{", "3", json.dumps({"version": "x", "loss": 1, "of": ""})]
+    wrong = [{"version": "x", "loss": 1, "of": ""}, row | {"loss": math.nan}]
+    wrong += [row | {"version": math.inf}]
+    lines = [json.dumps(row), "{", "3", *map(json.dumps, wrong)]
     (tmp_path / EVALUATIONS).write_text("\n".join(lines))
     assert kept(tmp_path) == [Evaluation(4, 1.5, "weights", 2.16)]
-    found = newest([Evaluation(5, 1.6), Evaluation(4, 9.0)], kept(tmp_path))
-    assert [(one.version, one.loss) for one in found] == [(4, 1.5), (5, 1.6)]
-    line = line_of(found)
-    assert "1.6000 nats a token (perplexity 4.953) at version 5; lowest 1.5000 at 4" in line
+
+
+def test_the_line_compares_losses_on_one_text_only():
+    """A client's own held-out text is another one than that of the command."""
+    by_clients = [Evaluation(4, 1.2), Evaluation(5, 1.3), Evaluation(9, 0.5)]
+    by_command = [Evaluation(4, 1.5, data="/x"), Evaluation(5, 1.6, data="/x")]
+    by_command += [Evaluation(5, 1.1, "mean", data="/x"), Evaluation(4, 1.4, data="/x")]
+    found = newest(5, by_clients, by_command)
+    assert 9 not in {one.version for one in found}, "a rollback made that version void"
+    assert len(found) == 5, "the last evaluation of version 4 on /x counts"
+    on_x = [one for one in found if one.data]
+    assert line_of(on_x) == (
+        "held-out loss on /x 1.6000 nats a token (perplexity 4.953) at version 5;"
+        " lowest 1.4000 at 4"
+    )
+    assert "lowest 1.2000 at 4" in line_of([one for one in found if not one.data])
 
 
 def answering(run_dir, text):
     """Take the request as a parameter server does, and write its answer."""
+    give_up_at = time.monotonic() + 30.0
     while not (run_dir / FILE).exists():
+        assert time.monotonic() < give_up_at, "nothing was asked"
         time.sleep(0.01)
     found = read_request(run_dir / FILE)
     (run_dir / FILE).unlink()
@@ -179,6 +202,15 @@ def test_without_a_parameter_server_the_request_waits(run_dir, monkeypatch):
     assert read_request(run_dir / FILE) == RunLimits(seconds=60.0)
     with pytest.raises(UsageError, match="only one"):
         ask(decay.command, run_dir, "--seconds", 60, "--rounds", 2)
+
+
+def test_a_run_that_has_ended_is_not_asked(run_dir):
+    """The request would cut short the run when somebody goes on with it."""
+    ended = {"t": 1.0, "type": "finish", "reason": "the run's limit of 9 rounds is reached"}
+    (run_dir / JOURNAL).write_text(json.dumps(ended) + "\n")
+    with pytest.raises(RunDirError, match="has ended: the run's limit of 9 rounds"):
+        ask(decay.command, run_dir, "--rounds", 4)
+    assert not (run_dir / FILE).exists()
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,16 @@ def test_rounds_of_a_run_by_its_limits(overrides, expected):
     assert planned_rounds(load(None, overrides)) == expected
 
 
-def test_a_decay_at_a_date_needs_an_end():
-    """Rates would never reach their last value."""
+def test_a_decay_at_a_date_needs_an_end_and_a_schedule_that_decays():
+    """Rates would never reach their last value. A client has no limits, and joins all the same."""
     from fsl_async.errors import ConfigError
+    from fsl_async.nodes.ps.decay_requests import check_date
 
     date = "train.decay_at=2027-01-31T18:00+01:00"
     with pytest.raises(ConfigError, match="needs a planned end"):
-        load(None, [date])
-    assert load(None, [date, "run.rounds=100"]).train.decay_at
+        check_date(load(None, [date]))
+    check_date(load(None, [date, "run.rounds=100"]))
+    with pytest.raises(ConfigError, match="set wsd"):
+        check_date(load(None, [date, "run.rounds=100", "train.schedule=cosine"]))
     with pytest.raises(ConfigError, match="a date with a time zone"):
         load(None, ["train.decay_at=2027-01-31", "run.rounds=100"])

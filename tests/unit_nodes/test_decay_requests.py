@@ -42,3 +42,26 @@ def test_a_date_is_reached_once(tmp_path):
     wall[0] = 10.0
     scheduler.run_until(6.0)
     assert asked == [DecayAsked()]
+
+
+def test_a_date_waits_for_version_0_and_gives_way_to_a_request(tmp_path):
+    """A parameter server may wait for its first client past the date."""
+    for was_asked, expected in ((False, [DecayAsked()]), (True, [])):
+        scheduler, asked = VirtualScheduler(), []
+        begun = []
+        requests = DecayRequests(
+            tmp_path,
+            asked.append,
+            scheduler,
+            at="1970-01-01T00:00+00:00",
+            has_begun=lambda begun=begun: bool(begun),
+            was_asked=lambda was_asked=was_asked: was_asked,
+            wall_clock=lambda: 5.0,
+        )
+        requests.start()
+        scheduler.run_until(4.0)
+        assert asked == []
+        begun.append(True)
+        scheduler.run_until(9.0)
+        assert asked == expected
+        requests.close()

@@ -14,19 +14,22 @@ Peak learning rates, where the run sets none (docs/adr/0107):
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from fsl_async.errors import TaskError
+
 BETAS = (0.9, 0.95)
 MUON_MOMENTUM = 0.95
 MUON_RATE = 0.007
 BESIDE_MUON_RATE, ADAMW_RATE, RATE_WIDTH = 8e-3, 3e-3, 64
 
-OUTSIDE = ("embed", "wte", "wpe", "head", "classifier", "score")
-"""Parts of a matrix's name that mark an embedding or a head: AdamW steps these."""
+OUTSIDE = re.compile(r"embed|(^|\.)(wte|wpe|classifier|score|(\w+_)?head)(\.|$)")
+"""Names of matrices that are an embedding or a head: AdamW steps these."""
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -50,6 +53,23 @@ class MuonAdamW(torch.optim.Optimizer):
         self.parts = (muon, torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS))
         # The groups are the dictionaries of the two, so a rate that is set here is theirs.
         super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self._built = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group once it is built: which of the two should step it, and at what rate?
+
+        Raises TaskError.
+        """
+        if getattr(self, "_built", False):
+            raise TaskError(
+                "MuonAdamW takes no further groups: unfreeze the weights before"
+                " fed.optimizer(model), or build it again"
+            )
+        super().add_param_group(param_group)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle by its two parts: the groups are theirs."""
+        return _joined, (self.parts,)
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -72,6 +92,16 @@ class MuonAdamW(torch.optim.Optimizer):
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def _joined(parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer]) -> MuonAdamW:
+    """A MuonAdamW of these two."""
+    made = MuonAdamW.__new__(MuonAdamW)
+    made.parts = parts  # type: ignore[assignment]
+    groups = [group for part in parts for group in part.param_groups]
+    torch.optim.Optimizer.__init__(made, groups, {})
+    made._built = True  # noqa: SLF001
+    return made
 
 
 def build_optimizer(
@@ -122,15 +152,13 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     """Names of the 2-D parameters that are neither embeddings nor heads.
 
     Embeddings are the weights of nn.Embedding, also where another module shares them, and what has
-    a part of `OUTSIDE` in its name.
+    a name like `OUTSIDE`.
     """
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     return {
         name
         for name, weight in model.named_parameters()
-        if weight.dim() == 2
-        and id(weight) not in embedded
-        and not any(part in name.lower() for part in OUTSIDE)
+        if weight.dim() == 2 and id(weight) not in embedded and not OUTSIDE.search(name.lower())
     }
 
 

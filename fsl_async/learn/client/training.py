@@ -98,7 +98,8 @@ class Training:
 
         Yields its number; NO_VERSION where none is, and the weights are then as they were.
         """
-        assert self._weights is not None, "a model is attached"
+        if self._weights is None:
+            raise TaskError("fed.at_version needs the model: call fed.attach(model) first")
         weights = self._weights
         own = weights.saved()
         try:

@@ -18,12 +18,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.errors import RunDirError, disk_words
+from fsl_async.errors import ConfigError, RunDirError, disk_words
 from fsl_async.roles.sync.events import DecayAsked
 from fsl_async.roles.sync.progress import RunLimits
 
 if TYPE_CHECKING:
     import fsl_transport as tp
+    from fsl_async.config.settings import Config
     from fsl_transport.link import Cancellable
 
 FILE = "decay.json"
@@ -63,8 +64,31 @@ def read_request(path: Path) -> RunLimits | None:
     return RunLimits(rounds, tokens, seconds)
 
 
+def check_date(config: Config) -> None:
+    """Raise ConfigError if the run has a date of the decay that cannot mean anything."""
+    if not config.train.decay_at:
+        return
+    run = config.run
+    if not (run.rounds or run.tokens or run.seconds):
+        raise ConfigError(
+            "train.decay_at: needs a planned end: set run.rounds, run.tokens or run.seconds as"
+            " well",
+            "train.decay_at",
+        )
+    if config.train.schedule != "wsd":
+        raise ConfigError(
+            f"train.decay_at: train.schedule = {config.train.schedule} does not decay at a date;"
+            " set wsd",
+            "train.decay_at",
+        )
+
+
 class DecayRequests:
-    """Feeds DecayAsked for a request file, and once at `at` (an ISO 8601 date; empty: never)."""
+    """Feeds DecayAsked for a request file, and once at `at` (an ISO 8601 date; empty: never).
+
+    has_begun: whether the run has a version; a date before that counts from version 0 on.
+    was_asked: whether the run has a decay that was asked for; then the date does not count.
+    """
 
     def __init__(
         self,
@@ -73,11 +97,15 @@ class DecayRequests:
         scheduler: tp.Scheduler,
         *,
         at: str = "",
+        has_begun: Callable[[], bool] = lambda: True,
+        was_asked: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = run_dir / FILE
         self._feed = feed
         self._scheduler = scheduler
+        self._has_begun = has_begun
+        self._was_asked = was_asked
         self._wall_clock = wall_clock
         self._date = datetime.fromisoformat(at).timestamp() if at else math.inf
         self._timer: Cancellable | None = None
@@ -89,9 +117,10 @@ class DecayRequests:
     def _look(self) -> None:
         # Once a second, by the wall clock: the machine may have slept, or its clock may be set.
         self._timer = self._scheduler.call_at(self._scheduler.time() + LOOK_S, self._look)
-        if self._wall_clock() >= self._date:
+        if self._wall_clock() >= self._date and self._has_begun():
             self._date = math.inf
-            self._feed(DecayAsked())
+            if not self._was_asked():
+                self._feed(DecayAsked())
         if self._path.exists():
             more = read_request(self._path)
             with suppress(OSError):

@@ -35,7 +35,7 @@ from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
-from fsl_async.nodes.ps.decay_requests import DecayRequests
+from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
@@ -105,6 +105,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         max_staleness=sync.max_staleness,
         limits=RunLimits(config.run.rounds, config.run.tokens, config.run.seconds),
         decays_from=config.train.decays_from,
+        decays=config.train.schedule == "wsd",
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
         drain_cap_s=config.transfer.drain_cap_s,
         keep_versions=config.checkpoint.keep_versions,
@@ -233,6 +234,7 @@ def prepared(
     listen, log, keys = config.listen, options.log, options.keys
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)
+    check_date(config)
     check_bindable(config.listen.address)
     if capacity is None:
         capacity = check_open_files(config)
@@ -476,7 +478,9 @@ class _Server:
             taken.run_dir,
             shell.node.feed,
             loop,
-            at=config.train.decay_at if taken.recovered.decay is None else "",
+            at=config.train.decay_at,
+            has_begun=lambda: machine.version >= 0,
+            was_asked=lambda: machine.progress.was_asked,
         )
         try:
             shell.start(taken.recovered)

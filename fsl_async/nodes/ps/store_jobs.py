@@ -81,7 +81,9 @@ class StoreJobs:
 
     def keep_decay(self, effect: do.KeepDecay, number: int) -> None:
         """Write to disk that learning rates fall."""
-        self._write(lambda: self._store.record_decay(effect.decay), number)
+        self._write(
+            lambda: self._store.record_decay(effect.decay), number, ev.DecayKept(effect.decay)
+        )
 
     def accumulate(self, effect: do.Accumulate, number: int) -> None:
         """Add a delta to the accumulator."""
@@ -102,11 +104,16 @@ class StoreJobs:
         """Make a held delta pending again."""
         self._write(lambda: self._store.release(effect.key), number)
 
-    def _write(self, job: Callable[[], None], number: int) -> None:
-        """Write to the ledger; if that fails, the machine gets StoreFailed."""
+    def _write(self, job: Callable[[], None], number: int, then: Event | None = None) -> None:
+        """Write to the ledger, then report `then`; if that fails, the machine gets StoreFailed."""
+
+        def written(_: None) -> None:
+            if then is not None:
+                self._feed(then, number)
+
         self._worker.submit(
             job,
-            lambda _: None,
+            written,
             lambda error: self.failed(
                 f"the ledger cannot be written: {error}: start the parameter server again", number
             ),

@@ -139,7 +139,7 @@ class Average(Effect, tag="average"):
 
 @frozen
 class KeepDecay(Effect, tag="keep_decay"):
-    """Write to disk that rates decay from now on. Ends in StoreFailed if that fails."""
+    """Write to disk that rates decay from now on. Ends in DecayKept or StoreFailed."""
 
     decay: Decay
 

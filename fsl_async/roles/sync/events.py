@@ -67,6 +67,13 @@ class DecayAsked(Event, tag="decay_asked"):
 
 
 @frozen
+class DecayKept(Event, tag="decay_kept"):
+    """A decay is on disk: it begins."""
+
+    decay: Decay
+
+
+@frozen
 class Recovered(Event, tag="recovered"):
     """The state on disk at start: newest valid version (-1: none), and the outcome of each
     delta.
@@ -99,6 +106,8 @@ class Recovered(Event, tag="recovered"):
     """Client -> its newest incarnation."""
     run: str = ""
     """The run's name; empty before it has one."""
+    began_s: float = 0.0
+    """How much of `served_s` was before version 0."""
 
 
 @frozen

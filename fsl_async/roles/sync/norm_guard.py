@@ -6,7 +6,8 @@ while fewer than half of the deltas are wrong. A rule with value 0 is off.
 
     max_tokens_per_s     counted tokens are at most this x the seconds since the client's last
                          delta, or since it joined
-    max_tokens_median    and at most this x the median of tokens
+    max_tokens_median    and at most this x the median of tokens, and in a step at most this x the
+                         median of tokens a step, by which clients are weighed
     clip_norm            a delta's weight is lowered so that it counts as one of at most this norm
     clip_median          ... or of at most this x the median of norms
     outlier_median       a delta of more than this x the median of norms is excluded: the ledger has
@@ -23,6 +24,7 @@ clip x delta, divided by the sum of unclipped weights. The median uses norms bef
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
@@ -60,14 +62,15 @@ class NormGuard:
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
     _norms: deque[float] = field(factory=lambda: deque(maxlen=MEMORY))
     _tokens: deque[int] = field(factory=lambda: deque(maxlen=MEMORY))
+    _batches: deque[float] = field(factory=lambda: deque(maxlen=MEMORY))
+    """Tokens a step."""
     _since: dict[str, float] = field(factory=dict)
     _settled: dict[str, tuple[DeltaKey, int]] = field(factory=dict)
 
     def recovered(self, usual: Iterable[StoredDelta], held: Iterable[StoredDelta]) -> None:
         """Restore the newest merged deltas and the held ones from disk, oldest first."""
         for one in usual:
-            self._norms.append(one.norm)
-            self._tokens.append(one.delta.tokens)
+            self._remember(one)
         if self.rules.release:
             self.held = {one.key: one for one in held}
 
@@ -98,6 +101,10 @@ class NormGuard:
             most = max(1, int(rules.max_tokens_median * usual))
             if most < counted:
                 counted, why = most, f"{rules.max_tokens_median:g} x the median of {usual:g}"
+            a_step = rules.max_tokens_median * median(self._batches or [math.inf])
+            most = max(1, int(min(a_step * delta.steps, tokens)))
+            if most < counted:
+                counted, why = most, f"at most {a_step:g} a step, {delta.steps} steps"
         if why is not None:
             self._settled[key.client] = (key, counted)
             why = f"{counted} of the {tokens} tokens that {key.client} claims count: {why}"
@@ -125,9 +132,14 @@ class NormGuard:
 
     def accepted(self, stored: StoredDelta, now: float) -> None:
         """Add an accepted delta to the medians."""
-        self._norms.append(stored.norm)
-        self._tokens.append(stored.delta.tokens)
+        self._remember(stored)
         self.stored(stored.key.client, now)
+
+    def _remember(self, one: StoredDelta) -> None:
+        self._norms.append(one.norm)
+        self._tokens.append(one.delta.tokens)
+        if one.delta.steps:
+            self._batches.append(one.delta.tokens / one.delta.steps)
 
     def stored(self, client: str, now: float) -> None:
         """Restart a client's time at its delta, accepted or not."""

@@ -82,6 +82,14 @@ class RunLimits:
         """Whether there is any."""
         return bool(self.rounds or self.tokens or self.seconds)
 
+    @property
+    def words(self) -> str:
+        """The end that they set, for people; empty without any."""
+        ends = [f"version {self.rounds}"] if self.rounds else []
+        ends += [f"{self.tokens:,} tokens"] if self.tokens else []
+        ends += [f"{self.seconds:,.0f} s of serving"] if self.seconds else []
+        return " or ".join(ends)
+
     def is_last(self, number: int) -> bool:
         """Whether the version that round `number` makes is the last one of the run."""
         return bool(self.rounds) and number + 1 >= self.rounds
@@ -100,7 +108,7 @@ class Decay:
     """A decay of learning rates that was asked for while the run went on.
 
     decays_from: progress at which it began, by `limits`, the run's limits from then on. planned:
-    the limits before; a run that is started with other ones has dropped the decay.
+    the limits of the configuration; a run that is started with other ones has dropped the decay.
     """
 
     decays_from: float
@@ -113,6 +121,9 @@ class RunProgress:
     """Progress in [0, 1] by the limit that will be reached first: tokens, rounds or seconds.
 
     round_s: seconds from one version to the next, where they are made by the clock; else 0.
+
+    The seconds before version 0 are no part of it: nothing is trained while the parameter server
+    waits for its first clients.
     """
 
     limits: RunLimits = RunLimits()
@@ -123,17 +134,34 @@ class RunProgress:
     version: int = 0
     was_asked: bool = False
     """Whether the decay was asked for while the run went on."""
+    _planned: RunLimits = field(init=False)
+    _began_s: float | None = None
+    """Seconds served before version 0; None while there is none."""
     _served_s: float = 0.0
     _started_at: float = 0.0
     _marks: deque[tuple[float, float]] = field(factory=lambda: deque(maxlen=PACE_VERSIONS + 1))
     """(time, progress) of the last versions."""
 
+    def __attrs_post_init__(self) -> None:
+        self._planned = self.limits
+
     def recovered(
-        self, version: int, tokens: int, served_s: float, now: float, decay: Decay | None = None
+        self,
+        version: int,
+        tokens: int,
+        served_s: float,
+        now: float,
+        decay: Decay | None = None,
+        *,
+        began_s: float = 0.0,
     ) -> None:
-        """Continue from the state on disk. served_s: for which earlier processes served the run."""
+        """Continue from the state on disk.
+
+        served_s: for which earlier processes served the run. began_s: of them, before version 0.
+        """
         self.version, self.tokens = max(0, version), tokens
         self._served_s, self._started_at = served_s, now
+        self._began_s = began_s if version >= 0 else None
         if decay is not None and decay.planned == self.limits:
             self.limits, self.decays_from = decay.limits, decay.decays_from
             self.was_asked = True
@@ -141,6 +169,9 @@ class RunProgress:
 
     def committed(self, version: int, tokens: int, now: float) -> None:
         """Count a version made of `tokens`."""
+        if self._began_s is None:
+            self._began_s = self.served_s(now)
+            self._marks.clear()
         self.version = version
         self.tokens += tokens
         self._mark(now)
@@ -164,22 +195,35 @@ class RunProgress:
         return self._served_s + now - self._started_at
 
     def decay(self, more: RunLimits, now: float) -> Decay:
-        """Begin to decay now, and end the run after `more` rounds, tokens or seconds.
+        """A decay that begins now, and ends the run after `more` rounds, tokens or seconds.
 
-        Without any `more` its planned end stays.
+        Without any `more` the end stays. Where rates fall already they go on falling from where
+        they are, to the new end. `adopt` makes it so.
         """
-        planned = self.limits
-        if more.exist:
-            self.limits = RunLimits(
-                more.rounds and self.version + more.rounds,
-                more.tokens and self.tokens + more.tokens,
-                more.seconds and self.served_s(now) + more.seconds,
-            )
+        position = self.position(now)
+        if not more.exist:
+            return Decay(position.progress, self.limits, self._planned)
+        limits = RunLimits(
+            more.rounds and self.version + more.rounds,
+            more.tokens and self.tokens + more.tokens,
+            more.seconds and self.served_s(now) + more.seconds,
+        )
+        progress = self._counted(self.version, self.tokens, now, limits)
+        assert progress is not None, "there is a limit"
+        fade = position.fade
+        if fade < 1.0:  # so that fade_of(progress, decays_from) is what it was
+            begun = 1.0 - (1.0 - progress) / fade if fade else 0.0
+            return Decay(max(0.0, begun), limits, self._planned)
+        return Decay(progress, limits, self._planned)
+
+    def adopt(self, decay: Decay, now: float) -> None:
+        """Let rates fall as `decay` says."""
+        if decay.limits != self.limits:
+            self.limits = decay.limits
             self._marks.clear()
             self._mark(now)
-        self.decays_from = self.position(now).progress
+        self.decays_from = decay.decays_from
         self.was_asked = True
-        return Decay(self.decays_from, self.limits, planned)
 
     def _at(self, progress: float | None, now: float) -> RunPosition:
         if progress is None:
@@ -190,16 +234,24 @@ class RunProgress:
             self.tokens, planned, True, progress, self._pace_per_s(), reach, self.decays_from
         )
 
-    def _counted(self, version: int, tokens: int, now: float) -> float | None:
+    def _counted(
+        self, version: int, tokens: int, now: float, limits: RunLimits | None = None
+    ) -> float | None:
         """The largest part of any limit that is used up; None without limits."""
-        limits, parts = self.limits, []
+        limits, parts = limits or self.limits, []
         if limits.rounds:
             parts.append(version / limits.rounds)
         if limits.tokens:
             parts.append(tokens / limits.tokens)
         if limits.seconds:
-            parts.append(self.served_s(now) / limits.seconds)
+            parts.append(self._part_of_seconds(limits.seconds, now))
         return min(1.0, max(parts)) if parts else None
+
+    def _part_of_seconds(self, limit_s: float, now: float) -> float:
+        if self._began_s is None:
+            return 0.0
+        whole_s = limit_s - self._began_s
+        return (self.served_s(now) - self._began_s) / whole_s if whole_s > 0.0 else 1.0
 
     def _mark(self, now: float) -> None:
         progress = self._counted(self.version, self.tokens, now)
@@ -217,12 +269,17 @@ class RunProgress:
 
     def _pace_per_s(self) -> float:
         """Progress in a second over the last versions, or as planned before there are two."""
+        if self._began_s is None:
+            return 0.0
         if len(self._marks) > 1:
             (first_at, first), (last_at, last) = self._marks[0], self._marks[-1]
             if last_at > first_at:
                 return (last - first) / (last_at - first_at)
         limits = self.limits
-        paces = [1.0 / limits.seconds] if limits.seconds else []
+        paces = []
+        if limits.seconds:
+            whole_s = limits.seconds - self._began_s
+            paces.append(1.0 / whole_s if whole_s > 0.0 else 0.0)
         if limits.rounds and self.round_s:
             paces.append(1.0 / (limits.rounds * self.round_s))
         return max(paces, default=0.0)

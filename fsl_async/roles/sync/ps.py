@@ -73,7 +73,7 @@ from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.membership import Membership
 from fsl_async.roles.sync.norm_guard import NormGuard
-from fsl_async.roles.sync.progress import RunProgress
+from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.ps_state import (
     EXIT_DAMAGED,
     EXIT_FAILED,
@@ -139,6 +139,7 @@ class ParameterServerMachine:
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
             ev.DecayAsked: self._decay_asked,
+            ev.DecayKept: self._decay_kept,
             TimerFired: self._timers,
             ev.ClientHello: self._hello,
             ev.Admitted: lambda event, _: self.membership.admitted(event),
@@ -208,7 +209,14 @@ class ParameterServerMachine:
     # --- start and membership ---
 
     def _recovered(self, event: ev.Recovered, now: float) -> list[Effect]:
-        self.progress.recovered(event.version, event.tokens_total, event.served_s, now, event.decay)
+        self.progress.recovered(
+            event.version,
+            event.tokens_total,
+            event.served_s,
+            now,
+            event.decay,
+            began_s=event.began_s,
+        )
         limits = self.progress.limits
         # If the limit was reached before this start, clients still get time to reconnect and offer
         # their deltas.
@@ -393,32 +401,50 @@ class ParameterServerMachine:
         return effects
 
     def _set_limit(self, left_s: float, now: float) -> None:
-        """Set the deadline of the limit in seconds, if there is one."""
+        """Set the deadline of the limit in seconds, or none where there is no such limit."""
         if self.progress.limits.seconds:
             self.deadlines.set("limit", now + left_s)
+        else:
+            self.deadlines.cancel("limit")
 
     def _decay_asked(self, event: ev.DecayAsked, now: float) -> list[Effect]:
+        objection = self._objection_to_decay(event.more, now)
+        if objection:
+            return [Note(f"no decay: {objection}", "warning")]
+        return [do.KeepDecay(self.progress.decay(event.more, now))]
+
+    def _objection_to_decay(self, more: RunLimits, now: float) -> str:
+        progress = self.progress
         if self.end.asked or self.version < 0:
-            what = "has not begun" if self.version < 0 else "is ending"
-            return [Note(f"no decay: the run {what}", "warning")]
-        position = self.progress.position(now)
-        if position.fade < 1.0 or self.progress.was_asked:
-            at = f"{self.progress.decays_from:.0%} of the run"
-            return [Note(f"no decay: learning rates fall already, since {at}", "warning")]
-        if not (position.is_planned or event.more.exist):
-            text = "no decay: this run has no planned end; give --rounds, --tokens or --seconds"
-            return [Note(text, "warning")]
-        decay = self.progress.decay(event.more, now)
-        self._set_limit(decay.limits.seconds - self.progress.served_s(now), now)
+            return f"the run {'is ending' if self.end.asked else 'has not begun'}"
+        if not self.rules.decays:
+            return "learning rates follow another schedule; set train.schedule = wsd"
+        position = progress.position(now)
+        if not (position.is_planned or more.exist):
+            return "this run has no planned end; give --rounds, --tokens or --seconds"
+        if not more.exist and (position.fade < 1.0 or progress.was_asked):
+            since = f"{progress.decays_from:.0%} of the run"
+            return (
+                f"learning rates fall already, since {since}, until {progress.limits.words};"
+                " --rounds, --tokens or --seconds sets another end"
+            )
+        return ""
+
+    def _decay_kept(self, event: ev.DecayKept, now: float) -> list[Effect]:
+        decay, progress = event.decay, self.progress
+        falls = progress.position(now).fade < 1.0
+        progress.adopt(decay, now)
+        self._set_limit(decay.limits.seconds - progress.served_s(now), now)
+        begun = f" from version {self.version} on, {decay.decays_from:.0%} of the run,"
         text = (
-            f"learning rates fall from version {self.version} on,"
-            f" {decay.decays_from:.0%} of the run"
+            f"learning rates fall{'' if falls else begun} until the run ends at"
+            f" {decay.limits.words}"
         )
         facts: dict[str, int | float | str] = {
             "version": self.version,
             "decays_from": decay.decays_from,
         }
-        return [do.KeepDecay(decay), Note(text, facts=facts), *self.serving.announce_position(now)]
+        return [Note(text, facts=facts), *self.serving.announce_position(now)]
 
     # --- deltas ---
 

@@ -29,6 +29,8 @@ class ParameterServerRules:
     limits: RunLimits = field(factory=RunLimits)
     """At the start; a decay may bring others."""
     decays_from: float = DECAYS_FROM
+    decays: bool = True
+    """Whether learning rates have a decay that can be asked for."""
     drain_s: float = 10.0
     stalled_s: float = 60.0
     drain_cap_s: float = 3600.0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fsl_async.errors import TaskError
 from fsl_async.learn.client.optimizers import (
     MuonAdamW,
     adamw_rate_of,
@@ -64,8 +65,9 @@ def test_embeddings_and_heads_are_no_hidden_matrices():
             self.lm_head = nn.Linear(4, 10, bias=False)
             self.tied = nn.Linear(4, 10, bias=False)
             self.tied.weight = self.words.weight
+            self.multihead = nn.Linear(4, 4)
 
-    assert hidden_matrices(Model()) == {"hidden.weight"}
+    assert hidden_matrices(Model()) == {"hidden.weight", "multihead.weight"}
 
 
 def test_one_can_say_which_weights_are_matrices():
@@ -123,3 +125,23 @@ def test_it_steps_as_the_two_optimizers_do():
             part.step()
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_copy_steps_as_the_original():
+    """Libraries copy optimizers."""
+    model = GPT(SMALL)
+    optimizer = build_optimizer(model, {})
+    stepped(optimizer, model, 1)
+    twin, other = copy.deepcopy((model, optimizer))
+    assert names_in(twin, other) == names_in(model, optimizer)
+    for one, of in ((optimizer, model), (other, twin)):
+        stepped(one, of, 2)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_group_that_nothing_would_step_is_refused():
+    """Unfrozen later, its weights would never move."""
+    optimizer = build_optimizer(GPT(SMALL), {})
+    with pytest.raises(TaskError, match="takes no further groups"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})

@@ -1,6 +1,8 @@
 """The built-in task, end to end on a short text."""
 
 import math
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -186,3 +188,41 @@ def test_one_client_evaluates_each_version_once(config):
     assert evaluated(config, policy=SitePolicy(frozenset({DELTAS}))) == [], "metrics stay there"
     config["train"]["evaluate_share"] = 0.0
     assert evaluated(config) == []
+
+
+class OneVersion:
+    """What HeldOut needs of a fed, with a version that the test sets."""
+
+    def __init__(self):
+        self.version = -1
+        self.part = (0, 1)
+        self.policy = SitePolicy(frozenset({DELTAS, METRICS}))
+
+    @contextmanager
+    def at_version(self):
+        """The weights stay as they are."""
+        yield self.version
+
+
+def test_evaluations_keep_to_their_share_of_time(config, monkeypatch):
+    """Each evaluation of a second is followed by three without one, at a quarter; then by the
+    newest version, each once.
+    """
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def evaluate(model, corpus):
+        clock.now += 1.0
+        return 2.0
+
+    monkeypatch.setattr(pretrain, "evaluate", evaluate)
+    fed = OneVersion()
+    held_out = pretrain.HeldOut(fed, None, pretrain.open_corpus(config, 32), 0.25)
+    found = []
+    for fed.version, later_s in ((-1, 0.0), (0, 3.5), (0, 3.5), (1, 1.0), (2, 1.0), (3, 1.5)):
+        begun = clock.now
+        found.append(held_out.due().get("eval_version"))
+        clock.now = begun + later_s
+    assert found == [None, 0.0, None, 1.0, None, None]
+    clock.now += 2.0
+    assert held_out.due()["eval_version"] == 3.0

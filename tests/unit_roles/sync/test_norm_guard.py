@@ -121,6 +121,19 @@ def test_tokens_by_the_median():
     assert tokens_of(made, key("a", 2), 401, 0.0)[0] == 400
 
 
+def test_tokens_a_step_by_the_median():
+    """A client that claims the usual tokens in one step would have nearly the whole average."""
+    made = screen([1.0] * 3, [100, 200, 300], max_tokens_median=2.0)  # of two steps each
+
+    def counted(tokens, steps):
+        return made.tokens(delta_of(key("b", steps), tokens, steps), 0.0)[0]
+
+    assert counted(200, 1) == 200, "twice the median of 100 a step"
+    assert counted(300, 1) == 200
+    assert counted(300, 2) == 300
+    assert counted(300, 0) == 1, "without steps it has no weight"
+
+
 def test_release_compares_again():
     """The median moves: an outlier may be usual later."""
     made = screen([1.0] * 3, outlier_median=2.0, release=True)

@@ -107,16 +107,28 @@ def test_announcements_carry_the_position(make_server):
     assert late.progress >= 0.25
 
 
-def test_a_decay_begins_now_and_ends_the_run_after_more(make_server, look):
-    """`fsl-node decay`: durable first, then announced; the run ends when it says."""
-    server = make_server()
+def ask(server, look, more=None):
+    """Ask for a decay; returns the one to keep and, once it is kept, what follows."""
+    effects = server.feed(ev.DecayAsked(more) if more else ev.DecayAsked())
+    (keep,) = look.only(effects, do.KeepDecay)
+    assert effects == [keep], "nothing is announced before it is on disk"
+    return keep.decay, server.feed(ev.DecayKept(keep.decay))
+
+
+def version_1(server):
+    """Begin a run and make its first version."""
     server.begin("a")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
     server.committed(1)
-    effects = server.feed(ev.DecayAsked(RunLimits(rounds=3)))
-    (kept,) = look.only(effects, do.KeepDecay)
-    assert kept.decay == Decay(0.25, RunLimits(rounds=4), RunLimits())
+    return server
+
+
+def test_a_decay_begins_now_and_ends_the_run_after_more(make_server, look):
+    """`fsl-node decay`: durable first, then announced; the run ends when it says."""
+    server = version_1(make_server())
+    decay, effects = ask(server, look, RunLimits(rounds=3))
+    assert decay == Decay(0.25, RunLimits(rounds=4), RunLimits())
     assert positions(effects)["a"] == RunPosition(
         server.machine.tokens_total,
         4 * server.machine.tokens_total,
@@ -126,8 +138,64 @@ def test_a_decay_begins_now_and_ends_the_run_after_more(make_server, look):
         0.75,
         0.25,
     )
+    assert "from version 1 on, 25% of the run, until the run ends at version 4" in look.notes(
+        effects
+    )
     assert server.machine.progress.limits.is_last(3)
-    assert "fall already" in look.notes(server.feed(ev.DecayAsked()))
+    refused = look.notes(server.feed(ev.DecayAsked()))
+    assert "fall already, since 25% of the run, until version 4" in refused
+
+
+def test_a_decay_can_get_another_end(make_server, look):
+    """A typing error is not final: rates go on falling from where they are, to the new end."""
+    server = version_1(make_server(limits=RunLimits(rounds=4), decays_from=0.0))
+    before = server.machine.progress.position(server.now).fade
+    assert before < 1.0
+    decay, effects = ask(server, look, RunLimits(rounds=40))
+    assert decay.limits == RunLimits(rounds=41)
+    assert "rates fall until the run ends at version 41" in look.notes(effects)
+    shorter, _ = ask(server, look, RunLimits(rounds=1))
+    position = server.machine.progress.position(server.now)
+    assert (position.progress, shorter.limits) == (0.5, RunLimits(rounds=2))
+    assert shorter.planned == RunLimits(rounds=4), "a restart with these keeps the decay"
+
+
+def test_a_new_end_leaves_the_rate_where_it_is():
+    """No jump: neither up nor down."""
+    progress = RunProgress(RunLimits(rounds=100), decays_from=0.5)
+    progress.recovered(80, 0, 0.0, now=0.0)
+    assert progress.position(0.0).fade == pytest.approx(0.4)
+    progress.adopt(progress.decay(RunLimits(rounds=40), 0.0), 0.0)
+    position = progress.position(0.0)
+    assert position.progress == pytest.approx(80 / 120)
+    assert position.fade == pytest.approx(0.4)
+
+
+def test_only_a_schedule_with_a_decay_can_be_asked_to_decay(make_server, look):
+    """Cosine and constant are what they are; the answer says so."""
+    server = version_1(make_server(limits=RunLimits(rounds=4), decays=False))
+    assert "set train.schedule = wsd" in look.notes(server.feed(ev.DecayAsked()))
+
+
+def test_a_decay_in_rounds_takes_the_place_of_a_limit_in_seconds(make_server, look):
+    """The old deadline must not end the run while its rates are still high."""
+    server = version_1(make_server(limits=RunLimits(seconds=9000.0)))
+    assert server.machine.deadlines.when("limit") is not None
+    ask(server, look, RunLimits(rounds=100))
+    assert server.machine.deadlines.when("limit") is None
+
+
+def test_seconds_before_version_0_are_no_part_of_the_run():
+    """Clients may wait in a queue for an hour; that must not be the time at full rates."""
+    progress = RunProgress(RunLimits(seconds=3600.0))
+    progress.recovered(-1, 0, 0.0, now=0.0)
+    assert progress.position(2400.0).progress == 0.0
+    progress.committed(0, 0, now=2400.0)
+    assert progress.position(2400.0).progress == 0.0
+    assert progress.position(3000.0).progress == pytest.approx(0.5)
+    again = RunProgress(RunLimits(seconds=3600.0))
+    again.recovered(3, 10, 3000.0, now=7.0, began_s=2400.0)
+    assert again.position(307.0).progress == pytest.approx(0.75)
 
 
 def test_a_decay_needs_an_end(make_server, look):
@@ -138,11 +206,11 @@ def test_a_decay_needs_an_end(make_server, look):
     assert "give --rounds, --tokens or --seconds" in text
 
 
-def test_a_decay_in_seconds_ends_the_run_by_the_clock(make_server):
+def test_a_decay_in_seconds_ends_the_run_by_the_clock(make_server, look):
     """The deadline of the limit is set."""
     server = make_server()
     server.begin("a")
-    server.feed(ev.DecayAsked(RunLimits(seconds=100.0)))
+    ask(server, look, RunLimits(seconds=100.0))
     assert server.machine.deadlines.when("limit") == pytest.approx(server.now + 100.0)
 
 
