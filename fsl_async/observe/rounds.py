@@ -23,10 +23,10 @@ from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.run import Run
 from fsl_async.roles.phrasing import counted, megabytes
 
-LOW_COSINE = 0.0
+LOW_COSINE = -0.1
 """Median cosine of the newest rounds at which averaging takes away what clients train.
 
-Healthy runs end at 0.04 to 0.2, with long rounds higher than with short ones (docs/QUALITY.md).
+Healthy runs begin at 0.25 to 0.7 and end at -0.04 to 0.1 (`quality.py`, rows of 10 to 200 steps).
 """
 ADVICE_ROUNDS = 10
 

@@ -582,7 +582,7 @@ def test_changes_that_cancel_each_other_are_one_line_of_advice(run):
     """Once, and not while deltas agree a little, as they do at the end of healthy runs."""
     begin(run, "a")
     for version in range(1, 31):
-        cosine = 0.05 if version <= 12 else -0.02
+        cosine = -0.03 if version <= 12 else -0.15
         run.write(ev.VersionCommitted(version, f"d{version}", 1, 0.1, cosine), after=2.0)
     _, news = run.state()
     (advice,) = [one.text for one in news if one.kind == "advice"]
