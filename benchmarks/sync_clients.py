@@ -38,8 +38,9 @@ from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Event, Note
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules, Held
+from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import Manifest, WeightsDigest, digest_of
+from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, decode_into, encode
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -86,7 +87,7 @@ class LightLearner:
         self._model = model
         self._complete = complete
         self._kind = ""
-        self._digest = WeightsDigest()
+        self._digests: list[bytes] = []
         self._scratch = np.empty(model.manifest.chunk_values(0), np.float32)
 
     # --- loop thread
@@ -118,7 +119,7 @@ class LightLearner:
     def begin_fetch(self, kind: Literal["update", "full"], version: int) -> None:
         """Get ready."""
         self._kind, self.crc = kind, 0
-        self._digest = WeightsDigest()
+        self._digests = []
 
     def stop(self) -> None:
         """Nothing to do: no client trains."""
@@ -156,7 +157,7 @@ class LightLearner:
             values, part = self._scratch[: stop - start], self._model.base[start:stop]
             decode_into(frame, values)
             np.add(part, values, out=part)
-            self._digest.update(part)
+            self._digests.append(chunk_digest(part))
 
     def finish_fetch(self, version: int) -> str:
         """Return the digest: computed, or the announced one where only bytes are compared."""
@@ -165,7 +166,7 @@ class LightLearner:
         self.base_version = version
         if self._complete:
             self._model.crcs[version] = self.crc
-            return self._digest.text
+            return vector_digest(self._digests)[:DIGEST_CHARACTERS]
         return self._client.machine.latest.digest
 
 

@@ -21,8 +21,9 @@ import numpy as np
 from attrs import frozen
 
 from fsl_async.store.checkpoint import MEAN, MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
+from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import StoreError
-from fsl_async.store.manifest import CHUNK_VALUES, DIGEST_CHARACTERS
+from fsl_async.store.manifest import CHUNK_VALUES
 from fsl_async.store.outer import (
     OuterStep,
     add_to_mean,
@@ -215,7 +216,7 @@ def advance(
             raise
         wait_for_writes()
         stored = writer.seal(pool)
-    digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
+    digest = stored[WEIGHTS].digest[:DIGEST_CHARACTERS]
     norms = math.sqrt(outer.norm_squared), math.sqrt(outer.average_squared)
     return Advanced(stored, digest, outer.update_bytes, *norms)
 
@@ -271,7 +272,7 @@ def advance_full(
             _check_finite(manifest, start, norm_squared, weights)
             new.append(weights)
         stored = writer.seal(pool)
-    digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
+    digest = stored[WEIGHTS].digest[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, 0, math.sqrt(norm_squared))
 
 

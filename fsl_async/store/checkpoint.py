@@ -9,7 +9,7 @@
                                 a planned end
         update.bin              the coded change from version 11, as clients receive it
                                 (fsl_async.store.frame_file)
-        manifest.json           with a checksum: the version's record, and length, SHA-256 and chunk
+        manifest.json           with a checksum: the version's record, and length, digest and chunk
                                 checksums of every file; written last
 
 Commit order: write files and manifest.json into tmp-v00000012 and sync each; sync the folder;
@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Self
 from attrs import asdict, evolve, frozen
 
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
+from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import CheckpointDamaged, Damage
 from fsl_async.store.flat_file import FlatReader, FlatWriter, check_content, check_flat_file
 from fsl_async.store.frame_file import FrameWriter
-from fsl_async.store.manifest import DIGEST_CHARACTERS
 from fsl_async.store.records import VersionRecord
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ MEAN = "mean.safetensors"
 UPDATE = "update.bin"
 MANIFEST = "manifest.json"
 
-FORMAT = 2
-"""Format 1 had no chunk checksums."""
+FORMAT = 3
+"""Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
 _FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN)
@@ -62,12 +62,12 @@ _TEMPORARY = "tmp-"
 
 @frozen
 class StoredFile:
-    """Length of a file in bytes, and its SHA-256: of a flat file, that of its data part."""
+    """Length of a file in bytes, and its digest: of a flat file, that of the vector."""
 
     bytes: int
-    sha256: str
-    crcs: str
-    """CRC-32 of each chunk, or of each frame in update.bin: 8 hex characters each."""
+    digest: str
+    checks: str
+    """The checksum of each chunk, or of each frame in update.bin."""
 
 
 @frozen
@@ -141,14 +141,14 @@ class Checkpoints:
         if record.fingerprint != manifest.fingerprint:
             raise Damage(MANIFEST, "is of a model with other tensors")
         weights = checkpoint.files.get(WEIGHTS)
-        if weights is None or weights.sha256[:DIGEST_CHARACTERS] != record.digest:
+        if weights is None or weights.digest[:DIGEST_CHARACTERS] != record.digest:
             raise Damage(MANIFEST, "contradicts itself about the weights")
         for name, stored in checkpoint.files.items():
             path = checkpoint.path / name
             if name in _FLAT:
-                problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.sha256)
+                problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.digest)
             else:
-                problem = check_content(self._files, path, stored.bytes, stored.sha256)
+                problem = check_content(self._files, path, stored.bytes, stored.digest)
             if problem:
                 raise Damage(name, problem)
         return checkpoint
@@ -267,7 +267,7 @@ class VersionWriter:
         """Make all files durable, on the threads of `pool`; return their lengths and digests."""
 
         def sync(writer: FlatWriter | FrameWriter) -> StoredFile:
-            return StoredFile(*writer.sync(), writer.crcs)
+            return StoredFile(*writer.sync(), writer.checks)
 
         writers = self._flat | self._frames
         return dict(zip(writers, pool.each(sync, writers.values()), strict=True))
@@ -296,4 +296,4 @@ def open_flat(
     """
     if name not in checkpoint.files:
         return None
-    return FlatReader(files, checkpoint.path / name, manifest, checkpoint.files[name].crcs)
+    return FlatReader(files, checkpoint.path / name, manifest, checkpoint.files[name].checks)

@@ -14,27 +14,33 @@ library is not used here because it needs all tensors in memory at once; a flat 
 manifest's order already is the data part. The header is padded so that the data begins at a
 multiple of 64 bytes, which lets a reader map it aligned.
 
-A flat file has a CRC-32 per chunk, which is checked when the chunk is read, and one SHA-256. Both
-are kept in the version's manifest.json.
+A flat file has a checksum per chunk, which is checked when the chunk is read, and one digest
+(fsl_async.store.digest). Both are kept in the version's manifest.json.
 
-The header follows from the manifest alone, so a reader compares it byte by byte, and the SHA-256 of
-a flat file is that of its data part: for weights.safetensors it is the digest that the nodes of a
-version compare.
+The header follows from the manifest alone, so a reader compares it byte by byte, and the digest is
+that of the vector: for weights.safetensors the one that the nodes of a version compare.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from blake3 import blake3
 
+from fsl_async.store.digest import (
+    DIGEST_CHARACTERS,
+    check_chunk,
+    check_of,
+    chunk_digest,
+    vector_digest,
+)
 from fsl_async.store.errors import Damage
-from fsl_async.store.manifest import WeightsDigest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -45,17 +51,6 @@ if TYPE_CHECKING:
 VALUE_BYTES = 4
 _ALIGNMENT_BYTES = 64
 _HASH_BYTES = 4 * 1024 * 1024
-_CRC_CHARACTERS = 8
-
-
-def check_chunk(name: str, crcs: str, index: int, data: memoryview | bytes) -> None:
-    """Compare chunk `index` of the file `name` with its checksum. Raises Damage.
-
-    crcs: 8 hex characters per chunk.
-    """
-    expected = crcs[index * _CRC_CHARACTERS : (index + 1) * _CRC_CHARACTERS]
-    if f"{zlib.crc32(data):08x}" != expected:
-        raise Damage(name, f"does not match the checksum of chunk {index}")
 
 
 def header_for(manifest: Manifest) -> bytes:
@@ -79,8 +74,7 @@ class FlatWriter:
     def __init__(self, files: Files, path: Path, manifest: Manifest) -> None:
         self._files = files
         self._offset = 0
-        self._digest = WeightsDigest()
-        self._crcs: list[str] = []
+        self._digests: list[bytes] = []
         self._descriptor = files.create(path)
         header = header_for(manifest)
         try:
@@ -93,26 +87,24 @@ class FlatWriter:
     def append(self, values: NDArray[np.float32]) -> None:
         """Write the next chunk: float32, one-dimensional, contiguous."""
         little = values.astype("<f4", copy=False)
-        data = little.data.cast("B")
-        self._files.write(self._descriptor, data, self._offset)
-        self._digest.update(values)
-        self._crcs.append(f"{zlib.crc32(data):08x}")
+        self._files.write(self._descriptor, little.data.cast("B"), self._offset)
+        self._digests.append(chunk_digest(values))
         self._offset += little.nbytes
 
     @property
     def digest(self) -> str:
-        """The 32-character digest of the values so far."""
-        return self._digest.text
+        """The digest of the values so far that nodes compare."""
+        return vector_digest(self._digests)[:DIGEST_CHARACTERS]
 
     @property
-    def crcs(self) -> str:
-        """CRC-32 of every chunk so far, 8 hex characters each."""
-        return "".join(self._crcs)
+    def checks(self) -> str:
+        """The checksums of the chunks so far."""
+        return "".join(map(check_of, self._digests))
 
     def sync(self) -> tuple[int, str]:
-        """Make the content durable; return the file's bytes and the SHA-256 of its data part."""
+        """Make the content durable; return the file's bytes and the digest of the vector."""
         self._files.sync(self._descriptor)
-        return self._offset, self._digest.sha256
+        return self._offset, vector_digest(self._digests)
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -125,11 +117,11 @@ class FlatReader:
     Raises Damage, OSError.
     """
 
-    def __init__(self, files: Files, path: Path, manifest: Manifest, crcs: str) -> None:
+    def __init__(self, files: Files, path: Path, manifest: Manifest, checks: str) -> None:
         self._files = files
         self._path = path
         self._manifest = manifest
-        self._crcs = crcs
+        self._checks = checks
         self._data_at = len(header_for(manifest))
         try:
             self._descriptor = files.open_existing(path)
@@ -143,7 +135,7 @@ class FlatReader:
         filled = self._files.read_into(self._descriptor, view, self._data_at + start * VALUE_BYTES)
         if filled != len(view):
             raise Damage(self._path.name, f"ends before chunk {index}")
-        check_chunk(self._path.name, self._crcs, index, view)
+        check_chunk(self._path.name, self._checks, index, view)
         if sys.byteorder == "big":
             out.byteswap(inplace=True)
 
@@ -153,22 +145,40 @@ class FlatReader:
 
 
 def check_flat_file(
-    files: Files, path: Path, manifest: Manifest, size: int, sha256: str
+    files: Files, path: Path, manifest: Manifest, size: int, digest: str
 ) -> str | None:
-    """Return what is wrong with a flat file, or None. Reads it in pieces of 4 MiB."""
+    """Return what is wrong with a flat file, or None. Reads it in chunks."""
     header = header_for(manifest)
     if size != len(header) + manifest.values * VALUE_BYTES:
         return "is listed with a length that does not fit the model"
-    return check_content(files, path, size, sha256, header)
+    found: list[bytes] = []
+    take: Callable[[memoryview], Any] = lambda piece: found.append(blake3(piece).digest())  # noqa: E731
+    problem = _read(
+        files, path, size, header, step=manifest.chunk_values(0) * VALUE_BYTES, take=take
+    )
+    return problem or (None if vector_digest(found) == digest else "does not match its digest")
 
 
-def check_content(
-    files: Files, path: Path, size: int, sha256: str, head: bytes = b""
-) -> str | None:
+def check_content(files: Files, path: Path, size: int, digest: str) -> str | None:
     """Return what is wrong with a file, or None.
 
-    It must have `size` bytes and begin with `head`; `sha256` is that of the rest.
+    It must have `size` bytes; `digest`: BLAKE3 of them, in hexadecimal.
     """
+    hashed = blake3()
+    problem = _read(files, path, size, step=_HASH_BYTES, take=hashed.update)
+    return problem or (None if hashed.hexdigest() == digest else "does not match its digest")
+
+
+def _read(
+    files: Files,
+    path: Path,
+    size: int,
+    head: bytes = b"",
+    *,
+    step: int,
+    take: Callable[[memoryview], Any],
+) -> str | None:
+    """Give all bytes behind `head` to `take`, `step` at a time; return what is wrong, or None."""
     try:
         descriptor = files.open_existing(path)
     except FileNotFoundError:
@@ -178,15 +188,14 @@ def check_content(
             return f"has {files.size(descriptor)} bytes instead of {size}"
         if files.read(descriptor, len(head), 0) != head:
             return "has a wrong header"
-        digest = WeightsDigest()
-        view = memoryview(bytearray(min(_HASH_BYTES, size)))
+        view = memoryview(bytearray(min(step, size)))
         offset = len(head)
         while offset < size:
-            count = min(_HASH_BYTES, size - offset)
+            count = min(step, size - offset)
             if files.read_into(descriptor, view[:count], offset) != count:
                 return "ended while it was read"
-            digest.add_bytes(view[:count])
+            take(view[:count])
             offset += count
-        return None if digest.sha256 == sha256 else "does not match its SHA-256"
     finally:
         files.close(descriptor)
+    return None

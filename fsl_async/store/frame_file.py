@@ -13,12 +13,12 @@ arrive, and one pass over the lengths (a few bytes per half megabyte of weights)
 
 from __future__ import annotations
 
-import hashlib
-import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+from blake3 import blake3
 
+from fsl_async.store.digest import check_of
 from fsl_async.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _LENGTH_BYTES = 4
 
 
 class FrameWriter:
-    """Appends frames to a file, and keeps its length, its SHA-256 and the CRC-32 of each frame.
+    """Appends frames to a file, and keeps its length, its digest and a checksum of each frame.
 
     No other writer may use the file. It is opened and closed for each call, because a thousand
     clients may send at once and a process has a thousand descriptors. A frame whose write failed is
@@ -46,8 +46,8 @@ class FrameWriter:
         self._files = files
         self.path = path
         self.frames = 0
-        self._hash = hashlib.sha256()
-        self._crcs: list[str] = []
+        self._hash = blake3()
+        self._checks: list[str] = []
         descriptor = files.create(path)
         try:
             files.write(descriptor, MAGIC, 0)
@@ -68,12 +68,12 @@ class FrameWriter:
         finally:
             self._files.close(descriptor)
         self._hash.update(record)
-        self._crcs.append(f"{zlib.crc32(view):08x}")
+        self._checks.append(check_of(blake3(view).digest()))
         self.bytes += len(record)
         self.frames += 1
 
     def sync(self) -> tuple[int, str]:
-        """Make the content durable; return the file's bytes and its SHA-256.
+        """Make the content durable; return the file's bytes and its digest.
 
         First cuts off the remains of a failed write behind the last frame.
         """
@@ -84,16 +84,16 @@ class FrameWriter:
             self._files.sync(descriptor)
         finally:
             self._files.close(descriptor)
-        return self.bytes, self.sha256
+        return self.bytes, self.digest
 
     @property
-    def crcs(self) -> str:
-        """CRC-32 of every frame so far, 8 hex characters each."""
-        return "".join(self._crcs)
+    def checks(self) -> str:
+        """The checksums of the frames so far."""
+        return "".join(self._checks)
 
     @property
-    def sha256(self) -> str:
-        """SHA-256 of the complete file so far, 64 hex characters."""
+    def digest(self) -> str:
+        """BLAKE3 of the complete file so far, 64 hex characters."""
         return self._hash.hexdigest()
 
 

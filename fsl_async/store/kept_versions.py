@@ -17,8 +17,8 @@ import numpy as np
 
 from fsl_async.errors import disk_words
 from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, open_flat
+from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
-from fsl_async.store.flat_file import check_chunk
 from fsl_async.store.frame_file import frame_places, read_frame
 from fsl_async.store.repair import mean_lost, update_lost
 from fsl_codecs import CodecSpec, bound, encode_into
@@ -110,7 +110,7 @@ class KeptVersions:
             raise Damage(UPDATE, "is missing") from None
         except StoreError:
             raise Damage(UPDATE, "holds an incomplete frame") from None
-        check_chunk(UPDATE, kept.files[UPDATE].crcs, index, frame)
+        check_chunk(UPDATE, kept.files[UPDATE].checks, index, frame)
         return frame
 
     def read_full(self, version: int, index: int, manifest: Manifest) -> bytes | None:

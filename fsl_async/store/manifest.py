@@ -24,12 +24,11 @@ from fsl_transport.text import peer_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
 
 CHUNK_VALUES = 131_072
 """Values in a chunk: 512 KiB of fp32, within the codec's range of 64-256 Ki values."""
 
-DIGEST_CHARACTERS = 32
+FINGERPRINT_CHARACTERS = 32
 
 MAX_TENSORS = 100_000
 MAX_NAME_BYTES = 512
@@ -269,36 +268,4 @@ def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: str) -> str:
         numbers = [len(name), len(tensor.shape), *tensor.shape, tensor.offset]
         hashed.update(np.array(numbers, dtype="<i8").tobytes() + name)
     hashed.update(frozen.encode())
-    return hashed.hexdigest()[:DIGEST_CHARACTERS]
-
-
-class WeightsDigest:
-    """SHA-256 over a flat vector's little-endian fp32 bytes, updated chunk by chunk."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def update(self, values: NDArray[np.float32]) -> None:
-        """Add the next values: float32, one-dimensional, contiguous. Releases the GIL."""
-        self._hash.update(values.astype("<f4", copy=False).data.cast("B"))
-
-    def add_bytes(self, data: memoryview) -> None:
-        """Add the next bytes of the little-endian form."""
-        self._hash.update(data)
-
-    @property
-    def sha256(self) -> str:
-        """All 64 hex characters."""
-        return self._hash.hexdigest()
-
-    @property
-    def text(self) -> str:
-        """The first 32 hex characters, the digest that nodes compare."""
-        return self.sha256[:DIGEST_CHARACTERS]
-
-
-def digest_of(values: NDArray[np.float32]) -> str:
-    """Return the 32-character digest of a flat vector (float32, one-dimensional, contiguous)."""
-    digest = WeightsDigest()
-    digest.update(values)
-    return digest.text
+    return hashed.hexdigest()[:FINGERPRINT_CHARACTERS]

@@ -83,7 +83,7 @@ def to_fact(stored: StoredDelta) -> dict[str, Any]:
         "base_digest": delta.base_digest,
         "bytes": stored.bytes,
         "norm": stored.norm,
-        "sha256": stored.sha256,
+        "digest": stored.digest,
         "metrics": delta.metrics,
     }
 
@@ -98,7 +98,7 @@ def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
         fact["round"],
         fact["metrics"],
     )
-    return StoredDelta(delta, fact["bytes"], fact["norm"], fact["sha256"])
+    return StoredDelta(delta, fact["bytes"], fact["norm"], fact["digest"])
 
 
 def decay_from(fact: Mapping[str, Any]) -> Decay:

@@ -5,7 +5,7 @@
                      disk and codec and rule are the same
     weights          the version before and update.bin, by the addition that every client makes
 
-A result counts only if its length, SHA-256 and chunk checksums are those of the damaged file in
+A result counts only if its length, digest and chunk checksums are those of the damaged file in
 manifest.json. Other causes need no check: other settings or another damaged file give other bytes,
 and no repair.
 """
@@ -22,8 +22,8 @@ from attrs import frozen
 
 from fsl_async.store.advance import advance, advance_full, scaled
 from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, VersionWriter, open_flat
+from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
-from fsl_async.store.flat_file import check_chunk
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.outer import OuterStep, apply_change
 from fsl_async.store.robust_aggregator import RobustAggregator
@@ -182,7 +182,7 @@ class Repairer:
             frames = each_frame(self.files, damaged.path / UPDATE, manifest.chunks)
             for index, frame in enumerate(frames):
                 values = manifest.chunk_values(index)
-                check_chunk(UPDATE, damaged.files[UPDATE].crcs, index, frame)
+                check_chunk(UPDATE, damaged.files[UPDATE].checks, index, frame)
                 old.read_into(index, buffer[:values])
                 decode_into(frame, sent[:values])
                 apply_change(buffer[:values], sent[:values])

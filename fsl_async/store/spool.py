@@ -165,7 +165,7 @@ class Spool:
     def check(self, delta: StoredDelta) -> str | None:
         """Return what is wrong with the delta's file, or None. Reads all of it."""
         path = self._directory / file_name(delta.key)
-        return check_content(self._files, path, delta.bytes, delta.sha256)
+        return check_content(self._files, path, delta.bytes, delta.digest)
 
     def is_complete(self, key: DeltaKey, manifest: Manifest) -> bool:
         """Whether the delta's file has all of its frames; their content is not read."""

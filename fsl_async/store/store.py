@@ -384,7 +384,7 @@ class Store:
                 part.delta,
                 part.writer.bytes,
                 part.norm if finite else 0.0,
-                part.writer.sha256,
+                part.writer.digest,
             )
             if finite:
                 facts.record("accepted", to_fact(stored))

@@ -11,8 +11,8 @@ from crash_journal import check_journals, gather
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.digest import digest_of
 from fsl_async.store.files import Files
-from fsl_async.store.manifest import digest_of
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import decode, encode

@@ -9,8 +9,9 @@ import numpy as np
 from attrs import define, field
 
 from fsl_async.roles.sync.events import Attached
+from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import LearnError
-from fsl_async.store.manifest import Manifest, digest_of
+from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.tools.sim.counting import CountingLearner, Model
 from fsl_codecs import CodecSpec, decode, encode

@@ -16,7 +16,8 @@ from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import Moved, RebaseOrder, Work
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
-from fsl_async.store.manifest import CHUNK_VALUES, Manifest, digest_of
+from fsl_async.store.digest import digest_of
+from fsl_async.store.manifest import CHUNK_VALUES, Manifest
 from fsl_codecs import CodecSpec, decode, encode
 
 VALUES = CHUNK_VALUES + 3

@@ -60,8 +60,9 @@ from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import FrameRefused, LearnError, ManifestError, StoreError
-from fsl_async.store.manifest import Manifest, digest_of
+from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import StoreSettings, key_of_file, recordable
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.counting import VirtualWorker

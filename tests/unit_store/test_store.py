@@ -10,8 +10,9 @@ import pytest
 from deltas import delta_of, merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.manifest import CHUNK_VALUES, Manifest, digest_of
+from fsl_async.store.manifest import CHUNK_VALUES, Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode_into, encode, info

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from fsl_async.errors import TaskError, one_line
 from fsl_async.learn.client.ports import Vector
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import DIGEST_CHARACTERS, Manifest
+from fsl_async.store.manifest import FINGERPRINT_CHARACTERS, Manifest
 
 PIECE_VALUES = 1 << 24
 """64 MiB in fp32: a copy to a GPU of that size runs at full speed; large models are far larger."""
@@ -226,7 +226,7 @@ def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
             raise TaskError(
                 f"fed.attach cannot read the frozen {name}: {one_line(str(error))}"
             ) from error
-    return found.hexdigest()[:DIGEST_CHARACTERS]
+    return found.hexdigest()[:FINGERPRINT_CHARACTERS]
 
 
 def _hash_values(found: Any, weight: Tensor) -> None:

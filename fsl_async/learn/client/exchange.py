@@ -50,8 +50,9 @@ from fsl_async.learn.client.ports import (
 )
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import Manifest, digest_of
+from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, encode, new_vector
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ class Exchange:
                         f" {self._base_version}"
                     )
                 base = self._base
-            digest = digest_of(base)
+            digest = digest_of(base, self.pool.each)
             with self._lock:
                 self._base_version, self._base_digest = 0, digest
         return digest

@@ -1,8 +1,7 @@
 """A version on its way to a client: its chunks are checked, and its weights hashed, as they come.
 
-A client reports the digest of a version's weights, which takes ten times as long as decoding and
-adding an update. SHA-256 goes from the first value to the last, so it follows as far as chunks are
-here without a gap. They come in order, as a rule: then nothing is left to hash after the last one.
+A client reports the digest of a version's weights. Each chunk is hashed when it has come, while it
+is in the cache, in any order (fsl_async.store.digest): nothing is left to hash after the last one.
 
 A full version is decoded into the vector that will be the base. An update is added to a copy of the
 base's chunk, which shows that it decodes and what the weights will be; then its frame is kept, and
@@ -13,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, vector_digest
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import WeightsDigest
 from fsl_codecs import CodecError, decode_accumulate, decode_into, info, new_vector
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ class Fetch:
         self._manifest = manifest
         self._base = base
         self._frames: list[bytes | None] = [None] * self.chunks
-        self._hash = WeightsDigest()
-        self._hashed = 0  # chunks
+        self._digests = [b""] * self.chunks
         self._room: Vector | None = None  # for one chunk, from when it is needed
 
     @property
@@ -60,8 +58,8 @@ class Fetch:
     @property
     def digest(self) -> str:
         """Of the version's weights. Only when no chunk is missing."""
-        assert self._hashed == self.chunks
-        return self._hash.text
+        assert not self.missing
+        return vector_digest(self._digests)[:DIGEST_CHARACTERS]
 
     def put(self, index: int, frame: bytes) -> None:
         """Take one chunk, in any order; the same again is ignored.
@@ -85,9 +83,8 @@ class Fetch:
             raise LearnerError(
                 f"chunk {index} of version {self.version} cannot be decoded: {error}"
             ) from error
+        self._digests[index] = chunk_digest(values)
         self._frames[index] = _DONE if self._base is None else bytes(frame)
-        if index == self._hashed:
-            self._follow(values)
 
     def write_to(self, new: Vector, pool: ChunkPool) -> None:
         """Make `new`, perhaps the base itself, this version: one fp32 addition to each value.
@@ -110,23 +107,11 @@ class Fetch:
 
         pool.run(write_chunk, range(self.chunks))
 
-    def _follow(self, values: Vector) -> None:
-        """Hash the next chunk while it is in the cache, and those that came before their turn."""
-        self._hash.update(values)
-        self._hashed += 1
-        while self._hashed < self.chunks:
-            frame = self._frames[self._hashed]
-            if frame is None:
-                return
-            self._hash.update(self._decoded(self._hashed, frame))
-            self._hashed += 1
-
     def _decoded(self, index: int, frame: bytes) -> Vector:
         """The version's weights in a chunk, good until the next call. Raises CodecError."""
         if self.target is not None:
             chunk = self._chunk(self.target, index)
-            if frame is not _DONE:
-                decode_into(frame, chunk)
+            decode_into(frame, chunk)
             return chunk
         assert self._base is not None
         old = self._chunk(self._base, index)

@@ -79,8 +79,8 @@ class StoredDelta:
     """Length of its spool file."""
     norm: float = 0.0
     """Euclidean norm of its values."""
-    sha256: str = ""
-    """SHA-256 of its spool file, in hexadecimal."""
+    digest: str = ""
+    """BLAKE3 of its spool file, in hexadecimal."""
 
     @property
     def key(self) -> DeltaKey:
