@@ -45,9 +45,9 @@ from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
 from fsl_async.store.files import Files
 from fsl_async.store.outer import OptimizerName, OuterSettings
+from fsl_async.store.reading import read_version
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
-from fsl_async.tools.evaluation import read_vector
 
 EVALUATED_BYTES = 1 << 17
 CURVE_BYTES = 1 << 15
@@ -377,8 +377,8 @@ def _version_loss(
     """Held-out loss of the store's version, or of the mean beside it, in a model of its own."""
     assert isinstance(client.model, GPT)
     files = Files()
-    checkpoint = Checkpoints(files, run_dir).load(store.version)
-    vector = read_vector(files, checkpoint, name, store.manifest)
+    read = read_version(files, Checkpoints(files, run_dir), store.version, store.manifest)
+    vector = read.weights if name == WEIGHTS else read.mean
     if vector is None:
         return None
     copy = GPT(client.model.config).to(spec.device)

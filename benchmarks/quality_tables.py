@@ -78,12 +78,13 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def tables(rows: Rows) -> str:
-    """All tables of which there are rows."""
+    """All tables of which there are rows with clients."""
     return "\n\n".join(table(rows, one) for one in EXPERIMENTS.values() if _has_rows(rows, one))
 
 
 def _has_rows(rows: Rows, experiment: Experiment) -> bool:
-    return any(line.make(s).key in rows for line in experiment.lines for s in experiment.seeds)
+    specs = (line.make(seed) for line in experiment.lines for seed in experiment.seeds)
+    return any(spec.mode == "clients" and spec.key in rows for spec in specs)
 
 
 def summary(rows: Rows) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def measure(
             "sync.every_s": every_s,
             "sync.quorum": 1.0,
             "sync.clients": clients,
-            "checkpoint.keep_versions": KEEP_VERSIONS,
+            "store.keep_versions": KEEP_VERSIONS,
         }
         with serving(run_dir, settings) as server:
             joined_s, seen = run_loop(play(server, model, clients, rounds, every_s))

@@ -31,13 +31,13 @@ from fsl_async.config.presets import SIZES
 from fsl_async.config.rules import OWN, SettingError, is_own, show
 from fsl_async.config.settings import (
     TABLES,
-    CheckpointConfig,
     CodecConfig,
     Config,
     ListenConfig,
     OuterConfig,
     RunConfig,
     SessionConfig,
+    StoreConfig,
     SyncConfig,
     TransferConfig,
 )
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 __all__ = [
-    "CheckpointConfig",
     "CodecConfig",
     "Config",
     "DataConfig",
@@ -62,6 +61,7 @@ __all__ = [
     "RunConfig",
     "SessionConfig",
     "SplitConfig",
+    "StoreConfig",
     "SyncConfig",
     "TrainConfig",
     "TransferConfig",

@@ -319,10 +319,23 @@ class TransferConfig:
 
 
 @frozen(kw_only=True)
-class CheckpointConfig:
+class StoreConfig:
     """What the parameter server keeps on disk."""
 
     keep_versions: int = setting(3, "newest versions that are kept", span(least=1, most=1_000_000))
+    resident: bool = setting(
+        True,
+        "keep the newest version in memory, four models and a half (five and a half without a"
+        " planned end), if there is as much; else, and with false, versions go from disk to disk",
+    )
+    snapshot_every: int = setting(
+        10, "resident: versions after which one must be whole on disk", span(least=1, most=1000)
+    )
+    snapshot_bytes_per_s: float = setting(
+        2e8,
+        "resident: write checkpoints at most this fast while they are not late; 0: no limit",
+        span(least=0),
+    )
 
 
 @frozen(kw_only=True)
@@ -340,7 +353,7 @@ class Config:
     data: DataConfig = attrs.field(factory=DataConfig)
     model: ModelConfig = attrs.field(factory=ModelConfig)
     train: TrainConfig = attrs.field(factory=TrainConfig)
-    checkpoint: CheckpointConfig = attrs.field(factory=CheckpointConfig)
+    store: StoreConfig = attrs.field(factory=StoreConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
 
     @property
@@ -356,7 +369,7 @@ class Config:
 
 _TABLES = (
     RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig,
-    TransferConfig, DataConfig, ModelConfig, TrainConfig, CheckpointConfig, SplitConfig,
+    TransferConfig, DataConfig, ModelConfig, TrainConfig, StoreConfig, SplitConfig,
 )  # fmt: skip
 TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
 """The class of each TOML table."""

@@ -22,13 +22,13 @@ from attrs import frozen
 
 from fsl_async.store.checkpoint import MEAN, MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
 from fsl_async.store.digest import DIGEST_CHARACTERS
-from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import CHUNK_VALUES
 from fsl_async.store.outer import (
     OuterStep,
     add_to_mean,
     apply_change,
     average_full,
+    check_finite,
     desired_change,
     lost_in_coding,
     squared_norm,
@@ -154,7 +154,7 @@ class _OuterStep:
         self.average_squared += squared_norm(average)
         self.norm_squared += squared_norm(sent)
         self.update_bytes += len(frame)
-        _check_finite(self._manifest, start, self.norm_squared, weights)
+        check_finite(self._manifest, index, self.norm_squared, weights)
         writes: list[Callable[[], None]] = [
             partial(self._new_weights.append, weights),
             partial(self._update.append, frame),
@@ -269,18 +269,8 @@ def advance_full(
                 average_full(total, weights, member_weight, scale)
                 np.subtract(weights, change, out=change)
             norm_squared += squared_norm(change)
-            _check_finite(manifest, start, norm_squared, weights)
+            check_finite(manifest, index, norm_squared, weights)
             new.append(weights)
         stored = writer.seal(pool)
     digest = stored[WEIGHTS].digest[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, 0, math.sqrt(norm_squared))
-
-
-def _check_finite(
-    manifest: Manifest, start: int, norm_squared: float, weights: NDArray[np.float32]
-) -> None:
-    if not math.isfinite(norm_squared) or not np.isfinite(weights).all():
-        raise StoreError(
-            f"the outer step is not finite in tensor {manifest.tensor_at(start)!r} or after it; "
-            f"quarantine the delta with the largest norm, or lower the outer learning rate"
-        )

@@ -1,5 +1,8 @@
 """Checkpoints: one folder per version, which appears complete in one step, or not at all.
 
+A version without its vectors is complete too, while those before it and the deltas that it merged
+are there; it becomes whole later (fsl_async.store.snapshots).
+
     checkpoints/v00000012/
         weights.safetensors     Theta, opens in the safetensors library
         momentum.safetensors    the outer optimizer's momentum; absent without one, and in
@@ -55,7 +58,7 @@ FORMAT = 3
 """Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
-_FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN)
+FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN)
 _FOLDER = re.compile(r"v(\d{8,})")
 _TEMPORARY = "tmp-"
 
@@ -78,6 +81,11 @@ class Checkpoint:
     files: Mapping[str, StoredFile]
     path: Path
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its vectors are on disk: it can be built upon without those before it."""
+        return WEIGHTS in self.files
+
     def without(self, names: Collection[str]) -> Self:
         """Return a copy without these files."""
         kept = {name: stored for name, stored in self.files.items() if name not in names}
@@ -95,10 +103,21 @@ class Checkpoints:
         """Return the folder of version `version`, existing or not."""
         return self.directory / f"v{version:08d}"
 
+    def temporary(self, name: str) -> Path:
+        """Return the path of a temporary folder, which a start removes."""
+        return self.directory / f"{_TEMPORARY}{name}"
+
     def versions(self) -> list[int]:
         """Return all versions that have a folder, oldest first."""
         found = (_FOLDER.fullmatch(name) for name in self._files.names(self.directory))
         return sorted(int(match[1]) for match in found if match)
+
+    def is_whole(self, version: int) -> bool:
+        """Whether there is that version, with its vectors."""
+        try:
+            return self.load(version).is_whole
+        except (Damage, OSError):
+            return False
 
     def remove_leftovers(self) -> list[str]:
         """Remove temporary folders of crashed commits; return their names."""
@@ -141,11 +160,11 @@ class Checkpoints:
         if record.fingerprint != manifest.fingerprint:
             raise Damage(MANIFEST, "is of a model with other tensors")
         weights = checkpoint.files.get(WEIGHTS)
-        if weights is None or weights.digest[:DIGEST_CHARACTERS] != record.digest:
+        if weights is not None and weights.digest[:DIGEST_CHARACTERS] != record.digest:
             raise Damage(MANIFEST, "contradicts itself about the weights")
         for name, stored in checkpoint.files.items():
             path = checkpoint.path / name
-            if name in _FLAT:
+            if name in FLAT:
                 problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.digest)
             else:
                 problem = check_content(self._files, path, stored.bytes, stored.digest)

@@ -32,8 +32,14 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import VersionRecord
     from fsl_async.store.repair import Repairer
+    from fsl_async.store.vectors import Vectors
 
 _LOSSLESS = CodecSpec(format="fp32")
+
+
+def _lossless(values: NDArray[np.float32]) -> bytes:
+    coded = bytearray(bound(len(values), _LOSSLESS))
+    return bytes(memoryview(coded)[: encode_into(values, coded, _LOSSLESS)])
 
 
 @contextmanager
@@ -49,6 +55,8 @@ class KeptVersions:
     """The kept checkpoints, by version."""
 
     def __init__(self, repairer: Repairer, kept: Iterable[Checkpoint]) -> None:
+        self.vectors: Vectors | None = None
+        """The newest version in memory, if the store keeps it there."""
         self._repairer = repairer
         self._files = repairer.files
         self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
@@ -58,6 +66,15 @@ class KeptVersions:
     def records(self) -> tuple[VersionRecord, ...]:
         """The records of all of them, oldest first."""
         return tuple(self._kept[version].record for version in sorted(self._kept))
+
+    @property
+    def all(self) -> list[Checkpoint]:
+        """All of them, oldest first."""
+        return [self._kept[version] for version in sorted(self._kept)]
+
+    def report(self, line: str) -> None:
+        """Report damage, or what it costs."""
+        self._repairer.report(line)
 
     def get(self, version: int) -> Checkpoint:
         """Return one of them. Raises KeyError."""
@@ -119,8 +136,10 @@ class KeptVersions:
         Raises IndexError, CheckpointDamaged.
         """
         values = np.empty(manifest.chunk_values(index), dtype=np.float32)
-        may_repair = True
-        while version in self._kept:
+        vectors, may_repair = self.vectors, True
+        if vectors is not None and vectors.version == version:
+            return _lossless(vectors.weights_chunk(index))
+        while version in self._kept and self._kept[version].is_whole:
             with disk(f"cannot read version {version}"):
                 try:
                     self._read_weights(version, index, values, manifest)
@@ -129,8 +148,7 @@ class KeptVersions:
                         self._give_up(version, damage, manifest)
                     may_repair = False
                     continue
-            coded = bytearray(bound(len(values), _LOSSLESS))
-            return bytes(memoryview(coded)[: encode_into(values, coded, _LOSSLESS)])
+            return _lossless(values)
         return None
 
     def _read_weights(

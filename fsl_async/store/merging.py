@@ -20,13 +20,14 @@ from fsl_async.roles.sync.agreement import mean_cosine
 from fsl_async.roles.sync.delta import Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
-from fsl_async.store.advance import advance, advance_full, scaled
-from fsl_async.store.checkpoint import VersionWriter
+from fsl_async.store.advance import Advanced, advance, advance_full, scaled
+from fsl_async.store.checkpoint import UPDATE, VersionWriter
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.kept_versions import disk
 from fsl_async.store.outer import mean_share
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.robust_aggregator import RobustAggregator
+from fsl_codecs import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from fsl_async.store.files import Files
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.outer import OuterStep
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.resident import Resident
 
     Chunks = Iterable[NDArray[Any]]
 
@@ -107,6 +110,9 @@ class Merging:
         self._kept = kept
         self._pool = pool
         self._settings = settings
+        self.resident: Resident | None = None
+        self.full_fetch: Callable[[], bool] = lambda: False
+        """Whether a client fetches the newest version in full."""
         self._sum: Accumulator | RobustAggregator | None = None
         self._is_fixed = False  # an average is taken, and its version is not made yet
         self._later: dict[DeltaKey, float] = {}
@@ -272,7 +278,13 @@ class Merging:
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
-            if self._settings.kind.is_full:
+            if self.resident is not None:
+                update = writer.frames(UPDATE)
+                proposed = self.resident.vectors.propose(average, step, update.append)
+                norms = proposed.update_norm, proposed.average_norm
+                stored = writer.seal(self._pool)
+                done = Advanced(stored, proposed.digest, proposed.update_bytes, *norms)
+            elif self._settings.kind.is_full:
                 done = advance_full(
                     self._files,
                     manifest,
@@ -317,7 +329,21 @@ class Merging:
                 progress=average.position.known_progress,
                 rule=self._settings.rule.name,
             )
-            return writer.publish(record, done.stored)
+            checkpoint = writer.publish(record, done.stored)
+        if self.resident is not None:
+            self._apply(self.resident, checkpoint, average, step)
+        return checkpoint
+
+    def _apply(
+        self, resident: Resident, checkpoint: Checkpoint, average: Average, step: OuterStep
+    ) -> None:
+        """Advance the vectors in memory; the version is durable, so this must not fail."""
+        try:
+            resident.apply(checkpoint, average, step, must_finish=self.full_fetch())
+        except (Damage, StoreError, CodecError, OSError) as error:
+            self._kept.report(f"version {checkpoint.record.version} is read again: {error}")
+            with disk(f"cannot read version {checkpoint.record.version} again"):
+                resident.recover([*self._kept.all, checkpoint])
 
     def _cosine(self, average: Average, norm: float) -> float | None:
         """How far the merged deltas agree; None where the average is not their weighted sum."""

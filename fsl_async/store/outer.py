@@ -34,13 +34,18 @@ controls memory. Every operation rounds to fp32 once; there is no fused multiply
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from attrs import field, frozen, validators
 
+from fsl_async.store.errors import StoreError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from fsl_async.store.manifest import Manifest
 
 OptimizerName = Literal["growing", "nesterov", "average"]
 
@@ -183,3 +188,15 @@ def squared_norm(values: NDArray[np.float32]) -> float:
         wide = values.astype(np.float64)
         # Not np.dot: it wakes the threads of its BLAS for 30 us of work, and they then spin.
         return float(np.einsum("i,i->", wide, wide))
+
+
+def check_finite(
+    manifest: Manifest, index: int, norm_squared: float, weights: NDArray[np.float32]
+) -> None:
+    """Raise StoreError if chunk `index` of a version's change or weights is not finite."""
+    if not math.isfinite(norm_squared) or not np.isfinite(weights).all():
+        start, _ = manifest.chunk_range(index)
+        raise StoreError(
+            f"the outer step is not finite in tensor {manifest.tensor_at(start)!r} or after it; "
+            f"quarantine the delta with the largest norm, or lower the outer learning rate"
+        )

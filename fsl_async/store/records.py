@@ -213,6 +213,21 @@ class StoreSettings:
     """The aggregation rule; only the mean for kinds that are not comparable."""
     kind: DeltaKind = field(factory=Dense)
     """What the run's deltas are. With full weights the average is the next version."""
+    resident: bool = False
+    """Whether weights, momentum and residual stay in memory; not for full weights."""
+    snapshot_every: int = field(default=10, validator=validators.ge(1))
+    """Resident: versions after which a checkpoint must be whole before the next is made."""
+    snapshot_bytes_per_s: float = field(default=0.0, validator=validators.ge(0.0))
+    """Resident: limit of writing checkpoints that are not late; 0: none."""
+    snapshot_thread: bool = True
+    """Resident: whether checkpoints have a thread, or are written within the commit (tests)."""
+
+    @property
+    def remembered_versions(self) -> int:
+        """How many of the newest versions may have to be made again."""
+        if not self.resident:
+            return self.keep_versions
+        return self.keep_versions + 2 * (self.snapshot_every + 1)
 
     @kind.validator
     def _check_kind(self, _: object, kind: DeltaKind) -> None:
@@ -220,3 +235,7 @@ class StoreSettings:
             raise ValueError("full weights can be averaged and nothing else")
         if self.rule.by_rows and not kind.comparable:
             raise ValueError(f"{kind.name} deltas cannot be aggregated by {self.rule.name}")
+
+    def __attrs_post_init__(self) -> None:
+        if self.resident and self.kind.is_full:
+            raise ValueError("full weights are advanced from file to file")

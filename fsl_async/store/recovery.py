@@ -22,12 +22,13 @@ from attrs import define
 
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.store.book import Book
-from fsl_async.store.checkpoint import Checkpoints
-from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
+from fsl_async.store.checkpoint import FLAT, Checkpoints
+from fsl_async.store.errors import CheckpointDamaged, Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.store.ledger import Ledger
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import to_fact
 from fsl_async.store.repair import Repairer
+from fsl_async.store.resident import oldest_needed
 from fsl_async.store.spool import Spool
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class RunDirectory:
     notices: list[str]
     """What was found and repaired, one line each; the repairer appends to it."""
     manifest: Manifest | None = None
+    damaged: CheckpointDamaged | None = None
+    """Why the newest version must be made again, where its own vectors are damaged."""
 
     def prune(self, oldest_kept: int) -> None:
         """Finish moves into quarantine; remove old versions and unneeded spool files.
@@ -118,7 +121,9 @@ def open_run_directory(
     ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
     repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
-    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, repairer, notices)
+    run = RunDirectory(
+        ledger, Book(settings.remembered_versions), checkpoints, spool, repairer, notices
+    )
 
     def may_be_new() -> None:
         if from_version is None and checkpoints.versions():
@@ -141,7 +146,7 @@ def open_run_directory(
         # lacks other lines too.
         if from_version is None and run.book.version > known + 1:
             run.quarantine_unknown()
-        oldest = run.book.version - settings.keep_versions + 1
+        oldest = oldest_needed(kept, settings.keep_versions) if kept else 0
         run.prune(oldest)
     except BaseException:
         ledger.close()
@@ -226,7 +231,18 @@ def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
     Raises CheckpointDamaged.
     """
     expected = run.book.digests.get(version)
-    checkpoint = run.repairer.verified(version, manifest)
+    try:
+        checkpoint = run.repairer.verified(version, manifest)
+    except CheckpointDamaged as damaged:
+        try:
+            # Its vectors may be made again from an older version (fsl_async.store.resident).
+            checkpoint = run.checkpoints.verify(version, manifest, without=FLAT)
+        except Damage:
+            raise damaged from None
+        if not any(run.checkpoints.is_whole(one) for one in range(version)):
+            raise
+        run.damaged = damaged
+        run.notices.append(f"version {version}: {damaged.file} is damaged")
     if expected not in {None, checkpoint.record.digest}:
         other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
         raise run.checkpoints.damaged(version, other, manifest)

@@ -92,7 +92,8 @@ class Repairer:
         self, damaged: Checkpoint, before: Checkpoint, name: str, manifest: Manifest
     ) -> str:
         """Restore file `name` of `damaged`; return its source, or "" when that is impossible."""
-        if before.record.digest != damaged.record.parent or name not in damaged.files:
+        fits = before.is_whole and before.record.digest == damaged.record.parent
+        if not fits or name not in damaged.files:
             return ""
         # The mean before is read only for the mean, so its damage keeps nothing else from repair.
         share = damaged.record.mean_share if name == MEAN else 0.0

@@ -6,6 +6,10 @@
     run_dir/quarantine/      deltas that must not be merged
     run_dir/checkpoints/     the last few versions (fsl_async.store.checkpoint)
 
+The newest version's vectors are in memory, if they fit (`StoreSettings.resident`): a commit then
+writes the coded change, and the vectors follow between commits (fsl_async.store.resident).
+Otherwise each commit goes from one version's files to the next (fsl_async.store.advance).
+
 Rules, which hold whenever the process dies, at any call to the disk:
 1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the lineage,
    or pending, or quarantined.
@@ -17,9 +21,9 @@ Rules, which hold whenever the process dies, at any call to the disk:
    delta whose sync failed is dropped, and its client sends it again.
 
 Everything here is synchronous and runs in one worker thread; `threads` others help it with chunks,
-and are idle when a call returns. Besides one fp32 vector of model size, the accumulator, it holds a
-few chunks. Methods raise StoreError (or a subclass) when the disk or the order of calls is at
-fault, and FrameRefused when a peer's bytes are.
+and are idle when a call returns; another one writes checkpoints. It holds the accumulator, one fp32
+vector of model size, the resident vectors, and a few chunks. Methods raise StoreError (or a
+subclass) when the disk or the order of calls is at fault, and FrameRefused when a peer's bytes are.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from attrs import asdict, define, evolve
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
+from fsl_async.store.available_memory import available_bytes
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError
 from fsl_async.store.facts import Facts
@@ -49,6 +54,7 @@ from fsl_async.store.records import (
     to_fact,
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
+from fsl_async.store.resident import Resident, oldest_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +72,9 @@ if TYPE_CHECKING:
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.robust_aggregator import RobustAggregator
 
+MODELS_IN_MEMORY = 4.5
+"""Fp32 models that a resident store takes: weights, momentum, residual, the sum, and chunks."""
+
 LARGEST_NORM = 1e20
 """Largest norm of a delta.
 
@@ -82,6 +91,7 @@ class _Open:
     facts: Facts
     kept: KeptVersions
     merging: Merging
+    resident: Resident | None = None
 
 
 class Store:
@@ -111,6 +121,11 @@ class Store:
         self._initial: InitialWeights | None = None
         self._pool = ChunkPool(self._settings.threads)
         self._serving_from: int | None = None
+        self._is_recovering = False
+        self._is_too_large = False
+        """Whether the vectors do not fit into memory."""
+        self._served_full = -1
+        """The newest version of which weights were read for a client."""
         self.report: Callable[[str], None] = lambda _: None
         """Receives one line about each damage that was repaired, or that costs only bandwidth.
 
@@ -143,6 +158,13 @@ class Store:
             self._files, run, facts, versions, pool=self._pool, settings=self._settings
         )
         self._parts = _Open(run, facts, versions, merging)
+        merging.full_fetch = self._is_fetched_in_full
+        if run.manifest is not None:
+            self._is_recovering = True
+            try:
+                self._keep_in_memory(kept)
+            finally:
+                self._is_recovering = False
         settled: dict[DeltaKey, str] = dict.fromkeys(book.merged, "merged")
         settled |= dict.fromkeys(book.quarantined, "quarantined")
         age_s = self._wall_clock() - book.version_at if book.version_at else 0.0
@@ -165,8 +187,55 @@ class Store:
             run=book.run,
         )
 
+    def _keep_in_memory(self, kept: Sequence[Checkpoint]) -> None:
+        """Load the newest version, where it stays in memory, or must be made whole to go on.
+
+        Raises CheckpointDamaged, StoreError.
+        """
+        opened = self._open
+        stays = self._settings.resident and self._fits()
+        if not stays and kept[-1].is_whole:
+            return
+        resident = Resident(self._files, opened.run, self._settings, self._pool, self._report)
+        with disk(f"cannot read version {self.version}"):
+            resident.recover(kept)
+        resident.begin_snapshot(kept[-1])
+        if stays:
+            opened.resident = opened.merging.resident = resident
+            opened.kept.vectors = resident.vectors
+            return
+        resident.finish_snapshot()
+        made = resident.take_snapshots()
+        if not (made or kept[-1].is_whole):
+            raise StoreError(
+                f"version {self.version} has no checkpoint and none can be written; make space, or"
+                " start with store.resident = true"
+            )
+        for one in made:
+            opened.kept.add(one)
+
+    def _fits(self) -> bool:
+        """Whether the vectors fit into memory; if not, a line says so."""
+        have, need = available_bytes(), int(MODELS_IN_MEMORY * 4 * self.manifest.values)
+        self._is_too_large = have is not None and need > have
+        if have is None or need <= have:
+            return True
+        self._report(
+            f"versions go from disk to disk: to keep them in memory takes {need / 1e9:.1f} GB, and"
+            f" {have / 1e9:.1f} GB are available"
+        )
+        return False
+
+    def _is_fetched_in_full(self) -> bool:
+        return self._served_full == self.version and (
+            self._serving_from is not None and self._serving_from <= self.version
+        )
+
     def _report(self, line: str) -> None:
-        self.report(line)  # which may be set later than the store is opened
+        if self._is_recovering:
+            self._open.run.notices.append(line)
+        else:
+            self.report(line)  # which may be set later than the store is opened
 
     def close(self) -> None:
         """Give the directory back; what is not acknowledged is forgotten. Fine when it is closed
@@ -174,6 +243,8 @@ class Store:
         """
         self.abort_initial()
         if self._parts is not None:
+            if self._parts.resident is not None:
+                self._parts.resident.close()
             self._parts.facts.close()
         self._parts = None
         self._pool.close()
@@ -475,9 +546,17 @@ class Store:
     def _adopt(self, checkpoint: Checkpoint) -> Committed:
         """Take over a new version: apply it, write its ledger line, and remove unneeded files."""
         opened, record = self._open, checkpoint.record
+        self._take_snapshots()
         opened.kept.add(checkpoint)
         opened.facts.confirm_version(record)
-        oldest = record.version - self._settings.keep_versions + 1
+        if opened.resident is not None:
+            opened.resident.begin_snapshot(checkpoint)
+        elif self._settings.resident and not self._is_too_large:
+            try:
+                self._keep_in_memory(opened.kept.all)
+            except StoreError as error:  # the version is there all the same
+                self._report(f"{error}; it goes from disk to disk, and the next one is tried")
+        oldest = oldest_needed(opened.kept.all, self._settings.keep_versions)
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
         opened.kept.drop_below(oldest)
@@ -500,6 +579,22 @@ class Store:
             record.cosine,
             notice,
         )
+
+    def _take_snapshots(self) -> None:
+        """Take over versions that have become whole since."""
+        opened = self._open
+        for made in opened.resident.take_snapshots() if opened.resident is not None else ():
+            opened.kept.add(made)
+
+    def finish_snapshot(self) -> None:
+        """Wait until the newest version is whole, so that its folder has its weights.
+
+        If that fails, the versions before and the spool are kept, and a start makes it again.
+        """
+        resident = self._open.resident
+        if resident is not None:
+            resident.finish_snapshot()
+            self._take_snapshots()
 
     # --- what clients fetch ---
 
@@ -526,6 +621,7 @@ class Store:
 
         Raises IndexError, CheckpointDamaged.
         """
+        self._served_full = max(self._served_full, version)
         return self._open.kept.read_full(version, index, self.manifest)
 
     def verify(self, version: int) -> bool:
@@ -533,4 +629,12 @@ class Store:
 
         CheckpointDamaged: the newest version cannot be repaired.
         """
-        return self._open.kept.verify(version, self.manifest)
+        opened = self._open
+        resident = opened.resident
+        intact = opened.kept.verify(version, self.manifest)
+        if resident is not None and version == self.version and not resident.is_intact:
+            self._report(f"version {version} was damaged in memory; it is read again")
+            with disk(f"cannot read version {version}"):
+                resident.recover(opened.kept.all)
+            return False
+        return intact

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from attrs import frozen
 
@@ -12,16 +11,15 @@ from fsl_async.errors import RunDirError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.pretrain import evaluate, open_corpus
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
-from fsl_async.store.checkpoint import WEIGHTS, Checkpoint, Checkpoints, open_flat
+from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage
 from fsl_async.store.files import Files
+from fsl_async.store.reading import read_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.records import VersionRecord
 
 EVALUATED_BYTES = 1 << 15
 
@@ -45,44 +43,22 @@ def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
     torch.set_num_threads(1)
     config = gpt_config(tables)
     model = GPT(config)
-    checkpoint = load_last(run_dir, ModelWeights(model))
+    record = load_last(run_dir, ModelWeights(model))
     corpus = open_corpus(tables, config.context)
     loss = evaluate(model, corpus, limit_bytes=EVALUATED_BYTES)
-    return Evaluated(checkpoint.record.version, checkpoint.record.digest, loss)
+    return Evaluated(record.version, record.digest, loss)
 
 
-def load_last(run_dir: Path, weights: ModelWeights) -> Checkpoint:
-    """Verify and load the newest checkpoint of a parameter server. Raises RunDirError."""
+def load_last(run_dir: Path, weights: ModelWeights) -> VersionRecord:
+    """Load the newest version of a parameter server, and check it. Raises RunDirError."""
     files = Files()
     checkpoints = Checkpoints(files, run_dir)
     versions = checkpoints.versions()
     if not versions:
         raise RunDirError(f"{run_dir} has no checkpoint to evaluate")
     try:
-        checkpoint = checkpoints.verify(versions[-1], weights.manifest)
-        vector = read_vector(files, checkpoint, WEIGHTS, weights.manifest)
+        read = read_version(files, checkpoints, versions[-1], weights.manifest)
     except Damage as damage:
         raise RunDirError(f"{run_dir}: version {versions[-1]} is damaged: {damage}") from None
-    assert vector is not None, "every version has weights"
-    weights.copy_in(vector)
-    return checkpoint
-
-
-def read_vector(
-    files: Files, checkpoint: Checkpoint, name: str, manifest: Manifest
-) -> NDArray[np.float32] | None:
-    """Read a vector of a version, float32 (manifest.values,); None where the version has none.
-
-    Raises Damage, OSError.
-    """
-    reader = open_flat(files, checkpoint, name, manifest)
-    if reader is None:
-        return None
-    vector = np.empty(manifest.values, np.float32)
-    try:
-        for index in range(manifest.chunks):
-            start, stop = manifest.chunk_range(index)
-            reader.read_into(index, vector[start:stop])
-    finally:
-        reader.close()
-    return vector
+    weights.copy_in(read.weights)
+    return read.record

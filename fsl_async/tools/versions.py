@@ -25,11 +25,11 @@ from fsl_async.learn.client.pretrain import evaluate, open_corpus
 from fsl_async.learn.models.gpt import GPT, gpt_config
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.observe.evaluations import EVALUATIONS
-from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
+from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.files import Files
+from fsl_async.store.reading import read_version
 from fsl_async.store.recovery import read_manifest
-from fsl_async.tools.evaluation import read_vector
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import VersionRecord
 
-FILES = {"weights": WEIGHTS, "mean": MEAN}
 Measure = Callable[["NDArray[np.float32]"], Mapping[str, float]]
 
 
@@ -94,13 +93,13 @@ class VersionEvaluator:
         of: "weights" or "mean", of the run's late versions. Raises RunDirError for damage.
         """
         try:
-            checkpoint = self._checkpoints.load(version)
-            vector = read_vector(self._files, checkpoint, FILES[of], self._manifest)
+            read = read_version(self._files, self._checkpoints, version, self._manifest)
         except (Damage, OSError) as error:
             if not self._checkpoints.path(version).exists():
                 return None
             raise RunDirError(f"{self._run_dir}: version {version}: {error}") from None
-        return None if vector is None else Loaded(checkpoint.record, of, vector)
+        vector = read.weights if of == "weights" else read.mean
+        return None if vector is None else Loaded(read.record, of, vector)
 
     def evaluate(self, loaded: Loaded) -> dict[str, Any]:
         """Evaluate a version and keep the result. A loss that is not finite is None there."""

@@ -121,8 +121,11 @@ def newest(site):
 
 
 def test_damage_under_a_running_server_reaches_no_client(site):
-    """A flipped bit in weights, momentum or update is found, and the file is made again."""
-    server = site.server(run__rounds=6)
+    """A flipped bit in weights, momentum or update is found, and the file is made again.
+
+    With versions in memory, files are read at the next start only.
+    """
+    server = site.server(run__rounds=6, store__resident="false")
     clients = [site.client(name) for name in "ab"]
     site.wait_version(1)
     for file in ("weights.safetensors", "momentum.safetensors"):

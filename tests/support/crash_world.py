@@ -148,7 +148,13 @@ class World:
         launch = self.launches[SERVER]
         self.disk = make(self.root)
         settings = StoreSettings(
-            keep_versions=2, codec_down=DOWN, outer=OUTER, threads=self.threads
+            keep_versions=2,
+            codec_down=DOWN,
+            outer=OUTER,
+            threads=self.threads,
+            # Rounds go from disk to disk. Checkpoints have no thread, so that calls can be counted.
+            resident=self.trigger != "rounds",
+            snapshot_thread=False,
         )
         self.store = store = Store(
             self.run_dir,

@@ -67,7 +67,7 @@ def test_another_value_is_refused_with_both(tmp_path, changed, words):
         "codec.up=bf16",
         "train.learning_rate=0.01",
         "run.rounds=7",
-        "checkpoint.keep_versions=9",
+        "store.keep_versions=9",
         "model.layers=7",  # what the preset means anyway
     ],
 )

@@ -28,8 +28,7 @@ from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 
 TABLE_LIST = (
-    "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, "
-    "checkpoint, split"
+    "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, store, split"
 )
 
 
@@ -153,7 +152,7 @@ GOLDEN = [
     ("every_s = 4", "every_s: unknown key, did you mean sync.every_s?"),
     ("zzz = 4", f"zzz: unknown key, the tables are {TABLE_LIST}"),
     ("[outer]\nevery_s = 4", "outer.every_s: unknown key, did you mean sync.every_s?"),
-    ('[checkpoint]\nup = "e4m3"', "checkpoint.up: unknown key, did you mean codec.up?"),
+    ('[store]\nup = "e4m3"', "store.up: unknown key, did you mean codec.up?"),
     (
         "[outer]\nzzzzzzz = 4",
         (
@@ -346,7 +345,8 @@ def test_defaults_are_the_documented_ones():
         }
         | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""}
         | {"hang_factor": 20.0, "hang_least_s": 120.0, "hang_restart": False},
-        "checkpoint": {"keep_versions": 3},
+        "store": {"keep_versions": 3, "resident": True, "snapshot_every": 10}
+        | {"snapshot_bytes_per_s": 2e8},
         "split": {
             "method": "none",
             "mode": "free",

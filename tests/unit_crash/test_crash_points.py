@@ -25,7 +25,7 @@ from fsl_async.roles import machine
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.split import effects as effects_split
 from fsl_async.roles.sync import effects
-from fsl_async.store import advance, recovery
+from fsl_async.store import recovery, vectors
 from fsl_async.store.facts import Facts
 from fsl_async.store.files import Files
 
@@ -125,12 +125,12 @@ def test_a_run_goes_on_from_any_call_of_any_thread():
     """Two threads write versions by default: a kill in one interrupts the other in the middle of a
     call.
     """
-    places = [at for at, one in enumerate(crash_kinds.calls_of_threads("clock"), start=1) if one]
+    places = [at for at, one in enumerate(crash_kinds.calls_of_threads("rounds"), start=1) if one]
     assert len(places) > 40
     hit = cut_short = 0
     for number, at in enumerate(places[::2]):
         mode, power = ("torn", "after")[number % 2], crash_kinds.POWERS[number % 5]
-        found, disk = crash_kinds.attempt_call_of_threads("clock", at, mode, power, order=at)
+        found, disk = crash_kinds.attempt_call_of_threads("rounds", at, mode, power, order=at)
         assert found == [], (at, mode, power)
         hit += disk.by_others[-1]
         cut_short += disk.cut_short
@@ -194,7 +194,7 @@ def _acknowledged_too_early(monkeypatch):
 
 
 def _other_weights(monkeypatch):
-    monkeypatch.setattr(advance, "apply_change", lambda weights, sent: weights.__iadd__(sent * 2))
+    monkeypatch.setattr(vectors, "apply_change", lambda weights, sent: weights.__iadd__(sent * 2))
     return Point("ps", "commit", "after", 2), None
 
 

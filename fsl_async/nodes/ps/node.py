@@ -108,7 +108,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         decays=config.train.schedule == "wsd",
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
         drain_cap_s=config.transfer.drain_cap_s,
-        keep_versions=config.checkpoint.keep_versions,
+        keep_versions=config.store.keep_versions,
         guard=GuardRules(**attrs.asdict(config.guard)),
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
@@ -120,12 +120,15 @@ def _store_settings(config: Config) -> StoreSettings:
     outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
     codec = config.codec
     return StoreSettings(
-        config.checkpoint.keep_versions,
+        config.store.keep_versions,
         codec.spec_down,
         outer,
         codec.threads,
         rule=rule_of(config),
         kind=FullWeights() if config.split.sends_whole else Dense(),
+        resident=config.store.resident and not config.split.sends_whole,
+        snapshot_every=config.store.snapshot_every,
+        snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
     )
 
 
@@ -273,6 +276,9 @@ def prepared(
     )
     try:
         yield taken.serve
+        if not options.stop.hard:
+            with contextlib.suppress(StoreError):
+                store.finish_snapshot()
     finally:
         journal.close()
         store.close()

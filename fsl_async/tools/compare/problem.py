@@ -39,7 +39,7 @@ def config_of(choices: Choices, method: str) -> Config:
         "sync.min_clients": choices.clients,
         "session.heartbeat_every_s": 1.0,
         "session.expire_after_s": 30.0,
-        "checkpoint.keep_versions": 1,
+        "store.keep_versions": 1,
         "data.path": choices.data,
         "split.method": method,
         "split.mode": choices.mode,
@@ -155,7 +155,7 @@ class Scorer:
         )
 
     def _score(self, server_weights: Callable[[], dict[str, Vector]] | None) -> lockstep.Score:
-        record = load_last(self._ps_dir, self._client).record
+        record = load_last(self._ps_dir, self._client)
         server = self._parts.model.server
         if server_weights is not None and server is not None:
             found = server_weights()

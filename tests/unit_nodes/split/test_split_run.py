@@ -227,7 +227,7 @@ def test_a_run_in_lockstep_is_the_computation_in_one_process(method, text, tmp_p
         body = torch.nn.ModuleDict({"client": body, "auxiliary": client.part("auxiliary")})
     expected = weights.export(body)
     loaded = weights.weights_of(body)
-    record = load_last(tmp_path / "run" / "ps", loaded).record
+    record = load_last(tmp_path / "run" / "ps", loaded)
     assert record.version == rounds
     assert apart(weights.export(body), expected) <= 1e-6
 

@@ -1,0 +1,341 @@
+"""A store that keeps the newest version in memory: the same versions, durable before they count."""
+
+import errno
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.checkpoint import MOMENTUM, WEIGHTS
+from fsl_async.store.digest import digest_of
+from fsl_async.store.errors import CheckpointDamaged, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """A model of several chunks."""
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
+
+
+MODEL = Manifest.from_shapes([("w", (9, 10)), ("b", (7,))])
+
+
+class Slow(Files):
+    """A disk whose writes of a snapshot wait for the test."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def write(self, descriptor, data, offset):
+        """Wait, if it is the snapshot that writes."""
+        if threading.current_thread().name == "snapshot":
+            self.gate.wait(0.3)
+        super().write(descriptor, data, offset)
+
+    def sync(self, descriptor):
+        """Do nothing."""
+
+
+class Full(Files):
+    """A disk that is full for one thread, by its name."""
+
+    def __init__(self, thread):
+        self.thread = thread
+        self.is_full = True
+
+    def write(self, descriptor, data, offset):
+        """Fail, if it is that thread."""
+        if self.is_full and threading.current_thread().name == self.thread:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(descriptor, data, offset)
+
+    def sync(self, descriptor):
+        """Do nothing."""
+
+
+def resident(make_run, name="run", **options):
+    return make_run(name, manifest=MODEL, resident=True, **options)
+
+
+def wholes(run):
+    """The versions whose vectors are on disk."""
+    paths = (run.root / "checkpoints").glob(f"v*/{WEIGHTS}")
+    return sorted(int(path.parent.name[1:]) for path in paths)
+
+
+def until(condition):
+    give_up_at = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_versions_are_those_of_a_store_that_streams(make_run, rule):
+    """To the bit: digests, ledger and what clients fetch."""
+    from fsl_async.store.aggregation import rule_named
+
+    streams = make_run("streams", manifest=MODEL, rule=rule_named(rule))
+    holds = resident(make_run, "holds", rule=rule_named(rule))
+    for run in (streams, holds):
+        run.start()
+    for version in (1, 2, 3, 4):
+        one, other = (run.round(version, "a", "b", "c") for run in (streams, holds))
+        assert one.digest == other.digest
+        assert np.array_equal(streams.weights(version), holds.weights(version))
+        assert streams.store.read_update(version, 1) == holds.store.read_update(version, 1)
+    assert streams.store.records == holds.store.records
+
+
+def test_a_start_replays_what_no_checkpoint_has(make_run):
+    """Killed at any time: the same digests, momentum included, as the next version shows."""
+    through, killed = resident(make_run, "through"), resident(make_run, "killed")
+    for run in (through, killed):
+        run.start()
+        for version in (1, 2, 3):
+            run.round(version, "a", "b")
+    slow = Slow()
+    killed.open(slow)
+    until(lambda: killed.store.version == 3)
+    assert killed.weights(3) is not None
+    slow.gate.set()
+    killed.open()
+    assert killed.store.digest == digest_of(killed.weights(3)) == through.store.digest
+    assert killed.round(4, "a").digest == through.round(4, "a").digest
+
+
+def test_every_version_is_whole_when_there_is_time(make_run):
+    """The next commit finds the checkpoint of the one before."""
+    run = resident(make_run)
+    run.start()
+    for version in (1, 2, 3):
+        run.round(version, "a")
+        run.store.finish_snapshot()
+    assert wholes(run) == [1, 2, 3], "older ones are gone with their versions"
+    assert [one.version for one in run.store.records] == [1, 2, 3]
+    assert not list((run.root / "checkpoints").glob("tmp-*"))
+
+
+def test_a_commit_does_not_wait_for_a_checkpoint_until_it_is_late(make_run):
+    """It is given up; after `snapshot_every` versions the commit waits."""
+    run = resident(make_run, snapshot_every=2)
+    run.start()
+    slow = Slow()
+    run.open(slow)
+    run.round(1, "a")
+    run.round(2, "a")
+    assert wholes(run) == [0]
+    run.round(3, "a")
+    assert wholes(run) == [0, 2], "version 2 had to be whole first"
+
+
+def test_deltas_stay_until_a_checkpoint_does_without_them(make_run):
+    """They are the write-ahead log."""
+    run = resident(make_run, keep_versions=1, snapshot_every=50)
+    run.start()
+    run.open(Full("snapshot"))
+    for version in (1, 2, 3):
+        run.round(version, "a")
+    spool = run.root / "spool"
+    assert len(list(spool.iterdir())) == 3
+    assert wholes(run) == [0]
+    digest = run.store.digest
+    run.open()
+    assert run.store.digest == digest
+    run.store.finish_snapshot()
+    run.round(4, "a")
+    run.store.finish_snapshot()
+    run.round(5, "a")
+    assert len(list(spool.iterdir())) == 2, "of version 5, and of 4 in case its files are damaged"
+
+
+def test_a_full_disk_keeps_versions_from_being_whole_and_nothing_else(make_run):
+    """The run goes on, with one line."""
+    run = resident(make_run)
+    run.start()
+    disk = Full("snapshot")
+    run.open(disk)
+    lines = []
+    run.store.report = lines.append
+    run.round(1, "a")
+    run.store.finish_snapshot()
+    assert wholes(run) == [0]
+    assert any("No space left" in line and "the spool is kept" in line for line in lines)
+    disk.is_full = False
+    run.round(2, "a")
+    run.store.finish_snapshot()
+    assert wholes(run) == [0, 2]
+
+
+def test_a_commit_that_fails_changes_nothing_and_can_be_tried_again(make_run):
+    """Neither on disk nor in memory."""
+    good, bad = resident(make_run, "good"), resident(make_run, "bad")
+    for run in (good, bad):
+        run.start()
+        run.round(1, "a")
+    disk = Full("MainThread")
+    disk.is_full = False
+    bad.open(disk)
+    key = DeltaKey("a", 1, 1, 2)
+    bad.send(key, np.linspace(-1.0, 1.0, MODEL.values).astype(np.float32))
+    good.send(key, np.linspace(-1.0, 1.0, MODEL.values).astype(np.float32))
+    disk.is_full = True
+    before = bad.weights(1)
+    with pytest.raises(StoreError, match="No space left"):
+        bad.commit(key)
+    assert np.array_equal(bad.weights(1), before)
+    disk.is_full = False
+    assert bad.store.commit(2, *again(key)).digest == good.commit(key).digest
+
+
+def again(key, tokens=10):
+    """What a second try of `Run.commit` passes: the delta is accumulated already."""
+    from deltas import merged_of
+
+    return [merged_of(key, float(tokens), tokens=tokens)], 1 / tokens
+
+
+def test_a_damaged_checkpoint_is_made_again_from_the_one_before(make_run):
+    """And a line says so; the digests are the same."""
+    run = resident(make_run)
+    run.start()
+    for version in (1, 2):
+        run.round(version, "a", "b")
+        run.store.finish_snapshot()
+    digest = run.store.digest
+    run.close()
+    for name in (WEIGHTS, MOMENTUM):
+        path = run.root / "checkpoints" / "v00000002" / name
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+    run.open()
+    assert run.store.digest == digest == digest_of(run.weights(2))
+
+
+def test_a_damaged_checkpoint_is_made_again_over_versions_that_are_not_whole(make_run):
+    """From the newest whole one before, with every version between."""
+    run = resident(make_run, keep_versions=1)
+    run.start()
+    disk = Full("snapshot")
+    run.open(disk)
+    for version in (1, 2, 3, 4):
+        disk.is_full = version in (2, 3)
+        run.round(version, "a", "b")
+        run.store.finish_snapshot()
+    assert wholes(run) == [0, 1, 4]
+    digest = run.store.digest
+    run.close()
+    path = run.root / "checkpoints" / "v00000004" / MOMENTUM
+    path.write_bytes(path.read_bytes()[:-1])
+    run.open()
+    assert any("momentum.safetensors is damaged" in line for line in run.store.notices)
+    assert run.store.digest == digest == digest_of(run.weights(4))
+    run.store.finish_snapshot()
+    assert wholes(run) == [0, 1, 4]
+    through = resident(make_run, "through", keep_versions=1)
+    through.start()
+    for version in (1, 2, 3, 4):
+        through.round(version, "a", "b")
+    assert run.round(5, "a").digest == through.round(5, "a").digest, "momentum too"
+
+
+def test_damage_in_memory_is_found_when_it_is_looked_for(make_run):
+    """A client reports another digest: the parameter server reads what it has."""
+    run = resident(make_run)
+    run.start()
+    run.round(1, "a")
+    run.store.finish_snapshot()
+    assert run.store.verify(1)
+    run.store._open.resident.vectors.weights[3] += 1.0
+    assert not run.store.verify(1)
+    assert run.store.verify(1)
+    assert digest_of(run.weights(1)) == run.store.digest
+
+
+def test_a_lost_delta_after_the_checkpoint_loses_no_version(make_run):
+    """The coded change gives the weights; momentum is estimated, with one line."""
+    run = resident(make_run)
+    run.start()
+    run.open(Full("snapshot"))
+    for version in (1, 2):
+        run.round(version, "a")
+    digest = run.store.digest
+    run.close()
+    (first, _) = sorted((run.root / "spool").iterdir())
+    first.unlink()
+    run.open()
+    assert digest_of(run.weights(2)) == run.store.digest == digest
+    assert run.round(3, "a").version == 3
+
+
+def test_what_cannot_be_made_again_is_named(make_run):
+    """No version is built upon guesses."""
+    run = resident(make_run)
+    run.start()
+    run.open(Full("snapshot"))
+    for version in (1, 2):
+        run.round(version, "a")
+    run.close()
+    path = run.root / "checkpoints" / "v00000001" / "update.bin"
+    path.write_bytes(path.read_bytes()[:-3])
+    (first, _) = sorted((run.root / "spool").iterdir())
+    first.unlink()
+    with pytest.raises(CheckpointDamaged, match="version 2"):
+        run.open()
+
+
+def test_a_version_that_is_fetched_in_full_stays_until_it_is_on_disk(make_run):
+    """A joiner on a thin line takes longer than a round."""
+    run = resident(make_run)
+    run.start()
+    slow = Slow()
+    run.open(slow)
+    run.round(1, "a")
+    run.store.keep_from(1)
+    first = run.store.read_full(1, 0)
+    expected = run.weights(1)
+    threading.Timer(0.2, slow.gate.set).start()
+    run.round(2, "a")
+    assert run.store.read_full(1, 0) == first
+    assert np.array_equal(run.weights(1), expected)
+    run.store.keep_from(None)
+
+
+def test_a_store_that_streams_can_go_on_and_back(make_run):
+    """`resident` may change between starts."""
+    run = resident(make_run, outer=OuterSettings("nesterov"))
+    run.start()
+    run.open(Full("snapshot"))
+    run.round(1, "a")
+    run.round(2, "a")
+    digest = run.store.digest
+    other = make_run("run", manifest=MODEL, outer=OuterSettings("nesterov"))
+    run.close()
+    other.open()
+    assert (other.store.digest, digest_of(other.weights(2))) == (digest, digest)
+    made = other.round(3, "a").digest
+    other.close()
+    run.open()
+    assert run.store.digest == made
+    run.round(4, "a")
+
+
+def test_a_rollback_goes_to_a_version_that_is_not_whole(make_run):
+    """Its vectors are replayed; later versions are renamed, their deltas pending again."""
+    run = resident(make_run)
+    run.start()
+    run.open(Full("snapshot"))
+    for version in (1, 2, 3):
+        run.round(version, "a")
+    digests = {one.version: one.digest for one in run.store.records}
+    recovered = run.open(from_version=2)
+    assert (recovered.version, recovered.digest) == (2, digests[2])
+    assert digest_of(run.weights(2)) == digests[2]
+    assert [one.key.base for one in recovered.pending] == [2]

@@ -1,0 +1,171 @@
+"""Resident vectors: the same bits as versions written from disk to disk."""
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.advance import scaled
+from fsl_async.store.checkpoint import MEAN, MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
+from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.errors import StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.frame_file import each_frame
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings, OuterStep
+from fsl_async.store.vectors import Vectors
+from fsl_codecs import CodecSpec, decode
+
+SETTINGS = {
+    "default": {},
+    "fp32, average": {"codec_down": CodecSpec("fp32"), "outer": OuterSettings("average")},
+    "e4m3, nesterov": {"codec_down": CodecSpec("e4m3"), "outer": OuterSettings("nesterov")},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """A model of 16 chunks, the last one shorter."""
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
+
+
+@pytest.fixture(params=[1, 3])
+def pool(request):
+    """One thread, and several."""
+    made = ChunkPool(request.param)
+    yield made
+    made.close()
+
+
+def manifest():
+    return Manifest.from_shapes([("w", (30, 10)), ("b", (7,))])
+
+
+def read(checkpoint, name, of):
+    reader = open_flat(Files(), checkpoint, name, of)
+    if reader is None:
+        return None
+    found = np.empty(of.values, np.float32)
+    for index in range(of.chunks):
+        reader.read_into(index, found[slice(*of.chunk_range(index))])
+    reader.close()
+    return found
+
+
+def averages(run, record):
+    """The average of a version by the deltas in its spool, chunk by chunk."""
+    spool, of = run.store._open.run.spool, run.manifest
+    kind = run.settings.kind
+    sources = [(spool.frames(one.key, of.chunks), one.weight) for one in record.merged]
+    return scaled(kind.sums(of, sources), record.scale)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+def test_versions_are_those_of_the_streaming_commit(make_run, pool, settings):
+    """Weights, momentum, residual, mean and the coded change, to the bit, over several versions."""
+    run = make_run(manifest=manifest(), keep_versions=9, **settings)
+    run.start()
+    for version in (1, 2, 3, 4):
+        run.round(version, "a", "b")
+    kept = run.store._open.kept
+    vectors = Vectors(run.manifest, run.settings, pool)
+    vectors.load(Files(), kept.get(0))
+    for version in (1, 2, 3, 4):
+        checkpoint = kept.get(version)
+        record = checkpoint.record
+        step = OuterStep(record.learning_rate, record.momentum)
+        before = {name: vector.copy() for name, vector in vectors.named.items()}
+        frames = []
+        proposed = vectors.propose(averages(run, record), step, frames.append)
+        for name, vector in vectors.named.items():
+            assert np.array_equal(vector, before[name]), "a proposal changes nothing"
+        assert proposed.digest == record.digest
+        assert proposed.update_bytes == record.update_bytes
+        assert proposed.update_norm == pytest.approx(record.update_norm, rel=1e-12)
+        assert proposed.average_norm == pytest.approx(record.average_norm, rel=1e-12)
+        path = checkpoint.path / UPDATE
+        assert frames == list(each_frame(Files(), path, run.manifest.chunks))
+        vectors.apply(version, averages(run, record), frames, step, record.mean_share)
+        assert (vectors.version, vectors.digest()) == (version, record.digest)
+        for name in (WEIGHTS, MOMENTUM, RESIDUAL, MEAN):
+            on_disk = read(checkpoint, name, run.manifest)
+            if on_disk is None:
+                assert name not in vectors.named
+            else:
+                assert np.array_equal(vectors.named[name], on_disk), name
+
+
+def test_a_checkpoint_in_the_middle_is_as_good_as_the_way_there(make_run, pool):
+    """Recovery loads one and goes on."""
+    run = make_run(manifest=manifest(), keep_versions=9)
+    run.start()
+    for version in (1, 2):
+        run.round(version, "a")
+    checkpoint = run.store._open.kept.get(2)
+    vectors = Vectors(run.manifest, run.settings, pool)
+    vectors.load(Files(), checkpoint)
+    assert vectors.version == 2
+    for name, vector in vectors.named.items():
+        assert np.array_equal(vector, read(checkpoint, name, run.manifest)), name
+    vectors.load(Files(), run.store._open.kept.get(0))
+    assert not vectors.momentum.any(), "version 0 has none: zeros"
+    assert MEAN not in vectors.named
+
+
+def test_a_change_that_is_not_finite_is_refused_and_nothing_changes(make_run, pool):
+    """The line names the tensor and what to do."""
+    run = make_run(manifest=manifest())
+    run.start()
+    vectors = Vectors(run.manifest, run.settings, pool)
+    vectors.load(Files(), run.store._open.kept.get(0))
+    before = vectors.weights.copy()
+    wrong = [np.ones(run.manifest.chunk_values(i), np.float32) for i in range(run.manifest.chunks)]
+    wrong[-1][0] = np.inf
+    with pytest.raises(StoreError, match="not finite in tensor 'b'"):
+        vectors.propose(wrong, OuterStep(1.0, 0.0), lambda _: None)
+    assert np.array_equal(vectors.weights, before)
+    assert vectors.version == 0
+
+
+def test_an_apply_that_breaks_off_leaves_vectors_of_no_version(make_run, pool):
+    """Nobody may serve or build upon them."""
+    run = make_run(manifest=manifest())
+    run.start()
+    key = DeltaKey("a", 1, 0, 1)
+    run.send(key, np.ones(run.manifest.values, np.float32))
+    run.commit(key)
+    record = run.store.records[-1]
+    vectors = Vectors(run.manifest, run.settings, pool)
+    vectors.load(Files(), run.store._open.kept.get(0))
+
+    def torn():
+        yield from []
+        raise OSError(5, "Input/output error")
+
+    step = OuterStep(record.learning_rate, record.momentum)
+    with pytest.raises(OSError, match="Input/output"):
+        vectors.apply(1, averages(run, record), torn(), step, 0.0)
+    assert vectors.version == -1
+    assert len(decode(run.store.read_full(1, 0))) == 20
+
+
+def test_the_coded_change_alone_gives_the_weights_and_nearly_the_momentum(make_run, pool):
+    """Where a merged delta is lost: no version is lost, and training hardly notices."""
+    run = make_run(manifest=manifest(), keep_versions=9)
+    run.start()
+    for version in (1, 2, 3):
+        run.round(version, "a", "b")
+    kept = run.store._open.kept
+    vectors = Vectors(run.manifest, run.settings, pool)
+    vectors.load(Files(), kept.get(0))
+    for version in (1, 2, 3):
+        checkpoint = kept.get(version)
+        record = checkpoint.record
+        frames = each_frame(Files(), checkpoint.path / UPDATE, run.manifest.chunks)
+        step = OuterStep(record.learning_rate, record.momentum)
+        vectors.follow(version, frames, step, record.mean_share)
+        assert vectors.digest() == record.digest
+    exact = read(kept.get(3), MOMENTUM, run.manifest)
+    error = np.linalg.norm(vectors.momentum - exact) / np.linalg.norm(exact)
+    assert 0.0 < error < 0.2, "of the size of what coding loses"
+    assert not vectors.residual.any()
