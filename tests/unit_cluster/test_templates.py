@@ -142,7 +142,11 @@ def test_a_job_that_slurm_has_requeued_needs_no_new_one(home, refusal, state, ag
 
 def test_signals_to_the_whole_job_leave_the_script_waiting_for_its_client(home):
     """The script's helper processes die of them, but it must wait for its client."""
-    (home / "sleep").write_text('#!/bin/sh\ntouch "$HOME_OF_TEST/slept"; exec /bin/sleep 30\n')
+    # The first one lasts until it is killed; the client may die a moment after it.
+    (home / "sleep").write_text(
+        '#!/bin/sh\n[ -e "$HOME_OF_TEST/slept" ] && exec /bin/sleep 0.02\n'
+        'touch "$HOME_OF_TEST/slept"; exec /bin/sleep 30\n'
+    )
     (home / "sleep").chmod(0o755)
     (home / "rm").write_text('#!/bin/sh\n/bin/sleep 1; exec /bin/rm "$@"\n')
     (home / "rm").chmod(0o755)
