@@ -46,7 +46,7 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
 
     output = Output(as_json=as_json)
     run_dir = with_ledger(run_dir)
-    store = Store(run_dir, StoreSettings(keep_versions=KEEP_ALL))
+    store = Store(run_dir, StoreSettings(keep_versions=KEEP_ALL), only_facts=True)
     try:
         recovered = store.recover()
         rows = [

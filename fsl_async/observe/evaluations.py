@@ -10,7 +10,10 @@ from typing import Any
 
 from attrs import frozen
 
+from fsl_async.errors import printable
+
 EVALUATIONS = "evaluations.jsonl"
+MOST_CHARACTERS = 200
 SHOWN = 200
 """The newest ones that are shown and given out."""
 _MAX_BYTES = 16 << 20
@@ -52,7 +55,7 @@ def kept(run_dir: Path) -> list[Evaluation]:
                 float(row["loss"]),
                 str(row["of"]),
                 None if bits is None else float(bits),
-                str(row.get("data", "")),
+                printable(str(row.get("data", "")))[:MOST_CHARACTERS],
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue

@@ -30,7 +30,7 @@ from fsl_async.store.robust_aggregator import RobustAggregator
 from fsl_codecs import CodecError, decode_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.records import StoreSettings, VersionRecord
     from fsl_async.store.spool import Spool
 
 
@@ -136,20 +136,13 @@ class Repairer:
                 manifest,
                 before,
                 writer=writer,
-                sums=self._sums(damaged, manifest),
+                sums=_sums_again(record, self.settings, self.spool, manifest),
                 member_weight=math.fsum(weights.values()),
                 scale=record.scale,
                 pool=self.pool,
             )
             return dict(done.stored)
-        averages: Iterator[NDArray[np.float32]]
-        if rule.by_rows:
-            aggregator = RobustAggregator(manifest, self.spool, self.pool, rule)
-            # The record has a weight of 0 for a delta that the rule did not choose.
-            aggregator.weights |= {key: weight for key, weight in weights.items() if weight}
-            averages = aggregator.averages(aggregator.clients)
-        else:
-            averages = scaled(self._sums(damaged, manifest), record.scale)
+        averages = averages_again(record, self.settings, self.spool, self.pool, manifest)
         done = advance(
             self.files,
             manifest,
@@ -162,15 +155,6 @@ class Repairer:
             pool=self.pool,
         )
         return dict(done.stored)
-
-    def _sums(self, damaged: Checkpoint, manifest: Manifest) -> Iterator[NDArray[Any]]:
-        """Yield what the accumulator held: additions in the same order give the same bits."""
-        kind = self.settings.kind
-        count = kind.frames(manifest)
-        sources = [
-            (self.spool.frames(entry.key, count), entry.weight) for entry in damaged.record.merged
-        ]
-        return kind.sums(manifest, sources)
 
     def _add_update(
         self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
@@ -191,6 +175,31 @@ class Repairer:
         finally:
             old.close()
         return writer.seal(self.pool)
+
+
+def averages_again(
+    record: VersionRecord,
+    settings: StoreSettings,
+    spool: Spool,
+    pool: ChunkPool,
+    manifest: Manifest,
+) -> Iterable[NDArray[np.float32]]:
+    """Yield the average that a version was made of, chunk by chunk, from the spooled deltas."""
+    if not settings.rule.by_rows:
+        return scaled(_sums_again(record, settings, spool, manifest), record.scale)
+    aggregator = RobustAggregator(manifest, spool, pool, settings.rule)
+    # The record has a weight of 0 for a delta that the rule did not choose.
+    aggregator.weights |= {one.key: one.weight for one in record.merged if one.weight}
+    return aggregator.averages(aggregator.clients)
+
+
+def _sums_again(
+    record: VersionRecord, settings: StoreSettings, spool: Spool, manifest: Manifest
+) -> Iterator[NDArray[Any]]:
+    """Yield what the accumulator held: additions in the same order give the same bits."""
+    count = settings.kind.frames(manifest)
+    sources = [(spool.frames(one.key, count), one.weight) for one in record.merged]
+    return settings.kind.sums(manifest, sources)
 
 
 def mean_lost(version: int, damage: Damage) -> str:

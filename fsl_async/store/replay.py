@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from fsl_async.store.advance import scaled
 from fsl_async.store.checkpoint import UPDATE
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.outer import OuterStep
-from fsl_async.store.robust_aggregator import RobustAggregator
+from fsl_async.store.repair import averages_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
     from fsl_async.store.checkpoint import Checkpoint
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.spool import Spool
-    from fsl_async.store.vectors import Vector, Vectors
+    from fsl_async.store.vectors import Vectors
 
 
 @frozen
@@ -68,24 +67,11 @@ class Replay:
             )
             vectors.follow(record.version, frames, step, record.mean_share)
         else:
-            averages = self.averages(checkpoint, manifest)
+            averages = averages_again(record, self.settings, self.spool, self.pool, manifest)
             vectors.apply(record.version, averages, frames, step, record.mean_share)
         if vectors.digest() != record.digest:
             vectors.version = -1
             raise Damage(UPDATE, "leads to other weights than recorded")
-
-    def averages(self, checkpoint: Checkpoint, manifest: Manifest) -> Iterable[Vector]:
-        """Yield the average that a version was made of, chunk by chunk."""
-        record, kind, rule = checkpoint.record, self.settings.kind, self.settings.rule
-        weights = {one.key: one.weight for one in record.merged}
-        if rule.by_rows:
-            aggregator = RobustAggregator(manifest, self.spool, self.pool, rule)
-            # The record has a weight of 0 for a delta that the rule did not choose.
-            aggregator.weights |= {key: weight for key, weight in weights.items() if weight}
-            return aggregator.averages(aggregator.clients)
-        count = kind.frames(manifest)
-        sources = [(self.spool.frames(key, count), weight) for key, weight in weights.items()]
-        return scaled(kind.sums(manifest, sources), record.scale)
 
     def _frames(self, checkpoint: Checkpoint, manifest: Manifest) -> Iterator[bytes]:
         """Yield the frames of the coded change, each of which was checked. Raises Damage."""

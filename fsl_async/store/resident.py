@@ -82,6 +82,7 @@ class Resident:
                 problem = damage
             else:
                 self._last_whole = version
+                self._run.damaged = None
                 return
         version = target.record.version
         raise self._run.damaged or self._run.checkpoints.damaged(version, problem, self._manifest)
@@ -91,7 +92,9 @@ class Resident:
         version = base.record.version
         checked = self._run.checkpoints.verify(version, self._manifest)
         self.vectors.load(self._files, checked)
-        deltas = {delta.key: delta for delta in self._run.book.merged_after(version)}
+        # Those of a version that is durable and has no line yet are still pending.
+        deltas = dict(self._run.book.pending)
+        deltas |= {delta.key: delta for delta in self._run.book.merged_after(version)}
         replay = Replay(
             self._files,
             self._run.spool,

@@ -99,6 +99,7 @@ class Store:
 
     from_version: rolls back to that version: later ones are renamed, and deltas that only they had
     merged are pending again.
+    only_facts: no version will be read or made, so none is loaded or made whole.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Store:
         settings: StoreSettings | None = None,
         *,
         from_version: int | None = None,
+        only_facts: bool = False,
         files: Files | None = None,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -114,6 +116,7 @@ class Store:
         self._settings = settings or StoreSettings()
         self._run_dir = run_dir
         self._from_version = from_version
+        self._only_facts = only_facts
         self._files = files or Files()
         self._wall_clock = wall_clock
         self._clock = clock
@@ -159,7 +162,7 @@ class Store:
         )
         self._parts = _Open(run, facts, versions, merging)
         merging.full_fetch = self._is_fetched_in_full
-        if run.manifest is not None:
+        if run.manifest is not None and not self._only_facts:
             self._is_recovering = True
             try:
                 self._keep_in_memory(kept)

@@ -205,7 +205,7 @@ def test_without_a_parameter_server_the_request_waits(run_dir, monkeypatch):
 
 
 def test_a_run_that_has_ended_is_not_asked(run_dir):
-    """The request would cut short the run when somebody goes on with it."""
+    """The request would cut short a run that is started again with a later end."""
     ended = {"t": 1.0, "type": "finish", "reason": "the run's limit of 9 rounds is reached"}
     (run_dir / JOURNAL).write_text(json.dumps(ended) + "\n")
     with pytest.raises(RunDirError, match="has ended: the run's limit of 9 rounds"):

@@ -11,7 +11,7 @@ from fsl_async.store.manifest import CHUNK_VALUES
 
 
 def test_a_vectors_digest_is_that_of_its_chunks_digests():
-    """Somebody else's program can check a version: two lines of BLAKE3 over little-endian fp32."""
+    """Other programs can check a version: two lines of BLAKE3 over little-endian fp32."""
     values = np.arange(2 * CHUNK_VALUES + 5, dtype=np.float32)
     values[3] = -0.0
     data = values.astype("<f4").tobytes()

@@ -246,6 +246,43 @@ def test_a_damaged_checkpoint_is_made_again_over_versions_that_are_not_whole(mak
     assert run.round(5, "a").digest == through.round(5, "a").digest, "momentum too"
 
 
+def test_vectors_that_broke_off_are_read_again(make_run, monkeypatch):
+    """The version is durable then: the commit succeeds, with the same bits, momentum included."""
+    through, broken = resident(make_run, "through"), resident(make_run, "broken")
+    for run in (through, broken):
+        run.start()
+        run.round(1, "a")
+    vectors = broken.store._open.resident.vectors
+    original = vectors.apply
+    calls = []
+
+    def breaks(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            vectors.version = -1
+            vectors.weights += 1.0
+            raise OSError(errno.EIO, "Input/output error")
+        return original(*arguments)
+
+    monkeypatch.setattr(vectors, "apply", breaks)
+    lines = []
+    broken.store.report = lines.append
+    for version in (2, 3):
+        assert broken.round(version, "a").digest == through.round(version, "a").digest
+    assert len(calls) > 2
+    assert not any("estimated" in line for line in lines)
+
+
+def test_a_command_on_facts_makes_no_version_whole(make_run):
+    """It knows neither codec nor rule of the run, so its momentum would be another."""
+    run = resident(make_run)
+    run.start()
+    run.open(Full("snapshot"))
+    run.round(1, "a")
+    run.open(only_facts=True)
+    assert (run.store.version, wholes(run)) == (1, [0])
+
+
 def test_damage_in_memory_is_found_when_it_is_looked_for(make_run):
     """A client reports another digest: the parameter server reads what it has."""
     run = resident(make_run)

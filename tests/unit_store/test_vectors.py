@@ -128,7 +128,7 @@ def test_a_change_that_is_not_finite_is_refused_and_nothing_changes(make_run, po
 
 
 def test_an_apply_that_breaks_off_leaves_vectors_of_no_version(make_run, pool):
-    """Nobody may serve or build upon them."""
+    """They are neither served nor built upon."""
     run = make_run(manifest=manifest())
     run.start()
     key = DeltaKey("a", 1, 0, 1)

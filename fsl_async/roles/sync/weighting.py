@@ -45,6 +45,10 @@ def _reciprocal(total: float) -> float:
     return 1.0 / total if total > 0.0 else 0.0
 
 
+def _tokens_a_step(delta: Delta) -> float:
+    return delta.tokens / delta.steps if delta.steps else 0.0
+
+
 @frozen
 class BatchWeighting:
     """Weighs clients by their tokens a step, and adds up a client's several deltas.
@@ -58,10 +62,7 @@ class BatchWeighting:
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens a step, times the staleness discount."""
-        if delta.steps == 0:
-            return 0.0
-        discount = staleness_discount(staleness, self.staleness_exponent)
-        return delta.tokens / delta.steps * discount
+        return _tokens_a_step(delta) * staleness_discount(staleness, self.staleness_exponent)
 
     def scale(self, merged: Sequence[MergedDelta]) -> float:
         """One over the sum of the clients' tokens a step."""
@@ -118,11 +119,8 @@ class FedNovaWeighting:
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
-        """Tokens per step, times the staleness discount."""
-        if delta.steps == 0:
-            return 0.0
-        discount = staleness_discount(staleness, self.staleness_exponent)
-        return delta.tokens / delta.steps * discount
+        """Tokens a step, times the staleness discount."""
+        return _tokens_a_step(delta) * staleness_discount(staleness, self.staleness_exponent)
 
     def scale(self, merged: Sequence[MergedDelta]) -> float:
         """The token-weighted mean of the steps, divided by the sum of tokens."""
