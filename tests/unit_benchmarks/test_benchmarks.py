@@ -39,6 +39,20 @@ def test_sync_measures_a_real_server():
 
 
 @pytest.mark.slow
+def test_peers_of_a_sync_move_their_bytes():
+    """Every peer in processes of its own; Flower only where it is installed."""
+    rows = {row["peer"]: row for row in rows_of("sync_peers.py", "--smoke")}
+    assert set(rows) == {"gloo", "flower", "copy"}
+    measured = [row for row in rows.values() if "skipped" not in row]
+    assert len(measured) >= 2
+    assert all(row["sync_s"] > 0 and len(row["sync_s_each"]) == 1 for row in measured)
+    assert rows["gloo"]["bytes_up"] == 4 * 300_000
+    assert rows["gloo"]["server_peak_mb"] is None
+    assert rows["copy"]["bytes_down"] == round(300_000 * 5.62 / 8)
+    assert rows["copy"]["peak_above_start_over_model"] > 0
+
+
+@pytest.mark.slow
 def test_one_delta_is_counted_on_both_loops():
     """It starts both nodes through their production functions, whose arguments change."""
     rows = rows_of("one_delta.py", "--rounds", "1")
@@ -210,6 +224,52 @@ def script(monkeypatch):
     """Return a function: name -> the module of that benchmark."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
+
+
+def test_peers_that_cannot_give_a_reason(script, tmp_path):
+    """A row without figures is not an error; a model may be too large for one message."""
+    peers = script("sync_peers")
+    size = peers.Size(1, 1000, 2, 5.62, sys.executable, tmp_path)
+    assert "one rank" in peers.measure("gloo", size, small=True)["skipped"]
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no flwr >&2; exit 1\n")
+    python.chmod(0o755)
+    size = peers.Size(1, 600_000_000, 2, 5.62, str(python), tmp_path)
+    assert peers.cannot("flower", size) == "no flwr"
+    python.write_text("#!/bin/sh\n")
+    assert "2147483647" in peers.cannot("flower", size)
+
+
+def test_the_figure_of_syncs_shows_its_rows(script, tmp_path):
+    """Medians, ranges and the computed panel; of two rows the last counts, a skipped one never."""
+    figure = script("sync_figure")
+    ours = {"bench": "sync", "format": "e4m3", "bits_up": 6.5, "bits_down": 5.5}
+    peer = {"bench": "sync_peer", "peer": "gloo", "bytes_up": 400, "bytes_down": 400}
+    rows = [
+        {**peer, "clients": 6, "parameters": 100, "sync_s_each": [1.0]},
+        {**ours, "clients": 6, "parameters": 400, "sync_s_each": [9.0]},
+        {**ours, "clients": 6, "parameters": 100, "sync_s_each": [1.0, 4.0, 2.0]},
+        {**ours, "clients": 6, "parameters": 400, "sync_s_each": [8.0]},
+        {**ours, "clients": 24, "parameters": 100, "sync_s_each": [30.0]},
+        {"bench": "sync_peer", "peer": "flower", "skipped": "why"},
+        {"bench": "limits"},
+    ]
+    six, _, gloo = series = figure.series_of(rows)
+    assert [one.label for one in series] == [
+        "fsl-async e4m3, 6 clients", "fsl-async e4m3, 24 clients", "gloo, 6 clients",
+    ]  # fmt: skip
+    assert six.points == (
+        figure.Point(100, 2.0, 1.0, 4.0, 12.0), figure.Point(400, 8.0, 8.0, 8.0, 12.0),
+    )  # fmt: skip
+    assert gloo.points[0].line_bits == 32, "a ring sends and receives at once"
+    assert figure.comparable(series) == [six, gloo]
+    # 12 bits a value at 12 Mbit/s are a microsecond; the server takes 0.02 s a value.
+    assert six.largest_model(12) == pytest.approx(60 / (0.02 + 1e-6))
+    assert figure.spread([0.5, 0.5, 1.0], 0.25) == [0.5, 0.75, 1.0]
+    assert figure.spread([0.9, 0.95], 0.25) == [0.75, 1.0]
+    path = tmp_path / "sync.png"
+    figure.draw(series, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
