@@ -30,8 +30,14 @@ SHARE = 0.1
 LINES_MBIT_S = (10, 100, 1000, 10_000)
 
 # Okabe and Ito's colors, which color-blind readers tell apart.
-COLORS = {"Flower": "#D55E00", "gloo": "#CC79A7", "bare copy": "#555555"}
-OUR_COLORS = ("#0072B2", "#009E73", "#E69F00", "#56B4E9")
+COLORS = {
+    "Flower": "#D55E00",
+    "Flower SuperLink": "#E69F00",
+    "gloo": "#CC79A7",
+    "bare copy": "#555555",
+}
+OUR_COLORS = ("#0072B2", "#009E73", "#56B4E9", "#000000")
+PEER_NAMES = {"flower": "Flower", "flower-superlink": "Flower SuperLink", "copy": "bare copy"}
 STYLES = ("--", "-", ":", "-.")
 LABEL_GAP = 0.055
 """Least distance of two labels, in heights of the panel."""
@@ -82,7 +88,7 @@ def point_of(row: Mapping[str, Any]) -> tuple[str, Point]:
     if row["bench"] == "sync":
         who, bits = f"fsl-async {row['format']}", (row["bits_up"], row["bits_down"])
     else:
-        who = {"flower": "Flower", "copy": "bare copy"}.get(row["peer"], row["peer"])
+        who = PEER_NAMES.get(row["peer"], row["peer"])
         bits = tuple(8 * row[name] / row["parameters"] for name in ("bytes_up", "bytes_down"))
     # Ranks of a ring send and receive at the same time.
     line_bits = max(bits) if who == "gloo" else sum(bits)
@@ -122,13 +128,17 @@ def comparable(series: Sequence[Series]) -> list[Series]:
 def spread(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights in [0, 1] apart until neighbors are `gap` away, in the same order."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
-    moved = list(heights)
-    for before, index in itertools.pairwise(order):
-        moved[index] = max(moved[index], moved[before] + gap)
-    limit = 1.0
-    for index in reversed(order):  # those pushed out at the top push back
-        moved[index] = min(moved[index], limit)
-        limit = moved[index] - gap
+    up, down = list(heights), list(heights)
+    for below, above in itertools.pairwise(order):
+        up[above] = max(up[above], up[below] + gap)
+    for above, below in itertools.pairwise(reversed(order)):
+        down[below] = min(down[below], down[above] - gap)
+    # Neighbors are far enough apart in both, and so they are in the mean.
+    moved = [(high + low) / 2 for high, low in zip(up, down, strict=True)]
+    for steps, index in enumerate(order):
+        moved[index] = max(moved[index], steps * gap)
+    for steps, index in enumerate(reversed(order)):
+        moved[index] = min(moved[index], 1 - steps * gap)
     return moved
 
 

@@ -15,15 +15,21 @@ process of its own (benchmarks/sync_peer_ends.py), on loopback, one thread each 
             one fp32 array; a client returns a constant array at once. A round begins with the model
             on its way to the clients and ends with their mean in the server's memory: nothing is
             durable. Bytes are those of the serialized array.
+    flower-superlink
+            the same rounds in Flower's current deployment: a SuperLink, whose server app is another
+            process (its memory is added), and a SuperNode for each client, which starts a process
+            of the client app for each message, hands it all bytes once more over loopback, and asks
+            for messages every 3 s. Models may be longer than a message.
     copy    the least that a server must do to be durable: --coded-bits a value from each client
             into a file of its own with fsync; when all are durable, as many bytes back to each.
             Plain sockets, a thread for each client, buffers of 1 MiB. Nothing is decoded or added.
             sync_s is from the first client's first byte to the last client's last one.
 
 Memory is the server's VmHWM at the end minus its VmRSS before it had a model, divided by the fp32
-size of the model (null where there is no server); memory_all_mb adds the VmHWM of all processes, so
-that pages they share count several times. The machine's limits are measured just before a row
-(benchmarks/limits.py). A row with `skipped` says why there are no figures.
+size of the model (null where there is no server). memory_all_mb adds the VmHWM of all processes, so
+that pages they share count several times (flower-superlink: of those that run at a time). The
+machine's limits are measured just before a row (benchmarks/limits.py).
+A row with `skipped` says why there are no figures.
 
 Flower is no dependency of this project, and brings a web framework and a database of its own:
     python -m venv VENV && VENV/bin/pip install flwr
@@ -46,18 +52,11 @@ from typing import IO, Any, Self
 
 import click
 import limits
+import sync_peer_superlink
 from attrs import define, evolve, field
-from sync_peer_ends import FLOWER_LIMIT_BYTES
 
 TIMEOUT_S = 600.0
 POLL_S = 0.02
-MESSAGE_FRAME_BYTES = 4096
-"""More than Flower's fields around the array take."""
-
-FLOWER_MODELS_EACH, FLOWER_MODELS = 22, 4
-"""Peak memory of Flower 1.42 in models (all processes): for each client, its share of the server
-included, and beyond. A row that does not fit is skipped, because other jobs would be killed too."""
-
 SCRIPT = Path(__file__).with_name("sync_peer_ends.py")
 
 
@@ -157,9 +156,8 @@ class Ends:
         """Wait until a connection to that port is accepted."""
         while True:
             self.check()
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
+            if sync_peer_superlink.is_listening(port):
+                return
             time.sleep(POLL_S)
 
 
@@ -214,6 +212,15 @@ def flower(size: Size, ends: Ends) -> dict[str, Any]:
     return row_of(found, found[0]["seconds"], moved, moved, server=True)
 
 
+def flower_superlink(size: Size, ends: Ends) -> dict[str, Any]:
+    """FedAvg by Flower's deployment."""
+    task = {"parameters": size.parameters, "clients": size.clients, "rounds": size.rounds}
+    ports = [free_port() for _ in range(1 + size.clients)]
+    found = sync_peer_superlink.measure(task, ports, size.flower_python, ends.folder, ends.deadline)
+    row = row_of([found], found["seconds"], found["bytes"], found["bytes"], server=True)
+    return {**row, "memory_all_mb": round(found["all_bytes"] / 1e6, 1)}
+
+
 def copy(size: Size, ends: Ends) -> dict[str, Any]:
     """Coded bytes to files and back."""
     server = ends.start("copy_server", bytes=size.coded_bytes)
@@ -229,7 +236,10 @@ def copy(size: Size, ends: Ends) -> dict[str, Any]:
 
 
 PEERS: dict[str, Callable[[Size, Ends], dict[str, Any]]] = {
-    peer.__name__: peer for peer in (gloo, flower, copy)
+    "gloo": gloo,
+    "flower": flower,
+    "flower-superlink": flower_superlink,
+    "copy": copy,
 }
 
 
@@ -244,37 +254,14 @@ def sizes(
         yield peer, evolve(like, clients=count, parameters=values)
 
 
-def available_bytes() -> int:
-    """Memory that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError("no MemAvailable in /proc/meminfo")
-
-
 def cannot(peer: str, size: Size) -> str:
     """Why the peer has no figures of this size, or an empty string."""
     if peer == "gloo" and size.clients < 2:
         return "one rank has nothing to reduce with"
-    if peer != "flower":
-        return ""
-    command = [size.flower_python, "-c", "import flwr, numpy"]
-    with tempfile.TemporaryDirectory(prefix="sync-peers-", dir=size.folder) as home:
-        env = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": home}
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, env=env
+    if peer.startswith("flower"):
+        return sync_peer_superlink.cannot(
+            peer, 4 * size.parameters, size.clients, size.flower_python, size.folder
         )
-    if done.returncode:
-        return (done.stderr.strip() or f"{size.flower_python} has no flwr").splitlines()[-1]
-    model_bytes = 4 * size.parameters
-    if model_bytes + MESSAGE_FRAME_BYTES > FLOWER_LIMIT_BYTES:
-        return f"{model_bytes} bytes are more than a message of {FLOWER_LIMIT_BYTES} bytes holds"
-    needed, free = (
-        model_bytes * (FLOWER_MODELS_EACH * size.clients + FLOWER_MODELS),
-        available_bytes(),
-    )
-    if needed > free:
-        return f"needs about {needed / 1e9:.0f} GB of memory; {free / 1e9:.0f} GB are available"
     return ""
 
 

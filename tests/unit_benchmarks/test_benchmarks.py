@@ -42,7 +42,7 @@ def test_sync_measures_a_real_server():
 def test_peers_of_a_sync_move_their_bytes():
     """Every peer in processes of its own; Flower only where it is installed."""
     rows = {row["peer"]: row for row in rows_of("sync_peers.py", "--smoke")}
-    assert set(rows) == {"gloo", "flower", "copy"}
+    assert set(rows) == {"gloo", "flower", "flower-superlink", "copy"}
     measured = [row for row in rows.values() if "skipped" not in row]
     assert len(measured) >= 2
     assert all(row["sync_s"] > 0 and len(row["sync_s_each"]) == 1 for row in measured)
@@ -238,6 +238,8 @@ def test_peers_that_cannot_give_a_reason(script, tmp_path):
     assert peers.cannot("flower", size) == "no flwr"
     python.write_text("#!/bin/sh\n")
     assert "2147483647" in peers.cannot("flower", size)
+    size = peers.Size(10**6, 600_000_000, 2, 5.62, str(python), tmp_path)
+    assert "GB of memory" in peers.cannot("flower-superlink", size)
 
 
 def test_the_figure_of_syncs_shows_its_rows(script, tmp_path):
@@ -265,7 +267,7 @@ def test_the_figure_of_syncs_shows_its_rows(script, tmp_path):
     assert figure.comparable(series) == [six, gloo]
     # 12 bits a value at 12 Mbit/s are a microsecond; the server takes 0.02 s a value.
     assert six.largest_model(12) == pytest.approx(60 / (0.02 + 1e-6))
-    assert figure.spread([0.5, 0.5, 1.0], 0.25) == [0.5, 0.75, 1.0]
+    assert figure.spread([0.5, 0.5, 1.0], 0.25) == [0.375, 0.625, 1.0]
     assert figure.spread([0.9, 0.95], 0.25) == [0.75, 1.0]
     path = tmp_path / "sync.png"
     figure.draw(series, path)
