@@ -182,21 +182,29 @@ class FullWeights(Dense):
 
 
 class ChunkTotal(Total):
-    """A sum held in one flat vector."""
+    """A sum held in one flat vector.
+
+    A chunk is filled with zeros when it is used next: then it is in the cache for that.
+    """
 
     def __init__(self, kind: Dense, manifest: Manifest) -> None:
         self._kind = kind
         self._manifest = manifest
         self.values: NDArray[Any] = new_vector(manifest.values, kind.dtype)
         """The sum over the complete model: float32, or float64 for full weights."""
+        self._is_cleared = bytearray(manifest.chunks)
 
     def _chunk(self, index: int) -> NDArray[Any]:
         start, stop = self._manifest.chunk_range(index)
-        return self.values[start:stop]
+        chunk = self.values[start:stop]
+        if self._is_cleared[index]:
+            chunk.fill(0.0)
+            self._is_cleared[index] = False
+        return chunk
 
     def clear(self, index: int) -> None:
         """See `Total.clear`."""
-        self._chunk(index).fill(0.0)
+        self._is_cleared[index] = True
 
     def add(self, index: int, content: NDArray[np.float32], weight: float) -> bool:
         """See `Total.add`."""

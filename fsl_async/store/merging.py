@@ -27,7 +27,6 @@ from fsl_async.store.kept_versions import disk
 from fsl_async.store.outer import mean_share
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.robust_aggregator import RobustAggregator
-from fsl_codecs import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from fsl_async.store.files import Files
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.outer import OuterStep
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.resident import Resident
@@ -261,9 +259,18 @@ class Merging:
                 with disk(f"cannot write version {average.version}"):
                     self._kept.repair_newest(damage, self._manifest)
                 repaired.add(damage.file)
+            except BaseException:
+                self._restore(average.version - 1)
+                raise
             else:
                 self.sum.clear()
                 return checkpoint
+
+    def _restore(self, version: int) -> None:
+        """Take back what a failed commit did to the vectors in memory."""
+        if self.resident is not None and self.resident.vectors.version != version:
+            with disk(f"cannot read version {version} again"):
+                self.resident.recover(self._kept.all)
 
     def _make(self, average: Average) -> Checkpoint:
         """Write a version.
@@ -280,10 +287,12 @@ class Merging:
         ):
             if self.resident is not None:
                 update = writer.frames(UPDATE)
-                proposed = self.resident.vectors.propose(average, step, update.append)
-                norms = proposed.update_norm, proposed.average_norm
+                change = self.resident.advance(
+                    average, step, share, update.append, must_finish=self.full_fetch()
+                )
+                norms = change.update_norm, change.average_norm
                 stored = writer.seal(self._pool)
-                done = Advanced(stored, proposed.digest, proposed.update_bytes, *norms)
+                done = Advanced(stored, change.digest, change.update_bytes, *norms)
             elif self._settings.kind.is_full:
                 done = advance_full(
                     self._files,
@@ -329,21 +338,7 @@ class Merging:
                 progress=average.position.known_progress,
                 rule=self._settings.rule.name,
             )
-            checkpoint = writer.publish(record, done.stored)
-        if self.resident is not None:
-            self._apply(self.resident, checkpoint, average, step)
-        return checkpoint
-
-    def _apply(
-        self, resident: Resident, checkpoint: Checkpoint, average: Average, step: OuterStep
-    ) -> None:
-        """Advance the vectors in memory; the version is durable, so this must not fail."""
-        try:
-            resident.apply(checkpoint, average, step, must_finish=self.full_fetch())
-        except (Damage, StoreError, CodecError, OSError) as error:
-            self._kept.report(f"version {checkpoint.record.version} is read again: {error}")
-            with disk(f"cannot read version {checkpoint.record.version} again"):
-                resident.recover([*self._kept.all, checkpoint])
+            return writer.publish(record, done.stored)
 
     def _cosine(self, average: Average, norm: float) -> float | None:
         """How far the merged deltas agree; None where the average is not their weighted sum."""

@@ -68,7 +68,7 @@ class Replay:
             vectors.follow(record.version, frames, step, record.mean_share)
         else:
             averages = averages_again(record, self.settings, self.spool, self.pool, manifest)
-            vectors.apply(record.version, averages, frames, step, record.mean_share)
+            vectors.repeat(record.version, averages, frames, step, record.mean_share)
         if vectors.digest() != record.digest:
             vectors.version = -1
             raise Damage(UPDATE, "leads to other weights than recorded")

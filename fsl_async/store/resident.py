@@ -1,8 +1,8 @@
 """Resident: the newest version in memory, and the checkpoints that are written from it.
 
-A commit writes the coded change and the version's record, and advances the vectors in memory. Their
-checkpoint is written until the next commit (fsl_async.store.snapshots). A start loads the newest
-whole version and replays those after it (fsl_async.store.replay).
+A commit advances the vectors in memory, and writes the coded change and the version's record. Their
+checkpoint is written until the next commit (fsl_async.store.snapshots). A start, and a commit that
+failed, loads the newest whole version and replays those after it (fsl_async.store.replay).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from fsl_async.store.checkpoint import UPDATE
 from fsl_async.store.errors import Damage
-from fsl_async.store.frame_file import each_frame
 from fsl_async.store.replay import Replay
 from fsl_async.store.snapshots import Snapshots
 from fsl_async.store.vectors import Vectors
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from fsl_async.store.outer import OuterStep
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.vectors import Change
 
 
 class Resident:
@@ -139,21 +139,25 @@ class Resident:
             self._last_whole = max(self._last_whole, one.record.version)
         return made
 
-    def apply(
-        self, checkpoint: Checkpoint, average: Average, step: OuterStep, *, must_finish: bool
-    ) -> None:
-        """Advance the vectors to a version that is durable.
+    def advance(
+        self,
+        average: Average,
+        step: OuterStep,
+        mean_share: float,
+        take: Callable[[bytes], object],
+        *,
+        must_finish: bool,
+    ) -> Change:
+        """Advance the vectors to the average's version, which is not durable yet.
 
         must_finish: the version before must be whole first. It must be too where too many versions
-        are not. Raises Damage, OSError: the vectors are of no version then.
+        are not. If this raises, or the version does not become durable, call `recover`.
         """
-        record = checkpoint.record
-        late = record.version - self._last_whole > self._settings.snapshot_every
+        late = average.version - self._last_whole > self._settings.snapshot_every
         if must_finish or late:
             self.finish_snapshot()
         self.snapshots.make_way()
-        frames = each_frame(self._files, checkpoint.path / UPDATE, self._manifest.chunks)
-        self.vectors.apply(record.version, average, frames, step, record.mean_share)
+        return self.vectors.advance(average.version, average, step, mean_share, take)
 
     def close(self) -> None:
         """Give up the checkpoint under way."""

@@ -1,13 +1,13 @@
 """Vectors: weights, momentum, residual and mean of the newest version, resident in memory.
 
-A version is made in two passes over memory, chunk by chunk, on the threads of a pool:
+A version is made in one pass over them, chunk by chunk, in place, on the threads of a pool:
 
-    propose    computes the coded change and the digest of the next weights, and changes nothing
-    apply      advances the vectors in place, by the change that was written
+    advance    computes the coded change, the next vectors and the digest of the weights
+    repeat     makes the same bits again from the coded change, after a crash
 
-Between the two the change becomes durable. So a failed write leaves everything as it was, and after
-a crash `apply` makes the same bits again, from a checkpoint, the spooled deltas and the changes on
-disk. The arithmetic is that of `fsl_async.store.outer`.
+The change becomes durable after the pass. Where that fails, memory is in the state that a process
+has lost that died then, and is restored as after a crash (fsl_async.store.resident). The arithmetic
+is that of `fsl_async.store.outer`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from fsl_async.store.outer import (
     apply_change,
     check_finite,
     desired_change,
-    lost_in_coding,
     squared_norm,
 )
 from fsl_codecs import bound, decode_into, encode_into, new_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Proposed:
-    """What the next version would be. digest: of its weights, as nodes compare it."""
+class Change:
+    """From one version to the next. digest: of the weights after it, as nodes compare it."""
 
     digest: str
     update_bytes: int
@@ -56,11 +55,19 @@ class Proposed:
 
 
 @frozen
-class _ChunkProposed:
+class _ChunkDone:
     frame: bytes
     digest: bytes
     sent_squared: float
     average_squared: float
+
+
+class _Scratch:
+    """One chunk's memory: the average, which becomes the desired change, and what is sent of it."""
+
+    def __init__(self, values: int, coded_bytes: int) -> None:
+        self.average, self.sent, self.room = (new_vector(values) for _ in range(3))
+        self.coded = memoryview(bytearray(coded_bytes))
 
 
 class Vectors:
@@ -78,6 +85,9 @@ class Vectors:
         self._manifest = manifest
         self._spec = settings.codec_down
         self._pool = pool
+        self._scratch: list[_Scratch] = []
+        """Unused; at most as many exist as the pool takes chunks at once."""
+        self._zeros = new_vector(manifest.chunk_values(0) if self.residual is None else 0)
 
     @property
     def named(self) -> dict[str, Vector]:
@@ -105,57 +115,82 @@ class Vectors:
         self.version = checkpoint.record.version
 
     def weights_chunk(self, index: int) -> Vector:
-        """The weights of a chunk, which the next `apply` changes. Raises IndexError."""
+        """The weights of a chunk, which the next version changes. Raises IndexError."""
         return self._chunk(self.weights, index)
 
     def digest(self) -> str:
         """The digest of the weights, computed."""
         return digest_of(self.weights, self._pool.each)
 
-    def propose(
-        self, averages: Iterable[Vector], step: OuterStep, take: Callable[[bytes], object]
-    ) -> Proposed:
-        """Compute the version after this one; the vectors stay as they are.
+    def advance(
+        self,
+        version: int,
+        averages: Iterable[Vector],
+        step: OuterStep,
+        mean_share: float,
+        take: Callable[[bytes], object],
+    ) -> Change:
+        """Make these the vectors of `version`, the next one, in place.
 
-        averages: the round's average, chunk by chunk, each valid until the next. take: is called
-        with each frame of the coded change, in order.
+        averages: the round's average, chunk by chunk, each valid until the next. mean_share: how
+        far the mean of versions moves; 0: none is kept. take: is called with each frame of the
+        coded change, in order.
 
-        Raises StoreError when the result is not finite, and what `averages` and `take` raise.
+        Raises StoreError when the result is not finite, and what `averages` and `take` raise. After
+        an error the vectors are of no version: `load` a checkpoint again.
         """
+        self.version = -1
+        self._set_mean(mean_share)
+
+        def advance_chunk(job: tuple[int, _Scratch, int]) -> _ChunkDone:
+            index, scratch, values = job
+            try:
+                return self._advance_chunk(index, scratch, values, step, mean_share)
+            finally:
+                self._scratch.append(scratch)
+
         digests: list[bytes] = []
         update_bytes, sent_squared, average_squared = 0, 0.0, 0.0
-        jobs = ((index, step, np.array(average)) for index, average in enumerate(averages))
-        for done in self._pool.each(self._propose_chunk, jobs):
+        for done in self._pool.each(advance_chunk, self._in_scratch(averages)):
             take(done.frame)
             digests.append(done.digest)
             update_bytes += len(done.frame)
             sent_squared += done.sent_squared
             average_squared += done.average_squared
         assert len(digests) == self._manifest.chunks
-        return Proposed(
+        self.version = version
+        return Change(
             vector_digest(digests)[:DIGEST_CHARACTERS],
             update_bytes,
             math.sqrt(sent_squared),
             math.sqrt(average_squared),
         )
 
-    def _propose_chunk(self, job: tuple[int, OuterStep, Vector]) -> _ChunkProposed:
-        index, step, average = job
+    def _in_scratch(self, averages: Iterable[Vector]) -> Iterator[tuple[int, _Scratch, int]]:
+        """Copy each average into memory that its job may change."""
+        for index, average in enumerate(averages):
+            if not self._scratch:
+                values = self._manifest.chunk_values(0)
+                self._scratch.append(_Scratch(values, bound(values, self._spec)))
+            scratch = self._scratch.pop()
+            np.copyto(scratch.average[: len(average)], average)
+            yield index, scratch, len(average)
+
+    def _advance_chunk(
+        self, index: int, scratch: _Scratch, values: int, step: OuterStep, mean_share: float
+    ) -> _ChunkDone:
+        average, sent = scratch.average[:values], scratch.sent[:values]
         average_squared = squared_norm(average)
-        weights = self._chunk(self.weights, index).copy()
-        momentum = None if self.momentum is None else self._chunk(self.momentum, index).copy()
-        sent = new_vector(len(weights))
         with np.errstate(over="ignore", invalid="ignore"):
-            self._desire(average, momentum, index, step)
-            room = memoryview(bytearray(bound(len(average), self._spec)))
-            frame = bytes(room[: encode_into(average, room, self._spec)])
+            self._desire(average, index, step, scratch.room[:values])
+            frame = bytes(scratch.coded[: encode_into(average, scratch.coded, self._spec)])
             decode_into(frame, sent)
-            apply_change(weights, sent)
+            weights = self._move(index, average, sent, mean_share, scratch.room[:values])
         sent_squared = squared_norm(sent)
         check_finite(self._manifest, index, sent_squared, weights)
-        return _ChunkProposed(frame, chunk_digest(weights), sent_squared, average_squared)
+        return _ChunkDone(frame, chunk_digest(weights), sent_squared, average_squared)
 
-    def apply(
+    def repeat(
         self,
         version: int,
         averages: Iterable[Vector],
@@ -163,34 +198,23 @@ class Vectors:
         step: OuterStep,
         mean_share: float,
     ) -> None:
-        """Make these the vectors of `version`, in place.
+        """Make these the vectors of `version` again, in place.
 
-        averages: as for `propose`. frames: of the coded change, in order. mean_share: how far the
-        mean of versions moves; 0: none is kept.
-
-        After an error the vectors are of no version: `load` a checkpoint again.
+        frames: of its coded change, in order. See `advance` for the rest.
         """
         self.version = -1
         self._set_mean(mean_share)
 
-        def apply_chunk(job: tuple[int, Vector, bytes]) -> None:
-            index, average, frame = job
-            weights = self._chunk(self.weights, index)
-            sent = new_vector(len(weights))
-            momentum = None if self.momentum is None else self._chunk(self.momentum, index)
+        def repeat_chunk(job: tuple[tuple[int, _Scratch, int], bytes]) -> None:
+            (index, scratch, values), frame = job
+            average, sent = scratch.average[:values], scratch.sent[:values]
             with np.errstate(over="ignore", invalid="ignore"):
-                self._desire(average, momentum, index, step)
+                self._desire(average, index, step, scratch.room[:values])
                 decode_into(frame, sent)
-                apply_change(weights, sent)
-                if self.residual is not None:
-                    lost_in_coding(average, sent)
-                    self._chunk(self.residual, index)[:] = average
-                if self.mean is not None:
-                    add_to_mean(self._chunk(self.mean, index), weights, mean_share)
+                self._move(index, average, sent, mean_share, scratch.room[:values])
+            self._scratch.append(scratch)
 
-        pairs = zip(averages, frames, strict=True)
-        jobs = ((index, np.array(one), frame) for index, (one, frame) in enumerate(pairs))
-        self._pool.run(apply_chunk, jobs)
+        self._pool.run(repeat_chunk, zip(self._in_scratch(averages), frames, strict=True))
         self.version = version
 
     def follow(
@@ -199,7 +223,7 @@ class Vectors:
         """Make these the vectors of `version` by its coded change alone.
 
         The weights are exact. Momentum is what it would be if nothing had been lost in coding, and
-        the residual begins again at zero. See `apply` for the rest.
+        the residual begins again at zero. See `repeat` for the rest.
         """
         self.version = -1
         self._set_mean(mean_share)
@@ -237,14 +261,25 @@ class Vectors:
         elif self.mean is None:
             self.mean = self.weights.copy()
 
-    def _desire(
-        self, average: Vector, momentum: Vector | None, index: int, step: OuterStep
-    ) -> None:
-        """Turn a chunk's average into the desired change, and advance `momentum`, in place."""
-        zeros = np.zeros(len(average) if self.residual is None else 0, np.float32)
+    def _desire(self, average: Vector, index: int, step: OuterStep, room: Vector) -> None:
+        """Turn a chunk's average into the desired change, and advance the momentum, in place."""
+        zeros = self._zeros[: len(average)]
         residual = zeros if self.residual is None else self._chunk(self.residual, index)
-        kept = zeros if momentum is None else momentum
-        desired_change(average, kept, residual, step, keeps_momentum=momentum is not None)
+        momentum = residual if self.momentum is None else self._chunk(self.momentum, index)
+        keeps = self.momentum is not None
+        desired_change(average, momentum, residual, step, keeps_momentum=keeps, room=room)
+
+    def _move(
+        self, index: int, desired: Vector, sent: Vector, mean_share: float, room: Vector
+    ) -> Vector:
+        """Move a chunk's weights by what is sent; the rest waits in the residual. Returns them."""
+        weights = self._chunk(self.weights, index)
+        apply_change(weights, sent)
+        if self.residual is not None:
+            np.subtract(desired, sent, out=self._chunk(self.residual, index))
+        if self.mean is not None:
+            add_to_mean(self._chunk(self.mean, index), weights, mean_share, room=room)
+        return weights
 
     def _chunk(self, vector: Vector, index: int) -> Vector:
         start, stop = self._manifest.chunk_range(index)
