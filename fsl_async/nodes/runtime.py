@@ -8,9 +8,10 @@ carries out its effects.
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fsl_async.roles.machine import TimerFired
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+_Job = tuple[Callable[[], Any], Callable[[Any], None], Callable[[Exception], None]]
+_RESULTS_AT_ONCE = 16
+"""Results of a worker that the loop handles in one turn."""
 
 
 class Machine(Protocol):
@@ -132,40 +137,66 @@ class Node:
 
 
 class ThreadWorker:
-    """A worker with one thread beside an asyncio loop."""
+    """A worker with one thread beside an asyncio loop.
+
+    A stream has thousands of jobs a second, and waking a thread or the loop costs more than the job
+    of a chunk: results that come close together wake the loop once.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._name = name
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._results: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._is_called = False
+        """Whether the loop was asked to deliver, and has not begun to."""
+        self._thread: threading.Thread | None = None
         self._closed = False
 
     def submit(
         self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
     ) -> None:
         """Run `job` in the thread, then `done` or `failed` on the loop."""
+        if self._closed:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._jobs.put((job, done, failed))
 
-        def run() -> None:
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            if self._closed:
+                continue
+            job, done, failed = item
             try:
-                result = job()
+                self._results.append((done, job()))
             except Exception as error:  # noqa: BLE001 - the loop decides about any error
-                self._post(failed, error)
-            else:
-                self._post(done, result)
+                self._results.append((failed, error))
+            del item, job, done, failed  # the last chunk must not stay in memory until the next
+            if not self._is_called:
+                self._is_called = True
+                try:
+                    self._loop.call_soon_threadsafe(self._deliver)
+                except RuntimeError:
+                    log.debug("loop closed before a job's result")
 
-        if not self._closed:
-            self._pool.submit(run)
-
-    def _post(self, callback: Callable[[Any], None], value: Any) -> None:
+    def _deliver(self) -> None:
+        """Pass on some results; more of them wait for other work of the loop."""
+        self._is_called = False  # first: a result that comes from here on asks again
         try:
-            self._loop.call_soon_threadsafe(self._deliver, callback, value)
-        except RuntimeError:
-            log.debug("loop closed before a job's result")
-
-    def _deliver(self, callback: Callable[[Any], None], value: Any) -> None:
-        if not self._closed:
-            callback(value)
+            for _ in range(min(len(self._results), _RESULTS_AT_ONCE)):
+                callback, value = self._results.popleft()
+                if not self._closed:
+                    callback(value)
+        finally:
+            if self._results and not self._is_called:
+                self._is_called = True
+                self._loop.call_soon(self._deliver)
 
     def close(self) -> None:
         """Wait for the running job, and drop the others."""
         self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
