@@ -37,6 +37,10 @@ Removing it means adding those deltas again.
 """
 
 
+PARTS: Final = 4
+"""Of a delta's frames for each thread, so that none waits long for another."""
+
+
 @define
 class _Extra:
     """Frames in the sum, first <= index < stop, that belong to no complete delta."""
@@ -145,12 +149,16 @@ class Accumulator:
         StoreError: they cannot be read; some of them may be in the sum.
         """
 
-        def add(numbered: tuple[int, bytes]) -> None:
-            self.total.add_frame(*numbered, weight)
+        def add(part: Sequence[int]) -> None:
+            for index, frame in zip(part, reader.frames(part), strict=True):
+                self.total.add_frame(index, frame, weight)
 
+        # A frame takes less time than handing it to a thread.
+        length = max(1, -(-len(indices) // (PARTS * self._pool.threads)))
+        parts = [indices[at : at + length] for at in range(0, len(indices), length)]
         try:
-            frames = self._spool.frames(key, self._frames, indices)
-            self._pool.run(add, zip(indices, frames, strict=True))
+            reader = self._spool.reader(key, self._frames)
+            self._pool.run(add, parts)
         except NoWorkerThread:
             raise
         except (FileNotFoundError, CodecError, StoreError) as error:

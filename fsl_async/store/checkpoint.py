@@ -34,8 +34,8 @@ from attrs import asdict, evolve, frozen
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import CheckpointDamaged, Damage
-from fsl_async.store.flat_file import FlatReader, FlatWriter, check_content, check_flat_file
-from fsl_async.store.frame_file import FrameWriter
+from fsl_async.store.flat_file import FlatReader, FlatWriter, check_flat_file
+from fsl_async.store.frame_file import FrameWriter, check_frame_file
 from fsl_async.store.records import VersionRecord
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Checkpoints:
             if name in FLAT:
                 problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.digest)
             else:
-                problem = check_content(self._files, path, stored.bytes, stored.digest)
+                problem = check_frame_file(self._files, path, stored.bytes, stored.digest)
             if problem:
                 raise Damage(name, problem)
         return checkpoint

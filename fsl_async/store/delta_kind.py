@@ -15,6 +15,7 @@ same bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -231,10 +232,15 @@ def decode_checked(
     except IndexError:
         raise FrameRefused(f"{index} is past the last of {manifest.chunks} chunks") from None
     try:
-        values = info(frame).values
-        if values != expected:
-            raise FrameRefused(f"chunk {index} has {values} values, expected {expected}")
-        decode_into(frame, out[:expected])
+        values = decode_into(frame, out[:expected])
     except CodecError as error:
+        with suppress(CodecError):  # a longer frame does not fit
+            _check_length(index, info(frame).values, expected)
         raise FrameRefused(f"chunk {index} cannot be decoded: {error}") from error
+    _check_length(index, values, expected)
     return out[:expected]
+
+
+def _check_length(index: int, values: int, expected: int) -> None:
+    if values != expected:
+        raise FrameRefused(f"chunk {index} has {values} values, expected {expected}")

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 VALUE_BYTES = 4
 _ALIGNMENT_BYTES = 64
-_HASH_BYTES = 4 * 1024 * 1024
 
 
 def header_for(manifest: Manifest) -> bytes:
@@ -157,16 +156,6 @@ def check_flat_file(
         files, path, size, header, step=manifest.chunk_values(0) * VALUE_BYTES, take=take
     )
     return problem or (None if vector_digest(found) == digest else "does not match its digest")
-
-
-def check_content(files: Files, path: Path, size: int, digest: str) -> str | None:
-    """Return what is wrong with a file, or None.
-
-    It must have `size` bytes; `digest`: BLAKE3 of them, in hexadecimal.
-    """
-    hashed = blake3()
-    problem = _read(files, path, size, step=_HASH_BYTES, take=hashed.update)
-    return problem or (None if hashed.hexdigest() == digest else "does not match its digest")
 
 
 def _read(

@@ -7,8 +7,9 @@ Used for spooled deltas and for a version's update.
         4 bytes    length of the frame, unsigned little-endian
         n bytes    the frame, as fsl_codecs made it (it carries its own checksum)
 
-There is no index: the lengths lead from frame to frame. A file can be written while its frames
-arrive, and one pass over the lengths (a few bytes per half megabyte of weights) finds every frame.
+Its digest is BLAKE3 of the digests of its frames. There is no index: the lengths lead from frame to
+frame. A file can be written while its frames arrive, and one pass over the lengths (a few bytes per
+half megabyte of weights) finds every frame.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from blake3 import blake3
 
-from fsl_async.store.digest import check_of
+from fsl_async.store.digest import check_of, vector_digest
 from fsl_async.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -46,14 +47,12 @@ class FrameWriter:
         self._files = files
         self.path = path
         self.frames = 0
-        self._hash = blake3()
-        self._checks: list[str] = []
+        self._digests: list[bytes] = []
         descriptor = files.create(path)
         try:
             files.write(descriptor, MAGIC, 0)
         finally:
             files.close(descriptor)
-        self._hash.update(MAGIC)
         self.bytes = len(MAGIC)
 
     def append(self, frame: BytesLike) -> None:
@@ -61,14 +60,13 @@ class FrameWriter:
         view = memoryview(frame).cast("B")
         if len(view) > MAX_FRAME_BYTES:
             raise StoreError(f"a frame of {len(view)} bytes is longer than {MAX_FRAME_BYTES}")
-        record = len(view).to_bytes(_LENGTH_BYTES, "little") + bytes(view)
+        record = b"".join((len(view).to_bytes(_LENGTH_BYTES, "little"), view))
         descriptor = self._files.open_existing(self.path, writable=True)
         try:
             self._files.write(descriptor, record, self.bytes)
         finally:
             self._files.close(descriptor)
-        self._hash.update(record)
-        self._checks.append(check_of(blake3(view).digest()))
+        self._digests.append(blake3(view).digest())
         self.bytes += len(record)
         self.frames += 1
 
@@ -89,12 +87,12 @@ class FrameWriter:
     @property
     def checks(self) -> str:
         """The checksums of the frames so far."""
-        return "".join(self._checks)
+        return "".join(map(check_of, self._digests))
 
     @property
     def digest(self) -> str:
-        """BLAKE3 of the complete file so far, 64 hex characters."""
-        return self._hash.hexdigest()
+        """BLAKE3 of the frames' digests so far, 64 hex characters."""
+        return vector_digest(self._digests)
 
 
 def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
@@ -125,24 +123,69 @@ def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
 
 def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
     """Return the frame at one row of `frame_places`."""
-    begin, end = int(place[0]), int(place[1])
     descriptor = files.open_existing(path)
     try:
-        frame = files.read(descriptor, end - begin, begin)
+        return _frame_at(files, descriptor, path, place)
     finally:
         files.close(descriptor)
+
+
+def _frame_at(files: Files, descriptor: int, path: Path, place: NDArray[np.int64]) -> bytes:
+    begin, end = map(int, place)
+    frame = files.read(descriptor, end - begin, begin)
     if len(frame) != end - begin:
         raise StoreError(f"{path} ends in the middle of a frame; it was altered")
     return frame
 
 
-def each_frame(
-    files: Files, path: Path, frames: int, wanted: Sequence[int] | None = None
-) -> Iterator[bytes]:
-    """Yield the `wanted` frames, or all `frames` frames, in order, one in memory at a time.
+class FrameReader:
+    """Reads frames of a complete file; several threads may use it. StoreError: see `frame_places`.
 
-    Raises StoreError as `frame_places` does.
+    It keeps no descriptor open.
     """
-    places = frame_places(files, path, frames)
-    for index in range(frames) if wanted is None else wanted:
-        yield read_frame(files, path, places[index])
+
+    def __init__(self, files: Files, path: Path, frames: int) -> None:
+        self._files = files
+        self._path = path
+        self._places = frame_places(files, path, frames)
+
+    def frames(self, wanted: Sequence[int]) -> Iterator[bytes]:
+        """Yield the frames at these indices, one in memory at a time."""
+        descriptor = self._files.open_existing(self._path)
+        try:
+            for index in wanted:
+                yield _frame_at(self._files, descriptor, self._path, self._places[index])
+        finally:
+            self._files.close(descriptor)
+
+
+def each_frame(files: Files, path: Path, frames: int) -> Iterator[bytes]:
+    """Yield all `frames` frames in order, one in memory at a time. StoreError: `frame_places`."""
+    yield from FrameReader(files, path, frames).frames(range(frames))
+
+
+def check_frame_file(files: Files, path: Path, size: int, digest: str) -> str | None:
+    """Return what is wrong with a frame file, or None. Reads all of it, one frame at a time.
+
+    It must have `size` bytes; `digest`: as `FrameWriter.digest`.
+    """
+    try:
+        descriptor = files.open_existing(path)
+    except FileNotFoundError:
+        return "is missing"
+    found: list[bytes] = []
+    try:
+        if files.size(descriptor) != size:
+            return f"has {files.size(descriptor)} bytes instead of {size}"
+        position = len(MAGIC)
+        if files.read(descriptor, position, 0) != MAGIC:
+            return "has a wrong header"
+        while position < size:
+            length = int.from_bytes(files.read(descriptor, _LENGTH_BYTES, position), "little")
+            position += _LENGTH_BYTES + length
+            if length > MAX_FRAME_BYTES or position > size:
+                return "holds an incomplete frame"
+            found.append(blake3(files.read(descriptor, length, position - length)).digest())
+    finally:
+        files.close(descriptor)
+    return None if vector_digest(found) == digest else "does not match its digest"

@@ -194,10 +194,11 @@ def squared_norm(values: NDArray[np.float32]) -> float:
     """
     rows = len(values) // _ROW * _ROW
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        # Not np.dot: it wakes the threads of its BLAS for 30 us of work, and they then spin.
+        # Rows: a long dot product wakes the threads of its BLAS for 30 us of work, and they spin.
         parts = values[:rows].reshape(-1, _ROW)
-        found = float(np.einsum("ij,ij->i", parts, parts).sum(dtype=np.float64))
-        found += _squared_norm_wide(values[rows:])
+        found = float(np.add.reduce(np.vecdot(parts, parts), dtype=np.float64))
+        if rows < len(values):
+            found += _squared_norm_wide(values[rows:])
         if found < _LEAST_SQUARE or not math.isfinite(found):
             # The square of the largest fp32 value is far below the largest double.
             found = _squared_norm_wide(values)
@@ -220,7 +221,7 @@ def check_finite(
     """Raise StoreError if chunk `index` of a version's change or weights is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         # A sum is three times as fast as looking at each value, and finite only if all are.
-        is_finite = math.isfinite(weights.sum()) or np.isfinite(weights).all()
+        is_finite = math.isfinite(np.add.reduce(weights)) or np.isfinite(weights).all()
     if not (is_finite and math.isfinite(norm_squared)):
         start, _ = manifest.chunk_range(index)
         raise StoreError(

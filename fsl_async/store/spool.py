@@ -22,12 +22,17 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.flat_file import check_content
-from fsl_async.store.frame_file import FrameWriter, each_frame, frame_places
+from fsl_async.store.frame_file import (
+    FrameReader,
+    FrameWriter,
+    check_frame_file,
+    each_frame,
+    frame_places,
+)
 from fsl_async.store.records import file_name, key_of_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
@@ -152,11 +157,13 @@ class Spool:
 
     # --- acknowledged deltas ---
 
-    def frames(
-        self, key: DeltaKey, count: int, indices: Sequence[int] | None = None
-    ) -> Iterator[bytes]:
-        """Yield the `count` frames of a delta, or those at `indices`, one in memory at a time."""
-        return each_frame(self._files, self._directory / file_name(key), count, indices)
+    def frames(self, key: DeltaKey, count: int) -> Iterator[bytes]:
+        """Yield the `count` frames of a delta, in order, one in memory at a time."""
+        return each_frame(self._files, self._directory / file_name(key), count)
+
+    def reader(self, key: DeltaKey, count: int) -> FrameReader:
+        """Return a reader of the `count` frames of a delta."""
+        return FrameReader(self._files, self._directory / file_name(key), count)
 
     def holds(self, delta: StoredDelta) -> bool:
         """Whether the delta's file is in the spool; its content is not read."""
@@ -165,7 +172,7 @@ class Spool:
     def check(self, delta: StoredDelta) -> str | None:
         """Return what is wrong with the delta's file, or None. Reads all of it."""
         path = self._directory / file_name(delta.key)
-        return check_content(self._files, path, delta.bytes, delta.digest)
+        return check_frame_file(self._files, path, delta.bytes, delta.digest)
 
     def is_complete(self, key: DeltaKey, manifest: Manifest) -> bool:
         """Whether the delta's file has all of its frames; their content is not read."""

@@ -121,7 +121,7 @@ def sent(store, which, seed, weight=3.0):
 
 def raw(store):
     """Return the vector as it is now, including frames of an incomplete delta."""
-    return store._sum.total.values.copy()
+    return np.concatenate(list(store._sum.total.chunks()))
 
 
 def sum_of(store):
@@ -147,10 +147,9 @@ def test_a_chunk_is_in_the_sum_before_the_next_one_arrives(store):
         assert np.array_equal(raw(store)[:stop], added((1, 3.0))[:stop])
         assert not raw(store)[stop:].any()
     store.spool_finish(key("a"))
-    before = store._files.reads.get(file_name(key("a")), 0)
     store.accumulate(key("a"), 3.0)
     lengths = len(b"FSLFRM01") + 4 * CHUNKS
-    assert store._files.reads[file_name(key("a"))] - before == lengths, "no frame is read again"
+    assert store._files.reads[file_name(key("a"))] == lengths, "no frame is read again"
     assert store.accumulated == {key("a"): 3.0}
     assert np.array_equal(sum_of(store), added((1, 3.0)))
 

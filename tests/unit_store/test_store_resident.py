@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
@@ -246,31 +247,64 @@ def test_a_damaged_checkpoint_is_made_again_over_versions_that_are_not_whole(mak
     assert run.round(5, "a").digest == through.round(5, "a").digest, "momentum too"
 
 
-def test_vectors_that_broke_off_are_read_again(make_run, monkeypatch):
-    """The version is durable then: the commit succeeds, with the same bits, momentum included."""
-    through, broken = resident(make_run, "through"), resident(make_run, "broken")
-    for run in (through, broken):
-        run.start()
-        run.round(1, "a")
-    vectors = broken.store._open.resident.vectors
-    original = vectors.apply
-    calls = []
+class Fails(Files):
+    """A disk that fails once, at the n-th changing call of a commit."""
 
-    def breaks(*arguments):
-        calls.append(arguments)
-        if len(calls) == 1:
-            vectors.version = -1
-            vectors.weights += 1.0
-            raise OSError(errno.EIO, "Input/output error")
-        return original(*arguments)
+    def __init__(self):
+        self.left = -1
 
-    monkeypatch.setattr(vectors, "apply", breaks)
-    lines = []
-    broken.store.report = lines.append
-    for version in (2, 3):
-        assert broken.round(version, "a").digest == through.round(version, "a").digest
-    assert len(calls) > 2
-    assert not any("estimated" in line for line in lines)
+    def _count(self):
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write(self, descriptor, data, offset):
+        """Count."""
+        self._count()
+        super().write(descriptor, data, offset)
+
+    def sync(self, descriptor):
+        """Count."""
+        self._count()
+
+    def rename(self, source, target):
+        """Count."""
+        self._count()
+        super().rename(source, target)
+
+
+def test_a_commit_that_fails_changes_nothing_in_memory(make_run):
+    """At any call to the disk: the version before is served, and the commit is tried again."""
+    through = resident(make_run, "through", snapshot_thread=False)
+    broken = resident(make_run, "broken", snapshot_thread=False)
+    disk = Fails()
+    through.start()
+    broken.start()
+    broken.open(disk)
+    failed = 0
+    for version in range(1, 31):
+        through.round(version, "a")
+        key = DeltaKey("a", 1, version - 1, version)
+        broken.send(
+            key, np.random.default_rng(100 * version).standard_normal(MODEL.values).astype("f4")
+        )
+        broken.store.accumulate(key, 10.0)
+        merged = [merged_of(key, 10.0, tokens=10)]
+        before = [vector.copy() for vector in broken.store._open.resident.vectors.named.values()]
+        disk.left = version
+        try:
+            made = broken.store.commit(version, merged, 0.1)
+        except StoreError:
+            failed += 1
+            vectors = broken.store._open.resident.vectors
+            assert vectors.version == version - 1
+            for old, new in zip(before, vectors.named.values(), strict=True):
+                assert np.array_equal(old, new)
+            disk.left = -1
+            made = broken.store.commit(version, merged, 0.1)
+        disk.left = -1
+        assert made.digest == through.store.digest
+    assert failed >= 8
 
 
 def test_a_command_on_facts_makes_no_version_whole(make_run):
