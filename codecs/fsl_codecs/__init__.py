@@ -20,7 +20,7 @@ from .dispatch import (
     info,
 )
 from .errors import CodecError, CodecUsageError, FrameError, LimitError
-from .frame import Buffer, CodecSpec, FrameInfo, Limits
+from .frame import Buffer, CodecSpec, FrameInfo, Limits, format_of
 from .vectors import new_vector
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "decode_into",
     "encode",
     "encode_into",
+    "format_of",
     "implementation",
     "info",
     "new_vector",

@@ -26,6 +26,7 @@ from .uniform import MAXIMUM_STEP_LOG2
 VERSION: Final = 5
 MAGIC: Final = b"FSLC"
 HEADER_BYTES: Final = 28
+_FORMAT_AT: Final = 5
 CHUNK_HEAD_BYTES: Final = 16
 _HEADER: Final = struct.Struct("<4sBBHIIQ")
 _CHUNK_HEAD: Final = struct.Struct("<IIBBH")
@@ -88,6 +89,17 @@ class CodecSpec:
             )
         if problem := _grid_problem(self.block_values, self.chunk_values):
             raise CodecUsageError(problem)
+
+
+def format_of(frame: Buffer) -> str:
+    """Return the number format that a frame's header names; nothing else is looked at.
+
+    FrameError: it is too short, or the format is unknown.
+    """
+    found = FORMATS_BY_WIRE_ID.get(frame[_FORMAT_AT]) if len(frame) >= HEADER_BYTES else None
+    if found is None:
+        raise FrameError("the frame names no known format")
+    return found.name
 
 
 @frozen

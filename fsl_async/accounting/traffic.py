@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
-from fsl_codecs import info
+from fsl_codecs import format_of
 
 
 class Tensor(Protocol):
@@ -81,7 +81,7 @@ class Traffic:
                 if spec.name.startswith("auxiliary.")
             )
         coded = round(len(frame) * auxiliary / max(stop - start, 1))
-        number_format = info(frame).format
+        number_format = format_of(frame)
         own = stop - start - auxiliary
         self.values(category, direction, number_format, own, len(frame) - coded)
         if auxiliary:

@@ -331,6 +331,11 @@ class StoreConfig:
     snapshot_every: int = setting(
         10, "resident: versions after which one must be whole on disk", span(least=1, most=1000)
     )
+    snapshot_every_s: float = setting(
+        1800.0,
+        "resident: seconds after which one must be whole on disk before the next is made",
+        span(above=0),
+    )
     snapshot_bytes_per_s: float = setting(
         2e8,
         "resident: write checkpoints at most this fast while they are not late; 0: no limit",

@@ -162,6 +162,10 @@ class Store(Protocol):
         """A chunk of the coded outer delta that leads to a version."""
         ...
 
+    def update_in_memory(self, version: int, index: int) -> bytes | None:
+        """What `read_update` returns if that is in memory, else None. For any thread."""
+        ...
+
     def read_full(self, version: int, index: int) -> bytes | None:
         """A chunk of a version's weights as an fp32 frame."""
         ...

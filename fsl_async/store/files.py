@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from fsl_async.files.private_files import FILE_MODE, FOLDER_MODE
@@ -54,6 +55,15 @@ class Files:
     def sync(self, descriptor: int) -> None:
         """Make the file's content durable."""
         os.fsync(descriptor)
+
+    def sync_past_cache(self, descriptor: int, begin: int, end: int) -> None:
+        """Make the content durable, and drop the bytes from `begin` to `end` from the page cache.
+
+        Where the file system has no page cache to drop from, it only syncs.
+        """
+        self.sync(descriptor)
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in the folder `path` durable."""

@@ -72,7 +72,7 @@ class FlatWriter:
 
     def __init__(self, files: Files, path: Path, manifest: Manifest) -> None:
         self._files = files
-        self._offset = 0
+        self._offset = self._synced = 0
         self._digests: list[bytes] = []
         self._descriptor = files.create(path)
         header = header_for(manifest)
@@ -99,6 +99,12 @@ class FlatWriter:
     def checks(self) -> str:
         """The checksums of the chunks so far."""
         return "".join(map(check_of, self._digests))
+
+    def sync_some(self, least_bytes: int) -> None:
+        """Make durable what is not, if it is so much, and keep it out of the page cache."""
+        if self._offset - self._synced >= least_bytes:
+            self._files.sync_past_cache(self._descriptor, self._synced, self._offset)
+            self._synced = self._offset
 
     def sync(self) -> tuple[int, str]:
         """Make the content durable; return the file's bytes and the digest of the vector."""

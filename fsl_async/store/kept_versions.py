@@ -24,7 +24,7 @@ from fsl_async.store.repair import mean_lost, update_lost
 from fsl_codecs import CodecSpec, bound, encode_into
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,6 +57,7 @@ class KeptVersions:
     def __init__(self, repairer: Repairer, kept: Iterable[Checkpoint]) -> None:
         self.vectors: Vectors | None = None
         """The newest version in memory, if the store keeps it there."""
+        self._held: tuple[int, Sequence[bytes]] = (-1, ())
         self._repairer = repairer
         self._files = repairer.files
         self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
@@ -93,6 +94,15 @@ class KeptVersions:
         del self._kept[version]
         self._update_places.pop(version, None)
 
+    def hold_update(self, version: int, frames: Sequence[bytes]) -> None:
+        """Keep the coded change to `version` in memory, in place of another."""
+        self._held = (version, frames)
+
+    def update_in_memory(self, version: int, index: int) -> bytes | None:
+        """Return a chunk of the change to `version` if it is in memory. For any thread."""
+        held, frames = self._held
+        return frames[index] if held == version and index < len(frames) else None
+
     def has_update(self, version: int) -> bool:
         """Whether the coded change from `version` - 1 to `version` is kept."""
         return version in self._kept and UPDATE in self._kept[version].files
@@ -103,6 +113,9 @@ class KeptVersions:
         Raises IndexError.
         """
         manifest.chunk_range(index)
+        held = self.update_in_memory(version, index)
+        if held is not None:
+            return held
         may_repair = True
         while self.has_update(version):
             with disk(f"cannot read the update of version {version}"):

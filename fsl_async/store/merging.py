@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
     Chunks = Iterable[NDArray[Any]]
 
+MOST_HELD_BYTES_PER_VALUE = 1
+"""Coded changes up to this size stay in memory while clients fetch them; others are read again."""
+
 _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 
 
@@ -281,14 +284,21 @@ class Merging:
         current = self._kept.get(self._facts.book.version)
         step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
         share = 0.0 if average.position.is_planned else mean_share(version)
+        held: list[bytes] = []
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
             if self.resident is not None:
                 update = writer.frames(UPDATE)
+                self._kept.hold_update(-1, held)
+
+                def take(frame: bytes) -> None:
+                    update.append(frame)
+                    held.append(frame)
+
                 change = self.resident.advance(
-                    average, step, share, update.append, must_finish=self.full_fetch()
+                    average, step, share, take, must_finish=self.full_fetch()
                 )
                 norms = change.update_norm, change.average_norm
                 stored = writer.seal(self._pool)
@@ -338,7 +348,10 @@ class Merging:
                 progress=average.position.known_progress,
                 rule=self._settings.rule.name,
             )
-            return writer.publish(record, done.stored)
+            checkpoint = writer.publish(record, done.stored)
+        if done.update_bytes <= MOST_HELD_BYTES_PER_VALUE * manifest.values:
+            self._kept.hold_update(version, held)
+        return checkpoint
 
     def _cosine(self, average: Average, norm: float) -> float | None:
         """How far the merged deltas agree; None where the average is not their weighted sum."""

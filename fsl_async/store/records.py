@@ -217,6 +217,8 @@ class StoreSettings:
     """Whether weights, momentum and residual stay in memory; not for full weights."""
     snapshot_every: int = field(default=10, validator=validators.ge(1))
     """Resident: versions after which a checkpoint must be whole before the next is made."""
+    snapshot_every_s: float = field(default=1800.0, validator=validators.gt(0.0))
+    """Resident: seconds after which one must be whole before the next version is made."""
     snapshot_bytes_per_s: float = field(default=0.0, validator=validators.ge(0.0))
     """Resident: limit of writing checkpoints that are not late; 0: none."""
     snapshot_thread: bool = True

@@ -7,6 +7,7 @@ failed, loads the newest whole version and replays those after it (fsl_async.sto
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from fsl_async.store.checkpoint import UPDATE
@@ -39,6 +40,8 @@ class Resident:
         settings: StoreSettings,
         pool: ChunkPool,
         report: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert run.manifest is not None, "there is a version"
         self.vectors = Vectors(run.manifest, settings, pool)
@@ -55,7 +58,9 @@ class Resident:
         self._settings = settings
         self._pool = pool
         self._report = report
+        self._clock = clock
         self._last_whole = -1
+        self._whole_at = clock()
         self._newest: Checkpoint | None = None
 
     @property
@@ -123,6 +128,7 @@ class Resident:
         self._newest = newest
         if newest.is_whole:
             self._last_whole = newest.record.version
+            self._whole_at = self._clock()
         else:
             self.snapshots.begin(newest, self.vectors.named)
 
@@ -137,6 +143,7 @@ class Resident:
         made = self.snapshots.take()
         for one in made:
             self._last_whole = max(self._last_whole, one.record.version)
+            self._whole_at = self._clock()
         return made
 
     def advance(
@@ -153,8 +160,10 @@ class Resident:
         must_finish: the version before must be whole first. It must be too where too many versions
         are not. If this raises, or the version does not become durable, call `recover`.
         """
-        late = average.version - self._last_whole > self._settings.snapshot_every
-        if must_finish or late:
+        settings = self._settings
+        late_versions = average.version - self._last_whole > settings.snapshot_every
+        late_s = self._clock() - self._whole_at > settings.snapshot_every_s
+        if must_finish or late_versions or late_s:
             self.finish_snapshot()
         self.snapshots.make_way()
         return self.vectors.advance(average.version, average, step, mean_share, take)

@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from fsl_async.store.vectors import Vector
 
 
+SYNC_BYTES = 16 * 1024 * 1024
+"""Written of a vector before it is synced.
+
+Few dirty pages: others' fsync would wait for them. And out of the page cache: nobody reads them
+before the next start.
+"""
+
+
 class _GivenUpError(Exception):
     """The vectors are about to change."""
 
@@ -191,8 +199,11 @@ class Snapshots:
                     self._wait_for_turn(job, written, begun_at)
                     start, stop = self._manifest.chunk_range(index)
                     writer.append(vector[start:stop])
+                    writer.sync_some(SYNC_BYTES)
                     written += 4 * (stop - start)
             job.released.set()
+            for writer in writers.values():
+                writer.sync_some(1)
             return {
                 name: StoredFile(*writer.sync(), writer.checks) for name, writer in writers.items()
             }

@@ -199,7 +199,9 @@ class Store:
         stays = self._settings.resident and self._fits()
         if not stays and kept[-1].is_whole:
             return
-        resident = Resident(self._files, opened.run, self._settings, self._pool, self._report)
+        resident = Resident(
+            self._files, opened.run, self._settings, self._pool, self._report, clock=self._clock
+        )
         with disk(f"cannot read version {self.version}"):
             resident.recover(kept)
         resident.begin_snapshot(kept[-1])
@@ -618,6 +620,10 @@ class Store:
         Raises IndexError.
         """
         return self._open.kept.read_update(version, index, self.manifest)
+
+    def update_in_memory(self, version: int, index: int) -> bytes | None:
+        """Return what `read_update` does if that is in memory, else None. For any thread."""
+        return None if self._parts is None else self._parts.kept.update_in_memory(version, index)
 
     def read_full(self, version: int, index: int) -> bytes | None:
         """Return chunk `index` of a version's weights as an fp32 frame; None when it is not kept.

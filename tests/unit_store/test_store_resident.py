@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
+from fsl_async.store import snapshots
 from fsl_async.store.checkpoint import MOMENTUM, WEIGHTS
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import CheckpointDamaged, StoreError
@@ -410,3 +412,37 @@ def test_a_rollback_goes_to_a_version_that_is_not_whole(make_run):
     assert (recovered.version, recovered.digest) == (2, digests[2])
     assert digest_of(run.weights(2)) == digests[2]
     assert [one.key.base for one in recovered.pending] == [2]
+
+
+def test_a_checkpoint_is_late_by_the_clock_too(make_run):
+    """After `snapshot_every_s` the commit waits for one, however few versions there were."""
+    run = resident(make_run, snapshot_every=1000, snapshot_every_s=0.05)
+    run.start()
+    run.open(Slow())
+    run.round(1, "a")
+    run.round(2, "a")
+    time.sleep(0.06)
+    run.round(3, "a")
+    assert 2 in wholes(run)
+
+
+def test_a_checkpoint_goes_past_the_page_cache_in_parts(make_run, monkeypatch):
+    """Its pages are synced and dropped as it is written, all of them in the end."""
+    monkeypatch.setattr(snapshots, "SYNC_BYTES", 100)
+    dropped = {}
+
+    class Watched(Files):
+        def sync_past_cache(self, descriptor, begin, end):
+            name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+            dropped.setdefault(name, []).append((begin, end))
+
+    run = resident(make_run, snapshot_thread=False)
+    run.start()
+    run.open(Watched())
+    run.round(1, "a")
+    for name in (WEIGHTS, MOMENTUM):
+        size = (run.root / "checkpoints" / "v00000001" / name).stat().st_size
+        spans = dropped[name]
+        assert [begin for begin, _ in spans] == [0, *(end for _, end in spans[:-1])]
+        assert spans[-1][1] == size
+        assert len(spans) > 2

@@ -128,6 +128,7 @@ def _store_settings(config: Config) -> StoreSettings:
         kind=FullWeights() if config.split.sends_whole else Dense(),
         resident=config.store.resident and not config.split.sends_whole,
         snapshot_every=config.store.snapshot_every,
+        snapshot_every_s=config.store.snapshot_every_s,
         snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
     )
 

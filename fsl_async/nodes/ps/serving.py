@@ -16,9 +16,12 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.store.manifest import Manifest
 
+AT_ONCE = 8
+"""Chunks from memory that one turn of the loop may send; the next goes through the worker."""
+
 
 class StoreSource:
-    """Chunks of a version, read from disk by the worker. Counts their bytes."""
+    """Chunks of a version, from memory or read from disk by the worker. Counts their bytes."""
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class StoreSource:
         worker: Worker,
         read: Callable[[int], bytes | None],
         *,
+        in_memory: Callable[[int], bytes | None],
         count: Callable[[int, bytes], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -35,6 +39,7 @@ class StoreSource:
         self.bytes_coded = 0
         self._worker = worker
         self._read = read
+        self._in_memory = in_memory
         self._count = count
         self._failed = failed
 
@@ -51,7 +56,11 @@ class StoreSource:
             deliver(None)
             self._failed(error)
 
-        self._worker.submit(lambda: self._read(index), done, failed)
+        frame = self._in_memory(index) if (index + 1) % AT_ONCE else None
+        if frame is not None:
+            done(frame)
+        else:
+            self._worker.submit(lambda: self._read(index), done, failed)
 
 
 @define(kw_only=True, eq=False)
@@ -124,7 +133,8 @@ class Serving:
             self._fetching[effect.peer] = effect.version
             self._keep_fetched()
         version = effect.version
-        read_chunk = self.store.read_update if effect.kind == "update" else self.store.read_full
+        store, is_update = self.store, effect.kind == "update"
+        read_chunk = store.read_update if is_update else store.read_full
         meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
         chunks = self.manifest().chunks
         source = StoreSource(
@@ -132,6 +142,7 @@ class Serving:
             chunks,
             self.worker,
             lambda index: read_chunk(version, index),
+            in_memory=lambda index: store.update_in_memory(version, index) if is_update else None,
             count=self.count,
             failed=lambda error: self.read_failed(error, number),
         )

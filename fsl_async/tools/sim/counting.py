@@ -33,6 +33,10 @@ from fsl_transport import Scheduler
 T = TypeVar("T")
 CHUNKS = 2
 _DENSE = Dense()
+CHECKPOINT_S = 45.0
+"""How long a checkpoint takes, by the clock of the simulation: the limit of bytes a second."""
+CHECKPOINT_EVERY = 10
+"""Versions after which a commit waits for one."""
 MANIFEST = Manifest.from_shapes([("count", (CHUNKS * CHUNK_VALUES,))])
 
 
@@ -67,6 +71,10 @@ class Disk:
     tokens_merged: int = 0
     version_at: float = 0.0  # by the clock of the simulation
     oldest: int = 0  # oldest version that is kept; pruned ones are gone
+    whole: int = 0  # newest version whose weights are on disk; later ones are made again
+    spool: dict[DeltaKey, int] = field(factory=dict)  # tokens of deltas merged after that one
+    checkpoints: int = 0  # versions that became whole
+    replayed: int = 0  # versions made again by starts
 
 
 @mutable
@@ -82,11 +90,17 @@ class CountingStore:
     """
 
     def __init__(
-        self, disk: Disk, keep_versions: int, clock: Callable[[], float] = lambda: 0.0
+        self,
+        disk: Disk,
+        keep_versions: int,
+        clock: Callable[[], float] = lambda: 0.0,
+        later: Callable[[float, Callable[[], object]], object] | None = None,
     ) -> None:
+        """later: calls a function at a time, unless the process has died by then."""
         self.disk = disk
         self.keep_versions = keep_versions
         self._clock = clock
+        self._later = later
         self._spools: dict[DeltaKey, _Spool] = {}
         self._accumulated: dict[DeltaKey, float] = {}
         self._initial = 0
@@ -96,6 +110,14 @@ class CountingStore:
         """Return what a new process recovers."""
         disk = self.disk
         last = disk.models[-1] if disk.models else Model()
+        if disk.models:
+            total = disk.models[disk.whole].total
+            for key, version in disk.merged.items():
+                if version > disk.whole:
+                    assert key in disk.spool, "what no checkpoint holds stays in the spool"
+                    total += disk.spool[key]
+            assert total == last.total, "the newest version is made again as it was"
+            disk.replayed += last.version - disk.whole
         return Recovered(
             version=last.version,
             digest=last.digest,
@@ -212,6 +234,8 @@ class CountingStore:
         disk, last = self.disk, self.disk.models[-1]
         version, merged = average.version, average.merged
         assert version == last.version + 1, "versions follow one another"
+        if version - disk.whole > CHECKPOINT_EVERY:
+            self._checkpoint(last.version)  # the commit waits for it
         assert {m.key for m in merged} == set(self._accumulated), (
             "what is merged is what was accumulated"
         )
@@ -221,17 +245,30 @@ class CountingStore:
             assert one.key not in disk.merged, "a delta is merged at most once"
             del disk.pending[one.key]
             disk.merged[one.key] = version
+            disk.spool[one.key] = one.delta.tokens
             tokens += one.delta.tokens
         disk.tokens_merged += tokens
         total = last.total + tokens
         model = Model(version, total, digest_of(last.digest, version, total))
         disk.models.append(model)
         disk.version_at = self._clock()
+        if self._later is None:
+            self._checkpoint(version)
+        else:
+            self._later(self._clock() + CHECKPOINT_S, lambda: self._checkpoint(version))
         oldest = version - self.keep_versions + 1
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
         disk.oldest = max(disk.oldest, oldest)
         return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
+
+    def _checkpoint(self, version: int) -> None:
+        """Make a version whole, unless a later one has taken its place in memory."""
+        disk = self.disk
+        if version == disk.models[-1].version > disk.whole:
+            disk.whole = version
+            disk.checkpoints += 1
+            disk.spool.clear()
 
     def lease(
         self, name: str, limit: int, index: int | None = None, *, provisional: bool = False
@@ -261,6 +298,10 @@ class CountingStore:
     def has_update(self, version: int) -> bool:
         """Whether the update to a version is kept."""
         return max(1, self.disk.oldest) <= version <= self.disk.models[-1].version
+
+    def update_in_memory(self, version: int, index: int) -> bytes | None:
+        """Nothing: a simulated disk is as quick as memory, and can fail."""
+        return None
 
     def read_update(self, version: int, index: int) -> bytes | None:
         """Return a chunk of the update from the version before."""

@@ -29,6 +29,10 @@ class Report:
     deltas_merged: int
     deltas_lost: int
     deltas_doubled: int
+    checkpoints: int
+    """Versions whose weights were written to disk."""
+    versions_replayed: int
+    """Versions that starts made again, from a checkpoint and the spool."""
     participation: float
     seconds: float
     run_dir: str
@@ -65,6 +69,8 @@ def report(simulation: Simulation, seconds: float, journal: str) -> Report:
         deltas_merged=len(disk.merged),
         deltas_lost=invariants.deltas_lost,
         deltas_doubled=invariants.deltas_doubled,
+        checkpoints=disk.checkpoints,
+        versions_replayed=disk.replayed,
         participation=round(simulation.participation.share, 4),
         seconds=round(seconds, 3),
         run_dir=journal,

@@ -268,7 +268,9 @@ class Simulation:
                         self.invariants.delta_merged(merged.key, now)
             self.invariants.after_server(machine, event, effects, now)
 
-        store = CountingStore(self.disk, self.settings.keep_versions, self.scheduler.time)
+        store = CountingStore(
+            self.disk, self.settings.keep_versions, self.scheduler.time, clock.call_at
+        )
 
         def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
