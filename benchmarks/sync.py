@@ -3,35 +3,47 @@ memory.
 
     python benchmarks/sync.py
         100 M parameters, 1, 6 and 24 clients, fp32 and e4m3
-    python benchmarks/sync.py --clients 6 --format e4m3 --rounds 5
+    python benchmarks/sync.py --clients 1 --clients 6 --format uniform --parameters 25000000 \
+            --parameters 100000000 --parameters 400000000
+    python benchmarks/sync.py --clients 2 --format uniform --parameters 1000000000
 
 The parameter server is `fsl-node --role ps` in its own process, over ZeroMQ on loopback, with its
 spool and checkpoints on the disk that holds --folder. The clients are light ones in this process:
 `benchmarks/sync_clients.py` lists which parts of them are real. Delta values are normal, so the
-coded sizes are those of noise; nothing is compressed away.
+coded sizes are those of noise; nothing is compressed away. The run has a planned end, unless
+--unplanned: then the server keeps the mean of its versions too, one vector more.
 
 A row is the median over --rounds syncs after one that warms up. Times are read from the parameter
 server's journal:
     sync_s       from the call until the last client reported the new version with its digest
     upload_s     ... until the last delta was durable (earlier ones are accumulated meanwhile)
-    commit_s     until the next version was durable (rest of the accumulation, outer step,
-                 checkpoint)
+    commit_s     until the next version was durable (rest of the accumulation, outer step, fsync of
+                 the coded change)
     download_s   until all clients held it
+    checkpoint_s from the last version until its weights were on disk too, in the background, at
+                 most at `store.snapshot_bytes_per_s`; null if versions go from disk to disk
     s_per_gb_per_client   sync_s / (fp32 size of the model in GB) / clients
+    lag_*_ms     how late the server's event loop ran a timer, ten times a second, over all rounds
 Memory is the parameter server's VmHWM at the end minus its VmRSS when it began to listen, divided
 by the fp32 size of the model. It includes version 0, a full fetch, and all rounds.
 
-floor_s is the cost of the bytes at this machine's limits, measured just before: through a loopback
-socket once each way for each client, and to the disk with fsync (spool and checkpoint), one after
-another. server_cpu_s and clients_cpu_s are processor seconds during a sync, which other jobs on the
-machine (load_1m) change less than they change sync_s. codec_cpu_s is the processor time of the
-codec's calls, made alone in this process, times their number at the parameter server in a sync;
-codec_share is codec_cpu_s / server_cpu_s.
+Limits of this machine, measured just before, in one thread each:
+    floor_s          the bytes of a sync through a loopback socket once each way for each client,
+                     its deltas and its coded change to the disk with fsync, and one pass over the
+                     resident vectors, one after another. `floor_with_checkpoint_s` adds the bytes
+                     of a checkpoint, which is not part of a sync unless versions go from disk to
+                     disk: then sync_over_floor counts it.
+    commit_floor_s   copy the resident vectors and the sum once, BLAKE3 of the weights, write and
+                     fsync of as many bytes as the coded change has
+server_cpu_s and clients_cpu_s are processor seconds during a sync, which other jobs on the machine
+(load_1m) change less than they change sync_s. codec_cpu_s is the processor time of the codec's
+calls, made alone in this process, times their number at the parameter server in a sync; codec_share
+is codec_cpu_s / server_cpu_s.
 """
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -46,10 +58,12 @@ import click
 import limits
 import numpy as np
 from attrs import define
+from blake3 import blake3
 from server_process import Server, serving
 from sync_clients import Crowd, SharedModel
 
 from fsl_async.observe.journal import JournalReader
+from fsl_async.store.checkpoint import WEIGHTS
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, decode, decode_accumulate, decode_into, encode, info
 from fsl_transport.loop import run as run_loop
@@ -57,6 +71,9 @@ from fsl_transport.loop import run as run_loop
 KEEP_VERSIONS = 2
 GB = 1e9
 TIMED_CHUNKS = 9
+CHECKPOINT_TIMEOUT_S = 300.0
+NEVER_REACHED = 10_000
+"""Rounds of a run that is planned to end some day."""
 
 
 def manifest_of(parameters: int) -> Manifest:
@@ -149,6 +166,19 @@ def codec_seconds(model: SharedModel, clients: int) -> dict[str, float]:
     }
 
 
+def until_whole(run_dir: Path) -> float | None:
+    """Seconds until the newest version's weights are on disk; None if they are there already."""
+    begun = time.monotonic()
+    weights = max((run_dir / "checkpoints").glob("v*")) / WEIGHTS
+    if weights.exists():
+        return None
+    while not weights.exists():
+        if time.monotonic() > begun + CHECKPOINT_TIMEOUT_S:
+            raise RuntimeError(f"{weights} is not there after {CHECKPOINT_TIMEOUT_S:g} s")
+        time.sleep(0.05)
+    return time.monotonic() - begun
+
+
 async def play(
     server: Server, model: SharedModel, clients: int, rounds: int, every_s: float
 ) -> tuple[float | None, list[dict[str, float]]]:
@@ -167,14 +197,49 @@ async def play(
                     "server_peak_bytes": server.memory_bytes("VmHWM"),
                 }
             )
-        await asyncio.sleep(2.0)  # the journal flushes once a second
     finally:
         await crowd.close()
     return joined_s, seen
 
 
+def lag_of(path: Path) -> dict[str, float]:
+    """The event loop's lag, which a node writes at its end."""
+    for line in JournalReader(path).read_all():
+        if line["type"] == "node_ended":
+            return {name: value for name, value in line.items() if name.startswith("lag_")}
+    return {}
+
+
+def commit_floor(vectors_bytes: int, update_bytes: int, folder: Path, memcpy_gb_s: float) -> float:
+    """Seconds of the least that a commit must do, one thing after another."""
+    weights = np.ones(32 * limits.MIB // 4, np.float32)
+    begun = time.perf_counter()
+    blake3(weights.data.cast("B")).digest()
+    hash_gb_s = weights.nbytes / (time.perf_counter() - begun) / GB
+    data = os.urandom(update_bytes)
+    seconds = []
+    for _ in range(limits.REPEATS):
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            begun = time.perf_counter()
+            file.write(data)
+            os.fsync(file.fileno())
+            seconds.append(time.perf_counter() - begun)
+    return (
+        vectors_bytes / memcpy_gb_s / GB
+        + vectors_bytes / 4 / hash_gb_s / GB
+        + statistics.median(seconds)
+    )
+
+
 def measure(
-    clients: int, coding: str, parameters: int, rounds: int, folder: Path, *, small: bool
+    clients: int,
+    coding: str,
+    parameters: int,
+    rounds: int,
+    folder: Path,
+    *,
+    small: bool,
+    planned: bool = True,
 ) -> dict[str, Any]:
     """One row."""
     begun = time.monotonic()
@@ -192,10 +257,13 @@ def measure(
             "sync.quorum": 1.0,
             "sync.clients": clients,
             "store.keep_versions": KEEP_VERSIONS,
+            "run.rounds": NEVER_REACHED if planned else 0,
         }
         with serving(run_dir, settings) as server:
             joined_s, seen = run_loop(play(server, model, clients, rounds, every_s))
+            checkpoint_s = until_whole(run_dir)
             start_bytes = server.start_bytes
+        lag = lag_of(run_dir / "journal.jsonl")
         versions = read_times(run_dir / "journal.jsonl")
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -210,11 +278,20 @@ def measure(
         name: statistics.median(one[name] for one in seen[1:])
         for name in ("server_cpu_s", "clients_cpu_s")
     }
-    # weights, momentum and, where the format loses something, the residual; the update; the spool
+    # weights, momentum and, where the format loses something, the residual
     vectors = 2 if coding == "fp32" else 3
-    written = vectors * model_bytes + counted[0].bytes_down + counted[0].bytes_up
-    moved = counted[0].bytes_up + clients * counted[0].bytes_down
-    floor_s = moved / limit["socket_gb_s"] / GB + written / limit["disk_fsync_gb_s"] / GB
+    one = counted[0]
+    moved = one.bytes_up + clients * one.bytes_down
+    written = one.bytes_up + one.bytes_down
+    checkpoint_floor_s = vectors * model_bytes / limit["disk_fsync_gb_s"] / GB
+    floor_s = (
+        moved / limit["socket_gb_s"] / GB
+        + written / limit["disk_fsync_gb_s"] / GB
+        + (vectors + 1) * model_bytes / limit["memcpy_gb_s"] / GB
+    )
+    commit_floor_s = commit_floor(
+        (vectors + 1) * model_bytes, one.bytes_down, folder, limit["memcpy_gb_s"]
+    )
     codec = codec_seconds(model, clients)
     peak = seen[-1]["server_peak_bytes"]
     row = {
@@ -231,7 +308,13 @@ def measure(
         "join_full_s": joined_s,
         **limit,
         "floor_s": floor_s,
-        "sync_over_floor": parts["sync_s"] / floor_s,
+        "floor_with_checkpoint_s": floor_s + checkpoint_floor_s,
+        "sync_over_floor": parts["sync_s"]
+        / (floor_s if checkpoint_s is not None else floor_s + checkpoint_floor_s),
+        "commit_floor_s": commit_floor_s,
+        "commit_over_floor": parts["commit_s"] / commit_floor_s,
+        "checkpoint_s": checkpoint_s,
+        **lag,
         "load_1m": os.getloadavg()[0],
         "all_s": time.monotonic() - begun,
     }
@@ -241,6 +324,7 @@ def measure(
         "format": coding,
         "parameters": parameters,
         "rounds": rounds,
+        "planned": planned,
         "sync_s_each": [round(times.parts()["sync_s"], 2) for times in counted],
         **{name: value if value is None else round(value, 3) for name, value in row.items()},
     }
@@ -249,33 +333,28 @@ def measure(
 @click.command()
 @click.option("--clients", multiple=True, type=int, default=(1, 6, 24), show_default=True)
 @click.option("--format", "formats", multiple=True, default=("fp32", "e4m3"), show_default=True)
-@click.option("--parameters", default=100_000_000, show_default=True)
+@click.option("--parameters", "sizes", multiple=True, default=(100_000_000,), show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="After the one that warms up.")
 @click.option("--folder", type=click.Path(exists=True, path_type=Path), help="Disk to use.")
+@click.option("--unplanned", is_flag=True, help="Without an end: the server keeps a mean too.")
 @click.option("--smoke", is_flag=True, help="Tiny, to check that it works.")
 def main(
     clients: tuple[int, ...],
     formats: tuple[str, ...],
-    parameters: int,
+    sizes: tuple[int, ...],
     rounds: int,
     folder: Path | None,
     *,
+    unplanned: bool,
     smoke: bool,
 ) -> None:
     """Measure synchronizations; print one JSON object a line."""
     if smoke:
-        clients, formats, parameters, rounds = (3,), ("e4m3",), 300_000, 1
-    for coding in formats:
-        for count in clients:
-            row = measure(
-                count,
-                coding,
-                parameters,
-                rounds,
-                folder or Path(tempfile.gettempdir()),
-                small=smoke,
-            )
-            print(json.dumps(row), flush=True)
+        clients, formats, sizes, rounds = (3,), ("e4m3",), (300_000,), 1
+    folder = folder or Path(tempfile.gettempdir())
+    for parameters, coding, count in itertools.product(sizes, formats, clients):
+        row = measure(count, coding, parameters, rounds, folder, small=smoke, planned=not unplanned)
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

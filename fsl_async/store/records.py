@@ -215,6 +215,8 @@ class StoreSettings:
     """What the run's deltas are. With full weights the average is the next version."""
     resident: bool = False
     """Whether weights, momentum and residual stay in memory; not for full weights."""
+    may_keep_mean: bool = True
+    """Resident: whether to count on a mean of versions in memory; a planned run has none."""
     snapshot_every: int = field(default=10, validator=validators.ge(1))
     """Resident: versions after which a checkpoint must be whole before the next is made."""
     snapshot_every_s: float = field(default=1800.0, validator=validators.gt(0.0))

@@ -72,8 +72,10 @@ if TYPE_CHECKING:
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.robust_aggregator import RobustAggregator
 
-MODELS_IN_MEMORY = 4.5
-"""Fp32 models that a resident store takes: weights, momentum, residual, the sum, and chunks."""
+MODELS_IN_MEMORY = 4.4
+"""Fp32 models that a resident store takes: weights, momentum, residual, the sum, a coded change and
+chunks. A mean of versions is one more.
+"""
 
 LARGEST_NORM = 1e20
 """Largest norm of a delta.
@@ -221,7 +223,8 @@ class Store:
 
     def _fits(self) -> bool:
         """Whether the vectors fit into memory; if not, a line says so."""
-        have, need = available_bytes(), int(MODELS_IN_MEMORY * 4 * self.manifest.values)
+        models = MODELS_IN_MEMORY + self._settings.may_keep_mean
+        have, need = available_bytes(), int(models * 4 * self.manifest.values)
         self._is_too_large = have is not None and need > have
         if have is None or need <= have:
             return True

@@ -127,6 +127,7 @@ def _store_settings(config: Config) -> StoreSettings:
         rule=rule_of(config),
         kind=FullWeights() if config.split.sends_whole else Dense(),
         resident=config.store.resident and not config.split.sends_whole,
+        may_keep_mean=not (config.run.rounds or config.run.tokens or config.run.seconds),
         snapshot_every=config.store.snapshot_every,
         snapshot_every_s=config.store.snapshot_every_s,
         snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
