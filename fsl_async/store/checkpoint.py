@@ -190,17 +190,20 @@ class Checkpoints:
             self._files.sync_directory(self.directory)
             self._files.remove_tree(temporary)
 
-    def prune(self, oldest_kept: int) -> None:
-        """Remove the versions below `oldest_kept`."""
+    def retire(self, oldest_kept: int) -> list[Path]:
+        """Take the versions below `oldest_kept` out of the run; return their folders, to remove."""
+        leaving = []
         for version in self.versions():
             if version < oldest_kept:
-                leaving = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
-                self._files.remove_tree(leaving)
-                self._files.rename(self.path(version), leaving)
-                # Without this sync a power cut may undo the rename but not the removals, and leave
-                # a version with half of its files.
-                self._files.sync_directory(self.directory)
-                self._files.remove_tree(leaving)
+                folder = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
+                self._files.remove_tree(folder)
+                self._files.rename(self.path(version), folder)
+                leaving.append(folder)
+        if leaving:
+            # Without this sync a power cut may undo a rename but not the removals, and leave a
+            # version with half of its files.
+            self._files.sync_directory(self.directory)
+        return leaving
 
     def rename_void(self, version: int, generation: int) -> str:
         """Rename a void version's folder; return the new name.

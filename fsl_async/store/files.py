@@ -166,3 +166,10 @@ class Files:
             self.remove(path / name)
         if path.is_dir():
             self.remove_directory(path)
+
+    def remove_any(self, path: Path) -> None:
+        """Remove a file, or a folder that holds files only. What is absent is ignored."""
+        if path.is_file():
+            self.remove(path)
+        else:
+            self.remove_tree(path)

@@ -60,17 +60,17 @@ class RunDirectory:
     damaged: CheckpointDamaged | None = None
     """Why the newest version must be made again, where its own vectors are damaged."""
 
-    def prune(self, oldest_kept: int) -> None:
-        """Finish moves into quarantine; remove old versions and unneeded spool files.
+    def retire(self, oldest_kept: int) -> list[Path]:
+        """Finish moves into quarantine; return old versions and unneeded spool files, to remove.
 
-        oldest_kept: versions below it are removed. A rollback goes back to it at most, so only
-        deltas merged above it can be pending again.
+        oldest_kept: versions below it are old. A rollback goes back to it at most, so only deltas
+        merged above it can be pending again.
         """
         for key in sorted(self.spool.present() & self.book.quarantined.keys()):
             self.spool.quarantine(key)
-        self.checkpoints.prune(oldest_kept)
+        old = self.checkpoints.retire(oldest_kept)
         wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
-        self.spool.prune(wanted | self.book.pending.keys())
+        return old + self.spool.unneeded(wanted | self.book.pending.keys())
 
     def quarantine_unknown(self) -> None:
         """Move complete spooled deltas that are not in the ledger to quarantine.
@@ -147,7 +147,8 @@ def open_run_directory(
         if from_version is None and run.book.version > known + 1:
             run.quarantine_unknown()
         oldest = oldest_needed(kept, settings.keep_versions) if kept else 0
-        run.prune(oldest)
+        for path in run.retire(oldest):
+            files.remove_any(path)
     except BaseException:
         ledger.close()
         raise

@@ -18,6 +18,7 @@ from fsl_async.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
@@ -123,14 +124,14 @@ class Resident:
             self.vectors.digest() == book.digests[book.version]
         )
 
-    def begin_snapshot(self, newest: Checkpoint) -> None:
-        """Start to make the newest version whole, if it is not."""
+    def begin_snapshot(self, newest: Checkpoint, leaving: Sequence[Path] = ()) -> None:
+        """Start to make the newest version whole, if it is not. leaving: see `Snapshots`."""
         self._newest = newest
         if newest.is_whole:
             self._last_whole = newest.record.version
             self._whole_at = self._clock()
         else:
-            self.snapshots.begin(newest, self.vectors.named)
+            self.snapshots.begin(newest, self.vectors.named, leaving)
 
     def finish_snapshot(self) -> None:
         """Make the newest version whole now, if the disk lets it be."""

@@ -28,7 +28,7 @@ from fsl_async.store.checkpoint import FORMAT, MANIFEST, StoredFile
 from fsl_async.store.flat_file import FlatWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints
@@ -51,7 +51,7 @@ class _GivenUpError(Exception):
 
 @define
 class _Job:
-    """One snapshot. `released`: it reads the vectors no more."""
+    """One snapshot. `released`: it does not read the vectors."""
 
     checkpoint: Checkpoint
     thread: threading.Thread | None = None
@@ -98,14 +98,20 @@ class Snapshots:
         self._job: _Job | None = None
         self._made: list[Checkpoint] = []
         self._left: list[Path] = []
-        """Temporary folders to remove; more than one after errors."""
+        """Files and folders to remove."""
 
-    def begin(self, checkpoint: Checkpoint, vectors: Mapping[str, Vector]) -> None:
+    def begin(
+        self,
+        checkpoint: Checkpoint,
+        vectors: Mapping[str, Vector],
+        leaving: Sequence[Path] = (),
+    ) -> None:
         """Start to make a version whole; not while the snapshot before is being synced.
 
         vectors: of that version, by the names of their files; they must not change before
-        `make_way` has returned.
+        `make_way` has returned. leaving: files and folders to remove first.
         """
+        self._left += leaving
         self._collect()
         if self._job is not None:
             return
@@ -162,7 +168,7 @@ class Snapshots:
     def _remove_left(self) -> None:
         with suppress(OSError):
             while self._left:
-                self._files.remove_tree(self._left[-1])
+                self._files.remove_any(self._left[-1])
                 self._left.pop()
 
     # --- the thread ---
@@ -170,6 +176,9 @@ class Snapshots:
     def _run(self, job: _Job, vectors: Mapping[str, Vector]) -> None:
         version = job.checkpoint.record.version
         folder = self._checkpoints.temporary(f"whole-v{version:08d}")
+        job.released.set()
+        self._remove_left()  # takes half a second for gigabytes, so it is no part of a commit
+        job.released.clear()
         try:
             stored = self._write(job, vectors, folder)
             job.made = self._publish(job.checkpoint, stored, folder)

@@ -203,9 +203,10 @@ class Spool:
         """Return the keys of all files in the spool."""
         return {key for name in self._files.names(self._directory) if (key := key_of_file(name))}
 
-    def prune(self, keep: Collection[DeltaKey]) -> None:
-        """Remove every file of the spool that is neither in `keep` nor being received."""
-        for name in self._files.names(self._directory):
-            key = key_of_file(name)
-            if key not in keep and key not in self._parts:
-                self._files.remove(self._directory / name)
+    def unneeded(self, keep: Collection[DeltaKey]) -> list[Path]:
+        """Return every file of the spool that is neither in `keep` nor being received."""
+        return [
+            self._directory / name
+            for name in self._files.names(self._directory)
+            if (key := key_of_file(name)) not in keep and key not in self._parts
+        ]

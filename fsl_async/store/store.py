@@ -557,9 +557,7 @@ class Store:
         self._take_snapshots()
         opened.kept.add(checkpoint)
         opened.facts.confirm_version(record)
-        if opened.resident is not None:
-            opened.resident.begin_snapshot(checkpoint)
-        elif self._settings.resident and not self._is_too_large:
+        if opened.resident is None and self._settings.resident and not self._is_too_large:
             try:
                 self._keep_in_memory(opened.kept.all)
             except StoreError as error:  # the version is there all the same
@@ -570,13 +568,19 @@ class Store:
         opened.kept.drop_below(oldest)
         # The version exists, so nothing from here on may make the commit fail.
         notice = None
+        leaving: list[Path] = []
         try:
             # In this order: until its line is written, only the version's folder says what it
             # merged.
             opened.facts.write_outstanding()
-            opened.run.prune(oldest)
+            leaving = opened.run.retire(oldest)
+            if opened.resident is None:
+                for path in leaving:
+                    self._files.remove_any(path)
         except OSError as error:
             notice = f"cleanup after version {record.version} failed and is tried again: {error}"
+        if opened.resident is not None:
+            opened.resident.begin_snapshot(checkpoint, leaving)
         return Committed(
             record.version,
             record.digest,
