@@ -10,9 +10,6 @@ from attrs import asdict, frozen
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError
 
-KEEP_ALL = 1_000_000
-"""Versions to keep: only the parameter server may remove old ones, which opening a store does."""
-
 
 @frozen
 class Pending:
@@ -41,12 +38,11 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     from fsl_async.commands.status import with_ledger
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.errors import CheckpointDamaged, StoreError
-    from fsl_async.store.records import StoreSettings
     from fsl_async.store.store import Store
 
     output = Output(as_json=as_json)
     run_dir = with_ledger(run_dir)
-    store = Store(run_dir, StoreSettings(keep_versions=KEEP_ALL), only_facts=True)
+    store = Store(run_dir, only_facts=True)
     try:
         recovered = store.recover()
         rows = [

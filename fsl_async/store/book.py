@@ -19,19 +19,30 @@
 
 A key is in at most one of `pending`, `merged` and `quarantined`: this is what "merged at most once"
 means here.
+
+The book does not grow with the run. It has each key of the newest `keep_versions` versions, to
+which a rollback can go back, and of the newest accepted deltas. Of all before, it has the newest
+settled key of each client, which stands for those before it: a client offers one delta at a time,
+and takes the next sequence number only after an answer (see `fsl_async.roles.sync.deltas`). A line
+with "rollback" has what a book that forgot the versions in between needs: `digest`, `tokens_total`,
+and `settled`, the newest settled key of each client at version `to`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from attrs import asdict
 
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
+from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
+from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.errors import StoreError
-from fsl_async.store.records import VersionRecord, decay_from, from_fact
+from fsl_async.store.records import decay_from, from_fact, to_fact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fsl_async.roles.sync.progress import Decay
     from fsl_async.store.records import Outcome
@@ -41,33 +52,48 @@ REMEMBERED = 64
 """How many of the newest accepted deltas define the usual norm."""
 
 
+MOST_QUARANTINED = 16
+"""How many quarantined deltas of a client are known one by one."""
+
+
 class Book:
-    """The state after the facts so far. `apply` changes it; everything else only reads."""
+    """The state after the facts so far. `apply` changes it; everything else only reads.
+
+    keep_versions: how many of the newest versions have all their deltas in it.
+    """
 
     def __init__(self, keep_versions: int) -> None:
-        self._keep_versions = keep_versions
+        self.keep_versions = keep_versions
+        self.since: int | None = None
+        """While set, versions after it have all their deltas too, however many they are."""
+        self.forgotten = -1
+        """The newest version whose deltas are not known one by one any more."""
         self.run = ""
         self.version = -1
         # When its line was written, seconds since 1970; 0 before version 0.
         self.version_at = 0.0
         self.began_s = 0.0  # for which the run was served before version 0
-        self.digests: dict[int, str] = {}
+        self.digests: dict[int, str] = {}  # of the newest versions
         self.tokens_total = 0
         self.generation = 0
         self.rollback_targets: list[int] = []
         self.decay: Decay | None = None
         self.pending: dict[DeltaKey, StoredDelta] = {}
-        self.merged: dict[DeltaKey, int] = {}
-        self.quarantined: dict[DeltaKey, str] = {}
-        self.held: dict[DeltaKey, StoredDelta] = {}  # the quarantined ones that may be released
+        self.merged: dict[DeltaKey, int] = {}  # in versions not forgotten, or in `accepted`
+        # The newest of each client, with the version at that time.
+        self.quarantined: dict[DeltaKey, int] = {}
+        # The newest quarantined ones of each client that may be released.
+        self.held: dict[DeltaKey, StoredDelta] = {}
+        # Client -> its newest delta that was merged or quarantined and is in neither any more.
+        self.settled: dict[str, tuple[DeltaKey, Outcome]] = {}
         # The newest accepted deltas, pending, merged or quarantined, oldest first.
         self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
         self.provisional: set[str] = set()  # clients with a provisional lease
         self.incarnations: dict[str, int] = {}
-        # Details of the deltas in recent versions, by version: a rollback makes them pending again.
-        self._details: dict[int, dict[DeltaKey, StoredDelta]] = {}
-        self._tokens_at: dict[int, int] = {}
+        # What versions not forgotten merged; None: it was not pending, so details are unknown. A
+        # rollback makes those with details pending again.
+        self._details: dict[int, dict[DeltaKey, StoredDelta | None]] = {}
         self._appliers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "run": self._apply_run,
             "lease": self._apply_lease,
@@ -87,7 +113,14 @@ class Book:
             return "accepted"
         if key in self.merged:
             return "merged"
-        return "quarantined" if key in self.quarantined else None
+        if key in self.quarantined or key in self.held:
+            return "quarantined"
+        if key.client not in self.settled:
+            return None
+        last, outcome = self.settled[key.client]
+        if _order(key) == _order(last):
+            return outcome
+        return "merged" if _order(key) < _order(last) else None
 
     @property
     def usual(self) -> list[StoredDelta]:
@@ -105,7 +138,28 @@ class Book:
             for number in sorted(self._details)
             if number > version
             for delta in self._details[number].values()
+            if delta is not None
         ]
+
+    def outcomes(self) -> dict[DeltaKey, Outcome]:
+        """The outcomes of all deltas that are known and not pending."""
+        found: dict[DeltaKey, Outcome] = dict(self.settled.values())
+        found |= dict.fromkeys(self.merged, "merged")
+        found |= dict.fromkeys([*self.quarantined, *self.held], "quarantined")
+        return {key: outcome for key, outcome in found.items() if key not in self.pending}
+
+    def settled_at(self, version: int) -> dict[str, str]:
+        """The newest settled key of each client at `version`, as text, with its outcome.
+
+        Deltas quarantined since count: they stay in quarantine.
+        """
+        found = dict(self.settled)
+        for key, number in self.merged.items():
+            if number <= version:
+                _settle(found, key, "merged")
+        for key in self.quarantined:
+            _settle(found, key, "quarantined")
+        return {key.text: outcome for key, outcome in found.values()}
 
     def apply(self, fact: Mapping[str, Any]) -> None:
         """Apply one fact. StoreError: this release does not know its type."""
@@ -129,14 +183,24 @@ class Book:
     def _apply_accepted(self, fact: Mapping[str, Any]) -> None:
         delta = from_fact(fact)
         self.pending[delta.key] = delta
+        leaving = [self.accepted[0].key] if len(self.accepted) == REMEMBERED else []
         self.accepted.append(delta)
+        for key in leaving:
+            is_forgotten = key in self.merged and self.merged[key] <= self.forgotten
+            if is_forgotten and all(one.key != key for one in self.accepted):
+                del self.merged[key]
 
     def _apply_quarantined(self, fact: Mapping[str, Any]) -> None:
         key = DeltaKey.parse(fact["key"])
         self.pending.pop(key, None)
-        self.quarantined[key] = fact["reason"]
+        self.quarantined[key] = self.version
         if fact.get("held"):
             self.held[key] = from_fact(fact)
+        for kept, most in ((self.quarantined, MOST_QUARANTINED), (self.held, MOST_HELD)):
+            of_client = [one for one in kept if one.client == key.client]
+            for one in of_client[:-most]:
+                _settle(self.settled, one, "quarantined")
+                del kept[one]
 
     def _apply_released(self, fact: Mapping[str, Any]) -> None:
         delta = from_fact(fact)
@@ -156,24 +220,45 @@ class Book:
             self.provisional.discard(name)
 
     def _apply_version(self, fact: Mapping[str, Any]) -> None:
-        self._add_version(VersionRecord.from_fact(fact))
+        self._add_version(fact)
+        self.line_written(fact)
+
+    def line_written(self, fact: Mapping[str, Any]) -> None:
+        """Note when the line of a version was written, which may be after `apply`."""
         self.version_at = float(fact.get("at", 0.0))
-        if self.version == 0:
+        if fact["version"] == 0:
             self.began_s = float(fact.get("up", 0.0))
 
-    def _add_version(self, record: VersionRecord) -> None:
-        self.version = record.version
-        self.digests[record.version] = record.digest
-        self.tokens_total = record.tokens_total
-        self._tokens_at[record.version] = record.tokens_total
-        details = {}
-        for entry in record.merged:
-            delta = self.pending.pop(entry.key, None)
-            if delta is not None:
-                details[entry.key] = delta
-            self.merged[entry.key] = record.version
-        self._details[record.version] = details
-        self._details.pop(record.version - self._keep_versions, None)
+    def _add_version(self, fact: Mapping[str, Any]) -> None:
+        self.version = version = fact["version"]
+        self.digests[version] = fact["digest"]
+        self.tokens_total = fact["tokens_total"]
+        details = self._details[version] = {}
+        for entry in fact["merged"]:
+            key = DeltaKey.parse(entry["key"])
+            details[key] = self.pending.pop(key, None)
+            self.merged[key] = version
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what no rollback can need: see the head of this file."""
+        since = self.version if self.since is None else self.since
+        oldest = min(self.version - max(self.keep_versions, REMEMBERED_VERSIONS), since)
+        for version in [one for one in self.digests if one <= oldest]:
+            del self.digests[version]
+        last = min(self.version - self.keep_versions, since)
+        if last <= self.forgotten:
+            return
+        self.forgotten = last
+        newest = {delta.key for delta in self.accepted}
+        for version in [one for one in self._details if one <= last]:
+            for key in self._details.pop(version):
+                _settle(self.settled, key, "merged")
+                if key not in newest:
+                    del self.merged[key]
+        for key in [one for one, version in self.quarantined.items() if version <= last]:
+            _settle(self.settled, key, "quarantined")
+            del self.quarantined[key]
 
     def _apply_rollback(self, fact: Mapping[str, Any]) -> None:
         target: int = fact["to"]
@@ -184,16 +269,99 @@ class Book:
         # has it may send it again.
         self.merged = {key: version for key, version in self.merged.items() if version <= target}
         self.digests = {v: digest for v, digest in self.digests.items() if v <= target}
+        self.digests[target] = fact["digest"]
         self._details = {v: details for v, details in self._details.items() if v <= target}
+        if target < self.forgotten:
+            self.forgotten = target
+            self.settled = _parse_settled(fact["settled"])
         self.version = target
-        self.tokens_total = self._tokens_at[target]
+        self.tokens_total = fact["tokens_total"]
         self.decay = None  # it may have begun later; the operator can ask again
         self.generation += 1
         self.rollback_targets.append(target)
 
     def _apply_renewed(self, fact: Mapping[str, Any]) -> None:
         for record in fact["versions"]:
-            self._add_version(VersionRecord.from_fact(record))
+            self._add_version(record)
         # Above every generation on disk, so that every version above `to` is void (see recovery).
         self.generation = fact["generation"]
         self.rollback_targets = [fact["to"]] * self.generation
+
+    # --- as JSON ---
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it, for `from_json`."""
+        return {
+            "keep_versions": self.keep_versions,
+            "forgotten": self.forgotten,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
+            "digests": list(self.digests.items()),
+            "decay": None if self.decay is None else asdict(self.decay),
+            "pending": [to_fact(delta) for delta in self.pending.values()],
+            "merged": [[key.text, version] for key, version in self.merged.items()],
+            "quarantined": [[key.text, version] for key, version in self.quarantined.items()],
+            "held": [to_fact(delta) for delta in self.held.values()],
+            "settled": {key.text: outcome for key, outcome in self.settled.values()},
+            "accepted": [to_fact(delta) for delta in self.accepted],
+            "provisional": sorted(self.provisional),
+            "details": [
+                [version, [[key.text, one and to_fact(one)] for key, one in details.items()]]
+                for version, details in self._details.items()
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, members: Mapping[str, Any]) -> Self:
+        """Parse the output of `to_json`. Raises KeyError, TypeError, ValueError."""
+        book = cls(members["keep_versions"])
+        book.forgotten = members["forgotten"]
+        for name in _AS_THEY_ARE:
+            setattr(book, name, members[name])
+        book.digests = dict(members["digests"])
+        book.decay = None if members["decay"] is None else decay_from(members["decay"])
+        book.pending = _by_key(members["pending"])
+        book.merged = {DeltaKey.parse(key): version for key, version in members["merged"]}
+        book.quarantined = {DeltaKey.parse(key): at for key, at in members["quarantined"]}
+        book.held = _by_key(members["held"])
+        book.settled = _parse_settled(members["settled"])
+        book.accepted.extend(map(from_fact, members["accepted"]))
+        book.provisional = set(members["provisional"])
+        book._details = {
+            version: {DeltaKey.parse(key): one and from_fact(one) for key, one in entries}
+            for version, entries in members["details"]
+        }
+        return book
+
+
+_AS_THEY_ARE = (
+    "run",
+    "version",
+    "version_at",
+    "began_s",
+    "tokens_total",
+    "generation",
+    "rollback_targets",
+    "leases",
+    "incarnations",
+)
+"""Members that are JSON already."""
+
+
+def _order(key: DeltaKey) -> tuple[int, int]:
+    """The order of a client's deltas."""
+    return key.incarnation, key.sequence
+
+
+def _settle(settled: dict[str, tuple[DeltaKey, Outcome]], key: DeltaKey, outcome: Outcome) -> None:
+    last = settled.get(key.client)
+    if last is None or _order(last[0]) <= _order(key):
+        settled[key.client] = (key, outcome)
+
+
+def _parse_settled(members: Mapping[str, Outcome]) -> dict[str, tuple[DeltaKey, Outcome]]:
+    keys = ((DeltaKey.parse(key), outcome) for key, outcome in members.items())
+    return {key.client: (key, outcome) for key, outcome in keys}
+
+
+def _by_key(members: Iterable[Mapping[str, Any]]) -> dict[DeltaKey, StoredDelta]:
+    return {delta.key: delta for delta in map(from_fact, members)}

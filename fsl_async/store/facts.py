@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from fsl_async.store.book import Book
     from fsl_async.store.checkpoint import Checkpoints
     from fsl_async.store.ledger import Ledger
+    from fsl_async.store.ledger_state import LedgerState
     from fsl_async.store.records import VersionRecord
 
 
 class Facts:
     """The durable facts of one open run. Methods raise OSError unchanged."""
 
-    def __init__(self, ledger: Ledger, book: Book, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, ledger: Ledger, state: LedgerState, book: Book, checkpoints: Checkpoints
+    ) -> None:
         self.book = book
         self._ledger = ledger
+        self._state = state
         self._checkpoints = checkpoints
         self._unconfirmed: int | None = None
         self._outstanding: list[VersionRecord] = []
@@ -52,8 +56,14 @@ class Facts:
             self._checkpoints.retract(self._unconfirmed)
             self._unconfirmed = None
         while self._outstanding:
-            self._ledger.append("version", self._outstanding[0].to_fact())
+            fact = self._ledger.append("version", self._outstanding[0].to_fact())
+            self.book.line_written(fact)
             self._outstanding.pop(0)
+
+    def save_state(self) -> None:
+        """Save the book for the next start, if that is due and the ledger has all lines."""
+        if self._unconfirmed is None and not self._outstanding:
+            self._state.save_if_due(self._ledger, self.book)
 
     def close(self) -> None:
         """Try to write outstanding lines, then release the ledger."""

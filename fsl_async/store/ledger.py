@@ -17,12 +17,18 @@ Rules.
    cut off when the ledger is opened. Any other line that does not match its checksum is damage to
    what was acknowledged: LedgerDamaged names the line, and nothing is guessed.
 4. One process at a time: the file is locked while it is open.
+
+A start need not read all of it: `Ledger.position` names a place between two lines, and `open` reads
+the lines after one (see `fsl_async.store.ledger_state`).
 """
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+from blake3 import blake3
 
 from fsl_async.files.checksummed_json import from_checksummed, may_be_torn, to_checksummed
 from fsl_async.store.errors import LedgerDamaged, StoreError
@@ -33,7 +39,20 @@ if TYPE_CHECKING:
 
     from fsl_async.store.files import Files
 
-_PIECE_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
+_TAIL_BYTES = 64 * 1024
+
+
+@frozen
+class Position:
+    """A place between two lines of a ledger, and what is before it."""
+
+    bytes: int
+    lines: int
+    served_s: float
+    """The "up" of the line before it."""
+    tail: str
+    """BLAKE3 of the last 64 KiB before it. Lines have times, so another ledger has another one."""
 
 
 class Ledger:
@@ -54,8 +73,10 @@ class Ledger:
         self.served_before_s = 0.0
         """How long earlier processes served the run, in seconds."""
         self._descriptor: int | None = None
-        # Length of the good lines; anything after them is cut off before the next append.
+        # Length and number of the good lines; what follows is cut off before the next append.
         self._bytes = 0
+        self._lines = 0
+        self._last_up = 0.0
         self._clean = True
 
     @property
@@ -63,26 +84,52 @@ class Ledger:
         """Whether it has no complete line."""
         return not self._bytes
 
+    @property
+    def length(self) -> int:
+        """Length of its lines, in bytes."""
+        return self._bytes
+
+    def position(self) -> Position:
+        """Return the place after the last line, to read from there at another start."""
+        return Position(self._bytes, self._lines, self._last_up, self._tail(self._bytes))
+
+    def holds(self, position: Position) -> bool:
+        """Whether `position` is one of this ledger. One read of at most 64 KiB."""
+        assert self._descriptor is not None, "the ledger is open"
+        fits = 0 < position.bytes <= self._files.size(self._descriptor)
+        return fits and self._tail(position.bytes) == position.tail
+
+    def _tail(self, end: int) -> str:
+        assert self._descriptor is not None, "the ledger is open"
+        begin = max(0, end - _TAIL_BYTES)
+        return blake3(self._files.read(self._descriptor, end - begin, begin)).hexdigest()
+
     def open(
         self,
         apply: Callable[[Mapping[str, Any]], None],
         may_be_new: Callable[[], None] = lambda: None,
+        after: Callable[[], Position | None] = lambda: None,
     ) -> str | None:
-        """Create or read the ledger, calling `apply` with every fact in order.
+        """Create or read the ledger, calling `apply` with the facts in order.
 
         may_be_new: called when it is missing or has no complete line, before anything is created or
-        cut off; raises if a new ledger is not allowed. Returns one line about a torn last line that
-        was cut off, or None. Raises StoreError when another process holds the ledger,
-        LedgerDamaged, OSError, and what `may_be_new` raises; the ledger is then closed.
+        cut off; raises if a new ledger is not allowed. after: called once the ledger is locked;
+        returns a position that the ledger `holds`, to read only the lines after it. Returns one
+        line about a torn last line that was cut off, or None. Raises StoreError when another
+        process holds the ledger, LedgerDamaged, OSError, and what `may_be_new` raises; the ledger
+        is then closed.
         """
         try:
-            return self._open(apply, may_be_new)
+            return self._open(apply, may_be_new, after)
         except BaseException:
             self.close()
             raise
 
     def _open(
-        self, apply: Callable[[Mapping[str, Any]], None], may_be_new: Callable[[], None]
+        self,
+        apply: Callable[[Mapping[str, Any]], None],
+        may_be_new: Callable[[], None],
+        after: Callable[[], Position | None],
     ) -> str | None:
         try:
             self._descriptor = self._files.open_existing(self._path, writable=True)
@@ -92,21 +139,27 @@ class Ledger:
             self._files.sync_directory(self._path.parent)
         if not self._files.lock(self._descriptor):
             raise StoreError(f"another process uses {self._path.parent}; stop it first")
+        begin = after()
+        if begin is not None:
+            self._bytes, self._lines, self._last_up = begin.bytes, begin.lines, begin.served_s
         torn_line = 0
-        for number, (line, end) in enumerate(self._lines(self._descriptor), start=1):
+        number = self._lines
+        for line, end in self._read_lines(self._descriptor, self._bytes):
+            number += 1
             if torn_line:
                 raise LedgerDamaged(str(self._path), torn_line)
             fact = from_checksummed(line[:-1]) if line.endswith(b"\n") else None
             if fact is not None:
                 apply(fact)
-                self._bytes = end
-                self.served_before_s = float(fact.get("up", self.served_before_s))
+                self._bytes, self._lines = end, number
+                self._last_up = float(fact.get("up", self._last_up))
             elif may_be_torn(line, end - len(line)):
                 torn_line = number
             else:
                 raise LedgerDamaged(str(self._path), number)
         if self.is_empty:
             may_be_new()
+        self.served_before_s = self._last_up
         torn = self._files.size(self._descriptor) - self._bytes
         if not torn:
             return None
@@ -119,10 +172,11 @@ class Ledger:
         """How long the run has been served, over all its processes, in seconds."""
         return self.served_before_s + (self._clock() - self._opened_at)
 
-    def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int]]:
-        """Yield every line with its newline (the last one may lack it), and its end offset."""
+    def _read_lines(self, descriptor: int, position: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the lines from `position` on, with the newline that the last one may lack, and
+        where each ends.
+        """
         rest = b""
-        position = 0
         while piece := self._files.read(descriptor, _PIECE_BYTES, position + len(rest)):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
@@ -152,6 +206,8 @@ class Ledger:
         self._files.sync(self._descriptor)
         self._clean = True
         self._bytes += len(line)
+        self._lines += 1
+        self._last_up = clocks["up"]
         return entry
 
     def _cut(self) -> None:

@@ -226,6 +226,9 @@ class StoreSettings:
     snapshot_thread: bool = True
     """Resident: whether checkpoints have a thread, or are written within the commit (tests)."""
 
+    state_every_bytes: int = field(default=1024 * 1024, validator=validators.ge(1))
+    """Bytes of the ledger after which its state is saved: a start reads about as many."""
+
     @property
     def remembered_versions(self) -> int:
         """How many of the newest versions may have to be made again."""

@@ -1,16 +1,18 @@
 """Recovery: restores a run directory after a crash, so that all rules of the store hold.
 
 In this order, so that recovery may itself be interrupted anywhere and restarted:
-1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty
-   beside versions (LedgerLost), unless `from_version` says where to continue: then move the spool
-   to quarantine and begin a new ledger with one line, `renewed`
+1. open and lock the ledger; read its state, and the lines after it; cut off a torn last line.
+   Refuse one that is missing or empty beside versions (LedgerLost), unless `from_version` says
+   where to continue: then move the spool to quarantine and begin a new ledger with one line,
+   `renewed`
 2. remove temporary folders; rename versions that a rollback made void but a crash left in place
 3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair
    damage (repair.py)
 4. a version without its ledger line (the crash fell between rename and line): write the line
 5. `from_version` below the newest: write the rollback line, then rename the later versions
 6. verify the spool file of every pending delta; quarantine damaged ones, with a ledger line
-7. finish moves into quarantine; remove old versions and unneeded files
+7. finish moves into quarantine; remove old versions and unneeded files; save the ledger's state
+   if much of the ledger was read
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
+from fsl_async.errors import disk_words
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.store.book import Book
 from fsl_async.store.checkpoint import FLAT, Checkpoints
 from fsl_async.store.errors import CheckpointDamaged, Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.store.ledger import Ledger
+from fsl_async.store.ledger_state import STATE_FILE, LedgerState
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import to_fact
 from fsl_async.store.repair import Repairer
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import Files
-    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.ledger import Position
+    from fsl_async.store.records import StoreSettings, VersionRecord
 
 LEDGER_FILE = "ledger.jsonl"
 MANIFEST_FILE = "manifest.json"
@@ -50,6 +55,7 @@ class RunDirectory:
     """An open run directory: its parts and their state."""
 
     ledger: Ledger
+    state: LedgerState
     book: Book
     checkpoints: Checkpoints
     spool: Spool
@@ -66,11 +72,49 @@ class RunDirectory:
         oldest_kept: versions below it are old. A rollback goes back to it at most, so only deltas
         merged above it can be pending again.
         """
-        for key in sorted(self.spool.present() & self.book.quarantined.keys()):
-            self.spool.quarantine(key)
+        self.finish_quarantine()
         old = self.checkpoints.retire(oldest_kept)
         wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
         return old + self.spool.unneeded(wanted | self.book.pending.keys())
+
+    def finish_quarantine(self) -> None:
+        """Move the files of quarantined deltas that are still in the spool."""
+        aside = self.book.quarantined.keys() | self.book.held.keys()
+        for key in sorted(self.spool.present() & aside):
+            self.spool.quarantine(key)
+
+    def load_state(self, needed: int, from_version: int | None) -> Position | None:
+        """Take the book of the ledger's state, and return after what the ledger must be read.
+
+        None: the whole ledger must be read, into an empty book. needed: versions whose deltas must
+        be known one by one, or 0 where it does not matter; from_version: all from it on, too.
+        """
+
+        def fits(book: Book) -> bool:
+            reaches = from_version is None or book.forgotten <= from_version
+            return book.keep_versions >= needed and reaches
+
+        found = self.state.load(self.ledger, fits)
+        if isinstance(found, str):
+            self.book.since = from_version
+            if found:
+                self.notices.append(f"{STATE_FILE} {found}: the whole ledger was read")
+            return None
+        self.book, position = found
+        self.book.since = from_version
+        if needed:
+            self.book.keep_versions = needed
+        return position
+
+    def save_state(self) -> None:
+        """Save the ledger's state, if that is due. A failure is only noted."""
+        try:
+            self.state.save_if_due(self.ledger, self.book)
+        except OSError as error:
+            self.notices.append(
+                f"{STATE_FILE} cannot be written ({disk_words(error)}): the next start reads the"
+                " whole ledger again"
+            )
 
     def quarantine_unknown(self) -> None:
         """Move complete spooled deltas that are not in the ledger to quarantine.
@@ -79,8 +123,7 @@ class RunDirectory:
         """
         if self.manifest is None:
             return
-        known = self.book.pending.keys() | self.book.merged.keys() | self.book.quarantined.keys()
-        unknown = sorted(self.spool.present() - known)
+        unknown = sorted(key for key in self.spool.present() if self.book.known(key) is None)
         for key in [key for key in unknown if self.spool.is_complete(key, self.manifest)]:
             self.spool.quarantine(key)
             self.notices.append(
@@ -105,10 +148,13 @@ def open_run_directory(
     from_version: int | None,
     pool: ChunkPool,
     *,
+    only_facts: bool = False,
     wall_clock: Callable[[], float],
     clock: Callable[[], float],
 ) -> tuple[RunDirectory, list[Checkpoint]]:
     """Open and repair; return the directory and the kept checkpoints, oldest first.
+
+    only_facts: nothing that the settings ask to keep or not to keep is changed.
 
     Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; the directory is then
     closed.
@@ -121,16 +167,20 @@ def open_run_directory(
     ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
     repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
-    run = RunDirectory(
-        ledger, Book(settings.remembered_versions), checkpoints, spool, repairer, notices
-    )
+    state = LedgerState(files, run_dir, settings.state_every_bytes)
+    remembered = settings.remembered_versions
+    run = RunDirectory(ledger, state, Book(remembered), checkpoints, spool, repairer, notices)
 
     def may_be_new() -> None:
         if from_version is None and checkpoints.versions():
             raise _ledger_lost(files, run_dir, run)
 
     try:
-        torn = ledger.open(run.book.apply, may_be_new)
+        torn = ledger.open(
+            lambda fact: run.book.apply(fact),  # noqa: PLW0108 - the state has another book
+            may_be_new,
+            lambda: run.load_state(0 if only_facts else remembered, from_version),
+        )
         if torn:
             run.notices.append(torn)
         left = checkpoints.remove_leftovers()
@@ -146,9 +196,14 @@ def open_run_directory(
         # lacks other lines too.
         if from_version is None and run.book.version > known + 1:
             run.quarantine_unknown()
+        run.book.since = None
         oldest = oldest_needed(kept, settings.keep_versions) if kept else 0
-        for path in run.retire(oldest):
-            files.remove_any(path)
+        if only_facts:
+            run.finish_quarantine()
+        else:
+            for path in run.retire(oldest):
+                files.remove_any(path)
+            run.save_state()
     except BaseException:
         ledger.close()
         raise
@@ -212,7 +267,7 @@ def _settle_version(
             f"the ledger had no line for version {version}; written from its manifest"
         )
     if newest > target:
-        _roll_back(run, target, newest)
+        _roll_back(run, chosen.record, newest)
     kept = []
     for version in versions:
         if version == target:
@@ -309,7 +364,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _roll_back(run: RunDirectory, target: int, newest: int) -> None:
+def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:
+    target = record.version
     again = run.book.merged_after(target)
     held = [delta for delta in again if run.spool.holds(delta)]
     all_after = [key for key, version in run.book.merged.items() if version > target]
@@ -322,6 +378,10 @@ def _roll_back(run: RunDirectory, target: int, newest: int) -> None:
             "to": target,
             "pending": [to_fact(delta) for delta in held],
             "gone": gone,
+            # For a start whose settings keep fewer versions than there were in between.
+            "digest": record.digest,
+            "tokens_total": record.tokens_total,
+            "settled": run.book.settled_at(target),
         },
     )
     run.book.apply(fact)

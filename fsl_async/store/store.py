@@ -1,6 +1,7 @@
 """Store: the parameter server's durable state, one run directory.
 
     run_dir/ledger.jsonl     what was acknowledged (fsl_async.store.ledger)
+    run_dir/ledger.state     what its lines add up to (fsl_async.store.ledger_state)
     run_dir/manifest.json    the model's tensors
     run_dir/spool/           deltas as they arrived (fsl_async.store.spool)
     run_dir/quarantine/      deltas that must not be merged
@@ -101,7 +102,7 @@ class Store:
 
     from_version: rolls back to that version: later ones are renamed, and deltas that only they had
     merged are pending again.
-    only_facts: no version will be read or made, so none is loaded or made whole.
+    only_facts: no version will be read or made, so none is loaded, made whole or removed.
     """
 
     def __init__(
@@ -153,11 +154,12 @@ class Store:
                 self._settings,
                 self._from_version,
                 self._pool,
+                only_facts=self._only_facts,
                 wall_clock=self._wall_clock,
                 clock=self._clock,
             )
         book = run.book
-        facts = Facts(run.ledger, book, run.checkpoints)
+        facts = Facts(run.ledger, run.state, book, run.checkpoints)
         versions = KeptVersions(evolve(run.repairer, report=self._report), kept)
         merging = Merging(
             self._files, run, facts, versions, pool=self._pool, settings=self._settings
@@ -170,15 +172,13 @@ class Store:
                 self._keep_in_memory(kept)
             finally:
                 self._is_recovering = False
-        settled: dict[DeltaKey, str] = dict.fromkeys(book.merged, "merged")
-        settled |= dict.fromkeys(book.quarantined, "quarantined")
         age_s = self._wall_clock() - book.version_at if book.version_at else 0.0
         return Recovered(
             version=book.version,
             digest=book.digests.get(book.version, ""),
-            digests={record.version: record.digest for record in self.records},
+            digests=dict(book.digests),
             pending=tuple(book.pending.values()),
-            settled=settled,
+            settled=dict(book.outcomes()),
             tokens_total=book.tokens_total,
             served_s=run.ledger.served_before_s,
             began_s=book.began_s,
@@ -577,6 +577,7 @@ class Store:
             if opened.resident is None:
                 for path in leaving:
                     self._files.remove_any(path)
+            opened.facts.save_state()
         except OSError as error:
             notice = f"cleanup after version {record.version} failed and is tried again: {error}"
         if opened.resident is not None:

@@ -82,11 +82,12 @@ class Recovered(Event, tag="recovered"):
     version: int
     digest: str
     digests: dict[int, str] = field(factory=dict)
-    """Version -> digest, of the versions that are kept."""
+    """Version -> digest, of the newest versions."""
     pending: tuple[StoredDelta, ...] = ()
     """Acknowledged deltas that are not merged, in the order of acknowledgement."""
     settled: dict[DeltaKey, str] = field(factory=dict)
-    """Outcomes of all other known keys: "merged" or "quarantined"."""
+    """Outcomes of other keys, "merged" or "quarantined": the newest ones, and each client's newest.
+    """
     tokens_total: int = 0
     served_s: float = 0.0
     """How long earlier processes have served the run, in seconds."""

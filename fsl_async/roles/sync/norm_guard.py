@@ -35,6 +35,9 @@ from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
 
 MEMORY = 64
 
+MOST_HELD = 16
+"""How many deltas of a client are held back to be released; older ones stay in quarantine."""
+
 
 @frozen
 class GuardRules:
@@ -148,8 +151,12 @@ class NormGuard:
 
     def hold(self, one: StoredDelta) -> None:
         """Hold an excluded delta, if deltas may be released."""
-        if self.rules.release:
-            self.held[one.key] = one
+        if not self.rules.release:
+            return
+        self.held[one.key] = one
+        of_client = [key for key in self.held if key.client == one.key.client]
+        for key in of_client[:-MOST_HELD]:
+            del self.held[key]
 
     def releasable(self) -> list[StoredDelta]:
         """Remove and return the held deltas that are no outliers any more."""

@@ -1,0 +1,94 @@
+"""Ledger state: what a ledger's lines add up to, so that a start reads only the newest ones.
+
+    ledger.state    one JSON object with a checksum (fsl_async.files.checksummed_json): the book
+                    (fsl_async.store.book) after the first `bytes` of the ledger, and what ties it
+                    to that ledger (fsl_async.store.ledger.Position)
+
+It is a cache: nothing is acknowledged by it. Where it is missing, damaged, or not of this ledger,
+the whole ledger is read. It is written anew after every `every_bytes` of the ledger, to a temporary
+name, so that a crash leaves the old one or the new one; both fit, because lines are only appended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict
+
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
+from fsl_async.store.book import Book
+from fsl_async.store.ledger import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fsl_async.store.files import Files
+    from fsl_async.store.ledger import Ledger
+
+STATE_FILE = "ledger.state"
+FORMAT = 1
+MAX_STATE_BYTES = 256 * 1024 * 1024
+
+
+class LedgerState:
+    """The file beside one ledger."""
+
+    def __init__(self, files: Files, run_dir: Path, every_bytes: int) -> None:
+        self._files = files
+        self._path = run_dir / STATE_FILE
+        self._every_bytes = every_bytes
+        # Length of the ledger when the state was written; None: the file there is of no use.
+        self._saved_at: int | None = 0
+
+    def load(self, ledger: Ledger, fits: Callable[[Book], bool]) -> tuple[Book, Position] | str:
+        """Return the book and the position after which the ledger must be read.
+
+        fits: whether the book serves. Otherwise returns why the whole ledger must be read: empty
+        where there is no state yet.
+        """
+        try:
+            data = self._files.read_whole(self._path, MAX_STATE_BYTES)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            data, problem = b"", f"cannot be read ({error.strerror})"
+        else:
+            problem = "does not match its checksum"
+        self._saved_at = None
+        members = from_checksummed(data.rstrip())
+        if members is not None and members.get("format") != FORMAT:
+            problem, members = "is of another release", None
+        if members is None:
+            return problem
+        try:
+            position = Position(**members["ledger"])
+            if not ledger.holds(position):
+                return "is not of this ledger"
+            book = Book.from_json(members["book"])
+        except (KeyError, TypeError, ValueError):
+            return "lacks members, or has other ones"
+        if not fits(book):
+            return "lacks versions that the settings, or --from-version, ask for"
+        self._saved_at = position.bytes
+        return book, position
+
+    def save_if_due(self, ledger: Ledger, book: Book) -> None:
+        """Write the book if the ledger has grown enough, or the file there is of no use.
+
+        The book must be that of all lines of the ledger. Raises OSError; the old file is then left.
+        """
+        begin = self._saved_at
+        if ledger.is_empty or (begin is not None and ledger.length - begin < self._every_bytes):
+            return
+        position = ledger.position()
+        members: dict[str, Any] = {
+            "format": FORMAT,
+            "ledger": asdict(position),
+            "book": book.to_json(),
+        }
+        temporary = self._path.with_name(f"{STATE_FILE}.new")
+        self._files.write_whole(temporary, to_checksummed(members) + b"\n")
+        self._files.rename(temporary, self._path)
+        self._files.sync_directory(self._path.parent)
+        self._saved_at = position.bytes
