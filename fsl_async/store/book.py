@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from fsl_async.roles.sync.progress import Decay
-    from fsl_async.store.records import Outcome
+    from fsl_async.store.records import Outcome, VersionRecord
 
 
 REMEMBERED = 64
@@ -148,16 +148,31 @@ class Book:
         found |= dict.fromkeys([*self.quarantined, *self.held], "quarantined")
         return {key: outcome for key, outcome in found.items() if key not in self.pending}
 
-    def settled_at(self, version: int) -> dict[str, str]:
-        """The newest settled key of each client at `version`, as text, with its outcome.
+    def rollback_to(
+        self, record: VersionRecord, holds: Callable[[StoredDelta], bool]
+    ) -> dict[str, Any]:
+        """Return the members of the line by which the run goes back to a version.
 
-        Deltas quarantined since count: they stay in quarantine.
+        holds: whether a delta's file is there. The version must not be before `forgotten`.
         """
+        again = [delta for delta in self.merged_after(record.version) if holds(delta)]
+        returning = {delta.key for delta in again}
+        after = [key for key, version in self.merged.items() if version > record.version]
+        return {
+            "to": record.version,
+            "pending": [to_fact(delta) for delta in again],
+            "gone": [key.text for key in after if key not in returning],
+            "digest": record.digest,
+            "tokens_total": record.tokens_total,
+            "settled": self._settled_at(record.version),
+        }
+
+    def _settled_at(self, version: int) -> dict[str, str]:
         found = dict(self.settled)
         for key, number in self.merged.items():
             if number <= version:
                 _settle(found, key, "merged")
-        for key in self.quarantined:
+        for key in self.quarantined:  # where they stay
             _settle(found, key, "quarantined")
         return {key.text: outcome for key, outcome in found.values()}
 

@@ -366,28 +366,12 @@ def _counted(count: int, what: str) -> str:
 
 def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:
     target = record.version
-    again = run.book.merged_after(target)
-    held = [delta for delta in again if run.spool.holds(delta)]
-    all_after = [key for key, version in run.book.merged.items() if version > target]
-    returning = {delta.key for delta in held}
-    gone = [key.text for key in all_after if key not in returning]
-    fact = run.ledger.append(
-        "rollback",
-        {
-            "from": newest,
-            "to": target,
-            "pending": [to_fact(delta) for delta in held],
-            "gone": gone,
-            # For a start whose settings keep fewer versions than there were in between.
-            "digest": record.digest,
-            "tokens_total": record.tokens_total,
-            "settled": run.book.settled_at(target),
-        },
-    )
-    run.book.apply(fact)
+    members = run.book.rollback_to(record, run.spool.holds)
+    run.book.apply(run.ledger.append("rollback", {"from": newest, **members}))
+    again, gone = len(members["pending"]), len(members["gone"])
     run.notices.append(
         f"rolled back from version {newest} to {target}: "
-        f"{_deltas(len(held))} pending again, {_deltas(len(gone))} gone"
+        f"{_deltas(again)} pending again, {_deltas(gone)} gone"
     )
     for version in run.checkpoints.versions():
         if version > target:

@@ -155,6 +155,7 @@ class World:
             # Rounds go from disk to disk. Checkpoints have no thread, so that calls can be counted.
             resident=self.trigger != "rounds",
             snapshot_thread=False,
+            state_every_bytes=1,
         )
         self.store = store = Store(
             self.run_dir,

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import pytest
 from deltas import delta_of, merged_of
+from ledger_books import check_state
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
@@ -42,7 +43,8 @@ class HealthyDisk(Files):
 
 DOWN = CodecSpec(format="e4m3", entropy=False)
 UP = CodecSpec(format="bf16", entropy=False)
-SETTINGS = StoreSettings(keep_versions=2, codec_down=DOWN)
+# Saves the ledger's state at every commit and every start.
+SETTINGS = StoreSettings(keep_versions=2, codec_down=DOWN, state_every_bytes=1)
 CHUNK = 48
 MANIFEST = Manifest.from_shapes([("layer.weight", (9, 7)), ("layer.bias", (7,))])
 RANDOM = np.random.default_rng(7)
@@ -221,6 +223,7 @@ def check_promises(root, promises, settings=SETTINGS):
 
     Return what `recover` returned.
     """
+    check_state(root)
     store = Store(root, settings, files=HealthyDisk())
     recovered = store.recover()
     assert promises.version <= recovered.version <= promises.version + 1
@@ -254,6 +257,8 @@ def check_end(root, *, all_whole=True):
     """
     store = Store(root, SETTINGS, files=HealthyDisk())
     recovered = store.recover()
+    assert check_state(root), "every commit saves the ledger's state"
+    assert not any("ledger.state" in notice for notice in store.notices)
     assert (recovered.version, recovered.digest) == (LAST, EXPECTED[LAST])
     assert recovered.pending == ()
     assert recovered.settled == {key: "quarantined" if key == NAN else "merged" for key in KEYS}

@@ -1,0 +1,453 @@
+"""The ledger's state: a start from it equals one from all lines, and nothing depends on it."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from attrs import evolve
+from deltas import delta_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_books import book_by_state, book_of_all_lines, check_state
+
+from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
+from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
+from fsl_async.store import ledger as ledger_module
+from fsl_async.store.book import MOST_QUARANTINED, REMEMBERED, Book
+from fsl_async.store.errors import LedgerDamaged
+from fsl_async.store.files import Files
+from fsl_async.store.records import to_fact
+from fsl_async.store.store import Store
+
+NAMES = ["a", "b", "c"]
+STATE = "ledger.state"
+
+
+# --- the book ---
+
+
+class Facts:
+    """Random facts in the order in which a parameter server records them."""
+
+    def __init__(self, rng, keep_versions):
+        self.rng, self.keep_versions = rng, keep_versions
+        self.lines = []
+        self.records = {}
+        self.sequences = dict.fromkeys(NAMES, 0)
+        self.incarnations = dict.fromkeys(NAMES, 1)
+        self.keys = []
+        self.all = Book(10**9)  # it forgets nothing
+        self.add("run", run="r")
+        self.version()
+
+    def add(self, fact, **members):
+        """Record a fact."""
+        line = {"at": 1000.5 + len(self.lines), "up": float(len(self.lines)), "fact": fact}
+        self.lines.append(line | members)
+        self.all.apply(self.lines[-1])
+
+    def accepted(self, name=None):
+        """Add a delta of a client that has none pending."""
+        free = {key.client for key in self.all.pending}.symmetric_difference(NAMES)
+        if not free:
+            return
+        name = name or self.rng.choice(sorted(free))
+        if self.rng.random() < 0.05:
+            self.incarnations[name] += 1
+            self.sequences[name] = 0
+            self.add("incarnation", name=name, incarnation=self.incarnations[name])
+        self.sequences[name] += 1
+        numbers = self.incarnations[name], self.all.version, self.sequences[name]
+        self.keys.append(key := DeltaKey(name, *numbers))
+        delta = delta_of(key, self.rng.randrange(1, 99), metrics={"loss": 0.1 + len(self.lines)})
+        self.add("accepted", **to_fact(StoredDelta(delta, 99, self.rng.random(), "d" * 64)))
+
+    def quarantined(self):
+        """Take a pending delta out."""
+        if self.all.pending:
+            delta = self.all.pending[self.rng.choice(list(self.all.pending))]
+            held = {"held": True} if self.rng.random() < 0.6 else {}
+            self.add("quarantined", **to_fact(delta), reason="odd", **held)
+
+    def released(self):
+        """Release one of those held last."""
+        recent = list(self.all.held)[-3:]
+        if recent:
+            self.add("released", **to_fact(self.all.held[self.rng.choice(recent)]))
+
+    def version(self):
+        """Merge all that is pending."""
+        number = self.all.version + 1
+        merged = list(self.all.pending.values())
+        record = {
+            "version": number,
+            "digest": f"{number}-{len(self.lines)}",
+            "tokens_total": self.all.tokens_total + sum(one.delta.tokens for one in merged),
+        }
+        self.records[number] = SimpleNamespace(**record)
+        self.add("version", **record, merged=[{"key": one.key.text} for one in merged])
+
+    def rollback(self, *, deep):
+        """Go back as a start does: by a book that has all that is needed for it."""
+        newest = self.all.version
+        oldest = 0 if deep else max(0, newest - self.keep_versions)
+        target = self.rng.randrange(oldest, newest + 1)
+        book = self.book(since=target)
+        assert book.forgotten <= target
+        holds = lambda _: self.rng.random() < 0.7  # noqa: E731
+        self.add("rollback", **book.rollback_to(self.records[target], holds))
+
+    def others(self):
+        """Record facts that hold other state."""
+        self.add("lease", name=self.rng.choice(NAMES), index=self.rng.randrange(3))
+        limits = {"rounds": 9, "tokens": 0, "seconds": 0.0}
+        self.add("decay", decays_from=self.rng.random(), limits=limits, planned=limits)
+
+    def book(self, lines=None, since=None):
+        """Return the book after the lines."""
+        book = Book(self.keep_versions)
+        book.since = since
+        for line in self.lines if lines is None else lines:
+            book.apply(line)
+        return book
+
+    def play(self, steps):
+        """Record random facts."""
+        choices = [self.accepted] * 40 + [self.version] * 20 + [self.quarantined] * 4
+        choices += [self.released] * 3 + [self.others]
+        for _ in range(steps):
+            self.rng.choice(choices)()
+            if self.rng.random() < 0.02:
+                self.rollback(deep=self.rng.random() < 0.3)
+        return self
+
+
+def order(key):
+    return key.incarnation, key.sequence
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(10, 250))
+def test_a_saved_book_continues_as_if_it_had_read_all_lines(seed, keep_versions, steps):
+    """At any line of any history; JSON is what the file holds."""
+    facts = Facts(random.Random(seed), keep_versions).play(steps)
+    cut = facts.rng.randrange(len(facts.lines) + 1)
+    book = Book.from_json(facts.book(facts.lines[:cut]).to_json())
+    for line in facts.lines[cut:]:
+        book.apply(line)
+    whole = facts.book()
+    assert book.to_json() == whole.to_json()
+    assert vars(book).keys() == vars(whole).keys()
+    for name in vars(book).keys() - {"_appliers"}:
+        assert getattr(book, name) == getattr(whole, name), name
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(10, 250))
+def test_a_book_that_forgets_answers_like_one_that_does_not(seed, keep_versions, steps):
+    """No delta is lost or merged twice because its version was forgotten."""
+    facts = Facts(random.Random(seed), keep_versions).play(steps)
+    book, whole = facts.book(), facts.all
+    names = ["version", "version_at", "began_s", "tokens_total", "pending", "accepted", "usual"]
+    names += ["generation", "rollback_targets", "decay", "leases", "incarnations", "run", "held"]
+    for name in names:
+        assert getattr(book, name) == getattr(whole, name), name
+    assert book.digests[book.version] == whole.digests[whole.version]
+    for version in range(max(book.forgotten, 0), book.version + 1):
+        assert book.merged_after(version) == whole.merged_after(version)
+    newest = {}
+    for key in facts.keys:
+        if whole.known(key) in {"merged", "quarantined"}:
+            newest[key.client] = max(order(key), newest.get(key.client, (0, 0)))
+    for key in facts.keys:
+        expected, found = whole.known(key), book.known(key)
+        # A client that has settled a later one does not offer an earlier one any more.
+        is_past = order(key) < newest.get(key.client, (0, 0))
+        assert found == expected or (is_past and found == "merged" and expected != "accepted")
+        assert expected != "merged" or found == "merged"
+    for name in NAMES:
+        following = DeltaKey(name, facts.incarnations[name], 0, facts.sequences[name] + 1)
+        assert book.known(following) is None
+    assert {k: v for k, v in book.outcomes().items() if k in book.pending} == {}
+
+
+def test_a_book_does_not_grow():
+    """After 4000 versions it is as large as after 1000."""
+    facts, sizes = Facts(random.Random(1), 3), []
+    book = facts.book()
+    for number in range(1, 4001):
+        begin = len(facts.lines)
+        for name in NAMES:
+            facts.accepted(name)
+        if number % 3 == 0:
+            facts.quarantined()
+        facts.version()
+        for line in facts.lines[begin:]:
+            book.apply(line)
+        del facts.lines[1:]
+        if number in {1000, 4000}:
+            fields = {
+                name: value for name, value in vars(book).items() if hasattr(value, "__len__")
+            }
+            sizes.append({name: len(value) for name, value in fields.items()})
+    assert sizes[0]["held"] <= 3 * MOST_QUARANTINED
+    assert sizes[1] == sizes[0] | {"quarantined": sizes[1]["quarantined"]}
+    assert len(book.merged) <= REMEMBERED + 9
+    assert len(book.digests) == REMEMBERED_VERSIONS
+
+
+# --- the file ---
+
+
+def rounds(run, first, last):
+    return [run.round(version, *NAMES).digest for version in range(first, last + 1)]
+
+
+def reopened(run):
+    """What a start finds, whatever the time is."""
+    return evolve(run.open(), since_version_s=0.0)
+
+
+@pytest.fixture
+def saved(make_run):
+    """A run with a state after every version."""
+    run = make_run(keep_versions=2, state_every_bytes=1)
+    run.start()
+    run.digests = rounds(run, 1, 5)
+    run.close()
+    return run
+
+
+def test_a_start_reads_the_end_only(saved, monkeypatch):
+    """Lines before the state are not even looked at; the audit reads all of them."""
+    monkeypatch.setattr(ledger_module, "_TAIL_BYTES", 500)
+    saved.open()
+    rounds(saved, 6, 6)
+    saved.close()
+    ledger = saved.root / "ledger.jsonl"
+    data = bytearray(ledger.read_bytes())
+    data[300] ^= 1
+    ledger.write_bytes(data)
+    recovered = saved.open()
+    assert (recovered.version, saved.store.notices) == (6, ())
+    assert recovered.digests[3] == saved.digests[2]
+    rounds(saved, 7, 7)
+    saved.close()
+    (problem, *_) = audit_run(saved.root).problems
+    assert "of ledger.jsonl does not match its checksum" in problem
+    (saved.root / STATE).unlink()
+    with pytest.raises(LedgerDamaged):
+        saved.open()
+
+
+def test_a_damaged_line_after_the_state_has_its_number(saved):
+    """Lines are counted from the beginning of the file."""
+    state = (saved.root / STATE).read_bytes()
+    saved.open()
+    rounds(saved, 6, 6)
+    saved.close()
+    (saved.root / STATE).write_bytes(state)
+    ledger = saved.root / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    lines[-3] = lines[-3].replace(b"tokens", b"tokenz")
+    ledger.write_bytes(b"".join(lines))
+    with pytest.raises(LedgerDamaged, match=f"line {len(lines) - 2} is damaged"):
+        saved.open()
+
+
+def test_a_missing_state_is_no_news(saved):
+    """A new run and one of before have none; the next start is by the state again."""
+    before = reopened(saved)
+    saved.close()
+    (saved.root / STATE).unlink()
+    assert reopened(saved) == before
+    assert saved.store.notices == ()
+    saved.close()
+    assert check_state(saved.root)
+
+
+@pytest.mark.parametrize("change", ["flip", "torn", "format", "ledger", "members", "unreadable"])
+def test_a_useless_state_is_noted_once(saved, change):
+    """It is a cache: the whole ledger has all that it has."""
+    before = reopened(saved)
+    saved.close()
+    path = saved.root / STATE
+    data = path.read_bytes()
+    altered = {
+        "flip": data.replace(b'"version":5', b'"version":4', 1),
+        "torn": data[: len(data) // 2],
+        "format": with_checksum(data, b'"format":1', b'"format":2'),
+        "ledger": with_checksum(data, b'"tail":"', b'"tail":"0'),
+        "members": with_checksum(data, b'"pending"', b'"waiting"'),
+    }
+    if change == "unreadable":
+        path.unlink()
+        path.mkdir()
+    else:
+        assert altered[change] != data
+        path.write_bytes(altered[change])
+    assert reopened(saved) == before
+    first = list(saved.store.notices)
+    assert first[0].startswith("ledger.state ")
+    assert first[0].endswith("the whole ledger was read")
+    if change == "unreadable":
+        assert "ledger.state cannot be written" in first[1]
+        return
+    assert len(first) == 1
+    saved.open()
+    assert saved.store.notices == ()
+
+
+def with_checksum(data, old, new):
+    members = json.loads(data.replace(old, new, 1))
+    del members["crc"]
+    return to_checksummed(members) + b"\n"
+
+
+def test_a_ledger_from_a_backup_is_read_completely(saved):
+    """It ends before the state does, or goes on with other lines."""
+    ledger = saved.root / "ledger.jsonl"
+    whole = ledger.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:-1]))  # as a crash before the last version's line
+    recovered = saved.open()
+    assert (recovered.version, recovered.digest) == (5, saved.digests[4])
+    assert "ledger.state is not of this ledger: the whole ledger was read" in saved.store.notices
+    saved.close()
+    assert ledger.read_bytes() != whole, "the line was written at another time"
+    assert check_state(saved.root)
+
+
+def test_more_versions_than_the_state_has_are_read_from_the_ledger(saved, make_run):
+    """Deltas of older versions may be pending again, where more versions are kept."""
+    more = make_run(keep_versions=4, state_every_bytes=1)
+    recovered = more.open()
+    (notice,) = more.store.notices
+    assert "lacks versions that the settings" in notice
+    assert recovered.version == 5
+    book = more.store._parts.facts.book
+    assert len(book.merged_after(1)) == 12
+    more.close()
+    assert check_state(more.root)
+    fewer = saved.open()
+    assert saved.store.notices == ()
+    assert fewer.version == 5
+    rounds(saved, 6, 6)
+    assert len(saved.store._parts.facts.book.merged_after(1)) == 6
+
+
+def test_a_version_that_was_kept_for_a_client_can_be_gone_back_to(make_run):
+    """It is older than what the state has: the whole ledger says what was merged since."""
+    run = make_run(keep_versions=1, state_every_bytes=1)
+    run.start()
+    run.store.keep_from(1)
+    digests = rounds(run, 1, 5)
+    run.close()
+    recovered = run.open(from_version=2)
+    assert (recovered.version, recovered.digest) == (2, digests[1])
+    assert recovered.tokens_total == 60
+    assert len([*recovered.pending, *facts_of(run)[-1]["gone"]]) == 9
+    assert {key.base for key in recovered.settled} <= {0, 1}
+    for key in (DeltaKey.parse(key) for key in facts_of(run)[-1]["gone"]):
+        assert run.store.known(key) is None
+    assert run.store.known(DeltaKey("a", 1, 1, 2)) == "merged"
+    run.close()
+    assert check_state(run.root)
+    assert audit_run(run.root).is_clean
+
+
+def facts_of(run):
+    return [json.loads(line) for line in (run.root / "ledger.jsonl").read_bytes().splitlines()]
+
+
+class NoState(Files):
+    """A disk without space for the state."""
+
+    def write_whole(self, path, data):
+        """Fail for the state."""
+        if path.name.startswith(STATE):
+            raise OSError(28, "No space left on device")
+        super().write_whole(path, data)
+
+
+def test_a_state_that_cannot_be_written_costs_a_notice(saved):
+    """The version is there, and the old state still fits."""
+    saved.open(files=NoState())
+    done = saved.round(6, "a")
+    assert done.version == 6
+    assert "No space left" in done.notice
+    saved.close()
+    assert check_state(saved.root)
+    assert saved.open().version == 6
+
+
+def test_the_state_is_written_after_a_mebibyte_of_lines(make_run):
+    """A state as large as the lines since costs as much as they do; not every commit pays."""
+    run = make_run(keep_versions=1, state_every_bytes=6000)
+    run.start()
+    sizes = []
+    for version in range(1, 13):
+        before = (run.root / STATE).stat().st_mtime_ns if (run.root / STATE).exists() else 0
+        run.round(version, "a", "b")
+        after = (run.root / STATE).stat().st_mtime_ns if (run.root / STATE).exists() else 0
+        sizes.append(after > before)
+    length = (run.root / "ledger.jsonl").stat().st_size
+    assert sum(sizes) == length // 6000 or sum(sizes) == length // 6000 - 1
+    assert 1 < sum(sizes) < 6
+    run.close()
+    assert check_state(run.root)
+
+
+def test_a_held_delta_of_long_ago_is_kept_and_released(make_run):
+    """Its client has settled others since, and its file must not be taken for a leftover."""
+    run = make_run(keep_versions=1, state_every_bytes=1)
+    run.start()
+    first = DeltaKey("a", 1, 0, 1)
+    run.send(first, np.ones(run.manifest.values, np.float32))
+    run.store.quarantine(first, "odd", held=True)
+    for version in range(1, 5):
+        key = DeltaKey("a", 1, version - 1, version + 1)
+        run.send(key, np.ones(run.manifest.values, np.float32))
+        run.commit(key)
+    run.close()
+    name = "a@1@0@1.frames"
+    # A crash between the move and the line: it is moved back.
+    (run.root / "quarantine" / name).rename(run.root / "spool" / name)
+    recovered = run.open()
+    assert [one.key for one in recovered.held] == [first]
+    assert run.store.known(first) == "quarantined"
+    assert (run.root / "quarantine" / name).exists()
+    run.store.release(first)
+    recovered = run.open()
+    assert [one.key for one in recovered.pending] == [first]
+    run.commit(first)
+    assert audit_run(run.root).is_clean
+
+
+def test_commands_on_facts_leave_state_and_versions_alone(saved):
+    """They run with other settings than the parameter server's."""
+    before = {p: p.read_bytes() for p in saved.root.rglob("*") if p.is_file()}
+    store = Store(saved.root, only_facts=True)
+    assert store.recover().version == 5
+    assert store.notices == ()
+    store.close()
+    assert {p: p.read_bytes() for p in saved.root.rglob("*") if p.is_file()} == before
+
+
+def test_times_of_the_newest_version_are_in_the_state(make_run):
+    """A restarted server counts from them until the next sync."""
+    now = [1000.0]
+    run = make_run(keep_versions=1, state_every_bytes=1)
+    run.start()
+    run.open(wall_clock=lambda: 5000.0, clock=lambda: now[0])
+    now[0] += 30
+    run.round(1, "a")
+    run.close()
+    book = book_by_state(run.root)
+    assert book.version_at == book_of_all_lines(run.root, 1).version_at == 5000.0
+    recovered = run.open(wall_clock=lambda: 5010.0, clock=lambda: 7.0)
+    assert (recovered.since_version_s, recovered.served_s) == (10.0, pytest.approx(30.0, abs=1.0))
