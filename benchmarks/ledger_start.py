@@ -10,7 +10,7 @@ values, so that only the ledger counts. Each row is a start (`Store.recover`) in
 
     all lines    there is no state, as after damage to it: the whole ledger is read; the start saves
                  the state
-    state        the state is as old as it gets: rounds of almost 1 MiB came after it
+    state        the state is as old as it gets: rounds came after it until it is almost due
 
 seconds is the start without imports; peak_mib is the VmHWM of the process, of which before_mib was
 there before the start. save_ms is the writing of the state, which one of many commits waits for.
@@ -147,7 +147,7 @@ def start(run_dir: Path) -> dict[str, Any]:
     peak = memory_mib("VmHWM")
     run = store._open.run  # noqa: SLF001 - a commit would have to be due
     begin = time.perf_counter()
-    LedgerState(Files(), run_dir, 1).save_if_due(run.ledger, run.book)
+    LedgerState(Files(), run_dir, 0.0).save_if_due(run.ledger, run.book)
     save_s = time.perf_counter() - begin
     notices = list(store.notices)
     store.close()
@@ -195,7 +195,7 @@ def main(
             row["ledger_bytes"] = (run_dir / LEDGER_FILE).stat().st_size
             row["state_bytes"] = (run_dir / STATE_FILE).stat().st_size
             click.echo(json.dumps(row))
-            writer.rounds(versions, SETTINGS.state_every_bytes)
+            writer.rounds(versions, SETTINGS.state_growth * row["state_bytes"])
             writer.checkpoint()
 
 

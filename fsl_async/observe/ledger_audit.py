@@ -227,16 +227,15 @@ def audit_run(run_dir: Path) -> Audit:
         if journal.exists():
             told |= dict.fromkeys(acknowledged_keys(journal))
     manifests, damaged = _read_manifests(run_dir)
-    facts, problems = read_ledger(run_dir / LEDGER)
-    problems += damaged
+    problems: list[str] = []
     spool = run_dir / "spool"
     result = audit(
-        facts,
+        each_fact(run_dir / LEDGER, problems),
         told,
         manifests=manifests,
         in_spool=lambda key: (spool / f"{key.replace('/', '@')}.frames").exists(),
     )
-    return evolve(result, problems=(*problems, *result.problems))
+    return evolve(result, problems=(*problems, *damaged, *result.problems))
 
 
 def _read_manifests(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -256,13 +255,19 @@ def _read_manifests(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def read_ledger(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Its facts, and a sentence for each line that is damaged; a torn last line is not damage."""
-    facts: list[dict[str, Any]] = []
-    problems = []
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        fact = from_checksummed(line)
-        if fact is not None:
-            facts.append(fact)
-        elif number < len(lines):
-            problems.append(f"line {number} of {path.name} does not match its checksum")
-    return facts, problems
+    problems: list[str] = []
+    return list(each_fact(path, problems)), problems
+
+
+def each_fact(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield them one by one, as a ledger of years does not fit into memory.
+
+    problems: a sentence for each damaged line is added to it meanwhile.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            fact = from_checksummed(line.removesuffix(b"\n"))
+            if fact is not None:
+                yield fact
+            elif line.endswith(b"\n"):
+                problems.append(f"line {number} of {path.name} does not match its checksum")

@@ -61,9 +61,9 @@ class Facts:
             self._outstanding.pop(0)
 
     def save_state(self) -> None:
-        """Save the book for the next start, if that is due and the ledger has all lines."""
-        if self._unconfirmed is None and not self._outstanding:
-            self._state.save_if_due(self._ledger, self.book)
+        """Save the book for the next start, if that is due."""
+        self.write_outstanding()  # the book has these already
+        self._state.save_if_due(self._ledger, self.book)
 
     def close(self) -> None:
         """Try to write outstanding lines, then release the ledger."""

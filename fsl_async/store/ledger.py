@@ -14,8 +14,8 @@ Rules.
 2. Lines are only appended. A line that could not be written completely is cut off before the next
    one.
 3. After a crash only the last line can be torn: it is incomplete, or a block of it is zeros. It is
-   cut off when the ledger is opened. Any other line that does not match its checksum is damage to
-   what was acknowledged: LedgerDamaged names the line, and nothing is guessed.
+   cut off when the ledger is opened. Any other line that is read and does not match its checksum is
+   damage to what was acknowledged: LedgerDamaged names the line, and nothing is guessed.
 4. One process at a time: the file is locked while it is open.
 
 A start need not read all of it: `Ledger.position` names a place between two lines, and `open` reads
@@ -113,11 +113,11 @@ class Ledger:
         """Create or read the ledger, calling `apply` with the facts in order.
 
         may_be_new: called when it is missing or has no complete line, before anything is created or
-        cut off; raises if a new ledger is not allowed. after: called once the ledger is locked;
-        returns a position that the ledger `holds`, to read only the lines after it. Returns one
-        line about a torn last line that was cut off, or None. Raises StoreError when another
-        process holds the ledger, LedgerDamaged, OSError, and what `may_be_new` raises; the ledger
-        is then closed.
+        cut off; raises if a new ledger is not allowed. after: called once the ledger is locked, if
+        it is not empty; returns a position that the ledger `holds`, to read only the lines after
+        it. Returns one line about a torn last line that was cut off, or None. Raises StoreError
+        when another process holds the ledger, LedgerDamaged, OSError, and what `may_be_new` raises;
+        the ledger is then closed.
         """
         try:
             return self._open(apply, may_be_new, after)
@@ -139,7 +139,7 @@ class Ledger:
             self._files.sync_directory(self._path.parent)
         if not self._files.lock(self._descriptor):
             raise StoreError(f"another process uses {self._path.parent}; stop it first")
-        begin = after()
+        begin = after() if self._files.size(self._descriptor) else None
         if begin is not None:
             self._bytes, self._lines, self._last_up = begin.bytes, begin.lines, begin.served_s
         torn_line = 0

@@ -5,8 +5,10 @@
                     to that ledger (fsl_async.store.ledger.Position)
 
 It is a cache: nothing is acknowledged by it. Where it is missing, damaged, or not of this ledger,
-the whole ledger is read. It is written anew after every `every_bytes` of the ledger, to a temporary
-name, so that a crash leaves the old one or the new one; both fit, because lines are only appended.
+the whole ledger is read. It is saved when the lines since are `growth` times as long: then a start
+reads a few times its size, and one of some dozens of commits pays for it, with few clients and with
+many. It is written to a temporary name, so that a crash leaves the old one or the new one; both
+fit, because lines are only appended.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ MAX_STATE_BYTES = 256 * 1024 * 1024
 class LedgerState:
     """The file beside one ledger."""
 
-    def __init__(self, files: Files, run_dir: Path, every_bytes: int) -> None:
+    def __init__(self, files: Files, run_dir: Path, growth: float) -> None:
         self._files = files
         self._path = run_dir / STATE_FILE
-        self._every_bytes = every_bytes
-        # Length of the ledger when the state was written; None: the file there is of no use.
-        self._saved_at: int | None = 0
+        self._growth = growth
+        # The ledger's length above which a save is due.
+        self._enough = 0.0
 
     def load(self, ledger: Ledger, fits: Callable[[Book], bool]) -> tuple[Book, Position] | str:
         """Return the book and the position after which the ledger must be read.
@@ -55,7 +57,6 @@ class LedgerState:
             data, problem = b"", f"cannot be read ({error.strerror})"
         else:
             problem = "does not match its checksum"
-        self._saved_at = None
         members = from_checksummed(data.rstrip())
         if members is not None and members.get("format") != FORMAT:
             problem, members = "is of another release", None
@@ -70,16 +71,15 @@ class LedgerState:
             return "lacks members, or has other ones"
         if not fits(book):
             return "lacks versions that the settings, or --from-version, ask for"
-        self._saved_at = position.bytes
+        self._enough = position.bytes + self._growth * len(data)
         return book, position
 
     def save_if_due(self, ledger: Ledger, book: Book) -> None:
-        """Write the book if the ledger has grown enough, or the file there is of no use.
+        """Write the book if the ledger has grown enough, or there is no state of use.
 
         The book must be that of all lines of the ledger. Raises OSError; the old file is then left.
         """
-        begin = self._saved_at
-        if ledger.is_empty or (begin is not None and ledger.length - begin < self._every_bytes):
+        if ledger.length <= self._enough:
             return
         position = ledger.position()
         members: dict[str, Any] = {
@@ -88,7 +88,8 @@ class LedgerState:
             "book": book.to_json(),
         }
         temporary = self._path.with_name(f"{STATE_FILE}.new")
-        self._files.write_whole(temporary, to_checksummed(members) + b"\n")
+        line = to_checksummed(members) + b"\n"
+        self._files.write_whole(temporary, line)
         self._files.rename(temporary, self._path)
         self._files.sync_directory(self._path.parent)
-        self._saved_at = position.bytes
+        self._enough = position.bytes + self._growth * len(line)

@@ -226,8 +226,8 @@ class StoreSettings:
     snapshot_thread: bool = True
     """Resident: whether checkpoints have a thread, or are written within the commit (tests)."""
 
-    state_every_bytes: int = field(default=1024 * 1024, validator=validators.ge(1))
-    """Bytes of the ledger after which its state is saved: a start reads about as many."""
+    state_growth: float = field(default=2.0, validator=validators.ge(0.0))
+    """The ledger's state is saved when the ledger has grown by this many times the state's size."""
 
     @property
     def remembered_versions(self) -> int:

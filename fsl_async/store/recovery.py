@@ -167,7 +167,7 @@ def open_run_directory(
     ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
     repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
-    state = LedgerState(files, run_dir, settings.state_every_bytes)
+    state = LedgerState(files, run_dir, settings.state_growth)
     remembered = settings.remembered_versions
     run = RunDirectory(ledger, state, Book(remembered), checkpoints, spool, repairer, notices)
 

@@ -155,7 +155,7 @@ class World:
             # Rounds go from disk to disk. Checkpoints have no thread, so that calls can be counted.
             resident=self.trigger != "rounds",
             snapshot_thread=False,
-            state_every_bytes=1,
+            state_growth=0.0,
         )
         self.store = store = Store(
             self.run_dir,

@@ -21,7 +21,7 @@ def book_by_state(run_dir):
     ledger = Ledger(ReadOnly(), run_dir / "ledger.jsonl", lambda: 0.0)
 
     def after():
-        loaded = LedgerState(ReadOnly(), run_dir, 1).load(ledger, lambda _: True)
+        loaded = LedgerState(ReadOnly(), run_dir, 0.0).load(ledger, lambda _: True)
         is_of_use = not isinstance(loaded, str)
         found.append(loaded[0] if is_of_use else loaded)
         return loaded[1] if is_of_use else None

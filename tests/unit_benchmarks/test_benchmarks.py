@@ -122,6 +122,16 @@ def test_lockstep_is_one_process_to_the_bit():
 
 
 @pytest.mark.slow
+def test_ledger_start_reads_few_lines_with_a_state():
+    """It writes a run directory by hand, which must stay one that a store opens."""
+    whole, state = rows_of("ledger_start.py", "--smoke")
+    assert (whole["start"], whole["version"]) == ("all lines", 60)
+    assert (state["start"], state["version"]) == ("state", 120)
+    assert whole["notices"] == state["notices"] == []
+    assert 0 < state["state_bytes"] < state["ledger_bytes"]
+
+
+@pytest.mark.slow
 def test_stripe_memory_opens_all_stripes():
     """Each client has two connections, and those of its other stripes."""
     rows = rows_of(

@@ -215,7 +215,7 @@ def reopened(run):
 @pytest.fixture
 def saved(make_run):
     """A run with a state after every version."""
-    run = make_run(keep_versions=2, state_every_bytes=1)
+    run = make_run(keep_versions=2, state_growth=0.0)
     run.start()
     run.digests = rounds(run, 1, 5)
     run.close()
@@ -324,7 +324,7 @@ def test_a_ledger_from_a_backup_is_read_completely(saved):
 
 def test_more_versions_than_the_state_has_are_read_from_the_ledger(saved, make_run):
     """Deltas of older versions may be pending again, where more versions are kept."""
-    more = make_run(keep_versions=4, state_every_bytes=1)
+    more = make_run(keep_versions=4, state_growth=0.0)
     recovered = more.open()
     (notice,) = more.store.notices
     assert "lacks versions that the settings" in notice
@@ -342,7 +342,7 @@ def test_more_versions_than_the_state_has_are_read_from_the_ledger(saved, make_r
 
 def test_a_version_that_was_kept_for_a_client_can_be_gone_back_to(make_run):
     """It is older than what the state has: the whole ledger says what was merged since."""
-    run = make_run(keep_versions=1, state_every_bytes=1)
+    run = make_run(keep_versions=1, state_growth=0.0)
     run.start()
     run.store.keep_from(1)
     digests = rounds(run, 1, 5)
@@ -385,26 +385,31 @@ def test_a_state_that_cannot_be_written_costs_a_notice(saved):
     assert saved.open().version == 6
 
 
-def test_the_state_is_written_after_a_mebibyte_of_lines(make_run):
-    """A state as large as the lines since costs as much as they do; not every commit pays."""
-    run = make_run(keep_versions=1, state_every_bytes=6000)
+def test_the_state_is_saved_when_the_lines_since_are_longer(make_run):
+    """Not every commit pays for it, and a start never reads much."""
+    run = make_run(keep_versions=1)
     run.start()
-    sizes = []
-    for version in range(1, 13):
-        before = (run.root / STATE).stat().st_mtime_ns if (run.root / STATE).exists() else 0
+    path, saves, longest = run.root / STATE, 0, 0.0
+    for version in range(1, 41):
+        before = path.read_bytes()
         run.round(version, "a", "b")
-        after = (run.root / STATE).stat().st_mtime_ns if (run.root / STATE).exists() else 0
-        sizes.append(after > before)
-    length = (run.root / "ledger.jsonl").stat().st_size
-    assert sum(sizes) == length // 6000 or sum(sizes) == length // 6000 - 1
-    assert 1 < sum(sizes) < 6
+        state = path.read_bytes()
+        saves += state != before
+        since = (run.root / "ledger.jsonl").stat().st_size
+        since -= json.loads(state)["ledger"]["bytes"]
+        longest = max(longest, since / len(state))
+    assert 1.0 < longest <= 2.0
+    assert 1 < saves < 12
     run.close()
     assert check_state(run.root)
+    state = path.read_bytes()
+    run.open()
+    assert path.read_bytes() == state, "a start saves it only when that is due"
 
 
 def test_a_held_delta_of_long_ago_is_kept_and_released(make_run):
     """Its client has settled others since, and its file must not be taken for a leftover."""
-    run = make_run(keep_versions=1, state_every_bytes=1)
+    run = make_run(keep_versions=1, state_growth=0.0)
     run.start()
     first = DeltaKey("a", 1, 0, 1)
     run.send(first, np.ones(run.manifest.values, np.float32))
@@ -441,7 +446,7 @@ def test_commands_on_facts_leave_state_and_versions_alone(saved):
 def test_times_of_the_newest_version_are_in_the_state(make_run):
     """A restarted server counts from them until the next sync."""
     now = [1000.0]
-    run = make_run(keep_versions=1, state_every_bytes=1)
+    run = make_run(keep_versions=1, state_growth=0.0)
     run.start()
     run.open(wall_clock=lambda: 5000.0, clock=lambda: now[0])
     now[0] += 30

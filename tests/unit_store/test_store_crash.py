@@ -44,7 +44,7 @@ class HealthyDisk(Files):
 DOWN = CodecSpec(format="e4m3", entropy=False)
 UP = CodecSpec(format="bf16", entropy=False)
 # Saves the ledger's state at every commit and every start.
-SETTINGS = StoreSettings(keep_versions=2, codec_down=DOWN, state_every_bytes=1)
+SETTINGS = StoreSettings(keep_versions=2, codec_down=DOWN, state_growth=0.0)
 CHUNK = 48
 MANIFEST = Manifest.from_shapes([("layer.weight", (9, 7)), ("layer.bias", (7,))])
 RANDOM = np.random.default_rng(7)
