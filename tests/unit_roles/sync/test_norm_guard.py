@@ -13,7 +13,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.norm_guard import MEMORY, GuardRules, NormGuard
+from fsl_async.roles.sync.norm_guard import MEMORY, MOST_HELD, GuardRules, NormGuard
 
 
 def key(client, sequence=1, base=0):
@@ -132,6 +132,16 @@ def test_tokens_a_step_by_the_median():
     assert counted(300, 1) == 200
     assert counted(300, 2) == 300
     assert counted(300, 0) == 1, "without steps it has no weight"
+
+
+def test_the_newest_of_each_client_are_held():
+    """As in the ledger's book, so that what is released is held there."""
+    made = screen([1.0] * 3, outlier_median=2.0, release=True)
+    made.hold(stored_of(key("b"), 3.0))
+    for sequence in range(MOST_HELD + 3):
+        made.hold(stored_of(key("a", sequence), 3.0))
+    kept = [key("a", sequence) for sequence in range(3, MOST_HELD + 3)]
+    assert list(made.held) == [key("b"), *kept]
 
 
 def test_release_compares_again():
