@@ -112,8 +112,8 @@ class RunDirectory:
             self.state.save_if_due(self.ledger, self.book)
         except OSError as error:
             self.notices.append(
-                f"{STATE_FILE} cannot be written ({disk_words(error)}): the next start reads the"
-                " whole ledger again"
+                f"{STATE_FILE} cannot be written ({disk_words(error)}): the next start reads as"
+                " much of the ledger again"
             )
 
     def quarantine_unknown(self) -> None:

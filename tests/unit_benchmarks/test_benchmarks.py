@@ -126,9 +126,11 @@ def test_ledger_start_reads_few_lines_with_a_state():
     """It writes a run directory by hand, which must stay one that a store opens."""
     whole, state = rows_of("ledger_start.py", "--smoke")
     assert (whole["start"], whole["version"]) == ("all lines", 60)
-    assert (state["start"], state["version"]) == ("state", 120)
+    assert state["start"] == "state"
+    assert state["version"] > 60
     assert whole["notices"] == state["notices"] == []
-    assert 0 < state["state_bytes"] < state["ledger_bytes"]
+    grown = state["ledger_bytes"] - whole["ledger_bytes"]
+    assert 1.0 < grown / whole["state_bytes"] <= 2.0
 
 
 @pytest.mark.slow
