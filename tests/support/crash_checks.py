@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 from crash_clients import DOWN, MANIFEST, OUTER, chunks
 from crash_journal import check_journals, gather
+from ledger_books import check_state
 
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.ledger_audit import audit_run
@@ -123,8 +124,17 @@ def _check_leases(world, facts):
     ]
 
 
+def _check_state(world):
+    try:
+        check_state(world.run_dir)
+    except AssertionError as error:
+        return [f"the ledger's state is not that of its lines: {error}"]
+    return []
+
+
 def _check_recovery(world, facts):
     """Check that a new process recovers the last version and has nothing to repair."""
+    wrong = _check_state(world)
     store = Store(
         world.run_dir,
         StoreSettings(keep_versions=2, codec_down=DOWN, outer=OUTER),
@@ -135,7 +145,7 @@ def _check_recovery(world, facts):
     last = max((fact["version"] for fact in facts if fact["fact"] == "version"), default=-1)
     # The next start removes what a full disk left of an old version; that is no damage.
     odd = [notice for notice in notices if "tmp-pruned" not in notice]
-    complaints = [f"the next start says: {notice}" for notice in odd]
+    complaints = wrong + [f"the next start says: {notice}" for notice in odd]
     return (
         complaints
         if recovered.version == last
