@@ -1,7 +1,7 @@
 """How long a parameter server takes to start after a year, and with how much memory.
 
     python benchmarks/ledger_start.py
-        50 clients, 52,560 versions: a sync every ten minutes (5 minutes; 1.5 GB in --folder)
+        50 clients, 52,560 versions: a sync every ten minutes (3 minutes; 1.5 GB in --folder)
     python benchmarks/ledger_start.py --clients 10 --versions 1000
 
 It writes a ledger as such a run would have written it: an accepted line for every delta, a version
