@@ -123,6 +123,7 @@ def long_run():
     """A parameter server at version 5 that keeps two."""
     disk = Disk(models=[Model(0, 0, digest_of("", 0, 0))])
     for version in range(1, 6):
+        disk.whole = version
         disk.models.append(
             Model(version, version, digest_of(disk.models[-1].digest, version, version))
         )
