@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
-from fsl_codecs import CodecSpec, decode, encode
+from fsl_codecs import CodecError, CodecSpec, decode, encode, format_of
 
 FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 CODE_BITS = {"fp32": 32, "bf16": 16, "e4m3": 8, "e5m2": 8, "uniform": 8}
@@ -280,3 +280,14 @@ def test_the_document_alone_reads_frames(name, draw):
     ]:
         frame = encode(drawn(draw, count), spec)
         assert read(frame) == decode(frame).tobytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_format_stands_in_the_header(name):
+    """It can be read without decoding; nothing else of the frame is looked at."""
+    frame = encode(np.ones(300, np.float32), CodecSpec(format=name))
+    assert format_of(frame) == name
+    assert format_of(memoryview(frame)) == name
+    for wrong in (b"", frame[:20], frame[:5] + b"\xff" + frame[6:]):
+        with pytest.raises(CodecError, match="no known format"):
+            format_of(wrong)

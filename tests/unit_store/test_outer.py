@@ -152,6 +152,18 @@ def test_the_norm_is_finite_exactly_when_the_vector_is():
         assert not np.isfinite(squared_norm(huge))
 
 
+@pytest.mark.parametrize("values", [1, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1.0, 1e18, 1e38])
+def test_the_norm_is_exact_for_all_sizes_of_values(values, scale):
+    """Also where single squares leave the range of fp32, and in the part behind the last row."""
+    vector = np.random.default_rng(values).uniform(-1.0, 1.0, values).astype(np.float32)
+    vector *= np.float32(scale)
+    exact = float(np.sum(vector.astype(np.float64) ** 2))
+    assert squared_norm(vector) == pytest.approx(exact, rel=1e-6)
+    vector[-1] = np.nan
+    assert not np.isfinite(squared_norm(vector))
+
+
 def test_growing_begins_and_ends_with_the_average():
     """A start with full momentum overshoots, and the last version must not carry a swing along."""
     growing = OuterSettings("growing")

@@ -11,13 +11,15 @@ from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
-from fsl_async.store import snapshots
-from fsl_async.store.checkpoint import MOMENTUM, WEIGHTS
+from fsl_async.store import merging, snapshots
+from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.files import Files
+from fsl_async.store.frame_file import each_frame
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
+from fsl_codecs import CodecSpec
 
 
 @pytest.fixture(autouse=True)
@@ -485,3 +487,32 @@ def test_a_checkpoint_goes_past_the_page_cache_in_parts(make_run, monkeypatch):
         assert [begin for begin, _ in spans] == [0, *(end for _, end in spans[:-1])]
         assert spans[-1][1] == size
         assert len(spans) > 2
+
+
+@pytest.mark.parametrize("coding", ["uniform", "fp32"])
+def test_the_newest_change_is_in_memory_if_it_is_small(make_run, monkeypatch, coding):
+    """The same frames as on disk; an older version's, and one as large as the model, are read."""
+    monkeypatch.setattr(merging, "MOST_HELD_BYTES_PER_VALUE", 5)  # heads are most of these chunks
+    run = resident(make_run, codec_down=CodecSpec(coding, block_values=16, chunk_values=16))
+    run.start()
+    disk = Full("never")
+    run.open(disk)
+    run.round(1, "a")
+    run.round(2, "a")
+    store, chunks = run.store, range(MODEL.chunks)
+    in_memory = [store.update_in_memory(2, index) for index in chunks]
+    path = run.root / "checkpoints" / "v00000002" / UPDATE
+    on_disk = list(each_frame(Files(), path, MODEL.chunks))
+    assert in_memory == (on_disk if coding == "uniform" else [None] * MODEL.chunks)
+    assert [store.read_update(2, index) for index in chunks] == on_disk
+    assert store.update_in_memory(1, 0) is None
+    disk.thread = threading.current_thread().name
+    key = DeltaKey("a", 1, 2, 3)
+    disk.is_full = False
+    run.send(key, np.ones(MODEL.values, np.float32))
+    store.accumulate(key, 10.0)
+    disk.is_full = True
+    with pytest.raises(StoreError, match="No space left"):
+        store.commit(3, [merged_of(key, 10.0, tokens=10)], 0.1)
+    assert store.update_in_memory(3, 0) is None, "of a version that does not exist"
+    assert [store.read_update(2, index) for index in chunks] == on_disk

@@ -1,0 +1,73 @@
+"""A version's chunks come from memory where they are there, and from the disk otherwise."""
+
+from fsl_async.nodes.ps.serving import AT_ONCE, StoreSource
+from fsl_async.roles.sync import effects as do
+
+
+class Late:
+    """A worker that runs its jobs when it is told to."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job, done, failed):
+        """Keep a job."""
+        self.jobs.append((job, done, failed))
+
+    def run(self):
+        """Run the jobs that were kept."""
+        jobs, self.jobs = self.jobs, []
+        for job, done, failed in jobs:
+            try:
+                found = job()
+            except OSError as error:
+                failed(error)
+            else:
+                done(found)
+
+
+def source(in_memory, on_disk, counted, failures):
+    """A source of 20 chunks."""
+    worker = Late()
+    made = StoreSource(
+        do.SendVersion("a", "update", 3),
+        20,
+        worker,
+        on_disk,
+        in_memory=in_memory,
+        count=lambda index, frame: counted.append((index, frame)),
+        failed=failures.append,
+    )
+    return made, worker
+
+
+def test_chunks_in_memory_wait_for_the_worker_now_and_then():
+    """Most are there at once; every eighth lets the loop do other work."""
+    counted, sent = [], []
+    made, worker = source(lambda index: bytes([index]), lambda index: bytes([index]), counted, [])
+    for index in range(20):
+        made.read(index, sent.append)
+        assert len(worker.jobs) == (index % AT_ONCE == AT_ONCE - 1)
+        worker.run()
+    assert sent == [bytes([index]) for index in range(20)]
+    assert counted == list(enumerate(sent))
+    assert made.bytes_coded == 20
+
+
+def test_chunks_that_are_not_in_memory_are_read():
+    """A deleted one is None; an error is reported."""
+    counted, sent, failures = [], [], []
+
+    def on_disk(index):
+        if index == 2:
+            raise OSError(5, "Input/output error")
+        return b"x" if index else None
+
+    made, worker = source(lambda _: None, on_disk, counted, failures)
+    for index in range(3):
+        made.read(index, sent.append)
+    assert sent == []
+    worker.run()
+    assert sent == [None, b"x", None]
+    assert counted == [(1, b"x")]
+    assert [str(error) for error in failures] == [str(OSError(5, "Input/output error"))]
