@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from fsl_async.store.available_memory import available_bytes
 from fsl_async.store.checkpoint import UPDATE
-from fsl_async.store.errors import Damage
+from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.flat_file import VALUE_BYTES
 from fsl_async.store.replay import Replay
 from fsl_async.store.snapshots import Snapshots
 from fsl_async.store.vectors import Vectors
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.vectors import Change
+
+MODELS_IN_MEMORY = 4.4
+"""Fp32 models that a resident store takes: weights, momentum, residual, the sum, a coded change and
+chunks. A mean of versions is one more.
+"""
 
 
 class Resident:
@@ -139,6 +146,19 @@ class Resident:
         if newest is not None and newest.record.version > self._last_whole:
             self.snapshots.finish(newest, self.vectors.named)
 
+    def made_whole(self) -> list[Checkpoint]:
+        """Make the newest version whole; return what has become so. StoreError: it cannot be."""
+        newest = self._newest
+        assert newest is not None, "begin_snapshot comes first"
+        self.finish_snapshot()
+        made = self.take_snapshots()
+        if made or newest.is_whole:
+            return made
+        raise StoreError(
+            f"version {newest.record.version} has no checkpoint and none can be written; make"
+            " space, or start with store.resident = true"
+        )
+
     def take_snapshots(self) -> list[Checkpoint]:
         """Return the versions that have become whole since the last call."""
         made = self.snapshots.take()
@@ -186,3 +206,15 @@ def oldest_needed(kept: Sequence[Checkpoint], keep_versions: int) -> int:
     whole = [one.record.version for one in kept if one.is_whole]
     base = max((version for version in whole if version <= wanted), default=0)
     return min(wanted, base, *whole[-2:-1])
+
+
+def memory_lacking(settings: StoreSettings, manifest: Manifest) -> str:
+    """Return why the vectors do not stay in memory; empty if they fit, or nobody knows."""
+    models = MODELS_IN_MEMORY + settings.may_keep_mean
+    have, need = available_bytes(), int(models * VALUE_BYTES * manifest.values)
+    if have is None or need <= have:
+        return ""
+    return (
+        f"versions go from disk to disk: to keep them in memory takes {need / 1e9:.1f} GB, and"
+        f" {have / 1e9:.1f} GB are available"
+    )

@@ -39,7 +39,6 @@ from attrs import asdict, define, evolve
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
-from fsl_async.store.available_memory import available_bytes
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError
 from fsl_async.store.facts import Facts
@@ -55,7 +54,7 @@ from fsl_async.store.records import (
     to_fact,
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
-from fsl_async.store.resident import Resident, oldest_needed
+from fsl_async.store.resident import Resident, memory_lacking, oldest_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,11 +71,6 @@ if TYPE_CHECKING:
     from fsl_async.store.records import Outcome, VersionRecord
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.robust_aggregator import RobustAggregator
-
-MODELS_IN_MEMORY = 4.4
-"""Fp32 models that a resident store takes: weights, momentum, residual, the sum, a coded change and
-chunks. A mean of versions is one more.
-"""
 
 LARGEST_NORM = 1e20
 """Largest norm of a delta.
@@ -197,8 +191,13 @@ class Store:
 
         Raises CheckpointDamaged, StoreError.
         """
-        opened = self._open
-        stays = self._settings.resident and self._fits()
+        opened, lacking = self._open, ""
+        if self._settings.resident:
+            lacking = memory_lacking(self._settings, self.manifest)
+            self._is_too_large = bool(lacking)
+        if lacking:
+            self._report(lacking)
+        stays = self._settings.resident and not lacking
         if not stays and kept[-1].is_whole:
             return
         resident = Resident(
@@ -211,28 +210,8 @@ class Store:
             opened.resident = opened.merging.resident = resident
             opened.kept.vectors = resident.vectors
             return
-        resident.finish_snapshot()
-        made = resident.take_snapshots()
-        if not (made or kept[-1].is_whole):
-            raise StoreError(
-                f"version {self.version} has no checkpoint and none can be written; make space, or"
-                " start with store.resident = true"
-            )
-        for one in made:
-            opened.kept.add(one)
-
-    def _fits(self) -> bool:
-        """Whether the vectors fit into memory; if not, a line says so."""
-        models = MODELS_IN_MEMORY + self._settings.may_keep_mean
-        have, need = available_bytes(), int(models * 4 * self.manifest.values)
-        self._is_too_large = have is not None and need > have
-        if have is None or need <= have:
-            return True
-        self._report(
-            f"versions go from disk to disk: to keep them in memory takes {need / 1e9:.1f} GB, and"
-            f" {have / 1e9:.1f} GB are available"
-        )
-        return False
+        for made in resident.made_whole():
+            opened.kept.add(made)
 
     def _is_fetched_in_full(self) -> bool:
         return self._served_full == self.version and (

@@ -276,56 +276,30 @@ def check_end(root, *, all_whole=True):
     assert listing(root / "quarantine") == [NAN.text.replace("/", "@") + ".frames"]
 
 
-def calls_of_a_complete_run(run_root, crash_disk):
+def calls_of_a_complete_run(run_root, crash_disk, settings=SETTINGS):
     root = run_root / "dry"
     root.mkdir()
     disk = crash_disk(root)
-    assert run_process(root, disk, Promises())
+    assert run_process(root, disk, Promises(), settings)
     check_end(root)
     shutil.rmtree(root)
     return disk.calls
 
 
-# A crash before a call equals a crash after the previous one, so only one of them is tested.
-@pytest.mark.parametrize(
-    ("mode", "power"),
-    [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
-)
-def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power):
-    """After a crash at any call nothing acknowledged is lost or counted twice."""
-    calls = calls_of_a_complete_run(run_root, crash_disk)
-    assert len(calls) > 150
-    for at, name in enumerate(calls, start=1):
-        if mode == "torn" and name != "write":
-            continue
-        root = run_root / str(at)
-        root.mkdir()
-        disk = crash_disk(root, at, mode)
-        promises = Promises()
-        assert not run_process(root, disk, promises)
-        assert disk.fired
-        disk.bury(power)
-        check_promises(root, promises)
-        assert run_process(root, HealthyDisk(), promises)
-        check_end(root)
-        shutil.rmtree(root)
-
-
 RESIDENT = attrs.evolve(SETTINGS, resident=True, snapshot_thread=False)
 
 
+# A crash before a call equals a crash after the previous one, so only one of them is tested.
+@pytest.mark.parametrize("settings", [SETTINGS, RESIDENT], ids=["from disk", "in memory"])
 @pytest.mark.parametrize(
     ("mode", "power"),
     [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
 )
-def test_a_crash_with_versions_in_memory_loses_nothing(run_root, crash_disk, mode, power):
-    """At any call of a commit and of a checkpoint: the same digests, and nothing is lost."""
-    dry = run_root / "dry"
-    dry.mkdir()
-    disk = crash_disk(dry)
-    assert run_process(dry, disk, Promises(), RESIDENT)
-    check_end(dry)
-    calls = disk.calls
+def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power, settings):
+    """After a crash at any call of a commit, or of a checkpoint, nothing acknowledged is lost or
+    counted twice, and the digests are the same.
+    """
+    calls = calls_of_a_complete_run(run_root, crash_disk, settings)
     assert len(calls) > 150
     for at, name in enumerate(calls, start=1):
         if mode == "torn" and name != "write":
@@ -334,11 +308,11 @@ def test_a_crash_with_versions_in_memory_loses_nothing(run_root, crash_disk, mod
         root.mkdir()
         disk = crash_disk(root, at, mode)
         promises = Promises()
-        assert not run_process(root, disk, promises, RESIDENT)
+        assert not run_process(root, disk, promises, settings)
         assert disk.fired
         disk.bury(power)
-        check_promises(root, promises, RESIDENT)
-        assert run_process(root, HealthyDisk(), promises, RESIDENT)
+        check_promises(root, promises, settings)
+        assert run_process(root, HealthyDisk(), promises, settings)
         check_end(root)
         shutil.rmtree(root)
 

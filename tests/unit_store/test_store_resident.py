@@ -12,6 +12,7 @@ from deltas import merged_of
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store import merging, snapshots
+from fsl_async.store import resident as resident_module
 from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import CheckpointDamaged, StoreError
@@ -19,7 +20,7 @@ from fsl_async.store.files import Files
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_codecs import CodecSpec
+from fsl_codecs import CodecSpec, encode
 
 
 @pytest.fixture(autouse=True)
@@ -516,3 +517,23 @@ def test_the_newest_change_is_in_memory_if_it_is_small(make_run, monkeypatch, co
         store.commit(3, [merged_of(key, 10.0, tokens=10)], 0.1)
     assert store.update_in_memory(3, 0) is None, "of a version that does not exist"
     assert [store.read_update(2, index) for index in chunks] == on_disk
+
+
+def test_a_model_that_does_not_fit_goes_from_disk_to_disk(make_run, monkeypatch):
+    """With one line; a run without a planned end needs a vector more, for the mean."""
+    monkeypatch.setattr(resident_module, "available_bytes", lambda: int(5.0 * 4 * MODEL.values))
+    for may_keep_mean in (True, False):
+        run = resident(make_run, f"mean-{may_keep_mean}", may_keep_mean=may_keep_mean)
+        lines = []
+        run.open()
+        run.store.report = lines.append
+        run.store.begin_initial(MODEL)
+        for index in range(MODEL.chunks):
+            values = np.zeros(MODEL.chunk_values(index), np.float32)
+            run.store.write_initial(index, encode(values, CodecSpec("fp32")))
+        run.store.finish_initial()
+        assert (run.store._open.resident is None) == may_keep_mean
+        assert len([line for line in lines if "from disk to disk" in line]) == may_keep_mean
+        run.round(1, "a")
+        run.store.finish_snapshot()
+        assert wholes(run) == [0, 1]
