@@ -325,8 +325,8 @@ class StoreConfig:
     keep_versions: int = setting(3, "newest versions that are kept", span(least=1, most=1_000_000))
     resident: bool = setting(
         True,
-        "keep the newest version in memory, four models and a half (five and a half without a"
-        " planned end), if there is as much; else, and with false, versions go from disk to disk",
+        "keep the newest version in memory, 4.4 models (5.4 without a planned end), if there is as"
+        " much; else, and with false, versions go from disk to disk",
     )
     snapshot_every: int = setting(
         10, "resident: versions after which one must be whole on disk", span(least=1, most=1000)
