@@ -173,6 +173,8 @@ class ThreadWorker:
                 self._results.append((done, job()))
             except Exception as error:  # noqa: BLE001 - the loop decides about any error
                 self._results.append((failed, error))
+            except BaseException as error:  # noqa: BLE001 - a native library's panic is one
+                self._results.append((failed, RuntimeError(f"a job ended with {error!r}")))
             del item, job, done, failed  # the last chunk must not stay in memory until the next
             if not self._is_called:
                 self._is_called = True

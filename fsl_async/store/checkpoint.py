@@ -54,7 +54,7 @@ MEAN = "mean.safetensors"
 UPDATE = "update.bin"
 MANIFEST = "manifest.json"
 
-FORMAT = 3
+FORMAT = 4
 """Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 

@@ -139,10 +139,7 @@ def _frame_at(files: Files, descriptor: int, path: Path, place: NDArray[np.int64
 
 
 class FrameReader:
-    """Reads frames of a complete file; several threads may use it. StoreError: see `frame_places`.
-
-    It keeps no descriptor open.
-    """
+    """Reads frames of a complete file; several threads may use it. StoreError: `frame_places`."""
 
     def __init__(self, files: Files, path: Path, frames: int) -> None:
         self._files = files
@@ -160,8 +157,12 @@ class FrameReader:
 
 
 def each_frame(files: Files, path: Path, frames: int) -> Iterator[bytes]:
-    """Yield all `frames` frames in order, one in memory at a time. StoreError: `frame_places`."""
-    yield from FrameReader(files, path, frames).frames(range(frames))
+    """Yield all `frames` frames in order, one in memory at a time. StoreError: `frame_places`.
+
+    The file is opened for each frame: the deltas of a thousand clients may be read side by side.
+    """
+    for place in frame_places(files, path, frames):
+        yield read_frame(files, path, place)
 
 
 def check_frame_file(files: Files, path: Path, size: int, digest: str) -> str | None:

@@ -248,6 +248,7 @@ class Merging:
         """
         if not self._is_fixed or average.version != self._facts.book.version + 1:
             raise StoreError(f"version {average.version} has no average; take it first")
+        self._restore(average.version - 1)
         self._is_fixed = False
         repaired: set[str] = set()
         while True:
@@ -263,6 +264,7 @@ class Merging:
                     self._kept.repair_newest(damage, self._manifest)
                 repaired.add(damage.file)
             except BaseException:
+                self._kept.hold_update(-1, ())
                 self._restore(average.version - 1)
                 raise
             else:
@@ -270,7 +272,7 @@ class Merging:
                 return checkpoint
 
     def _restore(self, version: int) -> None:
-        """Take back what a failed commit did to the vectors in memory."""
+        """Take back what a failed commit did to the vectors in memory. StoreError: try again."""
         if self.resident is not None and self.resident.vectors.version != version:
             with disk(f"cannot read version {version} again"):
                 self.resident.recover(self._kept.all)
@@ -285,17 +287,21 @@ class Merging:
         step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
         share = 0.0 if average.position.is_planned else mean_share(version)
         held: list[bytes] = []
+        most_held = MOST_HELD_BYTES_PER_VALUE * manifest.values
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
             if self.resident is not None:
                 update = writer.frames(UPDATE)
-                self._kept.hold_update(-1, held)
+                self._kept.hold_update(-1, ())
 
                 def take(frame: bytes) -> None:
                     update.append(frame)
-                    held.append(frame)
+                    if update.bytes <= most_held:
+                        held.append(frame)
+                    else:
+                        held.clear()
 
                 change = self.resident.advance(
                     average, step, share, take, must_finish=self.full_fetch()
@@ -349,8 +355,7 @@ class Merging:
                 rule=self._settings.rule.name,
             )
             checkpoint = writer.publish(record, done.stored)
-        if done.update_bytes <= MOST_HELD_BYTES_PER_VALUE * manifest.values:
-            self._kept.hold_update(version, held)
+        self._kept.hold_update(version, held)
         return checkpoint
 
     def _cosine(self, average: Average, norm: float) -> float | None:

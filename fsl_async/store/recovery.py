@@ -75,7 +75,7 @@ class RunDirectory:
         self.finish_quarantine()
         old = self.checkpoints.retire(oldest_kept)
         wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
-        return old + self.spool.unneeded(wanted | self.book.pending.keys())
+        return old + self.spool.retire(wanted | self.book.pending.keys())
 
     def finish_quarantine(self) -> None:
         """Move the files of quarantined deltas that are still in the spool."""
@@ -83,25 +83,25 @@ class RunDirectory:
         for key in sorted(self.spool.present() & aside):
             self.spool.quarantine(key)
 
-    def load_state(self, needed: int, from_version: int | None) -> Position | None:
+    def load_state(self, needed: int, since: int | None) -> Position | None:
         """Take the book of the ledger's state, and return after what the ledger must be read.
 
         None: the whole ledger must be read, into an empty book. needed: versions whose deltas must
-        be known one by one, or 0 where it does not matter; from_version: all from it on, too.
+        be known one by one, or 0 where it does not matter; since: those after it, too.
         """
 
         def fits(book: Book) -> bool:
-            reaches = from_version is None or book.forgotten <= from_version
+            reaches = since is None or book.forgotten <= since
             return book.keep_versions >= needed and reaches
 
         found = self.state.load(self.ledger, fits)
         if isinstance(found, str):
-            self.book.since = from_version
+            self.book.since = since
             if found:
                 self.notices.append(f"{STATE_FILE} {found}: the whole ledger was read")
             return None
         self.book, position = found
-        self.book.since = from_version
+        self.book.since = since
         if needed:
             self.book.keep_versions = needed
         return position
@@ -179,7 +179,7 @@ def open_run_directory(
         torn = ledger.open(
             lambda fact: run.book.apply(fact),  # noqa: PLW0108 - the state has another book
             may_be_new,
-            lambda: run.load_state(0 if only_facts else remembered, from_version),
+            lambda: run.load_state(0 if only_facts else remembered, _since(run, from_version)),
         )
         if torn:
             run.notices.append(torn)
@@ -196,8 +196,7 @@ def open_run_directory(
         # lacks other lines too.
         if from_version is None and run.book.version > known + 1:
             run.quarantine_unknown()
-        run.book.since = None
-        oldest = oldest_needed(kept, settings.keep_versions) if kept else 0
+        run.book.since = oldest = oldest_needed(kept, settings.keep_versions) if kept else 0
         if only_facts:
             run.finish_quarantine()
         else:
@@ -208,6 +207,15 @@ def open_run_directory(
         ledger.close()
         raise
     return run, [checkpoint for checkpoint in kept if checkpoint.record.version >= oldest]
+
+
+def _since(run: RunDirectory, from_version: int | None) -> int | None:
+    """Return the version after which all deltas may be needed, beside those of the newest ones."""
+    checkpoints = run.checkpoints
+    whole = [version for version in checkpoints.versions() if checkpoints.is_whole(version)]
+    # The newest one may be damaged, and the one before it takes its place.
+    bases = whole[-2:] if from_version is None else [*whole[:1], from_version]
+    return min(bases, default=None)
 
 
 def make_durable_folder(files: Files, folder: Path) -> None:

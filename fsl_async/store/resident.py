@@ -20,7 +20,6 @@ from fsl_async.store.vectors import Vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
@@ -81,6 +80,7 @@ class Resident:
 
         Raises CheckpointDamaged, OSError.
         """
+        self.snapshots.make_way()
         target = kept[-1]
         problem = Damage(UPDATE, "there is no whole version before it")
         for base in reversed([one for one in kept if one.is_whole]):
@@ -131,20 +131,23 @@ class Resident:
             self.vectors.digest() == book.digests[book.version]
         )
 
-    def begin_snapshot(self, newest: Checkpoint, leaving: Sequence[Path] = ()) -> None:
-        """Start to make the newest version whole, if it is not. leaving: see `Snapshots`."""
+    def begin_snapshot(self, newest: Checkpoint) -> None:
+        """Start to make the newest version whole, if it is not."""
         self._newest = newest
         if newest.is_whole:
             self._last_whole = newest.record.version
             self._whole_at = self._clock()
-        else:
-            self.snapshots.begin(newest, self.vectors.named, leaving)
+        elif self._holds(newest):
+            self.snapshots.begin(newest, self.vectors.named)
 
     def finish_snapshot(self) -> None:
         """Make the newest version whole now, if the disk lets it be."""
         newest = self._newest
-        if newest is not None and newest.record.version > self._last_whole:
+        if newest is not None and newest.record.version > self._last_whole and self._holds(newest):
             self.snapshots.finish(newest, self.vectors.named)
+
+    def _holds(self, checkpoint: Checkpoint) -> bool:
+        return self.vectors.version == checkpoint.record.version
 
     def made_whole(self) -> list[Checkpoint]:
         """Make the newest version whole; return what has become so. StoreError: it cannot be."""

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define, evolve, field
 
 from fsl_async.errors import disk_words
 from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.store.checkpoint import FORMAT, MANIFEST, StoredFile
+from fsl_async.store.checkpoint import FORMAT, MANIFEST, WEIGHTS, StoredFile
+from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.flat_file import FlatWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints
@@ -97,21 +97,20 @@ class Snapshots:
         self._clock = clock
         self._job: _Job | None = None
         self._made: list[Checkpoint] = []
-        self._left: list[Path] = []
-        """Files and folders to remove."""
+        self._left: dict[Path, None] = {}
+        """Files and folders to remove, in order. No other file ever gets such a name."""
+        self._reported: set[Path] = set()
 
     def begin(
         self,
         checkpoint: Checkpoint,
         vectors: Mapping[str, Vector],
-        leaving: Sequence[Path] = (),
     ) -> None:
         """Start to make a version whole; not while the snapshot before is being synced.
 
         vectors: of that version, by the names of their files; they must not change before
-        `make_way` has returned. leaving: files and folders to remove first.
+        `make_way` has returned.
         """
-        self._left += leaving
         self._collect()
         if self._job is not None:
             return
@@ -122,7 +121,15 @@ class Snapshots:
         job.thread = threading.Thread(
             target=self._run, args=(job, dict(vectors)), name="snapshot", daemon=True
         )
-        job.thread.start()
+        try:
+            job.thread.start()
+        except RuntimeError as error:  # the system gives no thread
+            self._job = None
+            self._report(f"version {checkpoint.record.version} has no checkpoint yet: {error}")
+
+    def remove_later(self, paths: Iterable[Path]) -> None:
+        """Remove files and folders when the next snapshot begins, or at the end."""
+        self._left.update(dict.fromkeys(paths))
 
     def make_way(self) -> None:
         """Return when the vectors may change: an unfinished snapshot is given up."""
@@ -166,10 +173,15 @@ class Snapshots:
         self._remove_left()
 
     def _remove_left(self) -> None:
-        with suppress(OSError):
-            while self._left:
-                self._files.remove_any(self._left[-1])
-                self._left.pop()
+        for path in list(self._left):
+            try:
+                self._files.remove_any(path)
+            except OSError as error:
+                if path not in self._reported:
+                    self._reported.add(path)
+                    self._report(f"{path} cannot be removed yet: {disk_words(error)}")
+            else:
+                self._left.pop(path, None)
 
     # --- the thread ---
 
@@ -181,6 +193,12 @@ class Snapshots:
         job.released.clear()
         try:
             stored = self._write(job, vectors, folder)
+            if stored[WEIGHTS].digest[:DIGEST_CHARACTERS] != job.checkpoint.record.digest:
+                self._report(
+                    f"version {version} is not in memory as it was made: it gets no checkpoint; if"
+                    " this comes again, test this machine's memory"
+                )
+                return
             job.made = self._publish(job.checkpoint, stored, folder)
         except _GivenUpError:
             pass
@@ -191,7 +209,7 @@ class Snapshots:
             )
         finally:
             job.released.set()
-            self._left.append(folder)
+            self.remove_later([folder])
             self._remove_left()
 
     def _write(

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
 
 
+_GONE = ".gone"
+
+
 @define
 class Part:
     """A delta that is being received, or is complete and waits for its ledger line."""
@@ -203,10 +206,19 @@ class Spool:
         """Return the keys of all files in the spool."""
         return {key for name in self._files.names(self._directory) if (key := key_of_file(name))}
 
-    def unneeded(self, keep: Collection[DeltaKey]) -> list[Path]:
-        """Return every file of the spool that is neither in `keep` nor being received."""
-        return [
-            self._directory / name
-            for name in self._files.names(self._directory)
-            if (key := key_of_file(name)) not in keep and key not in self._parts
-        ]
+    def retire(self, keep: Collection[DeltaKey]) -> list[Path]:
+        """Take every file out of the spool that is neither in `keep` nor being received.
+
+        Returns them, to remove. They get other names: a delta that failed may be sent again, under
+        its own, before its old file is removed.
+        """
+        leaving = []
+        for name in self._files.names(self._directory):
+            key = key_of_file(name)
+            path = self._directory / name
+            if key is None:
+                leaving.append(path)
+            elif key not in keep and key not in self._parts:
+                self._files.rename(path, gone := path.with_name(name + _GONE))
+                leaving.append(gone)
+        return leaving

@@ -545,6 +545,8 @@ class Store:
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
         opened.kept.drop_below(oldest)
+        # What no whole version contains is needed to make it again.
+        opened.facts.book.since = oldest
         # The version exists, so nothing from here on may make the commit fail.
         notice = None
         leaving: list[Path] = []
@@ -560,7 +562,8 @@ class Store:
         except OSError as error:
             notice = f"cleanup after version {record.version} failed and is tried again: {error}"
         if opened.resident is not None:
-            opened.resident.begin_snapshot(checkpoint, leaving)
+            opened.resident.snapshots.remove_later(leaving)
+            opened.resident.begin_snapshot(checkpoint)
         return Committed(
             record.version,
             record.digest,
@@ -610,7 +613,8 @@ class Store:
 
     def update_in_memory(self, version: int, index: int) -> bytes | None:
         """Return what `read_update` does if that is in memory, else None. For any thread."""
-        return None if self._parts is None else self._parts.kept.update_in_memory(version, index)
+        parts = self._parts  # read once: the store's thread may close it
+        return None if parts is None else parts.kept.update_in_memory(version, index)
 
     def read_full(self, version: int, index: int) -> bytes | None:
         """Return chunk `index` of a version's weights as an fp32 frame; None when it is not kept.

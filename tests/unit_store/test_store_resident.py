@@ -537,3 +537,214 @@ def test_a_model_that_does_not_fit_goes_from_disk_to_disk(make_run, monkeypatch)
         run.round(1, "a")
         run.store.finish_snapshot()
         assert wholes(run) == [0, 1]
+
+
+class Unreadable(Fails):
+    """A disk that fails once at a changing call, and then at the next `reads` openings."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def open_existing(self, path, *, writable=False):
+        """Fail, while it is to."""
+        if self.reads and threading.current_thread() is threading.main_thread():
+            self.reads -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().open_existing(path, writable=writable)
+
+    def _count(self):
+        self.left -= 1
+        if self.left == 0:
+            self.reads = 3
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_nothing_is_made_of_a_memory_that_could_not_be_restored(make_run):
+    """The commit fails and fails to take itself back: it is tried again until it does."""
+    through = resident(make_run, "through", snapshot_thread=False)
+    broken = resident(make_run, "broken", snapshot_thread=False)
+    disk = Unreadable()
+    through.start()
+    broken.start()
+    broken.open(disk)
+    for version in range(1, 25):
+        through.round(version, "a")
+        key = DeltaKey("a", 1, version - 1, version)
+        values = np.random.default_rng(100 * version).standard_normal(MODEL.values)
+        broken.send(key, values.astype("f4"))
+        broken.store.accumulate(key, 10.0)
+        disk.left = version
+        failed = 0
+        while True:
+            try:
+                made = broken.store.commit(version, [merged_of(key, 10.0, tokens=10)], 0.1)
+            except StoreError:
+                failed += 1
+                broken.store.finish_snapshot()
+                assert version not in wholes(broken)
+            else:
+                break
+        disk.left, disk.reads = -1, 0
+        assert made.digest == through.store.digest
+    broken.store.finish_snapshot()
+    broken.open()
+    assert broken.store.digest == through.store.digest
+
+
+def test_a_delta_that_is_sent_again_is_not_removed_with_its_old_file(make_run):
+    """Its sync failed, its file was to be removed, and the thread that removes is slow."""
+
+    class SlowToRemove(Files):
+        def __init__(self):
+            self.gate, self.fails = threading.Event(), False
+
+        def remove(self, path):
+            if threading.current_thread().name == "snapshot":
+                self.gate.wait(20.0)
+            super().remove(path)
+
+        def sync(self, descriptor):
+            if self.fails:
+                self.fails = False
+                raise OSError(errno.EIO, "Input/output error")
+
+    run = resident(make_run)
+    run.start()
+    disk = SlowToRemove()
+    disk.gate.set()
+    run.open(disk)
+    again = DeltaKey("b", 1, 0, 1)
+    disk.fails = True
+    with pytest.raises(StoreError, match="Input/output"):
+        run.send(again, np.ones(MODEL.values, np.float32))
+    disk.gate.clear()
+    run.round(1, "a")
+    assert run.send(again, np.ones(MODEL.values, np.float32)).problem is None
+    disk.gate.set()
+    run.store.finish_snapshot()
+    run.round(2, "a")
+    run.store.finish_snapshot()
+    recovered = run.open()
+    assert [delta.key for delta in recovered.pending] == [again]
+
+
+def test_replay_needs_no_descriptor_for_each_delta(make_run, monkeypatch):
+    """Versions of a thousand clients are made again by a process of a thousand descriptors."""
+
+    class Counts(Files):
+        def __init__(self):
+            self.open, self.most = 0, 0
+
+        def open_existing(self, path, *, writable=False):
+            self.open += 1
+            self.most = max(self.most, self.open)
+            return super().open_existing(path, writable=writable)
+
+        def close(self, descriptor):
+            self.open -= 1
+            super().close(descriptor)
+
+    run = resident(make_run)
+    run.start()
+    run.open(Full("snapshot"))
+    run.round(1, *(f"c{number}" for number in range(40)))
+    disk = Counts()
+    run.open(disk)
+    assert run.store.version == 1
+    assert disk.most < 15
+
+
+def test_a_system_without_threads_costs_checkpoints_only(make_run, monkeypatch):
+    """The commits go on, with a line; the end of the run may write one."""
+    run = resident(make_run)
+    run.start()
+    lines = []
+    run.store.report = lines.append
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no"))
+        )
+        run.round(1, "a")
+        run.round(2, "a")
+    assert wholes(run) == [0]
+    assert lines[0] == "version 1 has no checkpoint yet: no"
+    run.store.finish_snapshot()
+    assert wholes(run) == [0, 2]
+
+
+def test_memory_that_is_read_again_is_not_written_meanwhile(make_run):
+    """A checkpoint under way is given up when the vectors are loaded again."""
+    run = resident(make_run)
+    run.start()
+    disk = Slow()
+    run.open(disk)
+    run.round(1, "a")
+    vectors = run.store._open.resident.vectors
+    momentum = vectors.momentum.copy()
+    vectors.weights[3] += 1.0
+    vectors.momentum[:] = 7.0
+    assert not run.store.verify(1)
+    assert np.array_equal(vectors.momentum, momentum)
+    disk.gate.set()
+    run.store.finish_snapshot()
+    run.open()
+    assert np.array_equal(run.store._open.resident.vectors.momentum, momentum)
+
+
+def test_damaged_memory_gets_no_checkpoint(make_run):
+    """Its weights are compared with the version's digest before it is declared whole."""
+    run = resident(make_run)
+    run.start()
+    disk = Full("snapshot")
+    run.open(disk)
+    lines = []
+    run.store.report = lines.append
+    run.round(1, "a")
+    run.store._open.resident.vectors.weights[3] += 1.0
+    disk.is_full = False
+    run.store.finish_snapshot()
+    assert wholes(run) == [0]
+    assert any("not in memory as it was made" in line for line in lines)
+
+
+def test_what_cannot_be_removed_is_reported_once_and_stops_nothing_else(make_run):
+    """A file with other rights; the versions beside it go."""
+
+    class Refuses(Files):
+        def remove(self, path):
+            if path.name.startswith("a@1@0@1"):
+                raise PermissionError(errno.EPERM, "Operation not permitted")
+            super().remove(path)
+
+        def sync(self, descriptor):
+            pass
+
+    run = resident(make_run, keep_versions=1, snapshot_thread=False)
+    run.start()
+    run.open(Refuses())
+    lines = []
+    run.store.report = lines.append
+    for version in range(1, 9):
+        run.round(version, "a")
+    assert [line for line in lines if "cannot be removed yet" in line] == lines
+    assert len(lines) == 1
+    assert len(list((run.root / "checkpoints").iterdir())) <= 4
+    assert len(list((run.root / "spool").iterdir())) <= 4
+
+
+def test_deltas_that_no_checkpoint_holds_stay_however_many_they_are(make_run):
+    """The disk has no room for checkpoints for longer than versions are remembered."""
+    run = resident(make_run, keep_versions=1, snapshot_every=1, state_growth=0.01)
+    run.start()
+    run.open(Full("snapshot"))
+    many = run.settings.remembered_versions + 10
+    for version in range(1, many + 1):
+        run.round(version, "a")
+    assert len(list((run.root / "spool").iterdir())) == many
+    momentum = run.store._open.resident.vectors.momentum.copy()
+    for _ in range(2):
+        run.open(Full("snapshot"))
+        assert not any("estimated" in line for line in run.store.notices)
+        assert np.array_equal(run.store._open.resident.vectors.momentum, momentum)
+        (run.root / "ledger.state").unlink()
