@@ -675,20 +675,42 @@ def test_a_system_without_threads_costs_checkpoints_only(make_run, monkeypatch):
 
 def test_memory_that_is_read_again_is_not_written_meanwhile(make_run):
     """A checkpoint under way is given up when the vectors are loaded again."""
+
+    class Steps(Files):
+        def __init__(self):
+            self.begin, self.waits, self.go_on = (threading.Event() for _ in range(3))
+            self.momentum_writes = 0
+
+        def write(self, descriptor, data, offset):
+            if threading.current_thread().name == "snapshot":
+                self.begin.wait(20.0)
+                name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+                self.momentum_writes += name == MOMENTUM
+                if self.momentum_writes == 3:
+                    self.waits.set()
+                    self.go_on.wait(0.5)
+            super().write(descriptor, data, offset)
+
+        def sync(self, descriptor):
+            pass
+
     run = resident(make_run)
     run.start()
-    disk = Slow()
+    disk = Steps()
     run.open(disk)
     run.round(1, "a")
     vectors = run.store._open.resident.vectors
     momentum = vectors.momentum.copy()
-    vectors.weights[3] += 1.0
     vectors.momentum[:] = 7.0
+    disk.begin.set()
+    assert disk.waits.wait(20.0)  # the weights are written, and a part of the wrong momentum
+    vectors.weights[3] += 1.0
     assert not run.store.verify(1)
     assert np.array_equal(vectors.momentum, momentum)
-    disk.gate.set()
+    disk.go_on.set()
     run.store.finish_snapshot()
     run.open()
+    assert wholes(run) == [0, 1]
     assert np.array_equal(run.store._open.resident.vectors.momentum, momentum)
 
 
@@ -737,7 +759,7 @@ def test_deltas_that_no_checkpoint_holds_stay_however_many_they_are(make_run):
     """The disk has no room for checkpoints for longer than versions are remembered."""
     run = resident(make_run, keep_versions=1, snapshot_every=1, state_growth=0.01)
     run.start()
-    run.open(Full("snapshot"))
+    run.store._open.resident.snapshots._files = Full("snapshot")
     many = run.settings.remembered_versions + 10
     for version in range(1, many + 1):
         run.round(version, "a")
