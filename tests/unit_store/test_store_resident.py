@@ -770,3 +770,12 @@ def test_deltas_that_no_checkpoint_holds_stay_however_many_they_are(make_run):
         assert not any("estimated" in line for line in run.store.notices)
         assert np.array_equal(run.store._open.resident.vectors.momentum, momentum)
         (run.root / "ledger.state").unlink()
+
+
+def test_the_book_forgets_what_checkpoints_hold(make_run):
+    """In a run of any length: with memory that does not grow."""
+    run = resident(make_run, keep_versions=1, snapshot_every=1, snapshot_thread=False)
+    run.start()
+    for version in range(1, 121):
+        run.round(version, "a")
+    assert len(run.store._open.facts.book.merged) < 80
