@@ -42,6 +42,14 @@ def read_version(
     files: Files, checkpoints: Checkpoints, version: int, manifest: Manifest
 ) -> ReadVersion:
     """Read a version, and check all of it. Raises Damage, OSError."""
+    try:
+        return _read(files, checkpoints, version, manifest)
+    except (Damage, FileNotFoundError):
+        # It may have become whole meanwhile, and the version that it was to be made from removed.
+        return _read(files, checkpoints, version, manifest)
+
+
+def _read(files: Files, checkpoints: Checkpoints, version: int, manifest: Manifest) -> ReadVersion:
     later = [checkpoints.load(version)]
     while not later[0].is_whole:
         later.insert(0, checkpoints.load(later[0].record.version - 1))

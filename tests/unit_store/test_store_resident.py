@@ -13,13 +13,14 @@ from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store import merging, snapshots
 from fsl_async.store import resident as resident_module
-from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS
+from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS, Checkpoints
 from fsl_async.store.digest import digest_of
-from fsl_async.store.errors import CheckpointDamaged, StoreError
+from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
+from fsl_async.store.reading import read_version
 from fsl_codecs import CodecSpec, encode
 
 
@@ -779,3 +780,32 @@ def test_the_book_forgets_what_checkpoints_hold(make_run):
     for version in range(1, 121):
         run.round(version, "a")
     assert len(run.store._open.facts.book.merged) < 80
+
+
+def test_a_version_may_become_whole_while_it_is_read(make_run):
+    """The version that it was to be made from is removed: it is read again, as it is now."""
+    run = resident(make_run, keep_versions=1)
+    run.start()
+    run.open(Full("snapshot"))
+    run.round(1, "a")
+    store = run.store
+    expected = run.weights(1)
+
+    class Meanwhile(Files):
+        is_first = True
+
+        def open_existing(self, path, *, writable=False):
+            if path.name == WEIGHTS and self.is_first:
+                self.is_first = False
+                store._open.resident.snapshots._files.is_full = False
+                store.finish_snapshot()
+                for old in store._open.run.retire(1):
+                    self.remove_any(old)
+            return super().open_existing(path, writable=writable)
+
+    files = Meanwhile()
+    read = read_version(files, Checkpoints(files, run.root), 1, MODEL)
+    assert wholes(run) == [1]
+    assert np.array_equal(read.weights, expected)
+    with pytest.raises(Damage):
+        read_version(files, Checkpoints(files, run.root), 0, MODEL)
