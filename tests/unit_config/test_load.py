@@ -346,7 +346,7 @@ def test_defaults_are_the_documented_ones():
         | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""}
         | {"hang_factor": 20.0, "hang_least_s": 120.0, "hang_restart": False},
         "store": {"keep_versions": 3, "resident": True, "snapshot_every": 10}
-        | {"snapshot_bytes_per_s": 2e8},
+        | {"snapshot_every_s": 1800.0, "snapshot_bytes_per_s": 2e8},
         "split": {
             "method": "none",
             "mode": "free",
