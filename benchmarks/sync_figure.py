@@ -32,12 +32,11 @@ LINES_MBIT_S = (10, 100, 1000, 10_000)
 # Okabe and Ito's colors, which color-blind readers tell apart.
 COLORS = {
     "Flower": "#D55E00",
-    "Flower SuperLink": "#E69F00",
     "gloo": "#CC79A7",
     "bare copy": "#555555",
 }
 OUR_COLORS = ("#0072B2", "#009E73", "#56B4E9", "#000000")
-PEER_NAMES = {"flower": "Flower", "flower-superlink": "Flower SuperLink", "copy": "bare copy"}
+PEER_NAMES = {"flower": "Flower", "copy": "bare copy"}
 STYLES = ("--", "-", ":", "-.")
 LABEL_GAP = 0.055
 """Least distance of two labels, in heights of the panel."""

@@ -15,11 +15,6 @@ process of its own (benchmarks/sync_peer_ends.py), on loopback, one thread each 
             one fp32 array; a client returns a constant array at once. A round begins with the model
             on its way to the clients and ends with their mean in the server's memory: nothing is
             durable. Bytes are those of the serialized array.
-    flower-superlink
-            the same rounds in Flower's current deployment: a SuperLink, whose server app is another
-            process (its memory is added), and a SuperNode for each client, which starts a process
-            of the client app for each message, hands it all bytes once more over loopback, and asks
-            for messages every 3 s. Models may be longer than a message.
     copy    the least that a server must do to be durable: --coded-bits a value from each client
             into a file of its own with fsync; when all are durable, as many bytes back to each.
             Plain sockets, a thread for each client, buffers of 1 MiB. Nothing is decoded or added.
@@ -27,7 +22,7 @@ process of its own (benchmarks/sync_peer_ends.py), on loopback, one thread each 
 
 Memory is the server's VmHWM at the end minus its VmRSS before it had a model, divided by the fp32
 size of the model (null where there is no server). memory_all_mb adds the VmHWM of all processes, so
-that pages they share count several times (flower-superlink: of those that run at a time). The
+that pages they share count several times. The
 machine's limits are measured just before a row (benchmarks/limits.py).
 A row with `skipped` says why there are no figures.
 
@@ -52,12 +47,21 @@ from typing import IO, Any, Self
 
 import click
 import limits
-import sync_peer_superlink
 from attrs import define, evolve, field
+from sync_peer_ends import FLOWER_LIMIT_BYTES
+
+from fsl_async.store.available_memory import available_bytes
 
 TIMEOUT_S = 600.0
 POLL_S = 0.02
 SCRIPT = Path(__file__).with_name("sync_peer_ends.py")
+MESSAGE_FRAME_BYTES = 4096
+"""More than Flower's fields around the array take."""
+FLOWER_EACH, FLOWER_BEYOND = 22, 4
+"""Models in memory at Flower 1.42's peak, all processes: for each client, and beyond.
+
+A row that does not fit is skipped: otherwise the system would kill processes.
+"""
 
 
 @define
@@ -156,8 +160,9 @@ class Ends:
         """Wait until a connection to that port is accepted."""
         while True:
             self.check()
-            if sync_peer_superlink.is_listening(port):
-                return
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
             time.sleep(POLL_S)
 
 
@@ -212,15 +217,6 @@ def flower(size: Size, ends: Ends) -> dict[str, Any]:
     return row_of(found, found[0]["seconds"], moved, moved, server=True)
 
 
-def flower_superlink(size: Size, ends: Ends) -> dict[str, Any]:
-    """FedAvg by Flower's deployment."""
-    task = {"parameters": size.parameters, "clients": size.clients, "rounds": size.rounds}
-    ports = [free_port() for _ in range(1 + size.clients)]
-    found = sync_peer_superlink.measure(task, ports, size.flower_python, ends.folder, ends.deadline)
-    row = row_of([found], found["seconds"], found["bytes"], found["bytes"], server=True)
-    return {**row, "memory_all_mb": round(found["all_bytes"] / 1e6, 1)}
-
-
 def copy(size: Size, ends: Ends) -> dict[str, Any]:
     """Coded bytes to files and back."""
     server = ends.start("copy_server", bytes=size.coded_bytes)
@@ -238,7 +234,6 @@ def copy(size: Size, ends: Ends) -> dict[str, Any]:
 PEERS: dict[str, Callable[[Size, Ends], dict[str, Any]]] = {
     "gloo": gloo,
     "flower": flower,
-    "flower-superlink": flower_superlink,
     "copy": copy,
 }
 
@@ -258,10 +253,28 @@ def cannot(peer: str, size: Size) -> str:
     """Why the peer has no figures of this size, or an empty string."""
     if peer == "gloo" and size.clients < 2:
         return "one rank has nothing to reduce with"
-    if peer.startswith("flower"):
-        return sync_peer_superlink.cannot(
-            peer, 4 * size.parameters, size.clients, size.flower_python, size.folder
+    return cannot_flower(size) if peer == "flower" else ""
+
+
+def cannot_flower(size: Size) -> str:
+    """Why Flower has no figures of this size, or an empty string."""
+    with tempfile.TemporaryDirectory(prefix="sync-peers-", dir=size.folder) as home:
+        done = subprocess.run(
+            [size.flower_python, "-c", "import flwr, numpy"],
+            capture_output=True,
+            text=True,
+            timeout=60.0,
+            check=False,
+            env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": home},
         )
+    if done.returncode:
+        return (done.stderr.strip() or f"{size.flower_python} has no flwr").splitlines()[-1]
+    model_bytes = 4 * size.parameters
+    if model_bytes + MESSAGE_FRAME_BYTES > FLOWER_LIMIT_BYTES:
+        return f"{model_bytes} bytes are more than a message of {FLOWER_LIMIT_BYTES} bytes holds"
+    needed, free = model_bytes * (FLOWER_EACH * size.clients + FLOWER_BEYOND), available_bytes()
+    if free is not None and needed > free:
+        return f"needs about {needed / 1e9:.0f} GB of memory; {free / 1e9:.0f} GB are available"
     return ""
 
 

@@ -95,7 +95,7 @@ class KeptVersions:
         self._update_places.pop(version, None)
 
     def hold_update(self, version: int, frames: Sequence[bytes]) -> None:
-        """Keep the coded change to `version` in memory, in place of another."""
+        """Keep the coded change to `version` in memory, and no other."""
         self._held = (version, frames)
 
     def update_in_memory(self, version: int, index: int) -> bytes | None:

@@ -264,7 +264,6 @@ class Merging:
                     self._kept.repair_newest(damage, self._manifest)
                 repaired.add(damage.file)
             except BaseException:
-                self._kept.hold_update(-1, ())
                 self._restore(average.version - 1)
                 raise
             else:

@@ -212,7 +212,7 @@ def oldest_needed(kept: Sequence[Checkpoint], keep_versions: int) -> int:
 
 
 def memory_lacking(settings: StoreSettings, manifest: Manifest) -> str:
-    """Return why the vectors do not stay in memory; empty if they fit, or nobody knows."""
+    """Return why the vectors do not stay in memory; empty if they fit, or if that is unknown."""
     models = MODELS_IN_MEMORY + settings.may_keep_mean
     have, need = available_bytes(), int(models * VALUE_BYTES * manifest.values)
     if have is None or need <= have:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SYNC_BYTES = 16 * 1024 * 1024
 """Written of a vector before it is synced.
 
-Few dirty pages: others' fsync would wait for them. And out of the page cache: nobody reads them
-before the next start.
+The fsync of other files waits for dirty pages, so there should be few. The page cache does not need
+them: a checkpoint is read at the next start only.
 """
 
 

@@ -42,7 +42,7 @@ def test_sync_measures_a_real_server():
 def test_peers_of_a_sync_move_their_bytes():
     """Every peer in processes of its own; Flower only where it is installed."""
     rows = {row["peer"]: row for row in rows_of("sync_peers.py", "--smoke")}
-    assert set(rows) == {"gloo", "flower", "flower-superlink", "copy"}
+    assert set(rows) == {"gloo", "flower", "copy"}
     measured = [row for row in rows.values() if "skipped" not in row]
     assert len(measured) >= 2
     assert all(row["sync_s"] > 0 and len(row["sync_s_each"]) == 1 for row in measured)
@@ -250,8 +250,8 @@ def test_peers_that_cannot_give_a_reason(script, tmp_path):
     assert peers.cannot("flower", size) == "no flwr"
     python.write_text("#!/bin/sh\n")
     assert "2147483647" in peers.cannot("flower", size)
-    size = peers.Size(10**6, 600_000_000, 2, 5.62, str(python), tmp_path)
-    assert "GB of memory" in peers.cannot("flower-superlink", size)
+    size = peers.Size(10**6, 500_000_000, 2, 5.62, str(python), tmp_path)
+    assert "GB of memory" in peers.cannot("flower", size)
 
 
 def test_the_figure_of_syncs_shows_its_rows(script, tmp_path):

@@ -5,7 +5,7 @@ from fsl_async.roles.sync import effects as do
 
 
 class Late:
-    """A worker that runs its jobs when it is told to."""
+    """A worker that keeps its jobs until `run`."""
 
     def __init__(self):
         self.jobs = []

@@ -79,6 +79,24 @@ def test_a_callback_that_fails_does_not_take_others_along():
     assert found == [number for number in range(100) if number != 1]
 
 
+def test_a_job_that_exits_is_reported_and_later_ones_run():
+    """A native library's panic is no `Exception`."""
+    found = []
+
+    async def play(worker):
+        over = asyncio.Event()
+
+        def exits():
+            raise SystemExit(3)
+
+        worker.submit(exits, pytest.fail, lambda error: found.append(str(error)))
+        worker.submit(lambda: found.append("next"), lambda _: over.set(), pytest.fail)
+        await over.wait()
+
+    run(play)
+    assert sorted(found) == ["a job ended with SystemExit(3)", "next"]
+
+
 def test_other_work_of_the_loop_comes_between_many_results():
     """A burst of results must not hold the loop for long."""
     found, seen = [], []
@@ -113,7 +131,6 @@ def test_a_closed_worker_drops_what_it_has_not_begun():
         worker.submit(first, found.append, pytest.fail)
         worker.submit(lambda: ran.append(2), found.append, pytest.fail)
         begun.wait(30.0)
-        asyncio.get_running_loop().call_later(0.0, gate.set)
         threading.Timer(0.05, gate.set).start()
         worker.close()
         worker.submit(lambda: ran.append(3), found.append, pytest.fail)

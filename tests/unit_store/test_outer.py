@@ -159,7 +159,7 @@ def test_the_norm_is_exact_for_all_sizes_of_values(values, scale):
     vector = np.random.default_rng(values).uniform(-1.0, 1.0, values).astype(np.float32)
     vector *= np.float32(scale)
     exact = float(np.sum(vector.astype(np.float64) ** 2))
-    assert squared_norm(vector) == pytest.approx(exact, rel=1e-6)
+    assert squared_norm(vector) == pytest.approx(exact, rel=1e-6, abs=0.0)
     vector[-1] = np.nan
     assert not np.isfinite(squared_norm(vector))
 

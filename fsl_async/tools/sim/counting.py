@@ -96,7 +96,7 @@ class CountingStore:
         clock: Callable[[], float] = lambda: 0.0,
         later: Callable[[float, Callable[[], object]], object] | None = None,
     ) -> None:
-        """later: calls a function at a time, unless the process has died by then."""
+        """later: calls a function at a given time, if the process still lives."""
         self.disk = disk
         self.keep_versions = keep_versions
         self._clock = clock
