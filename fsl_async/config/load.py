@@ -79,7 +79,10 @@ _WELCOME = "the parameter server's welcome"
 _MAX_FILE_BYTES = 1 << 20
 _OVERRIDE = "--set"
 # Clients do not need the listen address and the run directory.
-_WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split")
+_WIRE_TABLES = (
+    "sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split",
+    "tune",
+)  # fmt: skip
 _WIRE_RUN_KEYS = ("name", "seed")
 _LOCAL_KEYS = (("data", "path"),)
 _CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"))

@@ -1,9 +1,10 @@
 """Defines every table and key of the run's configuration: default, help line and check. Pure.
 
 One frozen class per TOML table; data, model, train and split are in
-`fsl_async.config.settings_training`. `fsl_async.config.load` reads and writes them. To add a
-setting, add one field: `fsl-node init`, `--set`, `--dry-run` and error messages read attrs
-metadata. A value outside its range raises `SettingError`, also when a class is made in Python.
+`fsl_async.config.settings_training`, tune in `settings_tuning`. `fsl_async.config.load` reads and
+writes them. To add a setting, add one field: `fsl-node init`, `--set`, `--dry-run` and error
+messages read attrs metadata. A value outside its range raises `SettingError`, also when a class is
+made in Python.
 """
 
 # ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
@@ -28,6 +29,7 @@ from fsl_async.config.rules import (
     table_name,
 )
 from fsl_async.config.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import AddressError
 
 if TYPE_CHECKING:
@@ -360,6 +362,7 @@ class Config:
     train: TrainConfig = attrs.field(factory=TrainConfig)
     store: StoreConfig = attrs.field(factory=StoreConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
+    tune: TuneConfig = attrs.field(factory=TuneConfig)
 
     @property
     def run_dir(self) -> Path:
@@ -374,7 +377,7 @@ class Config:
 
 _TABLES = (
     RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig,
-    TransferConfig, DataConfig, ModelConfig, TrainConfig, StoreConfig, SplitConfig,
+    TransferConfig, DataConfig, ModelConfig, TrainConfig, StoreConfig, SplitConfig, TuneConfig,
 )  # fmt: skip
 TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
 """The class of each TOML table."""

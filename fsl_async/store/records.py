@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from attrs import evolve, field, fields_dict, frozen, validators
 
 from fsl_async.roles.names import NAME
-from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
@@ -50,7 +50,7 @@ def key_of_file(name: str) -> DeltaKey | None:
         return None
 
 
-def _clean_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+def _clean(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     """Keep at most MAX_METRICS numbers with short names.
 
     Values that are not finite become None, as JSON has no NaN.
@@ -63,13 +63,17 @@ def _clean_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def recordable(delta: Delta) -> Delta:
-    """Return a delta with metrics fit for the ledger; StoreError when its counts are invalid."""
+    """Return a delta with metrics and facts fit for the ledger.
+
+    StoreError: its counts are invalid.
+    """
     if not all(type(count) is int and count >= 0 for count in (delta.tokens, delta.steps)):
         raise StoreError(
             f"delta {delta.key.text} has {delta.tokens!r} tokens and {delta.steps!r} steps;"
             " both must be whole numbers, not negative"
         )
-    return evolve(delta, metrics=_clean_metrics(delta.metrics))
+    facts = {name: delta.facts[name] for name in FACTS if name in delta.facts}
+    return evolve(delta, metrics=_clean(delta.metrics), facts=_clean(facts))
 
 
 def to_fact(stored: StoredDelta) -> dict[str, Any]:
@@ -85,6 +89,7 @@ def to_fact(stored: StoredDelta) -> dict[str, Any]:
         "norm": stored.norm,
         "digest": stored.digest,
         "metrics": delta.metrics,
+        **({"facts": delta.facts} if delta.facts else {}),
     }
 
 
@@ -97,6 +102,7 @@ def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
         fact["steps"],
         fact["round"],
         fact["metrics"],
+        fact.get("facts", {}),
     )
     return StoredDelta(delta, fact["bytes"], fact["norm"], fact["digest"])
 

@@ -31,6 +31,23 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "split.lora_server",
         "split.lora_alpha",
         "split.models",
+        "tune.method",
+        "tune.rule",
+        "tune.rank",
+        "tune.scale",
+        "tune.targets",
+        "tune.full",
+        "tune.objective",
+        "tune.labels",
+        "tune.trained_on",
+        "tune.context",
+        "tune.base_check",
+        "tune.zo_probes",
+        "tune.zo_steps",
+        "tune.zo_pool",
+        "tune.dp_epsilon",
+        "tune.dp_delta",
+        "tune.dp_clip",
     }
 
 

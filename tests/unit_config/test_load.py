@@ -27,9 +27,7 @@ from fsl_async.config.settings import TABLES, TransferConfig
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 
-TABLE_LIST = (
-    "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, store, split"
-)
+TABLE_LIST = "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, store, split, tune"
 
 
 @pytest.fixture
@@ -372,6 +370,30 @@ def test_defaults_are_the_documented_ones():
             "checkpoint_every": 100,
             "max_stale_rounds": 1,
             "alone_s": 3600.0,
+        },
+        "tune": {
+            "method": "none",
+            "rule": "fedit",
+            "rank": 0,
+            "scale": 2.0,
+            "targets": "",
+            "full": "",
+            "objective": "lm",
+            "labels": "",
+            "trained_on": "completion",
+            "context": 512,
+            "steps": 20,
+            "base_check": "values",
+            "beta": 0.1,
+            "zo_probes": 5,
+            "zo_steps": 1,
+            "zo_mu": 1e-3,
+            "zo_rate": 1e-3,
+            "zo_pool": 0,
+            "zo_history": 1000,
+            "dp_epsilon": 0.0,
+            "dp_delta": 1e-5,
+            "dp_clip": 1.0,
         },
     }
 

@@ -143,7 +143,14 @@ class Exchange:
             self._reference_finite = work.finite
             self._release(before)
         self._on_event(
-            Snapshotted(sequence, self.version, work.tokens, work.steps, dict(work.metrics))
+            Snapshotted(
+                sequence,
+                self.version,
+                work.tokens,
+                work.steps,
+                dict(work.metrics),
+                dict(work.facts),
+            )
         )
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:

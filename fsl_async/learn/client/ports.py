@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import field, frozen
 
 from fsl_async.store.manifest import Manifest
 
@@ -78,6 +78,8 @@ class Work:
     steps: int
     metrics: dict[str, float]
     finite: bool
+    facts: dict[str, float] = field(factory=dict)
+    """See `fsl_async.roles.sync.delta.FACTS`."""
 
 
 @frozen

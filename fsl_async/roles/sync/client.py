@@ -399,7 +399,13 @@ class ClientMachine:
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
         self.delta = Delta(
-            key, self.model_digest, event.tokens, event.steps, answered.round, event.metrics
+            key,
+            self.model_digest,
+            event.tokens,
+            event.steps,
+            answered.round,
+            event.metrics,
+            event.facts,
         )
         self.coded = False
         if self.connected:

@@ -21,6 +21,12 @@ DIGEST = Form("a digest", re.compile(r"[0-9a-f]{32}").fullmatch)
 OptionalDigest = Annotated[str, optional(DIGEST)]
 
 
+RANK, ORDER, EPSILON = "rank", "order", "epsilon"
+FACTS = (RANK, ORDER, EPSILON)
+"""Facts of a delta: rank of its site's adapters, order of its steps (0: zeroth, 1: first), and the
+privacy budget that its site has spent so far."""
+
+
 @frozen(order=True)
 class DeltaKey:
     """The identity of a delta: client, incarnation, base version and sequence number.
@@ -68,6 +74,8 @@ class Delta:
     round: int = 0
     """The round that it answers: the number of the version that the round starts from."""
     metrics: dict[str, Any] = field(factory=dict)
+    facts: dict[str, Any] = field(factory=dict)
+    """Numbers that the run needs of the work, which no policy withholds; see `FACTS`."""
 
 
 @frozen

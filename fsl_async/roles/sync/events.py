@@ -391,6 +391,7 @@ class Snapshotted(Event, tag="snapshotted"):
     tokens: int
     steps: int
     metrics: dict[str, float] = field(factory=dict)
+    facts: dict[str, float] = field(factory=dict)
 
 
 @frozen

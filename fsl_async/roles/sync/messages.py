@@ -133,7 +133,7 @@ class InitialMeta(Message, tag="initial_meta/1"):
 
 
 @frozen
-class DeltaMeta(Message, tag="delta_meta/2"):
+class DeltaMeta(Message, tag="delta_meta/3"):
     """Stream of a delta: one coded frame per chunk."""
 
     delta: Delta

@@ -1,0 +1,171 @@
+"""Defines the table tune: fine-tuning of a base model that every site has. Pure.
+
+The other tables are in `fsl_async.config.settings`.
+"""
+
+# ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from attrs import frozen
+
+from fsl_async.config.rules import SettingError, setting, span
+
+TuneMethod = Literal["none", "lora", "zeroth"]
+# The rules of fsl_async.store.adapters, named again for type checkers.
+AdapterRuleName = Literal[
+    "fedit", "ffa", "rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank"
+]
+Objective = Literal["lm", "classify", "dpo"]
+TrainedOn = Literal["completion", "all"]
+BaseCheck = Literal["values", "shapes"]
+
+RANK, BANK_RANK = 8, 16
+"""Default ranks: of adapters that all sites train in full, and of a bank."""
+
+_NAMES = re.compile(r"[A-Za-z0-9_.*-]{1,200}(,[A-Za-z0-9_.*-]{1,200}){0,63}")
+
+
+def _must_be_names(value: Any) -> str | None:
+    if not value or _NAMES.fullmatch(value):
+        return None
+    return "must be names of modules, like q_proj,v_proj"
+
+
+def _must_be_labels(value: Any) -> str | None:
+    names = value.split(",") if value else []
+    if all(name.strip() for name in names) and len(set(names)) == len(names) != 1:
+        return None
+    return "must be two or more different names, like negative,positive"
+
+
+@frozen(kw_only=True)
+class TuneConfig:
+    """Fine-tuning of a base model: adapters of low rank, or zeroth order (docs/TUNING.md)."""
+
+    method: TuneMethod = setting(
+        "none",
+        "none | lora (adapters of low rank) | zeroth (seeds and scalars, no gradients)",
+        fixed=True,
+    )
+    rule: AdapterRuleName = setting(
+        "fedit",
+        "how adapters are merged: fedit (mean of both factors) | ffa | rolora | fedsvd | fedex |"
+        " flora | hetlora | flexlora | bank (hybrid LoRA: ranks, layers and orders by site)",
+        fixed=True,
+    )
+    rank: int = setting(
+        0,
+        "rank of the adapters; with hetlora, flexlora and bank the largest one: a client may have"
+        " a smaller --rank; 0 = 8, with bank 16",
+        span(least=0, most=4096),
+        fixed=True,
+    )
+    scale: float = setting(
+        2.0, "adapters are scaled by this, whatever their rank", span(above=0, most=1e4), fixed=True
+    )
+    targets: str = setting(
+        "",
+        "last names of the linear layers that get adapters, like q_proj,v_proj; empty = all but"
+        " heads",
+        _must_be_names,
+        fixed=True,
+    )
+    full: str = setting(
+        "",
+        "patterns of names of weights that train whole, like *.norm.weight; a new classification"
+        " head always does",
+        _must_be_names,
+        fixed=True,
+    )
+    objective: Objective = setting(
+        "lm",
+        "lm (next token) | classify (labels) | dpo (chosen and rejected completions)",
+        fixed=True,
+    )
+    labels: str = setting(
+        "", "of classify: the names of the labels, like negative,positive", _must_be_labels,
+        fixed=True,
+    )  # fmt: skip
+    trained_on: TrainedOn = setting(
+        "completion", "of lm: completion (not the prompt) | all", fixed=True
+    )
+    context: int = setting(
+        512, "tokens at which samples are cut", span(least=8, most=1 << 20), fixed=True
+    )
+    steps: int = setting(
+        20,
+        "steps of a client in a round, where clients train by rounds",
+        span(least=1, most=1 << 30),
+    )
+    base_check: BaseCheck = setting(
+        "values",
+        "values (the base must be equal at all clients to the last bit of fp32) | shapes (for a"
+        " base that clients quantize on their own)",
+        fixed=True,
+    )
+    beta: float = setting(
+        0.1, "of dpo: how strongly the base holds the model back", span(above=0, most=100)
+    )
+    zo_probes: int = setting(
+        5, "zeroth order: directions in a step", span(least=1, most=1024), fixed=True
+    )
+    zo_steps: int = setting(
+        1, "zeroth order: steps of a client in a round", span(least=1, most=1024), fixed=True
+    )
+    zo_mu: float = setting(
+        1e-3, "zeroth order: distance of a probe from the weights", span(above=0, most=10)
+    )
+    zo_rate: float = setting(1e-3, "zeroth order: learning rate", span(above=0, most=10))
+    zo_pool: int = setting(
+        0,
+        "zeroth order: directions are drawn from a pool of this many, so that a client that was"
+        " away needs one number of each (FedKSeed); 0 = new ones in each round",
+        span(least=0, most=65_536),
+        fixed=True,
+    )
+    zo_history: int = setting(
+        1000,
+        "zeroth order: versions that a returning client replays at most; else it fetches all"
+        " weights",
+        span(least=1, most=1_000_000),
+    )
+    dp_epsilon: float = setting(
+        0.0,
+        "privacy budget of each record at a site, over the whole run (extra dp); 0 = no noise",
+        span(least=0, most=1e4),
+        fixed=True,
+    )
+    dp_delta: float = setting(
+        1e-5,
+        "probability with which the budget may be exceeded",
+        span(above=0, most=0.1),
+        fixed=True,
+    )
+    dp_clip: float = setting(
+        1.0, "norm to which each record's gradient is clipped", span(above=0, most=1e6), fixed=True
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this run tunes a base model."""
+        return self.method != "none"
+
+    @property
+    def adapter_rank(self) -> int:
+        """Rank of the adapters, or of the bank."""
+        return self.rank or (BANK_RANK if self.rule == "bank" else RANK)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Of classify: the names of the labels, in the order of their numbers."""
+        return tuple(name.strip() for name in self.labels.split(",")) if self.labels else ()
+
+    def __attrs_post_init__(self) -> None:
+        if self.is_on and self.objective == "classify" and not self.labels:
+            raise SettingError("tune.labels", "must name the labels of classify, like no,yes")
+        if self.zo_pool and self.method != "zeroth":
+            raise SettingError("tune.zo_pool", "needs tune.method = zeroth")
