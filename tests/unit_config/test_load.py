@@ -27,7 +27,10 @@ from fsl_async.config.settings import TABLES, TransferConfig
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 
-TABLE_LIST = "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, store, split, tune"
+TABLE_LIST = (
+    "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, store, split, "
+    "tune"
+)
 
 
 @pytest.fixture

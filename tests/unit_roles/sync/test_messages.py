@@ -152,7 +152,7 @@ def meta(**changed):
         ),
         (meta(metrics={"a": [1]}), "metrics maps texts to numbers and texts"),
         (meta(key="a/1/2"), "DeltaMeta.delta.key is not a delta key: a/1/2"),
-        (meta(more=1), "DeltaMeta.delta has 7 fields, expected 6"),
+        (meta(more=1), "DeltaMeta.delta has 8 fields, expected 7"),
         (msg.to_wire(META) | {"delta": []}, "DeltaMeta.delta is list, not a map"),
     ],
 )
