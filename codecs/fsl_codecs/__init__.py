@@ -25,6 +25,7 @@ from .errors import CodecError, CodecUsageError, FrameError, LimitError
 from .frame import Buffer, CodecSpec, FrameInfo, Limits, format_of
 from .seeds import (
     MOST_SCALARS,
+    SEEDS_MAGIC,
     SeedsFrame,
     decode_seeds,
     direction_keys,
@@ -35,6 +36,7 @@ from .vectors import new_vector
 
 __all__ = [
     "MOST_SCALARS",
+    "SEEDS_MAGIC",
     "Buffer",
     "CodecError",
     "CodecSpec",

@@ -23,12 +23,12 @@ from .formats import Float32Array
 from .frame import Buffer, memory_of
 from .signs import Words
 
-MAGIC: Final = b"FSZ1"
+SEEDS_MAGIC: Final = b"FSZ1"
 SEEDS_HEADER_BYTES: Final = 24
 MOST_STEPS: Final = 1024
 """Of a round, and of the probes of a step."""
-MOST_SCALARS: Final = 1 << 18
-"""In a frame, which is then 1 MiB."""
+MOST_SCALARS: Final = 1 << 20
+"""In a frame, which is then 4 MiB."""
 MOST_ROUNDS: Final = 1 << 40
 """Rounds of a run: the number of a round shares a word of the key with its step and its probe."""
 _HEADER: Final = struct.Struct("<4sHHIQ")
@@ -46,7 +46,8 @@ class SeedsFrame:
 
 def is_seeds(frame: Buffer) -> bool:
     """Whether a frame begins like one of this format."""
-    return bytes(memory_of(frame)[: len(MAGIC)]) == MAGIC
+    start: bytes = memory_of(frame)[: len(SEEDS_MAGIC)].tobytes()
+    return start == SEEDS_MAGIC
 
 
 def _problem(rounds: int, steps: int, probes: int, first: int) -> str | None:
@@ -66,10 +67,10 @@ def encode_seeds(first: int, scalars: Float32Array) -> bytes:
         raise CodecUsageError(
             f"scalars must be fp32, rounds x steps x probes, and at most {MOST_SCALARS}"
         )
-    if problem := _problem(*scalars.shape, first):
-        raise CodecUsageError(problem)
     rounds, steps, probes = scalars.shape
-    head = _HEADER.pack(MAGIC, steps, probes, rounds, first)
+    if problem := _problem(rounds, steps, probes, first):
+        raise CodecUsageError(problem)
+    head = _HEADER.pack(SEEDS_MAGIC, steps, probes, rounds, first)
     payload = scalars.astype("<f4", copy=False).tobytes()
     return head + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))) + payload
 
@@ -83,7 +84,7 @@ def decode_seeds(frame: Buffer) -> SeedsFrame:
     if len(memory) < SEEDS_HEADER_BYTES:
         raise FrameError(f"frame of {len(memory)} bytes is shorter than its header")
     magic, steps, probes, rounds, first = _HEADER.unpack_from(memory)
-    if magic != MAGIC:
+    if magic != SEEDS_MAGIC:
         raise FrameError("not a frame of seeds: wrong magic")
     if problem := _problem(rounds, steps, probes, first):
         raise FrameError(problem)
@@ -115,6 +116,7 @@ def direction_keys(seed: int, first: int, rounds: int, steps: int, probes: int) 
 __all__ = [
     "MOST_SCALARS",
     "SEEDS_HEADER_BYTES",
+    "SEEDS_MAGIC",
     "SeedsFrame",
     "decode_seeds",
     "direction_keys",

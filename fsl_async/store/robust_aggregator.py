@@ -17,7 +17,7 @@ import numpy as np
 from fsl_async.errors import disk_words
 from fsl_async.store.errors import DeltaDamaged, StoreError
 from fsl_async.store.outer import squared_norm
-from fsl_codecs import CodecError, decode_accumulate
+from fsl_codecs import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.aggregation import Rule
     from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.spool import Spool
 
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 class RobustAggregator:
     """The deltas of the round, and their aggregate."""
 
-    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule) -> None:
+    def __init__(
+        self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule, kind: DeltaKind
+    ) -> None:
         self._manifest = manifest
+        self._kind = kind
+        self._lengths = kind.parts(manifest)
         self._spool = spool
         self._pool = pool
         self._rule = rule
@@ -48,7 +53,7 @@ class RobustAggregator:
     def add(self, key: DeltaKey, weight: float) -> None:
         """Include a delta. StoreError: it cannot be read."""
         try:
-            next(iter(self._spool.frames(key, self._manifest.chunks)))
+            next(self._spool.frames(key, self._manifest))
         except (FileNotFoundError, StoreError) as error:
             raise DeltaDamaged(key.text, str(error)) from error
         except OSError as error:
@@ -100,29 +105,30 @@ class RobustAggregator:
 
     def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
         """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError."""
-        out = np.empty(min(self._manifest.values, self._manifest.chunk_values(0)), np.float32)
+        out = np.empty(max(self._lengths), np.float32)
         for index, rows in enumerate(self._chunks(chosen)):
-            self._rule.combine(rows, out[: rows.shape[1]], self._manifest.parts(index))
+            parts = () if self._kind.is_scalars else self._manifest.parts(index)
+            self._rule.combine(rows, out[: rows.shape[1]], parts)
             yield out[: rows.shape[1]]
 
     def _chunks(self, clients: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
         """Yield the same chunk of each client's weighted delta, float32 (n, values)."""
-        buffer = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
-        frames = [
+        manifest, buffer = self._manifest, np.empty((len(clients), max(self._lengths)), np.float32)
+        adders = [
             [
-                (key, self._spool.frames(key, self._manifest.chunks), self.weights[key])
-                for key in keys
+                (key, self._kind.adders(manifest, self._spool.frames(key, manifest)), weight)
+                for key, weight in ((key, self.weights[key]) for key in keys)
             ]
             for keys in clients
         ]
-        for index in range(self._manifest.chunks):
-            rows = buffer[:, : self._manifest.chunk_values(index)]
+        for length in self._lengths:
+            rows = buffer[:, :length]
             rows.fill(0.0)
 
             def add(number: int, rows: NDArray[np.float32] = rows) -> None:
-                for key, source, weight in frames[number]:
+                for key, source, weight in adders[number]:
                     try:
-                        decode_accumulate(next(source), rows[number], weight)
+                        next(source)(rows[number], weight)
                     except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
                         raise DeltaDamaged(key.text, str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Signs are bits of NumPy's Philox stream, with random access, and equal on every implementation."""
+"""Signs are bits of NumPy's Philox stream, with random access, on every implementation."""
 
 import numpy as np
 import pytest
