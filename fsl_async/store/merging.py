@@ -121,6 +121,9 @@ class Merging:
         self._sum: Accumulator | RobustAggregator | None = None
         self._is_fixed = False  # an average is taken, and its version is not made yet
         self._later: dict[DeltaKey, float] = {}
+        self._left_out: dict[DeltaKey, float] = {}
+        """Scalars of an older round, which came while its version was made: the directions of this
+        round are others, so they enter a version without weight."""
 
     @property
     def _manifest(self) -> Manifest:
@@ -142,17 +145,14 @@ class Merging:
     @property
     def accumulated(self) -> Mapping[DeltaKey, float]:
         """The deltas of the round, with their weights."""
-        return {**(self._sum.weights if self._sum is not None else {}), **self._later}
+        added = self._sum.weights if self._sum is not None else {}
+        return {**added, **self._left_out, **self._later}
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add `weight` times a pending delta. After a StoreError the sum is as before."""
         book = self._facts.book
         if key not in book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
-        if self._settings.kind.is_scalars and key.base != book.version:
-            raise StoreError(
-                f"delta {key.text} has directions of another round than {book.version}"
-            )
         if key in self.accumulated:
             raise StoreError(f"delta {key.text} is in the accumulator already")
         if not is_weight(weight):
@@ -176,6 +176,7 @@ class Merging:
     def drop(self, key: DeltaKey) -> None:
         """Remove a delta, or its frames, from the sum."""
         self._later.pop(key, None)
+        self._left_out.pop(key, None)
         if self._sum is not None:
             self._sum.remove(key)
 
@@ -183,7 +184,10 @@ class Merging:
         """Add the deltas that had to wait."""
         while self._later:
             key = next(iter(self._later))
-            self.sum.add(key, self._later[key])
+            if self._settings.kind.is_scalars and key.base != self._facts.book.version:
+                self._left_out[key] = self._later[key]
+            else:
+                self.sum.add(key, self._later[key])
             del self._later[key]
 
     def average(
@@ -202,18 +206,29 @@ class Merging:
         self._check(version, merged, scale)
         round_sum = self.sum
         chunks: Callable[[], Chunks]
-        if isinstance(round_sum, RobustAggregator):
+        if (
+            self._left_out
+            and len({key.client for key in round_sum.weights}) < self._settings.rule.least
+        ):
+            used = set()
+            zeros = [np.zeros(length) for length in self._settings.kind.parts(self._manifest)]
+            chunks = lambda: zeros  # noqa: E731
+        elif isinstance(round_sum, RobustAggregator):
             with disk("cannot read the deltas of the round"):
                 chosen = round_sum.chosen()
             used = {key for keys in chosen for key in keys}
             chunks = lambda: round_sum.averages(chosen)  # noqa: E731
         else:
-            used = {one.key for one in merged}
+            used = set(round_sum.weights)
             kind = self._settings.kind
             if kind.is_full:
                 chunks = round_sum.chunks
             elif kind.is_scalars:
-                chunks = lambda: (scale * total for total in round_sum.chunks())  # noqa: E731
+                share = scale
+                if self._left_out:
+                    inside = math.fsum(round_sum.weights.values())
+                    share *= math.fsum(one.weight for one in merged) / (inside or 1.0)
+                chunks = lambda: (share * total for total in round_sum.chunks())  # noqa: E731
             else:
                 chunks = lambda: scaled(round_sum.chunks(), scale)  # noqa: E731
         self._is_fixed = True
@@ -283,6 +298,7 @@ class Merging:
                 raise
             else:
                 self.sum.clear()
+                self._left_out.clear()
                 return checkpoint
 
     def _restore(self, version: int) -> None:
