@@ -25,6 +25,7 @@ from .errors import CodecError, CodecUsageError, FrameError, LimitError
 from .frame import Buffer, CodecSpec, FrameInfo, Limits, format_of
 from .seeds import (
     MOST_SCALARS,
+    SEEDS_HEADER_BYTES,
     SEEDS_MAGIC,
     SeedsFrame,
     decode_seeds,
@@ -36,6 +37,7 @@ from .vectors import new_vector
 
 __all__ = [
     "MOST_SCALARS",
+    "SEEDS_HEADER_BYTES",
     "SEEDS_MAGIC",
     "Buffer",
     "CodecError",

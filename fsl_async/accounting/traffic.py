@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
-from fsl_codecs import format_of
+from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 
 
 class Tensor(Protocol):
@@ -73,6 +73,10 @@ class Traffic:
         start, stop = manifest.chunk_range(index)
         auxiliary = 0
         category = Category.FULL_MODEL
+        if is_seeds(frame):
+            self.payload[category, direction] += len(frame) - SEEDS_HEADER_BYTES
+            self.coded[category, direction] += len(frame)
+            return
         if is_cut:
             category = Category.CLIENT_MODEL
             auxiliary = sum(

@@ -11,6 +11,7 @@ import attrs
 
 from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.settings import Config
+from fsl_async.config.tune_rules import with_zeroth
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import Method, SplitRules, method_of
 
@@ -73,6 +74,7 @@ def with_implied(config: Config) -> Config:
     Raises ConfigError where sync.trigger is set to another value, and for a model of split learning
     without a method.
     """
+    config = with_zeroth(config)
     if not config.split.is_on:
         if config.model.family != "gpt" and not config.train.task:
             raise ConfigError(

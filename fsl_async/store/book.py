@@ -126,9 +126,9 @@ class Book:
             return outcome
         return "merged" if _order(key) < _order(last) else None
 
-    def seeds_since(self, version: int) -> list[SeedStep] | None:
-        """Return the steps from `version` to the newest version; None if not all are here."""
-        wanted = range(version + 1, self.version + 1)
+    def seeds_between(self, since: int, version: int) -> list[SeedStep] | None:
+        """Return the steps from version `since` to `version`; None if not all are here."""
+        wanted = range(since + 1, version + 1)
         if not wanted or any(number not in self.seeds for number in wanted):
             return None
         return [self.seeds[number] for number in wanted]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.config.settings import Config
     from fsl_async.store.files import BytesLike
 
 
@@ -148,6 +149,14 @@ class Directions:
         with np.errstate(over="ignore", invalid="ignore"):
             keys = direction_keys(self.seed, number, 1, self.steps, self.probes)
             add_signs(total, offset, keys, terms.astype(np.float32))
+
+
+def directions_of(config: Config) -> Directions | None:
+    """Return the directions of a run in which clients may send scalars, else None."""
+    tune = config.tune
+    if not tune.is_on:
+        return None
+    return Directions(config.run.seed, tune.zo_steps, tune.zo_probes, tune.zo_rate)
 
 
 def is_finite(step: SeedStep) -> bool:

@@ -617,11 +617,11 @@ class Store:
         parts = self._parts  # read once: the store's thread may close it
         return None if parts is None else parts.kept.update_in_memory(version, index)
 
-    def read_seeds(self, since: int) -> bytes | None:
-        """Return a frame of all steps from version `since` to the newest; None when not all are
-        known.
+    def read_seeds(self, since: int, version: int) -> bytes | None:
+        """Return a frame of all steps from version `since` to `version`; None if not all are known
+        or they are more than a frame holds.
         """
-        steps = self._open.facts.book.seeds_since(since)
+        steps = self._open.facts.book.seeds_between(since, version)
         return None if steps is None else frame_of(steps)
 
     def read_full(self, version: int, index: int) -> bytes | None:

@@ -298,7 +298,7 @@ class ClientShell:
     def _offer_delta(self, effect: do.OfferDelta, number: int) -> None:
         delta = effect.delta
         sequence = delta.key.sequence
-        chunks = self._known_manifest().chunks
+        chunks = self.learner.delta_frames(sequence)
         source = CodedSource(
             chunks,
             self.worker,
@@ -322,14 +322,17 @@ class ClientShell:
         version = effect.version
         fetch = self._fetch
         if fetch is None or (fetch.kind, fetch.version) != (effect.kind, version):
-            kind: Kind = "update" if effect.kind == "update" else "full"
+            kind: Kind = "seeds" if effect.kind == "seeds" else "full"
+            if effect.kind == "update":
+                kind = "update"
             try:
                 self.learner.begin_fetch(kind, version)
             except Exception as error:  # noqa: BLE001 - the reason for declining
                 self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
                 self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number)
                 return
-            fetch = FetchProgress(kind, version, self._known_manifest().chunks)
+            chunks = 1 if kind == "seeds" else self._known_manifest().chunks
+            fetch = FetchProgress(kind, version, chunks)
         fetch.stream = effect.stream
         self._fetch = fetch
         self.endpoint.accept(SERVER, effect.stream, _FetchSink(self, fetch), fetch.next_chunk)

@@ -29,7 +29,8 @@ def weighting_of(config: Config) -> Weighting:
     if rule_of(config).by_rows:
         name = "uniform"
     elif name == "auto":
-        name = "tokens" if config.split.sends_whole else "batch"
+        is_mean = config.split.sends_whole or config.tune.method == "zeroth"
+        name = "tokens" if is_mean else "batch"
     return weighting_named(name, config.sync.staleness_exponent)
 
 

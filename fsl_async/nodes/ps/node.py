@@ -51,10 +51,11 @@ from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
-from fsl_async.store.delta_kind import Dense, FullWeights
+from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings, VersionRecord
+from fsl_async.store.seed_step import directions_of
 from fsl_async.store.store import Store
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqListener
@@ -113,24 +114,31 @@ def rules_of(config: Config) -> ParameterServerRules:
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
         shards=config.shards,
+        history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
     )
 
 
 def _store_settings(config: Config) -> StoreSettings:
     outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
     codec = config.codec
+    kind: DeltaKind = FullWeights() if config.split.sends_whole else Dense()
+    directions = directions_of(config)
+    if directions is not None:
+        is_pure = config.tune.method == "zeroth"
+        kind = Seeds(directions) if is_pure else Mixed(directions)
     return StoreSettings(
         config.store.keep_versions,
         codec.spec_down,
         outer,
         codec.threads,
         rule=rule_of(config),
-        kind=FullWeights() if config.split.sends_whole else Dense(),
+        kind=kind,
         resident=config.store.resident and not config.split.sends_whole,
         may_keep_mean=not (config.run.rounds or config.run.tokens or config.run.seconds),
         snapshot_every=config.store.snapshot_every,
         snapshot_every_s=config.store.snapshot_every_s,
         snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
+        history=config.tune.zo_history if kind.is_scalars else 0,
     )
 
 

@@ -236,7 +236,9 @@ class ParameterServerShell:
                 if event.stream_id != delta_stream(delta.key.text):
                     shown = event.stream_id[:80]
                     raise MessageError(f"stream {shown!r} carries delta {delta.key.text}")
-                if self._has_frames(event, self._store.kind.frames):
+                kind = self._store.kind
+                is_seeds = kind.has_seeds and event.chunks == 1
+                if is_seeds or self._has_frames(event, kind.frames):
                     self.node.feed(ev.DeltaOffered(event.peer, event.stream_id, delta))
             case msg.InitialMeta(fingerprint):
                 if not self._has_frames(event, lambda manifest: manifest.chunks):

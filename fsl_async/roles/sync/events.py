@@ -348,7 +348,7 @@ class VersionAnnounced(Event, tag="version_announced"):
 
 @frozen
 class FetchOffered(Event, tag="fetch_offered"):
-    """The parameter server offers a stream of `version`. kind: "update" or "full"."""
+    """The parameter server offers a stream of `version`. kind: as in `SendVersion`."""
 
     stream: str
     kind: str

@@ -21,7 +21,7 @@ Run = Annotated[str, RUN]
 OptionalRun = Annotated[str, optional(RUN)]
 Digest = Annotated[str, DIGEST]
 Code = Annotated[str, Form("a code", re.compile(r"[a-z][a-z0-9-]{0,63}").fullmatch)]
-VersionKind = Annotated[str, Form("a kind of version", {"update", "full"}.__contains__)]
+VersionKind = Annotated[str, Form("a kind of version", {"update", "seeds", "full"}.__contains__)]
 
 
 @frozen
@@ -141,7 +141,11 @@ class DeltaMeta(Message, tag="delta_meta/3"):
 
 @frozen
 class VersionMeta(Message, tag="version_meta/1"):
-    """Stream of a version. kind: "update" (coded outer delta from version - 1) or "full" (fp32)."""
+    """Stream of a version.
+
+    kind: "update" (coded outer delta from version - 1), "seeds" (one frame of the scalars since an
+    earlier version) or "full" (fp32).
+    """
 
     kind: VersionKind
     version: int

@@ -39,6 +39,8 @@ class ParameterServerRules:
     least_clients: int = 1  # that must have pending deltas for the aggregation rule
     aggregation: str = "mean"
     shards: int = 1
+    history: int = 0
+    """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""
     reduces: bool = False  # whether averages are reduced with those of other parameter servers
 
     @property

@@ -1,7 +1,10 @@
 """Decides which versions are announced and sent to which clients. Pure.
 
 Clients pull: a version is announced, and streamed to each client that asks: the coded update if it
-holds the version before (checked by digest), else the full version. Where clients train in rounds
+holds the version before (checked by digest), else the full version. In a run of zeroth order a
+version is scalars: a client that is behind gets those of all versions that it missed in one stream,
+up to `history` of them, even where the digest of its version is forgotten: it compares that of the
+result. Where clients train in rounds
 (Turn), a client that holds the version before waits for the new one: it is sent with its
 announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0072).
 
@@ -37,6 +40,7 @@ class Serving:
     progress: RunProgress
     chains: bool = True  # a client far behind gets update after update, else the full version
     pushes: bool = False  # a version is sent with its announcement
+    history: int = 0  # versions whose scalars a client replays at most; 0: versions are no scalars
     _pushed: dict[str, tuple[int, int]] = field(factory=dict)
     """Peer -> the version pushed to it, and the one that it held then."""
     _differing: dict[int, dict[str, int]] = field(factory=dict)
@@ -61,10 +65,15 @@ class Serving:
         """Announce the newest version to one client, and push it if the client waits for it."""
         announced = [self.announcement(peer, now)]
         held = self.members[peer].version
-        oldest = self.version - 1 if self.chains else 0
+        if self.history:
+            oldest = self.version - self.history
+        else:
+            oldest = self.version - 1 if self.chains else 0
         if not self.pushes or not max(0, oldest) <= held < self.version:
             return announced  # a client without a version may have published this one
         self._pushed[peer] = self.version, held
+        if self.history:
+            return [*announced, do.SendVersion(peer, "seeds", self.version, held)]
         kind = "update" if self.chains else "full"
         return [*announced, do.SendVersion(peer, kind, self.version)]
 
@@ -92,6 +101,11 @@ class Serving:
         known = self.deltas.digests.get(event.version, event.digest) == event.digest
         if self._pushed.pop(event.peer, None) == (self.version, event.version) and known:
             return []  # it was pushed already
+        if self.history:
+            replays = known and 0 < self.version - event.version <= self.history
+            if replays and event.version >= 0:
+                return [do.SendVersion(event.peer, "seeds", self.version, event.version)]
+            return [do.SendVersion(event.peer, "full", self.version)]
         near = event.version == self.version - 1 or (self.chains and event.version < self.version)
         if near and self.deltas.digests.get(event.version) == event.digest:
             # However far the client is behind: on a slow path a full version would be outdated on

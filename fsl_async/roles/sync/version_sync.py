@@ -49,6 +49,7 @@ class VersionSync:
     def fits(self, event: ev.FetchOffered) -> bool:
         """Whether an offered stream applies to the base, and a version is missing."""
         follows = event.kind == "full" or event.version == self.base.version + 1
+        follows = follows or (event.kind == "seeds" and 0 <= self.base.version < event.version)
         return follows and self.base != self.latest and self.here is None
 
     def receive(self, event: ev.FetchOffered) -> list[Effect]:
