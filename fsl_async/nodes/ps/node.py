@@ -23,10 +23,11 @@ from fsl_async.accounting.traffic_notes import TrafficNotes
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
+from fsl_async.config.implied import with_implied
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import needs_of
-from fsl_async.config.split_rules import with_implied, with_split_server
+from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
