@@ -41,6 +41,7 @@ from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.wire import exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.journal_lines import MAX_ITEMS
 from fsl_async.observe.reporter import GarbageWatch, Reporter
@@ -428,7 +429,9 @@ class _Server:
                 say=self._journal.say,
                 finished=self._finish,
                 after_commit=options.after_commit,
-                count=lambda *chunk: self._traffic.weights(*chunk, is_cut=config.split.has_server),
+                count=lambda *chunk: self._traffic.weights(
+                    *chunk, category=exchanged_category(config)
+                ),
             ),
         )
 
