@@ -7,12 +7,15 @@ whatever their versions of torch and transformers.
 """
 
 import importlib.util
+import io
 import re
+import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 import numpy as np
@@ -137,20 +140,37 @@ def save_base(base: Base, folder: str | Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it transformers prints neither warnings nor progress bars."""
+    """Within it transformers prints neither warnings nor progress bars from this thread."""
     transformers = extra("transformers")
     logging = transformers.utils.logging
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        # The bar of GGUF files heeds no setting.
+        with warnings.catch_warnings(), redirect_stderr(_OtherThreads(sys.stderr)):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
+
+
+class _OtherThreads(io.TextIOBase):
+    """Passes on what other threads print."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._owner = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._owner:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _from_folder(

@@ -229,11 +229,13 @@ class _Store:
     def add_texts(self, samples: Sequence[Sample]) -> None:
         """Texts of classify."""
         found = self._encode([sample.text for sample in samples], special=True)
+        long = [place for place, ids in enumerate(found) if len(ids) > self._context]
+        self._cut += len(long)
+        # Encoders expect their end token, which a plain cut would take away.
+        cut = self._encode([samples[place].text for place in long], special=True, cut=True)
+        for place, ids in zip(long, cut, strict=True):
+            found[place] = ids
         for sample, ids in zip(samples, found, strict=True):
-            self._cut += len(ids) > self._context
-            if len(ids) > self._context:
-                # Encoders expect their end token, which a plain cut would take away.
-                ids = self._truncated(sample.text)  # noqa: PLW2901
             # Decoders are read at the last token that is no padding, which transformers finds by
             # its id.
             while len(ids) > 1 and ids[-1] == self._pad:
@@ -318,18 +320,17 @@ class _Store:
         self._trained += mask
         self._starts.append(len(self._ids))
 
-    def _encode(self, texts: list[str], *, special: bool) -> list[list[int]]:
+    def _encode(self, texts: list[str], *, special: bool, cut: bool = False) -> list[list[int]]:
         if not texts:
             return []
         # Not verbose: it warns of texts above the model's length, which are cut here.
         found: list[list[int]] = self._tokenizer(
-            texts, add_special_tokens=special, return_attention_mask=False, verbose=False
-        )["input_ids"]
-        return found
-
-    def _truncated(self, text: str) -> list[int]:
-        found: list[int] = self._tokenizer(
-            text, truncation=True, max_length=self._context, return_attention_mask=False
+            texts,
+            add_special_tokens=special,
+            return_attention_mask=False,
+            truncation=cut,
+            max_length=self._context if cut else None,
+            verbose=False,
         )["input_ids"]
         return found
 
