@@ -22,7 +22,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,26 +35,12 @@ from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.learn.models.forward import derived_seed
 from fsl_async.learn.models.hf import extra
 from fsl_async.learn.models.lora import linear_layers
+from fsl_async.store.adapters.base import AdapterRule
 
 SITE, TAIL = "site", "tail"
 """Names of the two adapters in peft's layers."""
 
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
-
-
-class Rule(Protocol):
-    """What a rule of `fsl_async.store.adapters` decides about training."""
-
-    exchanges_a: bool
-    keeps_tail: bool
-    changes_basis: bool
-    has_patch: bool
-
-    def trains_a(self, version: int) -> bool:
-        """Whether A trains from this version on."""
-
-    def trains_b(self, version: int) -> bool:
-        """Whether B trains from this version on."""
 
 
 @frozen(kw_only=True)
@@ -83,7 +69,7 @@ class Adapters:
     Raises ConfigError in one line: no peft, no layer to adapt, a name that no weight has.
     """
 
-    def __init__(self, model: nn.Module, spec: AdapterSpec, rule: Rule) -> None:
+    def __init__(self, model: nn.Module, spec: AdapterSpec, rule: AdapterRule) -> None:
         self.model = model
         self.spec = spec
         self.rule = rule

@@ -7,8 +7,9 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.tune.base_files import BaseFacts, Linear
 
-_WITHOUT_BIAS = frozenset({"score"})
-"""New classification heads without a bias: those of decoders."""
+# Classification heads that transformers adds, by `model_type`; those of decoders have no bias.
+_ONE_LAYER = frozenset({"bert", "albert", "mpnet", "deberta", "deberta-v2"})
+_TWO_LAYERS = frozenset({"roberta", "xlm-roberta", "camembert", "electra", "distilbert"})
 
 
 def adapted_layers(facts: BaseFacts, tune: TuneConfig) -> tuple[Linear, ...]:
@@ -33,10 +34,19 @@ def full_values(facts: BaseFacts, tune: TuneConfig) -> int:
     """Values of weights that train whole, with those of a new classification head."""
     found = sum(prod(facts.shapes[name]) for name in _full_names(facts, tune))
     if tune.objective == "classify":
-        classes = len(tune.label_names)
-        width = int(facts.config.get("hidden_size") or facts.config.get("n_embd") or 0)
-        found += classes * width + (0 if facts.head in _WITHOUT_BIAS else classes)
+        found += _head_values(facts, len(tune.label_names))
     return found
+
+
+def _head_values(facts: BaseFacts, classes: int) -> int:
+    config = facts.config
+    kind = str(config.get("model_type"))
+    width = int(
+        next((config[name] for name in ("hidden_size", "n_embd", "dim") if name in config), 0)
+    )
+    if kind in _TWO_LAYERS:
+        return (width + 1) * (width + classes)
+    return (width + (kind in _ONE_LAYER)) * classes
 
 
 def _full_names(facts: BaseFacts, tune: TuneConfig) -> list[str]:
