@@ -49,7 +49,8 @@ _COUNT = click.IntRange(1, 10**12)
 @click.option("--batch", default=256, show_default=True, type=_COUNT, help="Samples in a step.")
 @click.option(
     "--samples-per-client", "samples", default=5000, show_default=True, type=_COUNT,
-    help="Samples of a client in a round; of a GPT windows of its context.",
+    help="Samples of a client in a round; of a GPT windows of its context. Not of lora and zeroth,"
+    " whose rounds have tune.steps or tune.zo_steps.",
 )  # fmt: skip
 @click.option(
     "--upload-every", default=5, show_default=True, type=_COUNT,
@@ -103,7 +104,8 @@ def command(
 
     planned: str | PlannedMethod = method
     if method in TUNED:
-        planned, shapes = _tuned(method, model, rank, overrides)
+        planned, shapes, steps = _tuned(method, model, rank, overrides)
+        samples = steps * batch
     else:
         shapes = _shapes(method, model, cut, overrides)
     plan = make_plan(
@@ -124,8 +126,8 @@ def command(
 
 def _tuned(
     method: str, model: str, rank: int | None, overrides: tuple[str, ...]
-) -> tuple[PlannedMethod, ModelShapes]:
-    """The row and the shapes of adapters in the base that is in the folder `model`."""
+) -> tuple[PlannedMethod, ModelShapes, int]:
+    """The row and the shapes of adapters in the base in the folder `model`, and steps a round."""
     from pathlib import Path
 
     from fsl_async.commands.client import check_base
@@ -148,10 +150,10 @@ def _tuned(
     values = adapter_values(
         layers, tune.rule, rank=tune.adapter_rank, site_rank=site_rank, full=full
     )
-    shapes = adapter_shapes(folder.name, values, facts.parameters, values.up)
+    shapes = adapter_shapes(folder.name, values, facts.parameters)
     if method == "zeroth":
-        return planned_zeroth(tune.zo_steps, tune.zo_probes), shapes
-    return planned_lora(values, by_rounds=tune.by_rounds), shapes
+        return planned_zeroth(tune.zo_steps, tune.zo_probes), shapes, tune.zo_steps
+    return planned_lora(values, by_rounds=tune.by_rounds), shapes, tune.steps
 
 
 def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:

@@ -227,7 +227,9 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
         *(
             f"{'  ' + name:24}{readable(size):>10}  {readable(asdict(whole)[name]):>10}"
             for name, size in asdict(memory).items()
+            if size or name != "activations"
         ),
+        *([] if memory.activations else ["  activations come on top"]),
     ]
     if rounds:
         lines += [

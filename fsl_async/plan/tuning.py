@@ -19,7 +19,7 @@ from attrs import frozen
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.shapes import ModelShapes, Part
 from fsl_async.accounting.sizes import Accounting, Kind, Size
-from fsl_async.plan.memory import whole_model_memory
+from fsl_async.plan.memory import frozen_part, trained
 from fsl_async.plan.methods import Flow, PlannedMethod, Workload
 from fsl_async.plan.pretraining import WAITS
 
@@ -79,14 +79,17 @@ def adapter_values(
     return Exchanged(up, a + b + full + dense, a + b + full + dense)
 
 
-def adapter_shapes(name: str, exchanged: Exchanged, parameters: int, trained: int) -> ModelShapes:
-    """Shapes of a base with adapters. parameters: of the base. trained: that a site trains.
+def adapter_shapes(name: str, exchanged: Exchanged, parameters: int) -> ModelShapes:
+    """Shapes of a base with adapters. parameters: of the base.
 
-    Activations are not counted: they depend on the architecture and the length of samples.
+    client: the base, frozen, with its adapters. whole: the base, all of which trains. Activations
+    are not counted: they depend on the architecture and the length of samples.
     """
-    whole = Part(parameters=trained, buffers=exchanged.whole - trained, frozen=parameters)
+    trains = exchanged.up
+    client = Part(parameters=trains, buffers=exchanged.whole - trains, frozen=parameters)
     nothing = Part()
-    return ModelShapes(name, "", whole, nothing, whole, nothing, nothing, 0, 0, 0)
+    whole = Part(parameters=parameters)
+    return ModelShapes(name, "", client, nothing, whole, nothing, nothing, 0, 0, 0)
 
 
 def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
@@ -101,9 +104,9 @@ def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
     return PlannedMethod(
         "lora",
         flows,
-        lambda shapes: {Category.ADAPTERS: shapes.whole},
+        lambda shapes: {Category.ADAPTERS: shapes.client},
         lambda _: ROUND_WAITS if by_rounds else WAITS,
-        whole_model_memory,
+        lambda shapes, batch: trained(shapes.client, batch),
         is_cut=False,
     )
 
@@ -121,8 +124,8 @@ def planned_zeroth(steps: int, probes: int) -> PlannedMethod:
     return PlannedMethod(
         "zeroth",
         flows,
-        lambda shapes: {Category.ADAPTERS: shapes.whole},
+        lambda shapes: {Category.ADAPTERS: shapes.client},
         lambda _: ROUND_WAITS,
-        lambda shapes, _: whole_model_memory(shapes, 0),
+        lambda shapes, batch: frozen_part(shapes.client, batch),
         is_cut=False,
     )
