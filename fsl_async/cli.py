@@ -84,6 +84,24 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     metavar="FILE.py:FUNCTION",
     help="Split learning: your own auxiliary model, function(shape, outputs).",
 )
+@click.option(
+    "--base",
+    type=_PATH,
+    metavar="MODEL",
+    help="Fine-tuning: the base model, a Hugging Face folder or a GGUF file that every site has.",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(1, 4096),
+    metavar="R",
+    help="client: rank of its adapters, where the run's rule merges unequal ones.",
+)
+@click.option("--layers", metavar="0-2,5", help="client: train adapters in these blocks only.")
+@click.option(
+    "--order",
+    metavar="first|zeroth",
+    help="client: train by gradients, or by losses alone (default: by tune.method).",
+)
 @click.option("--run-dir", type=_PATH, metavar="DIR", help="Where files of the run are kept.")
 @click.option(
     "--from-version", type=click.IntRange(min=0), metavar="N", help="ps: go on from version N."
@@ -141,6 +159,10 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),
     "launchers": ("ps", "--launchers goes with --role ps, which launches clients that died"),
     "with_ps": ("server", "--with-ps goes with --role server"),
+    "base": ("ps client", "--base is for --role ps and --role client"),
+    "rank": ("client", "--rank is a client's; the run's is --set tune.rank=R"),
+    "layers": ("client", "--layers is a client's"),
+    "order": ("client", "--order is a client's; the run's is --set tune.method=zeroth"),
     "model": (
         "client server",
         f"--model is for --role server and --role client: {_BUILDS_NOTHING}",

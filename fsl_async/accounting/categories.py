@@ -14,6 +14,8 @@ class Category(StrEnum):
     AUXILIARY = "auxiliary"
     CLIENT_MODEL = "client model"
     FULL_MODEL = "full model"
+    ADAPTERS = "adapters"
+    SCALARS = "scalars"
 
 
 class Direction(StrEnum):

@@ -63,22 +63,26 @@ class Traffic:
         self.coded[category, direction] += coded
 
     def weights(
-        self, manifest: Manifest, direction: Direction, index: int, frame: bytes, *, is_cut: bool
+        self,
+        manifest: Manifest,
+        direction: Direction,
+        index: int,
+        frame: bytes,
+        *,
+        category: Category,
     ) -> None:
-        """Count a chunk of weights between a client and the parameter server, by category.
+        """Count a chunk of weights between a client and the parameter server.
 
-        is_cut: the client holds a part of the model. An auxiliary model that is averaged with the
-        client's part (CSE-FSL) is recognized by the names of its tensors.
+        category: full model, client model, or adapters. An auxiliary model that is averaged with
+        the client's part (CSE-FSL) is recognized by the names of its tensors.
         """
         start, stop = manifest.chunk_range(index)
         auxiliary = 0
-        category = Category.FULL_MODEL
         if is_seeds(frame):
-            self.payload[category, direction] += len(frame) - SEEDS_HEADER_BYTES
-            self.coded[category, direction] += len(frame)
+            self.payload[Category.SCALARS, direction] += len(frame) - SEEDS_HEADER_BYTES
+            self.coded[Category.SCALARS, direction] += len(frame)
             return
-        if is_cut:
-            category = Category.CLIENT_MODEL
+        if category is Category.CLIENT_MODEL:
             auxiliary = sum(
                 max(0, min(stop, spec.offset + math.prod(spec.shape)) - max(start, spec.offset))
                 for spec in manifest.tensors

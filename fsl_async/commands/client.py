@@ -8,9 +8,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import asdict
+
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
 from fsl_async.config.site_policy import listed
+from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import DataError, TooShortError, UsageError
 from fsl_async.process.heap import keep_freed_blocks
 from fsl_async.process.program import program
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from fsl_async.config.settings import Config
     from fsl_async.config.site_policy import SitePolicy
+    from fsl_async.config.site_tuning import Order
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.process.stopper import Stopper
 
@@ -41,6 +45,10 @@ def command(
     threads: int | None,
     model: str | None,
     auxiliary: str | None,
+    base: Path | None = None,
+    rank: int | None = None,
+    order: str | None = None,
+    layers: str | None = None,
     allow: str | None = None,
     grace_s: float | None = None,
     ec2_spot: bool = False,
@@ -71,7 +79,12 @@ def command(
     model = check_task(model, "--model") if model else None
     auxiliary = check_task(auxiliary, "--auxiliary") if auxiliary else None
     data = str(check_data(data)) if data else None
-    if task is None and data is not None:
+    tuning = SiteTuning(
+        str(check_base(base)) if base is not None else "", rank or 0, _order(order), layers or ""
+    )
+    if tuning.base:
+        pass  # records of any shape, which the run's objective reads
+    elif task is None and data is not None:
         check_readable(data)
     output = Output(as_json=as_json, waits=False)
     with contextlib.ExitStack() as stack:
@@ -89,6 +102,7 @@ def command(
                 | {"task": task or "", "run_dir": str(run_dir or "")}
                 | {"threads": threads_here(threads or 0)}
                 | {"allow": listed(policy.allowed)}
+                | {key: value for key, value in asdict(tuning).items() if value}
                 | {key: code for key, code in (("model", model), ("auxiliary", auxiliary)) if code}
             )
             return 0
@@ -100,6 +114,7 @@ def command(
             data,
             threads=threads,
             code=SiteCode(model, auxiliary),
+            tuning=tuning,
             run_dir=run_dir,
             keys=found,
             policy=policy,
@@ -211,7 +226,7 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
     from fsl_async.learn.data.find import is_text
 
     path = config.data.path
-    if not path or config.train.task or not Path(path).exists():
+    if not path or config.train.task or config.tune.is_on or not Path(path).exists():
         return
     if config.split.is_on and not is_text(Path(path)):
         return  # the parameter server describes it when it starts
@@ -223,6 +238,25 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
         for key, option in options.items():
             text = text.replace(key, option)
         raise DataError(text) from None
+
+
+def _order(text: str | None) -> Order | None:
+    if text is None or text in {"first", "zeroth"}:
+        return text  # type: ignore[return-value]
+    raise UsageError(f"--order {text[:80]}: first (gradients) or zeroth (losses alone)")
+
+
+def check_base(base: Path) -> Path:
+    """Return the absolute path of a base model. Raises UsageError where there is none."""
+    path = base.expanduser()
+    if not path.exists():
+        raise UsageError(f"--base {base}: no such file or directory")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise UsageError(
+            f"--base {base}: there is no config.json; give a folder in Hugging Face's format, as"
+            " save_pretrained writes it"
+        )
+    return path.resolve()
 
 
 def check_data(data: str) -> Path:

@@ -13,19 +13,22 @@ from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS
 
 if TYPE_CHECKING:
     from fsl_async.accounting.shapes import ModelShapes
+    from fsl_async.plan.methods import PlannedMethod
+
+TUNED = ("lora", "zeroth")
 
 _COUNT = click.IntRange(1, 10**12)
 
 
 @click.command("plan")
 @click.option(
-    "--method", required=True, metavar="|".join((*names_of(), "pretrain")),
+    "--method", required=True, metavar="|".join((*names_of(), "pretrain", *TUNED)),
     help=f"What to train with. With -u behind it ({GRADIENTS}) labels stay at home.",
 )  # fmt: skip
 @click.option(
     "--model", required=True, metavar="NAME",
     help="resnet18-cifar10, resnet18-cifar100, a built-in GPT: gpt-0.5m ... gpt-1b, or a value of"
-    " model.family: small-cnn, llama, FILE.py:FUNCTION ...",
+    " model.family: small-cnn, llama, FILE.py:FUNCTION ...; for lora and zeroth the base's folder.",
 )  # fmt: skip
 @click.option(
     "--cut",
@@ -35,13 +38,19 @@ _COUNT = click.IntRange(1, 10**12)
 @click.option(
     "--set", "overrides", multiple=True, metavar="A.B=C",
     help="A setting of the run, for models of model.family: model.preset, model.sizes,"
-    " data.sample_shape, split.auxiliary, split.lora_client ...",
+    " data.sample_shape, split.auxiliary, split.lora_client ...; for lora tune.rule, tune.rank,"
+    " tune.targets, tune.full ...",
+)  # fmt: skip
+@click.option(
+    "--rank", type=click.IntRange(1, 4096), metavar="R",
+    help="lora: rank of a client's adapters. [default: that of the run, tune.rank]",
 )  # fmt: skip
 @click.option("--clients", default=10, show_default=True, type=_COUNT)
 @click.option("--batch", default=256, show_default=True, type=_COUNT, help="Samples in a step.")
 @click.option(
     "--samples-per-client", "samples", default=5000, show_default=True, type=_COUNT,
-    help="Samples of a client in a round; of a GPT windows of its context.",
+    help="Samples of a client in a round; of a GPT windows of its context. Not of lora and zeroth,"
+    " whose rounds have tune.steps or tune.zo_steps.",
 )  # fmt: skip
 @click.option(
     "--upload-every", default=5, show_default=True, type=_COUNT,
@@ -73,6 +82,7 @@ def command(
     model: str,
     cut: str | None,
     overrides: tuple[str, ...],
+    rank: int | None,
     clients: int,
     batch: int,
     samples: int,
@@ -92,9 +102,15 @@ def command(
     from fsl_async.plan.methods import Workload
     from fsl_async.plan.report import as_dict, as_text, make_plan
 
+    planned: str | PlannedMethod = method
+    if method in TUNED:
+        planned, shapes, steps = _tuned(method, model, rank, overrides)
+        samples = steps * batch
+    else:
+        shapes = _shapes(method, model, cut, overrides)
     plan = make_plan(
-        method=method,
-        shapes=_shapes(method, model, cut, overrides),
+        method=planned,
+        shapes=shapes,
         work=Workload(clients, batch, samples, upload_every, align_every),
         link=parse_link(link),
         number_format=number_format,
@@ -106,6 +122,38 @@ def command(
         return
     for line in as_text(plan, rounds):
         output.say(line)
+
+
+def _tuned(
+    method: str, model: str, rank: int | None, overrides: tuple[str, ...]
+) -> tuple[PlannedMethod, ModelShapes, int]:
+    """The row and the shapes of adapters in the base in the folder `model`, and steps a round."""
+    from pathlib import Path
+
+    from fsl_async.commands.client import check_base
+    from fsl_async.config.load import load
+    from fsl_async.config.site_tuning import SiteTuning
+    from fsl_async.learn.tune.base_files import base_facts
+    from fsl_async.learn.tune.base_shapes import adapted_layers, full_values
+    from fsl_async.plan.tuning import adapter_shapes, adapter_values, planned_lora, planned_zeroth
+    from fsl_async.store.adapters import adapter_rule_named
+
+    given = [f"tune.method={json.dumps(method)}"]
+    config = load(None, [*overrides, *given], {"tune.method": "--method"})
+    tune = config.tune
+    folder = check_base(Path(model))
+    facts = base_facts(folder)
+    layers = adapted_layers(facts, tune)
+    full = full_values(facts, tune)
+    unequal = adapter_rule_named(tune.rule).unequal_ranks
+    site_rank = SiteTuning(rank=rank or 0).rank_in(tune, unequal=unequal)
+    values = adapter_values(
+        layers, tune.rule, rank=tune.adapter_rank, site_rank=site_rank, full=full
+    )
+    shapes = adapter_shapes(folder.name, values, facts.parameters)
+    if method == "zeroth":
+        return planned_zeroth(tune.zo_steps, tune.zo_probes), shapes, tune.zo_steps
+    return planned_lora(values, by_rounds=tune.by_rounds), shapes, tune.steps
 
 
 def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.commands.client import check_corpus, check_data, check_task
+from fsl_async.commands.client import check_base, check_corpus, check_data, check_task
 from fsl_async.commands.options import overrides_of
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
@@ -34,6 +34,7 @@ def command(
     name: str | None,
     data: str | None,
     task: str | None,
+    base: Path | None = None,
     run_dir: Path | None,
     from_version: int | None,
     threads: int | None,
@@ -62,6 +63,10 @@ def command(
         "train.task": ("--task", check_task(task) if task else None),
         "listen.insecure": ("--insecure", True if insecure else None),
     }
+    if base is not None:
+        chosen["tune.base"] = "--base", str(check_base(base))
+        if not any(one.startswith("tune.method") for one in overrides):
+            overrides = ("tune.method=lora", *overrides)
     shorter, options = overrides_of(chosen)
     loaded = load(config, [*overrides, *shorter], options)
     filled = resolved(loaded)
@@ -159,7 +164,9 @@ def client_options(config: Config) -> str:
         "--auxiliary": is_own(config.split.auxiliary),
     }
     options = [f"{option} FILE.py:FUNCTION" for option, is_needed in own.items() if is_needed]
-    if not config.train.task and config.data.source == "site":
+    if config.tune.is_on:
+        options.append("--base MODEL")
+    if not config.train.task and (config.data.source == "site" or config.tune.is_on):
         options.append("--data PATH")
     needed = needs_of(config)
     if set(needed) != {DELTAS}:

@@ -40,8 +40,8 @@ def command(
 
     address: the parameter server's, with `with_ps`.
     """
+    from fsl_async.config.implied import with_implied
     from fsl_async.config.load import load, resolved, to_dict, to_toml
-    from fsl_async.config.split_rules import with_implied
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
     if task is not None:

@@ -84,7 +84,7 @@ _WIRE_TABLES = (
     "tune",
 )  # fmt: skip
 _WIRE_RUN_KEYS = ("name", "seed")
-_LOCAL_KEYS = (("data", "path"),)
+_LOCAL_KEYS = (("data", "path"), ("tune", "base"))
 _CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"))
 """Settings that may name a file of the user's code."""
 

@@ -23,6 +23,8 @@ Objective = Literal["lm", "classify", "dpo"]
 TrainedOn = Literal["completion", "all"]
 BaseCheck = Literal["values", "shapes"]
 
+ROUND_RULES = ("rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
+"""Rules that need every site to start a round from the newest version."""
 RANK, BANK_RANK = 8, 16
 """Default ranks: of adapters that all sites train in full, and of a bank."""
 
@@ -56,6 +58,11 @@ class TuneConfig:
         "how adapters are merged: fedit (mean of both factors) | ffa | rolora | fedsvd | fedex |"
         " flora | hetlora | flexlora | bank (hybrid LoRA: ranks, layers and orders by site)",
         fixed=True,
+    )
+    base: str = setting(
+        "",
+        "folder of the base model in Hugging Face's format, or a GGUF file; each site gives its own"
+        " with --base; never sent",
     )
     rank: int = setting(
         0,
@@ -153,6 +160,11 @@ class TuneConfig:
     def is_on(self) -> bool:
         """Whether this run tunes a base model."""
         return self.method != "none"
+
+    @property
+    def by_rounds(self) -> bool:
+        """Whether sites train by rounds: each starts from the newest version."""
+        return self.method == "zeroth" or self.rule in ROUND_RULES
 
     @property
     def adapter_rank(self) -> int:

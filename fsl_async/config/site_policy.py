@@ -95,7 +95,12 @@ class SitePolicy:
 
 def needs_of(config: Config) -> tuple[str, ...]:
     """Return the kinds that every client of a run with this configuration sends."""
-    split = config.split
+    split, tune = config.split, config.tune
+    if tune.is_on:
+        # The head of a classifier is new, and is exchanged whole.
+        whole = bool(tune.full) or tune.objective == "classify"
+        orders = (SCALARS,) if tune.method == "zeroth" else ()
+        return orders or ((DELTAS,) if whole else (ADAPTERS,))
     # Linear auxiliary models and the user's own have no adapters: all of their weights are sent.
     has_auxiliary = split.is_on and METHODS[split.method].auxiliary != "none"
     auxiliary = has_auxiliary and not split.auxiliary.startswith("blocks")

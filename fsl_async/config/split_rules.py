@@ -1,17 +1,14 @@
 """Derives from the configuration what split learning needs. Pure.
 
-That is: rules for the machines, the split server's address, and settings that a method implies.
+That is: rules for the machines, and the split server's address.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import attrs
 
 from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.settings import Config
-from fsl_async.config.tune_rules import with_zeroth
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import Method, SplitRules, method_of
 
@@ -66,36 +63,3 @@ def with_split_server(config: Config, key: str = "") -> Config:
         )
     at = split.listen if not key else attrs.evolve(parse_listen(split.listen), key=key).fsl
     return attrs.evolve(config, split=attrs.evolve(split, server=at))
-
-
-def with_implied(config: Config) -> Config:
-    """Add the settings that a method implies for the parameter server: trigger and plain average.
-
-    Raises ConfigError where sync.trigger is set to another value, and for a model of split learning
-    without a method.
-    """
-    config = with_zeroth(config)
-    if not config.split.is_on:
-        if config.model.family != "gpt" and not config.train.task:
-            raise ConfigError(
-                f"model.family = {config.model.family} needs a split.method: the built-in task of"
-                " pretraining trains gpt",
-                "model.family",
-            )
-        return config
-    wanted = split_method(config).trigger
-    if config.sync.trigger not in {"clock", wanted}:
-        raise ConfigError(
-            f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method}"
-            f" in mode {config.split.mode} needs {wanted}: leave it out",
-            "sync.trigger",
-        )
-    trigger: Any = wanted
-    codec = attrs.evolve(config.codec, up=config.split.models, down=config.split.models)
-    made: Config = attrs.evolve(
-        config,
-        sync=attrs.evolve(config.sync, trigger=trigger),
-        outer=attrs.evolve(config.outer, optimizer="average"),
-        codec=codec,
-    )
-    return made

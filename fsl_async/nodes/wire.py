@@ -10,6 +10,8 @@ from typing import Any
 
 from attrs import frozen
 
+from fsl_async.accounting.categories import Category
+from fsl_async.config.settings import Config
 from fsl_async.roles.messages import MessageError, checked_text, optional
 from fsl_async.roles.sync.delta import DIGEST
 from fsl_async.roles.sync.messages import RUN
@@ -127,3 +129,10 @@ def eager_bytes(chunks: int) -> int:
     For a small model, round trips take longer than the transfer.
     """
     return chunks * _CHUNK_BYTES if chunks <= _EARLY_CHUNKS else 0
+
+
+def exchanged_category(config: Config) -> Category:
+    """Category of the weights that clients and the parameter server exchange."""
+    if config.tune.is_on:
+        return Category.ADAPTERS
+    return Category.CLIENT_MODEL if config.split.has_server else Category.FULL_MODEL

@@ -22,6 +22,7 @@ from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.memory import Memory, whole_model_memory
 from fsl_async.plan.methods import PLANNED, Flow, PlannedMethod, Workload
 from fsl_async.plan.pretraining import PRETRAIN
+from fsl_async.plan.tuning import TUNED
 
 ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}
 
@@ -101,31 +102,39 @@ class Plan:
 
 def make_plan(
     *,
-    method: str,
+    method: str | PlannedMethod,
     shapes: ModelShapes,
     work: Workload,
     link: LinkSpec,
     number_format: str = "",
     as_published: bool = False,
 ) -> Plan:
-    """Make a plan. An empty format means the default: uniform for pretraining, else bf16.
+    """Make a plan. An empty format means the default: bf16 for split learning, else uniform.
+
+    method: by name, or as `fsl_async.plan.tuning` makes it for adapters.
 
     Raises UsageError for an unknown method or format, and with `as_published` for a method
     that has no published figures.
     """
-    if method not in ALL_METHODS:
-        raise UsageError(f"--method {method[:80]!r} is unknown; known: {', '.join(ALL_METHODS)}")
-    found = ALL_METHODS[method]
+    if isinstance(method, PlannedMethod):
+        found = method
+    elif method in ALL_METHODS:
+        found = ALL_METHODS[method]
+    else:
+        known = ", ".join([*ALL_METHODS, *TUNED])
+        raise UsageError(f"--method {method[:80]!r} is unknown; known: {known}")
     count: Accounting
     if as_published:
         if not found.published:
             known = ", ".join(one.name for one in ALL_METHODS.values() if one.published)
-            raise UsageError(f"--as-published: no figures of {method} were published; use {known}")
+            raise UsageError(
+                f"--as-published: no figures of {found.name} were published; use {known}"
+            )
         if number_format not in {"", "fp32"}:
             raise UsageError("--as-published counts in fp32: leave --format out")
         number_format, count = "fp32", PublishedAccounting()
     else:
-        number_format = number_format or ("uniform" if found is PRETRAIN else "bf16")
+        number_format = number_format or ("bf16" if found.name in PLANNED else "uniform")
         if number_format not in FORMATS:
             raise UsageError(f"--format {number_format[:80]!r}: use one of {', '.join(FORMATS)}")
         count = OurAccounting(FORMATS[number_format])
@@ -218,7 +227,9 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
         *(
             f"{'  ' + name:24}{readable(size):>10}  {readable(asdict(whole)[name]):>10}"
             for name, size in asdict(memory).items()
+            if size or name != "activations"
         ),
+        *([] if memory.activations else ["  activations come on top"]),
     ]
     if rounds:
         lines += [

@@ -377,6 +377,7 @@ def test_defaults_are_the_documented_ones():
         "tune": {
             "method": "none",
             "rule": "fedit",
+            "base": "",
             "rank": 0,
             "scale": 2.0,
             "targets": "",

@@ -26,7 +26,7 @@ every ten minutes.
 
 import fnmatch
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from fsl_async.errors import TaskError, one_line
 from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import FINGERPRINT_CHARACTERS, Manifest
 
@@ -48,18 +49,32 @@ class ModelWeights:
     Tensors are looked up by name at each use: `module.to(...)` replaces buffers, and a reference
     kept would go stale.
 
-    exchange: patterns of tensor names (`*` stands for any characters); None: what trains, and
-    buffers. Raises TaskError where the module has nothing to exchange or tensors that overlap in
-    memory, and for a pattern that no tensor matches.
+    exchange: patterns of tensor names (`*` stands for any characters), or a View; None: what
+    trains, and buffers. Raises TaskError where the module has nothing to exchange or tensors that
+    overlap in memory, and for a pattern that no tensor matches.
     """
 
-    def __init__(self, module: nn.Module, exchange: Sequence[str] | None = None) -> None:
+    def __init__(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         self._module = module
-        names = exchanged_names(module, exchange)
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in _distinct_tensors(module, names)]
-        self._names = [name for name, _ in shapes]
+        if isinstance(exchange, View):
+            self._checks_frozen = exchange.checks_frozen
+            self._tensors = exchange.tensors
+            names = [part.name for one in self._tensors for part in one.parts]
+            shapes = {
+                name: tuple(tensor.shape) for name, tensor in _distinct_tensors(module, names)
+            }
+        else:
+            self._checks_frozen = True
+            names = exchanged_names(module, exchange)
+            shapes = {
+                name: tuple(tensor.shape) for name, tensor in _distinct_tensors(module, names)
+            }
+            self._tensors = tuple(Exchanged(_plain(name), (Part(name),)) for name in shapes)
+        self._names = set(shapes)
         try:
-            self.layout = Manifest.from_shapes((_plain(name), shape) for name, shape in shapes)
+            self.layout = Manifest.from_shapes(
+                (one.name, _joined_shape(one, shapes)) for one in self._tensors
+            )
             """Names, shapes and offsets; `manifest` without the digest of what is frozen."""
         except ManifestError as error:
             raise TaskError(f"fed.attach cannot exchange this module: {error}") from error
@@ -67,7 +82,9 @@ class ModelWeights:
     @cached_property
     def manifest(self) -> Manifest:
         """The layout, and the digest of what is frozen; the first use reads the frozen weights."""
-        return Manifest(self.layout.tensors, frozen_digest(self._module, set(self._names)))
+        if not self._checks_frozen:
+            return self.layout
+        return Manifest(self.layout.tensors, frozen_digest(self._module, self._names))
 
     def copy_out(self, out: Vector) -> bool:
         """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite."""
@@ -124,26 +141,44 @@ class ModelWeights:
     def _pieces(self) -> Iterator[tuple[Tensor, int, int]]:
         """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor."""
         live = _named_tensors(self._module)
-        for name, spec in zip(self._names, self.layout.tensors, strict=True):
-            tensor = live[name]
-            if tuple(tensor.shape) != spec.shape:
+        for one, spec in zip(self._tensors, self.layout.tensors, strict=True):
+            tensors = [
+                live[part.name].t() if part.is_transposed else live[part.name] for part in one.parts
+            ]
+            rows = sum(len(tensor) for tensor in tensors) if len(tensors) > 1 else None
+            found = tuple(tensors[0].shape) if rows is None else (rows, *tensors[0].shape[1:])
+            if found != spec.shape:
                 raise TaskError(
-                    f"{name} had shape {spec.shape} at fed.attach and has"
-                    f" {tuple(tensor.shape)}: attach the final model"
+                    f"{one.name} had shape {spec.shape} at fed.attach and has {found}: attach the"
+                    " final model"
                 )
-            values = tensor.numel()
-            if tensor.is_contiguous():
-                flat = tensor.view(-1)
-                for start in range(0, values, PIECE_VALUES):
-                    stop = min(start + PIECE_VALUES, values)
-                    yield flat[start:stop], spec.offset + start, spec.offset + stop
-            else:
-                yield tensor, spec.offset, spec.offset + values
+            offset = spec.offset
+            for tensor in tensors:
+                yield from _pieces_of(tensor, offset)
+                offset += tensor.numel()
 
     def _wait(self) -> None:
         for device in {tensor.device for tensor in _named_tensors(self._module).values()}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+
+
+def _joined_shape(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    found = [shapes[part.name][:: -1 if part.is_transposed else 1] for part in one.parts]
+    if len(found) == 1:
+        return found[0]
+    return (sum(shape[0] for shape in found), *found[0][1:])
+
+
+def _pieces_of(tensor: Tensor, offset: int) -> Iterator[tuple[Tensor, int, int]]:
+    values = tensor.numel()
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        for start in range(0, values, PIECE_VALUES):
+            stop = min(start + PIECE_VALUES, values)
+            yield flat[start:stop], offset + start, offset + stop
+    else:
+        yield tensor, offset, offset + values
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -27,6 +27,7 @@ tell.
 import os
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, SupportsFloat, TypeVar
@@ -36,7 +37,9 @@ import torch
 from torch import nn
 
 from fsl_async.config.presets import DECAY_SHARES
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import DELTAS, SitePolicy
+from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
@@ -46,9 +49,15 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
+from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.exchanged import View
 from fsl_async.roles.machine import Event
+from fsl_async.roles.sync.delta import ORDER, RANK
+from fsl_async.store.adapters import adapter_rule_named
 
 T = TypeVar("T")
+ADAPTER_RATE = 1e-3
+"""AdamW's learning rate of adapters where the run sets none."""
 TOLERATED_STEPS = 3
 """How often step may be called after the end before that counts as a loop that never looks."""
 
@@ -81,6 +90,8 @@ class ClientContext:
     log: Callable[[str], None] = print
     policy: SitePolicy = attrs.field(factory=SitePolicy)
     """What may leave this site."""
+    tuning: SiteTuning = attrs.field(factory=SiteTuning)
+    """This site's choices where the run tunes a base model."""
 
 
 class RoundTraining(Protocol):
@@ -123,7 +134,10 @@ class FedBase:
         self.config = context.config
         self.log = context.log
         self.policy = context.policy
+        self.adapters: Adapters | None = None
+        """Of the model, after `lora`."""
         self._context = context
+        self._tracked: list[weakref.ref[torch.optim.Optimizer]] = []
         self._steps_after_end = 0
 
     @property
@@ -146,6 +160,62 @@ class FedBase:
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Hand the model over; on return its weights are the run's."""
         raise NotImplementedError
+
+    def lora(
+        self, model: nn.Module, *, heads: Sequence[str] = (), site_rank: int | None = None
+    ) -> nn.Module:
+        """Give a base model the run's adapters and hand it over, instead of `attach`.
+
+            model = fed.lora(AutoModelForCausalLM.from_pretrained(folder))
+
+        By [tune] of the run and this client's --rank and --layers. The model is changed in place,
+        frozen but for adapters and full modules, and returned; only these are exchanged. heads:
+        names of weights that are new in it, such as a classifier's, and train whole. site_rank:
+        instead of --rank.
+
+        Raises ConfigError (nothing to adapt), TaskError (a rank that the run cannot have), and what
+        `attach` raises.
+        """
+        tune = TuneConfig(**self.config.get("tune", {}))
+        rule = adapter_rule_named(tune.rule)
+        site = self._context.tuning
+        if site_rank is not None:
+            site = attrs.evolve(site, rank=site_rank)
+        spec = AdapterSpec(
+            rank=tune.adapter_rank,
+            site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
+            scale=tune.scale,
+            seed=self.seed,
+            targets=[name for name in tune.targets.split(",") if name],
+            full=[name for name in tune.full.split(",") if name],
+            heads=heads,
+            layers=site.layers,
+            checks_base=tune.base_check == "values",
+        )
+        self.adapters = Adapters(model, spec, rule)
+        self._attach_adapters(model, self.adapters)
+        return model
+
+    def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
+        """Hand over a model with adapters."""
+        raise NotImplementedError
+
+    def track(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clear the state of your own optimizer at versions that change the adapters' basis.
+
+        Moments describe the basis before. `fed.optimizer` makes one that is tracked already.
+        """
+        self._tracked.append(weakref.ref(optimizer))
+
+    def _new_version(self, version: int) -> None:
+        """The model was moved onto a version: adapters train what their rule trains from it."""
+        adapters = self.adapters
+        if adapters is None:
+            return
+        adapters.begin_version(version)
+        if adapters.changes_basis:
+            for optimizer in filter(None, (found() for found in self._tracked)):
+                optimizer.state.clear()
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
         """A training step is done; the only point where weights may be exchanged."""
@@ -208,13 +278,18 @@ class FedBase:
         """The run's inner optimizer over the weights of `model` that train.
 
         By [train] of the run: Muon for the matrices of hidden layers and AdamW for the rest, or
-        AdamW alone. train: values to use instead, such as learning_rate=3e-4, optimizer="adamw".
-        is_matrix: whether Muon steps a weight, by its name; by default
-        `fsl_async.learn.client.optimizers.hidden_matrices`.
+        AdamW alone, as always for adapters. train: values to use instead, such as
+        learning_rate=3e-4, optimizer="adamw". is_matrix: whether Muon steps a weight, by its name;
+        by default `fsl_async.learn.client.optimizers.hidden_matrices`.
         """
-        return build_optimizer(
-            model, {**self.config.get("train", {}), **train}, is_matrix=is_matrix
-        )
+        settings = {**self.config.get("train", {}), **train}
+        if self.adapters is None:
+            return build_optimizer(model, settings, is_matrix=is_matrix)
+        rate = float(settings.get("learning_rate", 0.0)) or ADAPTER_RATE
+        # Factors are of low rank by themselves; decay would pull a frozen tail and B apart.
+        optimizer = torch.optim.AdamW(self.adapters.trained(), lr=rate, weight_decay=0.0)
+        self.track(optimizer)
+        return optimizer
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
         """A scheduler that multiplies the rates of `optimizer` by `rate_factor`.
@@ -347,14 +422,28 @@ class Fed(FedBase):
         self._check_weights(model, exchange)
         self._training.attach(model, exchange)
 
-    def _check_weights(self, model: nn.Module, exchange: Sequence[str] | None = None) -> None:
+    def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
+        training, view = self._training, adapters.view
+        self._check_weights(model, view)
+        training.facts = {RANK: float(adapters.spec.site_rank), ORDER: 1.0}
+        training.on_version = self._new_version
+        if self.config.get("sync", {}).get("trigger", "clock") != "clock":
+            training.expect_rounds()
+            training.round_steps = int(self.config["tune"]["steps"])
+        training.attach(model, view)
+
+    def _check_weights(
+        self, model: nn.Module, exchange: Sequence[str] | View | None = None
+    ) -> None:
         """Raise NotAllowedError where a site that lets out adapters only would send others."""
         policy = self.policy
         if policy.lets(DELTAS):
             return
         tensors = ModelWeights(model, exchange).layout.tensors
         others = [
-            one.name for one in tensors if not set(one.name.split(".")) & {"lora_A", "lora_B"}
+            one.name
+            for one in tensors
+            if not set(one.name.split(".")) & {"lora_A", "lora_B", "patch"}
         ]
         if others:
             what = f"this task exchanges {others[0]}, which is no LoRA adapter: it"
@@ -439,8 +528,11 @@ class Fed(FedBase):
         """
         self.meter.step_ended()
         self.meter.count(tokens, metrics)
-        if self._training.orders.attention and not self._training.attend():
-            return self._ended()
+        training = self._training
+        if training.orders.attention or training.is_due:
+            goes_on = training.attend_round() if training.round_steps else training.attend()
+            if not goes_on:
+                return self._ended()
         self.meter.step_begins()
         return True
 
@@ -500,6 +592,12 @@ class LocalFed(FedBase):
         if self.model is not None:
             raise TaskError("fed.attach was called twice: attach one model, once")
         ModelWeights(model, exchange)
+        self.model = model
+
+    def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
+        if self.model is not None:
+            raise TaskError("fed.lora was called twice: attach one model, once")
+        ModelWeights(model, adapters.view)
         self.model = model
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:

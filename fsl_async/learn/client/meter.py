@@ -51,6 +51,11 @@ class Meter:
         """Tokens since the last `take` or `forget`."""
         return self.tokens - self._sent[1]
 
+    @property
+    def unsent_steps(self) -> int:
+        """Steps since the last `take` or `forget`."""
+        return self.steps - self._sent[0]
+
     def count(self, tokens: int, metrics: Mapping[str, SupportsFloat] | None) -> None:
         """Count one step: two microseconds, and a wait for the GPU for each metric on one.
 

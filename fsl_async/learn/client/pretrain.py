@@ -12,15 +12,14 @@ them would cost two more models on the wire and was found not to help (DiLoCo, s
 
 import math
 import sysconfig
-import time
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from fsl_async.config.site_policy import METRICS
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 
@@ -50,7 +49,9 @@ def train(fed: FedBase) -> None:
     fed.attach(model)
     optimizer = fed.optimizer(model)
     scheduler = fed.scheduler(optimizer)
-    held_out = HeldOut(fed, model, corpus, settings["evaluate_share"])
+    held_out = HeldOut(fed, lambda: measured(model, corpus), settings["evaluate_share"])
+    if fed.part[0] or not corpus.held_out.bytes:
+        held_out.never()
     skipped = 0
     for window_BS in fed.shard(corpus, batch=settings["batch"]):
         with autocast(fed.device):
@@ -81,40 +82,10 @@ def train(fed: FedBase) -> None:
         )
 
 
-class HeldOut:
-    """Evaluates versions on held-out text while training goes on, at one client of the run.
-
-    That is the one with the first part of the data; all clients where each has data of its own.
-    None where the site keeps metrics to itself. share: of its time that it may take; 0: never.
-    """
-
-    def __init__(self, fed: FedBase, model: GPT, corpus: Corpus, share: float) -> None:
-        self._fed = fed
-        self._model = model
-        self._corpus = corpus
-        self._pause = 1.0 / share - 1.0 if share else math.inf
-        if fed.part[0] or not corpus.held_out.bytes or not fed.policy.lets(METRICS):
-            self._pause = math.inf
-        self._seen = -1
-        self._next_at = 0.0
-
-    def due(self) -> dict[str, float]:
-        """Metrics of a new version: nats a byte, its number; empty if none is due."""
-        fed = self._fed
-        if self._pause == math.inf or fed.version == self._seen:
-            return {}
-        begun = time.monotonic()
-        if begun < self._next_at:
-            return {}
-        with fed.at_version() as version:
-            loss = evaluate(self._model, self._corpus) if version >= 0 else math.nan
-        self._seen = fed.version
-        ended = time.monotonic()
-        self._next_at = ended + self._pause * (ended - begun)
-        if version < 0:
-            return {}
-        bits = loss / LN2
-        return {"eval_loss": loss, "eval_bits_per_byte": bits, "eval_version": float(version)}
+def measured(model: GPT, corpus: Corpus) -> dict[str, float]:
+    """Metrics of the model on the held-out tail."""
+    loss = evaluate(model, corpus)
+    return {"eval_loss": loss, "eval_bits_per_byte": loss / LN2}
 
 
 def open_corpus(tables: Tables, context: int) -> Corpus:

@@ -11,7 +11,7 @@ carries the rounding of the base to bf16 into the next delta; keep fp32 weights 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -33,6 +33,7 @@ from fsl_async.learn.client.ports import (
     Work,
 )
 from fsl_async.learn.client.schedule import RunClock
+from fsl_async.learn.models.exchanged import View
 from fsl_async.roles.sync.delta import ORDER
 
 
@@ -46,6 +47,13 @@ class Training:
         self.version = NO_VERSION  # what the model was last moved onto
         self.joined_at = NO_VERSION
         """The version that the model was moved onto first."""
+        self.facts: dict[str, float] = {}
+        """Of every delta; see `fsl_async.roles.sync.delta.FACTS`."""
+        self.round_steps = 0
+        """Steps of a round in a training function that calls `fed.step` alone; 0: it asks for
+        rounds, or there are none."""
+        self.on_version: Callable[[int], None] = lambda _: None
+        """Called when the model was moved onto a version."""
         self._exchange = exchange
         self._weights: ModelWeights | None = None
         self._round: RoundOrder | None = None  # the one that is trained
@@ -55,7 +63,7 @@ class Training:
         """Whether the run has ended, or this client's part in it."""
         return self.orders.stopped
 
-    def attach(self, module: nn.Module, exchange: Sequence[str] | None = None) -> None:
+    def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         """Take the model, and wait until its weights are a version of the run.
 
         exchange: as in `ModelWeights`.
@@ -77,6 +85,8 @@ class Training:
         while self.version == NO_VERSION:
             self.orders.wait_for_first()
             self.attend()
+        if self.round_steps:
+            self.next_round()
 
     def attend(self) -> bool:
         """Carry out orders. Returns False once stopped. Raises TaskError without a model.
@@ -138,6 +148,21 @@ class Training:
             self._snapshot(order.sequence, hold=True)
         return self.attend()
 
+    def attend_round(self) -> bool:
+        """Carry out orders after a step of a round of `round_steps`. False once stopped.
+
+        At the end of the round it waits for the next one, so that no step is made from a version
+        that is replaced meanwhile.
+        """
+        if self._round is None or self.meter.unsent_steps < self.round_steps:
+            return self.attend()
+        return self.end_round() and self.next_round() is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last step of a round of `round_steps` is done."""
+        return bool(self.round_steps) and self.meter.unsent_steps >= self.round_steps
+
     def attend_for(self, seconds: float) -> None:
         """Carry out the next order within `seconds`, after the training function has returned."""
         self.orders.by_rounds = False
@@ -159,14 +184,15 @@ class Training:
             metrics["nonfinite"] = 1.0
         metrics["snapshot_s"] = time.monotonic() - begun
         self.orders.hold(hold)  # before the answer, which may bring the resume
-        self._exchange.put_snapshot(sequence, snapshot, Work(tokens, steps, metrics, finite))
+        work = Work(tokens, steps, metrics, finite, dict(self.facts))
+        self._exchange.put_snapshot(sequence, snapshot, work)
 
     def _put_scalars(self, sequence: int, scalars: Vector) -> None:
         tokens, steps, metrics = self.meter.take()
         finite = bool(np.isfinite(scalars).all())
         if not finite:
             metrics["nonfinite"] = 1.0  # as in `_snapshot`
-        work = Work(tokens, steps, metrics, finite, {ORDER: 0.0}, scalars)
+        work = Work(tokens, steps, metrics, finite, {**self.facts, ORDER: 0.0}, scalars)
         self.orders.hold(True)  # before the answer, which may bring the resume
         self._exchange.put_snapshot(sequence, None, work)
 
@@ -183,4 +209,5 @@ class Training:
         if self.joined_at == NO_VERSION:
             self.joined_at = move.version
         self.version = move.version
+        self.on_version(move.version)
         return moved

@@ -36,7 +36,7 @@ def apply_lora(
     adapt.
     """
     peft = extra("peft")
-    found = list(targets) or _linear_layers(module)
+    found = list(targets) or linear_layers(module)
     if not found:
         raise ConfigError("LoRA finds no linear layers in this part", "split.lora")
     config = peft.LoraConfig(
@@ -56,7 +56,7 @@ def apply_lora(
     return [name for name, weight in module.named_parameters() if weight.requires_grad]
 
 
-def _linear_layers(module: nn.Module) -> list[str]:
+def linear_layers(module: nn.Module) -> list[str]:
     """Full names of linear layers other than the head's."""
     return [
         name

@@ -1,15 +1,16 @@
 """Zeroth order: a round's projected gradients from losses alone. Pure functions on weights.
 
-MeZO (Malladi et al., arXiv:2305.17333) with the rounds of DeComFL (Li et al., arXiv:2405.15861), and
-central differences:
+MeZO (Malladi et al., arXiv:2305.17333) with the rounds of DeComFL (Li et al., arXiv:2405.15861),
+and central differences:
 
     g[k,p] = (L(w + mu z[k,p]) - L(w - mu z[k,p])) / (2 mu)
-    w <- w + z[k,p] s,   s = fp32(-rate * g[k,p] / P),   for p = 0, ..., P - 1, after all are measured
+    w <- w + z[k,p] s,   s = fp32(-rate * g[k,p] / P)
 
-for K local steps, each on a batch of its own, from the round's base. Both perturbed copies are
-computed from w: adding and subtracting in place leaves rounding errors, so that who probed would
-hold other weights than who did not. The caller's weights are never written, and the steps of a
-round end with it: the next version replaces them.
+The P probes of a step are measured from the same w, and then w moves along each in order. There are
+K local steps, each on a batch of its own; the first is from the round's base. Both perturbed copies
+are computed from w: adding and subtracting in place leaves rounding errors, and a client that
+probed would hold other weights than one that did not. The caller's weights are never written, and
+the steps of a round end with it: the next version replaces them.
 """
 
 from __future__ import annotations

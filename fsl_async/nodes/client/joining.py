@@ -32,6 +32,7 @@ from fsl_async.process.threads import threads_here
 from fsl_async.roles.phrasing import counted
 
 SPLIT_TASK = "fsl_async.learn.split.task:train"
+TUNE_TASK = "fsl_async.learn.tune.task:train"
 
 
 def _context(
@@ -40,6 +41,7 @@ def _context(
     # As checked, not as received: what a parameter server adds to its welcome reaches no task.
     config: dict[str, dict[str, Any]] = to_wire(member.config)
     config["data"]["path"] = ""
+    config["tune"] = {**config["tune"], "base": options.tuning.base}
     for (table, key), code in options.code.settings().items():  # a site runs its own copies only
         config[table] = {**config[table], key: code}
     if options.threads is not None:  # other programs may run on the site's machine
@@ -55,16 +57,26 @@ def _context(
         shard_count=member.welcome.shards,
         log=log,
         policy=options.policy,
+        tuning=options.tuning,
     )
 
 
-def _built_in(config: Config, data: str | None) -> Task:
+def _built_in(config: Config, options: ClientOptions) -> Task:
     """The built-in task. Code and data that are not built in must be named by this site."""
+    data = options.data
     if config.train.task:
         raise TaskError(
             "this run trains a task of its own: give this client its copy with"
             " --task FILE.py:FUNCTION"
         )
+    if config.tune.is_on:
+        if not options.tuning.base or data is None:
+            missing = "--base MODEL_DIR" if not options.tuning.base else "--data PATH"
+            raise DataError(
+                "this run tunes a base model that every site has, on each site's own data: give"
+                f" this client {missing}"
+            )
+        return load_task(TUNE_TASK)
     if data is None and config.data.source != "built-in":
         raise DataError(
             "this run trains each site on its own data: give this client --data PATH (a parameter"
@@ -118,7 +130,7 @@ def join_run(
         if member.config.split.is_on:
             options.code.check(member.config)
         context = _context(options, member, log)
-        function = own or _built_in(member.config, options.data)
+        function = own or _built_in(member.config, options)
         log(_start_line(context, options.threads))
         MemoryMark.take()
         function(make_fed(runtime, context))

@@ -39,7 +39,7 @@ from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.split_session import SplitSession
 from fsl_async.nodes.client.training_watch import TrainingWatch
 from fsl_async.nodes.runtime import ThreadWorker
-from fsl_async.nodes.wire import Welcome
+from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
@@ -374,8 +374,8 @@ class ClientNode:
         parts = self._parts
         manifest = parts.exchange.manifest
         if manifest is not None and parts.welcome.done():
-            is_cut = parts.welcome.result().config.split.has_server
-            parts.traffic.weights(manifest, direction, index, frame, is_cut=is_cut)
+            category = exchanged_category(parts.welcome.result().config)
+            parts.traffic.weights(manifest, direction, index, frame, category=category)
 
     # --- the welcome; each may bring another configuration ---
 

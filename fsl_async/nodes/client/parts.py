@@ -16,6 +16,7 @@ from fsl_async.config.address import Address
 from fsl_async.config.settings import Config
 from fsl_async.config.site_code import NOTHING_OWN, SiteCode
 from fsl_async.config.site_policy import SitePolicy
+from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.wire import Welcome
@@ -50,6 +51,8 @@ class ClientOptions:
     """Threads of torch; None: train.threads."""
     code: SiteCode = NOTHING_OWN
     """The site's own models."""
+    tuning: SiteTuning = field(factory=SiteTuning)
+    """The site's choices where the run tunes a base model."""
     run_dir: Path | None = None
     """Folder of the journal; None: no journal."""
     keys: KeysFolder | None = None

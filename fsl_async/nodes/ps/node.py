@@ -23,10 +23,11 @@ from fsl_async.accounting.traffic_notes import TrafficNotes
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
+from fsl_async.config.implied import with_implied
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import needs_of
-from fsl_async.config.split_rules import with_implied, with_split_server
+from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
@@ -40,6 +41,7 @@ from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.wire import exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.journal_lines import MAX_ITEMS
 from fsl_async.observe.reporter import GarbageWatch, Reporter
@@ -435,7 +437,9 @@ class _Server:
                 say=self._journal.say,
                 finished=self._finish,
                 after_commit=options.after_commit,
-                count=lambda *chunk: self._traffic.weights(*chunk, is_cut=config.split.has_server),
+                count=lambda *chunk: self._traffic.weights(
+                    *chunk, category=exchanged_category(config)
+                ),
             ),
         )
 

@@ -22,9 +22,10 @@ from attrs import frozen
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.config.implied import with_implied
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import Config, check_listen
-from fsl_async.config.split_rules import split_rules, with_implied
+from fsl_async.config.split_rules import split_rules
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.access_control import AccessControl, check_guarded

@@ -10,7 +10,7 @@ from client_sides import Sides
 
 from fsl_async.config.site_policy import DELTAS, METRICS, SitePolicy
 from fsl_async.errors import DataError, TaskError
-from fsl_async.learn.client import pretrain
+from fsl_async.learn.client import held_out, pretrain
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
 from fsl_async.learn.models.gpt import GPT, PRESETS
 
@@ -204,25 +204,24 @@ class OneVersion:
         yield self.version
 
 
-def test_evaluations_keep_to_their_share_of_time(config, monkeypatch):
+def test_evaluations_keep_to_their_share_of_time(monkeypatch):
     """Each evaluation of a second is followed by three without one, at a quarter; then by the
     newest version, each once.
     """
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(held_out, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
-    def evaluate(model, corpus):
+    def measure():
         clock.now += 1.0
-        return 2.0
+        return {"eval_loss": 2.0}
 
-    monkeypatch.setattr(pretrain, "evaluate", evaluate)
     fed = OneVersion()
-    held_out = pretrain.HeldOut(fed, None, pretrain.open_corpus(config, 32), 0.25)
+    watch = held_out.HeldOut(fed, measure, 0.25)
     found = []
     for fed.version, later_s in ((-1, 0.0), (0, 3.5), (0, 3.5), (1, 1.0), (2, 1.0), (3, 1.5)):
         begun = clock.now
-        found.append(held_out.due().get("eval_version"))
+        found.append(watch.due().get("eval_version"))
         clock.now = begun + later_s
     assert found == [None, 0.0, None, 1.0, None, None]
     clock.now += 2.0
-    assert held_out.due()["eval_version"] == 3.0
+    assert watch.due()["eval_version"] == 3.0

@@ -99,3 +99,45 @@ def test_requests_after_the_training_function_has_returned(in_thread):
     client.exchange.request_snapshot(1)
     wait()
     assert client.events.get(timeout=20).steps == 1
+
+
+def test_a_loop_of_steps_trains_rounds_of_so_many_and_waits_between_them(in_thread):
+    """No step is made from a version that is replaced meanwhile: the loop stands still in between.
+
+    A second call's steps start from the version that the first round made.
+    """
+    events = queue.Queue()
+    client = Sides(publishes=True, take=events.put)
+    client.training.expect_rounds()
+    client.training.round_steps = 3
+    client.training.facts = {"rank": 4.0}
+    model = Model()
+    begun = []
+
+    def train():
+        client.training.attach(model)
+        while True:
+            begun.append(model.w[0].item())
+            with torch.no_grad():
+                model.w += 1.0
+            client.training.meter.count(2, None)
+            training = client.training
+            if (client.orders.attention or training.is_due) and not training.attend_round():
+                return
+
+    wait = in_thread(train)
+    assert isinstance(events.get(timeout=20), Attached)
+    assert isinstance(events.get(timeout=20), Rebased)
+    assert not begun, "the first round was not called yet"
+    client.exchange.begin_round(1, 0)
+    found = events.get(timeout=20)
+    assert isinstance(found, Snapshotted)
+    assert (found.sequence, found.tokens, found.steps, found.facts) == (1, 6, 3, {"rank": 4.0})
+    assert begun == [0.0, 1.0, 2.0]
+    client.exchange.resume()
+    client.exchange.begin_round(2, 1)
+    assert events.get(timeout=20).steps == 3
+    assert begun == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    client.exchange.stop()
+    wait()
+    assert len(begun) == 6

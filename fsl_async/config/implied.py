@@ -1,0 +1,78 @@
+"""Adds the settings that the kind of a run implies. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from fsl_async.config.settings import Config
+from fsl_async.config.split_rules import split_method
+from fsl_async.errors import ConfigError
+
+
+def with_implied(config: Config) -> Config:
+    """Add the settings that a method implies for the parameter server: trigger and plain average.
+
+    Raises ConfigError where sync.trigger is set to another value, for a model of split learning
+    without a method, and for split learning and fine-tuning in one run.
+    """
+    if config.tune.is_on:
+        return _tuning(config)
+    if not config.split.is_on:
+        if config.model.family != "gpt" and not config.train.task:
+            raise ConfigError(
+                f"model.family = {config.model.family} needs a split.method: the built-in task of"
+                " pretraining trains gpt",
+                "model.family",
+            )
+        return config
+    wanted = split_method(config).trigger
+    if config.sync.trigger not in {"clock", wanted}:
+        raise ConfigError(
+            f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method}"
+            f" in mode {config.split.mode} needs {wanted}: leave it out",
+            "sync.trigger",
+        )
+    trigger: Any = wanted
+    codec = attrs.evolve(config.codec, up=config.split.models, down=config.split.models)
+    made: Config = attrs.evolve(
+        config,
+        sync=attrs.evolve(config.sync, trigger=trigger),
+        outer=attrs.evolve(config.outer, optimizer="average"),
+        codec=codec,
+    )
+    return made
+
+
+def _tuning(config: Config) -> Config:
+    """Adapters: the mean of sites, by rounds where the rule needs that, and no stale deltas then.
+
+    "growing" momentum is for pretraining: here it stands for none. Momentum of adapters is asked
+    for by outer.optimizer = nesterov.
+    """
+    tune, sync, outer = config.tune, config.sync, config.outer
+    if config.split.is_on:
+        raise ConfigError(
+            "tune.method and split.method are both set: a run tunes a base model or splits one",
+            "tune.method",
+        )
+    if outer.optimizer == "growing":
+        outer = attrs.evolve(outer, optimizer="average")
+    if tune.by_rounds:
+        what = f"tune.rule = {tune.rule}" if tune.method == "lora" else "tune.method = zeroth"
+        if sync.trigger not in {"clock", "rounds"}:
+            raise ConfigError(
+                f"sync.trigger is {sync.trigger}, and {what} needs rounds: leave it out",
+                "sync.trigger",
+            )
+        if outer.optimizer != "average":
+            raise ConfigError(
+                f"outer.optimizer: {what} changes what momentum would refer to; choose average",
+                "outer.optimizer",
+            )
+        sync = attrs.evolve(sync, trigger="rounds", max_staleness=0)
+    # Every site has data of its own.
+    data = attrs.evolve(config.data, sharding="local")
+    made: Config = attrs.evolve(config, sync=sync, outer=outer, data=data)
+    return made

@@ -1,0 +1,264 @@
+"""Adapters of low rank in a base model (LoRA, Hu et al., arXiv:2106.09685), by `peft`.
+
+A linear layer with weight W (out, in) computes W x + scale B A x, with A (R, in) and B (out, R).
+The base is frozen; A, B and the modules named by `full` train and are exchanged. R and `scale` are
+the same at all sites. A site of rank r < R trains the first r rows of A and columns of B, as the
+adapter `SITE`; the others are the frozen adapter `TAIL`, which the forward pass includes or not, by
+the rule that merges (fsl_async.store.adapters). Layout of the exchanged vector: for each layer, in
+the order of the model,
+
+    <layer>.lora_A   (R, in)
+    <layer>.lora_B   (R, out), B transposed, so that a site's rows come first in both
+
+then the full modules by their names. At first A is uniform with variance 1 / (3 in), drawn from the
+run's seed and the layer's name, and B is zero, so the model's outputs are those of the base.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fsl_async.errors import ConfigError, TaskError, one_line
+from fsl_async.learn.models.exchanged import Exchanged, Part, View
+from fsl_async.learn.models.forward import derived_seed
+from fsl_async.learn.models.hf import extra
+from fsl_async.learn.models.lora import linear_layers
+from fsl_async.store.adapters.base import AdapterRule
+
+SITE, TAIL = "site", "tail"
+"""Names of the two adapters in peft's layers."""
+
+_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
+
+
+@frozen(kw_only=True)
+class AdapterSpec:
+    """Adapters of a run, and of one site in it.
+
+    targets: last names of linear layers; none: all but heads. full: patterns of names of weights
+    that train whole; heads: names of those that do in any case. layers: numbers of the blocks whose
+    adapters train at this site, like "0-2,5"; empty: all.
+    """
+
+    rank: int
+    site_rank: int
+    scale: float
+    seed: int = 0
+    targets: Sequence[str] = ()
+    full: Sequence[str] = ()
+    heads: Sequence[str] = ()
+    layers: str = ""
+    checks_base: bool = True
+
+
+class Adapters:
+    """The adapters of `model`, which is changed in place and frozen but for them.
+
+    Raises ConfigError in one line: no peft, no layer to adapt, a name that no weight has.
+    """
+
+    def __init__(self, model: nn.Module, spec: AdapterSpec, rule: AdapterRule) -> None:
+        self.model = model
+        self.spec = spec
+        self.rule = rule
+        tail = spec.rank - spec.site_rank
+        model.requires_grad_(False)
+        self._full = _full_names(model, spec)
+        targets = _matching_layers(model, spec.targets, without=self._full)
+        _inject(model, targets, SITE, spec.site_rank, spec.scale)
+        if tail:
+            _inject(model, targets, TAIL, tail, spec.scale)
+        self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
+        for name, layer in self._layers.items():
+            layer.set_adapter([SITE, TAIL] if tail and rule.keeps_tail else SITE)
+            if rule.has_patch:
+                layer.base_layer = Patched(layer.base_layer)
+            self._start(name, layer)
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(name in self._full)
+        self._trains_here = {
+            name for name in self._layers if not spec.layers or _in_blocks(name, spec.layers)
+        }
+        if not self._trains_here:
+            raise ConfigError(f"--layers {spec.layers}: no adapted layer is in these blocks")
+        self.begin_version(0)
+
+    @property
+    def view(self) -> View:
+        """What is exchanged."""
+        names = [SITE, TAIL] if self.spec.rank > self.spec.site_rank else [SITE]
+        found = []
+        for layer in self._layers:
+            if self.rule.exchanges_a:
+                parts = tuple(Part(f"{layer}.lora_A.{name}.weight") for name in names)
+                found.append(Exchanged(f"{layer}.lora_A", parts))
+            parts = tuple(
+                Part(f"{layer}.lora_B.{name}.weight", is_transposed=True) for name in names
+            )
+            found.append(Exchanged(f"{layer}.lora_B", parts))
+            if self.rule.has_patch:
+                patch = Part(f"{layer}.base_layer.patch")
+                found.append(Exchanged(f"{layer}.patch", (patch,)))
+        found += [Exchanged(name, (Part(name),)) for name in self._full]
+        return View(tuple(found), self.spec.checks_base)
+
+    @property
+    def changes_basis(self) -> bool:
+        """Whether each version has factors in another basis, in which moments mean nothing."""
+        return self.rule.changes_basis
+
+    def begin_version(self, version: int) -> None:
+        """Train what the rule trains from `version` on."""
+        trains = {"lora_A": self.rule.trains_a(version), "lora_B": self.rule.trains_b(version)}
+        for name, layer in self._layers.items():
+            for factor, does in trains.items():
+                weight = getattr(layer, factor)[SITE].weight
+                weight.requires_grad_(does and name in self._trains_here)
+                weight.grad = None
+
+    def trained(self) -> list[nn.Parameter]:
+        """All weights that train at this site in some version."""
+        found = [
+            getattr(self._layers[name], factor)[SITE].weight
+            for name in self._layers
+            if name in self._trains_here
+            for factor, does in (("lora_A", self._ever_a), ("lora_B", True))
+            if does
+        ]
+        return found + [self.model.get_parameter(name) for name in self._full]
+
+    @property
+    def _ever_a(self) -> bool:
+        return any(self.rule.trains_a(version) for version in (0, 1))
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within it the model computes what its base does, but for full modules."""
+        gradients = {weight: weight.requires_grad for weight in self.model.parameters()}
+        for layer in self._layers.values():
+            layer.enable_adapters(enabled=False)
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.enable_adapters(enabled=True)  # which sets requires_grad of all adapters
+            for weight, does in gradients.items():
+                weight.requires_grad_(does)
+
+    def _start(self, name: str, layer: Any) -> None:
+        """Set the weights that adapters begin with."""
+        names = [SITE, TAIL] if TAIL in layer.lora_A else [SITE]
+        factors: list[Tensor] = [layer.lora_A[one].weight for one in names]
+        columns = factors[0].shape[1]
+        key = derived_seed(self.spec.seed, "lora", name)
+        drawn = np.random.Generator(np.random.Philox(key=key)).random(
+            (self.spec.rank, columns), dtype=np.float32
+        )
+        start = torch.from_numpy((2.0 * drawn - 1.0) / np.float32(math.sqrt(columns)))
+        with torch.no_grad():
+            done = 0
+            for weight in factors:
+                rows = start[done : done + len(weight)]
+                weight.data = rows.to(weight.device, torch.float32).clone()
+                done += len(weight)
+            for one in names:
+                weight = layer.lora_B[one].weight
+                weight.data = torch.zeros_like(weight, dtype=torch.float32)
+
+
+class Patched(nn.Module):
+    """A linear layer plus a dense matrix that versions of the run add to its weight."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        weight: Tensor = base.weight  # type: ignore[assignment]
+        # Conv1D keeps its weight transposed.
+        rows, columns = weight.shape[:: -1 if type(base).__name__ == "Conv1D" else 1]
+        self.patch: Tensor
+        patch = torch.zeros(rows, columns, dtype=torch.float32, device=weight.device)
+        self.register_buffer("patch", patch)
+
+    @property
+    def weight(self) -> Tensor:
+        """That of the base, which peft looks at for its device and dtype."""
+        found: Tensor = self.base.weight  # type: ignore[assignment]
+        return found
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Compute the layer with the patch."""
+        found: Tensor = self.base(values)
+        return found + functional.linear(values, self.patch.to(values.dtype))
+
+
+def _inject(model: nn.Module, targets: Sequence[str], name: str, rank: int, scale: float) -> None:
+    peft = extra("peft")
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=scale * rank,
+        target_modules=list(targets),
+        fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in model.modules()),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            peft.inject_adapter_in_model(config, model, adapter_name=name)
+    except ValueError as error:
+        raise ConfigError(f"LoRA: {one_line(str(error))}", "tune.targets") from error
+
+
+def _matching_layers(
+    model: nn.Module, targets: Sequence[str], *, without: Sequence[str]
+) -> list[str]:
+    """Names of the linear layers to adapt; those that train whole are left out."""
+    whole = {name.rpartition(".")[0] for name in without}
+    found = [name for name in linear_layers(model) if name not in whole]
+    for target in targets:
+        if not any(name.rpartition(".")[2] == target for name in found):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in found}))
+            raise ConfigError(
+                f"tune.targets: the base has no linear layer {target}; it has {known}",
+                "tune.targets",
+            )
+    chosen = [name for name in found if not targets or name.rpartition(".")[2] in targets]
+    if not chosen:
+        raise ConfigError("LoRA finds no linear layer in this base", "tune.targets")
+    return chosen
+
+
+def _full_names(model: nn.Module, spec: AdapterSpec) -> list[str]:
+    """Names of the weights that train whole, in the model's order."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in spec.full:
+        if not fnmatch.filter(names, pattern):
+            raise ConfigError(f"tune.full: no weight of the base matches {pattern}", "tune.full")
+    return [
+        name
+        for name in names
+        if name in spec.heads or any(fnmatch.fnmatchcase(name, one) for one in spec.full)
+    ]
+
+
+def _in_blocks(name: str, layers: str) -> bool:
+    """Whether a layer is in one of the blocks: the first number in its name counts."""
+    number = next((int(part) for part in name.split(".") if part.isdecimal()), None)
+    for part in layers.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if found is None:
+            raise TaskError(f"--layers {layers}: write numbers of blocks like 0-2,5")
+        first = int(found[1])
+        if number is not None and first <= number <= int(found[2] or first):
+            return True
+    return False

@@ -1,0 +1,196 @@
+"""Facts of a base model from its folder alone: no torch, no transformers.
+
+For the planner and the parameter server, which never build the model. Read are config.json and the
+headers of the safetensors files (https://github.com/huggingface/safetensors#format).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from fsl_async.errors import ConfigError, one_line
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+HEADS = frozenset({"lm_head", "embed_out", "score", "classifier", "head"})
+"""Last names of output layers, which get no adapters."""
+
+MOST_JSON_BYTES = 100 << 20
+"""The format's own limit for a header."""
+
+# Where a model with a head has its trunk, by `model_type`; others: "model".
+_TRUNKS = {
+    "bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "camembert": "roberta",
+    "distilbert": "distilbert", "electra": "electra", "albert": "albert", "mpnet": "mpnet",
+    "deberta": "deberta", "deberta-v2": "deberta", "gpt2": "transformer",
+    "gpt_neo": "transformer", "bloom": "transformer", "falcon": "transformer",
+    "gpt_neox": "gpt_neox",
+}  # fmt: skip
+_TRANSPOSED = frozenset({"gpt2"})
+"""Models that keep linear layers as (in, out), in Conv1D."""
+_EMBEDDING = re.compile(r"(^|[._])(embed\w*|embeddings?|wte|wpe|shared|relative_attention_bias)$")
+
+
+@attrs.frozen(slots=True)
+class Linear:
+    """A linear layer: name as in the loaded model, sizes of its input and output."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is an output layer."""
+        return self.name.rpartition(".")[2] in HEADS
+
+
+@attrs.frozen(slots=True)
+class BaseFacts:
+    """A base model's config, and its tensors by name as in the loaded model, in natural order.
+
+    A tied output layer is not in the files, nor is a new classification head.
+    """
+
+    config: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all."""
+        return sum(map(prod, self.shapes.values()))
+
+    @property
+    def linear(self) -> tuple[Linear, ...]:
+        """All linear layers, heads too."""
+        is_transposed = self.config.get("model_type") in _TRANSPOSED
+        found = []
+        for name, shape in self.shapes.items():
+            module, _, kind = name.rpartition(".")
+            if kind != "weight" or len(shape) != 2 or _EMBEDDING.search(module):
+                continue
+            outputs, inputs = shape
+            if is_transposed and module.rpartition(".")[2] not in HEADS:
+                outputs, inputs = inputs, outputs
+            found.append(Linear(module, inputs, outputs))
+        return tuple(found)
+
+
+def base_facts(folder: str | Path) -> BaseFacts:
+    """Read the facts of the base model in a Hugging Face folder.
+
+    Raises ConfigError: no such folder, no config.json, no safetensors, damage.
+    """
+    root = checked_folder(folder)
+    config = read_json(root / CONFIG)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(root):
+        shapes |= _header(path)
+    trunk = _TRUNKS.get(str(config.get("model_type")), "model")
+    if not any(name.startswith(f"{trunk}.") for name in shapes):
+        # The file holds a trunk without its head; the loaded model has both.
+        shapes = {
+            name if name.split(".")[0] in HEADS else f"{trunk}.{name}": shape
+            for name, shape in shapes.items()
+        }
+    return BaseFacts(config, dict(sorted(shapes.items(), key=lambda each: _natural(each[0]))))
+
+
+def checked_folder(folder: str | Path) -> Path:
+    """Return the folder's path. Raises ConfigError where it holds no model."""
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise ConfigError(
+            f"base {str(root)!r} is no folder: give --base the folder of a Hugging Face model"
+            " (config.json, model.safetensors, tokenizer.json); nothing is downloaded"
+        )
+    if not (root / CONFIG).is_file():
+        raise ConfigError(f"base {str(root)!r} has no {CONFIG}: it is no Hugging Face model")
+    return root
+
+
+def weight_files(root: Path) -> list[Path]:
+    """The safetensors files of a folder. Raises ConfigError where there are none, or one lacks."""
+    if (root / WEIGHTS).is_file():
+        return [root / WEIGHTS]
+    if not (root / INDEX).is_file():
+        pickled = next((path for kind in PICKLED for path in sorted(root.glob(kind))), None)
+        if pickled is not None:
+            raise ConfigError(
+                f"base {str(root)!r} has its weights in {pickled.name}, a pickle, which can run"
+                " code and is never read: convert it with save_pretrained, which writes safetensors"
+            )
+        raise ConfigError(f"base {str(root)!r} has no {WEIGHTS}")
+    table = read_json(root / INDEX).get("weight_map")
+    names = sorted({str(name) for name in table.values()}) if isinstance(table, dict) else []
+    if not names or any(Path(name).name != name for name in names):
+        raise ConfigError(f"{str(root / INDEX)!r} is damaged: copy the base again")
+    for name in names:
+        if not (root / name).is_file():
+            raise ConfigError(f"base {str(root)!r} lacks {name}: copy the base again")
+    return [root / name for name in names]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file. Raises ConfigError."""
+    try:
+        with path.open("rb") as stream:
+            return _object(stream.read(MOST_JSON_BYTES))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r} ({error.strerror or error})") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path, error) from error
+
+
+def _header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the floating tensors of a safetensors file.
+
+    It begins with 8 bytes of length, little endian, and a JSON object of that length.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            # A header above the format's limit is cut, and then is no JSON.
+            entries = _object(stream.read(min(size, MOST_JSON_BYTES)))
+            held = stream.seek(0, 2) - 8 - size
+        entries.pop("__metadata__", None)
+        shapes = {
+            name: tuple(map(int, each["shape"]))
+            for name, each in entries.items()
+            if str(each["dtype"]).startswith(("F", "BF"))
+        }
+        needed = max((int(each["data_offsets"][1]) for each in entries.values()), default=0)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r} ({error.strerror or error})") from error
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    if held < needed:
+        raise ConfigError(
+            f"{str(path)!r} is short: {held:,} of {needed:,} bytes of weights; copy the base again"
+        )
+    return shapes
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise TypeError("it is no JSON object")
+    return found
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{str(path)!r} is damaged ({one_line(str(error))[:200]}): copy the base again"
+    )
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorts block 10 behind block 9."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in name.split("."))

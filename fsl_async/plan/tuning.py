@@ -1,0 +1,131 @@
+"""What a client sends and receives in a round of fine-tuning. Pure.
+
+    lora     up: adapters and full modules, in the run's format; down: the same
+    zeroth   up: steps x probes numbers of 4 bytes; down: the same
+
+An adapted layer of `inputs` and `outputs` exchanges rank x (inputs + outputs) values; with ffa, and
+in each round of rolora, one of the two factors. fedex and flora also send a dense matrix of each
+layer down (`fsl_async.store.adapters`). Method: Hu et al., LoRA, arXiv:2106.09685; Li et al.,
+DeComFL, arXiv:2405.15861.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.shapes import ModelShapes, Part
+from fsl_async.accounting.sizes import Accounting, Kind, Size
+from fsl_async.plan.memory import frozen_part, trained
+from fsl_async.plan.methods import Flow, PlannedMethod, Workload
+from fsl_async.plan.pretraining import WAITS
+
+TUNED = ("lora", "zeroth")
+"""Methods whose row depends on the run's adapters."""
+ROUND_WAITS = WAITS - 1
+"""By rounds a version is sent with its announcement."""
+SCALAR_BYTES = 4
+
+
+class Linear(Protocol):
+    """A linear layer of a base model."""
+
+    @property
+    def inputs(self) -> int:
+        """Values that it takes."""
+
+    @property
+    def outputs(self) -> int:
+        """Values that it gives."""
+
+
+@frozen
+class Exchanged:
+    """Values of a round of adapters.
+
+    up: that a client trains and sends. down: that a version changes. whole: of version 0.
+    """
+
+    up: int
+    down: int
+    whole: int
+
+
+def adapter_values(
+    layers: Sequence[Linear], rule: str, *, rank: int, site_rank: int, full: int
+) -> Exchanged:
+    """Values that are exchanged for these adapted layers.
+
+    rank: of the run's adapters. site_rank: of this site's. full: values of modules that train
+    whole. A site's untrained rows, and rolora's frozen factor, are zeros in its delta, which cost
+    next to nothing coded and are left out here.
+    """
+    inputs = sum(layer.inputs for layer in layers)
+    outputs = sum(layer.outputs for layer in layers)
+    patches = sum(layer.inputs * layer.outputs for layer in layers)
+    a, b = rank * inputs, rank * outputs
+    if rule == "ffa":
+        return Exchanged(site_rank * outputs + full, b + full, b + full)
+    if rule == "rolora":  # on average over rounds
+        one = (site_rank * (inputs + outputs) + 1) // 2
+        return Exchanged(one + full, one + full, a + b + full)
+    if rule == "fedsvd":  # sites train B; the version has both in a new basis
+        return Exchanged(site_rank * outputs + full, a + b + full, a + b + full)
+    dense = patches if rule in {"fedex", "flora"} else 0
+    up = site_rank * (inputs + outputs) + full
+    return Exchanged(up, a + b + full + dense, a + b + full + dense)
+
+
+def adapter_shapes(name: str, exchanged: Exchanged, parameters: int) -> ModelShapes:
+    """Shapes of a base with adapters. parameters: of the base.
+
+    client: the base, frozen, with its adapters. whole: the base, all of which trains. Activations
+    are not counted: they depend on the architecture and the length of samples.
+    """
+    trains = exchanged.up
+    client = Part(parameters=trains, buffers=exchanged.whole - trains, frozen=parameters)
+    nothing = Part()
+    whole = Part(parameters=parameters)
+    return ModelShapes(name, "", client, nothing, whole, nothing, nothing, 0, 0, 0)
+
+
+def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
+    """The planner's row of adapters."""
+
+    def flows(_: ModelShapes, __: Workload, count: Accounting) -> tuple[Flow, ...]:
+        return (
+            Flow(Category.ADAPTERS, Direction.UP, count.values(exchanged.up, Kind.DELTA)),
+            Flow(Category.ADAPTERS, Direction.DOWN, count.values(exchanged.down, Kind.DELTA)),
+        )
+
+    return PlannedMethod(
+        "lora",
+        flows,
+        lambda shapes: {Category.ADAPTERS: shapes.client},
+        lambda _: ROUND_WAITS if by_rounds else WAITS,
+        lambda shapes, batch: trained(shapes.client, batch),
+        is_cut=False,
+    )
+
+
+def planned_zeroth(steps: int, probes: int) -> PlannedMethod:
+    """The planner's row of zeroth order: neither gradients nor moments, only numbers travel."""
+    size = Size(SCALAR_BYTES * steps * probes, SCALAR_BYTES * steps * probes)
+
+    def flows(*_: object) -> tuple[Flow, ...]:
+        return (
+            Flow(Category.SCALARS, Direction.UP, size),
+            Flow(Category.SCALARS, Direction.DOWN, size),
+        )
+
+    return PlannedMethod(
+        "zeroth",
+        flows,
+        lambda shapes: {Category.ADAPTERS: shapes.client},
+        lambda _: ROUND_WAITS,
+        lambda shapes, batch: frozen_part(shapes.client, batch),
+        is_cut=False,
+    )

@@ -1,0 +1,44 @@
+"""Draws of the factor A, the same on every machine. Pure.
+
+Random bits are those of Philox4x64-10 (Salmon et al. 2011), whose streams NumPy promises to keep;
+they become numbers here, because NumPy does not promise that for its distributions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BITS = 24
+"""Of a number's random bits: as many as fp32 holds."""
+
+
+@frozen
+class Draw:
+    """What the draw of one module's factor depends on.
+
+    seed: of the run. version: the one that is made. module: its place among the adapted modules.
+    """
+
+    seed: int
+    version: int
+    module: int
+
+    def a(self, rows: int, columns: int) -> NDArray[np.float32]:
+        """Return A, float32 (rows, columns), uniform with a mean of 0 and variance 1/(3 columns).
+
+        Its values lie between -1/sqrt(columns) and 1/sqrt(columns), as torch's linear layers start.
+        """
+        words = np.random.Philox(
+            key=np.array([self.seed % 2**64, self.version << 32 | self.module], np.uint64)
+        ).random_raw(rows * columns)
+        # The middle of one of 2^24 equal steps of (-1, 1): exact in float64, rounded once to fp32.
+        places = (words >> np.uint64(64 - _BITS)).astype(np.float64)
+        unit = (2.0 * places + 1.0) * 2.0**-_BITS - 1.0
+        return (unit / math.sqrt(columns)).astype(np.float32).reshape(rows, columns)
