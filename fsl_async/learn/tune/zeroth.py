@@ -15,27 +15,28 @@ the steps of a round end with it: the next version replaces them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from fsl_async.learn.tune.directions import Place, Weights, add_to, moved
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.tune.directions import add_steps
 from fsl_async.store.seed_step import Directions
 from fsl_codecs import direction_keys
 
-Loss = Callable[[Weights, object], float]
-"""The mean loss over a batch for these weights. The same batch must give the same loss again:
-dropout off, no statistics updated."""
+Loss = Callable[[Tensor, object], float]
+"""The mean loss over a batch at a vector of weights, float32 (values,). It must be the same for the
+same batch: dropout off, no statistics updated."""
 
 
 def probe_round(
     loss: Loss,
-    weights: Weights,
-    places: Sequence[Place],
+    weights: Tensor,
     batches: Iterable[object],
     directions: Directions,
     *,
@@ -44,59 +45,58 @@ def probe_round(
 ) -> NDArray[np.float32]:
     """Return the scalars of round `number`: float32 (K, P).
 
-    weights: of the round's base, float32; they are only read. batches: at least K. mu: the distance
-    of a probe.
+    weights: the round's base, float32 (values,); it is only read. batches: at least K. mu: the
+    distance of a probe from the weights.
     """
     steps, probes = directions.steps, directions.probes
-    keys = direction_keys(directions.seed, number, 1, steps, probes).reshape(steps, probes, 2)
+    keys = direction_keys(directions.seed, number, 1, steps, probes).reshape(steps, probes, 1, 2)
     scalars = np.zeros((steps, probes), np.float32)
-    distance = float(np.float32(mu))
-    local = weights
+    distance = np.float32(mu)
+    local, probed = weights, torch.empty_like(weights)
+
+    def at(k: int, p: int, step: np.float32, batch: object) -> float:
+        probed.copy_(local)
+        add_steps(probed, keys[k, p], np.array([step], np.float32))
+        return loss(probed, batch)
+
     for k, batch in zip(range(steps), batches, strict=False):
-        for p, key in enumerate(keys[k].tolist()):
-            above = loss(moved(local, places, key, distance), batch)
-            below = loss(moved(local, places, key, -distance), batch)
-            scalars[k, p] = (above - below) / (2 * distance)
+        for p in range(probes):
+            difference = at(k, p, distance, batch) - at(k, p, -distance, batch)
+            scalars[k, p] = difference / (2 * float(distance))
         if k + 1 < steps:
-            if local is weights:
-                local = {place.name: weights[place.name].detach().clone() for place in places}
-            step = directions.step(number, scalars[k]).scalars[0]
-            add_to(local, places, keys[k].tolist(), step.tolist())
+            local = weights.clone() if local is weights else local
+            step = directions.step(number, scalars[k])
+            add_steps(local, keys[k, :, 0], step.scalars.ravel())
     return scalars
 
 
-def loss_of(
-    module: nn.Module,
-    compute: Callable[[nn.Module, object], Tensor],
-    *,
-    rest: Weights | None = None,
-) -> Loss:
-    """Return a loss for `probe_round` that runs `module` with other weights, in evaluation mode.
+@contextmanager
+def probing(weights: ModelWeights) -> Iterator[tuple[Tensor, Callable[[Tensor], None]]]:
+    """Yield a copy of a model's weights, float32 (values,), and a function that sets them.
 
-    compute: returns the mean loss of a batch, a tensor of one value, given a module to call. rest:
-    weights that take the place of the module's and are not probed.
+    Both are on the model's device. At the end the model has the weights of before, to the bit, and
+    its modes of before; in between all of it is in evaluation mode, without gradients. Raises TaskError for weights
+    that are not fp32.
     """
+    pieces = list(weights.pieces())
+    if any(piece.dtype != torch.float32 for piece, _, _ in pieces):
+        raise TaskError("zeroth order needs fp32 weights where it trains: steps vanish in others")
+    base = torch.empty(weights.layout.values, device=pieces[0][0].device)
+    with torch.no_grad():
+        for piece, start, stop in pieces:
+            base[start:stop].view(piece.shape).copy_(piece)
 
-    def loss(weights: Weights, batch: object) -> float:
-        was_training = module.training
-        module.eval()
-        try:
-            with torch.inference_mode():
-                called = _With(module, {**(rest or {}), **weights})
-                return float(compute(called, batch))
-        finally:
-            module.train(was_training)
+    def put(vector: Tensor) -> None:
+        with torch.no_grad():
+            for piece, start, stop in pieces:
+                piece.copy_(vector[start:stop].view(piece.shape))
 
-    return loss
-
-
-class _With(nn.Module):
-    """A module called with other weights."""
-
-    def __init__(self, module: nn.Module, weights: Weights) -> None:
-        super().__init__()
-        self._module = [module]  # in a list: it is no child
-        self._weights = dict(weights)
-
-    def forward(self, *arguments: object, **named: object) -> object:
-        return functional_call(self._module[0], self._weights, arguments, named)
+    modes = [(module, module.training) for module in weights.module.modules()]
+    weights.module.eval()
+    try:
+        with torch.no_grad():
+            yield base, put
+    finally:
+        put(base)
+        for module, mode in modes:
+            module.training = mode
