@@ -75,8 +75,8 @@ def probing(weights: ModelWeights) -> Iterator[tuple[Tensor, Callable[[Tensor], 
     """Yield a copy of a model's weights, float32 (values,), and a function that sets them.
 
     Both are on the model's device. At the end the model has the weights of before, to the bit, and
-    its modes of before; in between all of it is in evaluation mode, without gradients. Raises TaskError for weights
-    that are not fp32.
+    its modes of before; in between all of it is in evaluation mode, without gradients. Raises
+    TaskError for weights that are not fp32.
     """
     pieces = list(weights.pieces())
     if any(piece.dtype != torch.float32 for piece, _, _ in pieces):

@@ -192,7 +192,6 @@ def test_in_a_run_of_both_orders_a_client_sends_either():
     # The version: the model goes back to it whole.
     expected = np.linspace(2, 3, 150, dtype=np.float32)
     client.exchange.begin_fetch("full", 1)
-    from fsl_codecs import encode
 
     for index, start in enumerate(range(0, 150, 64)):
         client.exchange.put_fetch(1, index, encode(expected[start : start + 64], FP32))
