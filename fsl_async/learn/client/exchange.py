@@ -53,12 +53,13 @@ from fsl_async.learn.client.ports import (
     Vector,
     Work,
 )
+from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import Manifest
-from fsl_codecs import CodecSpec, encode, encode_seeds, new_vector
+from fsl_codecs import CodecSpec, encode, encode_seeds, is_seeds, new_vector
 
 if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
@@ -309,6 +310,16 @@ class Exchange:
         with self._lock:
             delta = self._deltas.get(sequence)
         return self.delta_chunks if delta is None else len(delta.coded)
+
+    def scalars_frame(self, sequence: int) -> bytes | None:
+        """The only frame of a delta of scalars that fits into a message; else None."""
+        with self._lock:
+            delta = self._deltas.get(sequence)
+        if delta is None or delta.missing or len(delta.coded) != 1:
+            return None
+        frame = delta.coded[0]
+        fits = frame is not None and is_seeds(frame) and len(frame) <= MAX_BYTES
+        return frame if fits else None
 
     def drop_delta(self, sequence: int) -> None:
         """Forget a delta: acknowledged, or declined (then its work is not sent again)."""

@@ -24,6 +24,7 @@ from fsl_async.nodes.wire import (
     eager_bytes,
     initial_stream,
     problem_of,
+    version_stream,
 )
 from fsl_async.roles.goodbye import Goodbye, reason_for_peers
 from fsl_async.roles.machine import (
@@ -123,6 +124,8 @@ class ClientShell:
         self._welcomed = welcomed
         self._end_training = end_training
         self._fetch: FetchProgress | None = None
+        self._scalars = "", b""
+        """The name that a stream of the scalars that came would have, and their frame."""
         self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
@@ -139,7 +142,7 @@ class ClientShell:
         self._executors: dict[type, Callable[[Any, int], None]] = {
             Send: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
             Note: lambda e, _: self._say(e),
-            DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
+            DeclineStream: lambda e, _: self._decline(e),
             Finish: self._finish,
             do.SendManifest: self._send_manifest,
             do.OfferInitial: self._offer_initial,
@@ -236,6 +239,11 @@ class ClientShell:
             case msg.Announce(version, digest, position):
                 self._announced(position)
                 self.node.feed(ev.VersionAnnounced(version, digest))
+            case msg.Scalars(version, digest, frame, position):
+                self._announced(position)
+                self.node.feed(ev.VersionAnnounced(version, digest, comes=True))
+                self._scalars = version_stream("seeds", version), frame
+                self.node.feed(ev.FetchOffered(self._scalars[0], "seeds", version, 1))
             case msg.Reject(code, text):
                 self.learner.refuse(code, text)
                 self.node.feed(HelloRefused(code, text))
@@ -307,6 +315,11 @@ class ClientShell:
         )
         if not self._shares_metrics:
             delta = evolve(delta, metrics={})
+        frame = self.learner.scalars_frame(sequence)
+        if frame is not None:
+            self.endpoint.send(SERVER, msg.to_wire(msg.Measured(delta, frame)))
+            self.count(Direction.UP, 0, frame)
+            return
         meta = msg.to_wire(msg.DeltaMeta(delta))
         stream = delta_stream(delta.key.text)
         self.endpoint.offer(SERVER, stream, meta, source, eager_bytes(chunks))
@@ -334,8 +347,31 @@ class ClientShell:
             chunks = 1 if kind == "seeds" else self._known_manifest().chunks
             fetch = FetchProgress(kind, version, chunks)
         fetch.stream = effect.stream
+        name, frame = self._scalars
+        if effect.stream == name:
+            self._receive_scalars(effect, number, frame)
+            return
         self._fetch = fetch
         self.endpoint.accept(SERVER, effect.stream, _FetchSink(self, fetch), fetch.next_chunk)
+
+    def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:
+        version, self._fetch, self._scalars = effect.version, None, ("", b"")
+
+        def taken(_: None) -> None:
+            self.count(Direction.DOWN, 0, frame)
+            self.node.feed(ev.FetchReceived(version), number)
+
+        self.worker.submit(
+            lambda: self.learner.put_fetch(version, 0, frame),
+            taken,
+            lambda error: self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number),
+        )
+
+    def _decline(self, effect: DeclineStream) -> None:
+        if effect.stream == self._scalars[0]:
+            self._scalars = "", b""
+        else:
+            self.endpoint.decline(SERVER, effect.stream, effect.reason)
 
     def _replace_base(self, effect: do.ReplaceBase, number: int) -> None:
         version = effect.version

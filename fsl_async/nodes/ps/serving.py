@@ -11,6 +11,7 @@ from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.runtime import Worker
 from fsl_async.nodes.wire import eager_bytes, version_stream
 from fsl_async.roles.machine import Event, Note
+from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -133,8 +134,17 @@ class Serving:
         )
 
     def _send_seeds(self, effect: do.SendVersion, number: int, frame: bytes | None) -> None:
+        if frame is None or len(frame) > MAX_BYTES:
+            announcement = msg.Announce(effect.version, effect.digest, effect.position)
+            self.endpoint.send(effect.peer, msg.to_wire(announcement))
         if frame is None:
             self._send_version(effect, number, kept=False)
+        elif len(frame) <= MAX_BYTES:
+            message = msg.Scalars(effect.version, effect.digest, frame, effect.position)
+            self.endpoint.send(effect.peer, msg.to_wire(message))
+            self.count(0, frame)
+            sent = ev.VersionSent(effect.peer, effect.kind, effect.version, len(frame))
+            self.feed(sent, number)
         else:
             self._offer(effect, number, 1, lambda _: frame, lambda _: frame)
 

@@ -131,7 +131,7 @@ class ParameterServerShell:
         self._executors: dict[type, Callable[[Any, int], None]] = {
             Send: lambda e, _: endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: lambda e, _: around.say(e),
-            DeclineStream: lambda e, _: endpoint.decline(e.peer, e.stream, e.reason),
+            DeclineStream: lambda e, _: self._decline(e),
             Finish: lambda e, _: around.finished(e),
             do.CheckTransfers: lambda _, number: self._check_transfers(number),
             do.Admit: self.jobs.admit,
@@ -210,6 +210,10 @@ class ParameterServerShell:
                 self.node.feed(ev.VersionHeld(peer, version, digest))
                 if version == self.machine.version:
                     self._serving.caught_up(peer)
+            case msg.Measured(delta, frame):
+                stream = delta_stream(delta.key.text)
+                self._receiving.measured(peer, stream, frame)
+                self.node.feed(ev.DeltaOffered(peer, stream, delta))
             case msg.Skip(number, reason):
                 self.node.feed(ev.RoundSkipped(peer, number, reason))
             case other:
@@ -256,6 +260,10 @@ class ParameterServerShell:
             return True
         self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
         return False
+
+    def _decline(self, effect: DeclineStream) -> None:
+        if not self._receiving.declined(effect.peer, effect.stream):
+            self.endpoint.decline(effect.peer, effect.stream, effect.reason)
 
     def _stream_failed(self, event: tp.StreamFailed) -> None:
         self._serving.failed(event.peer, event.stream_id)

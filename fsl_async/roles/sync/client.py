@@ -315,6 +315,8 @@ class ClientMachine:
             if event.version == 0 and self.busy is None and self.base.version < 0:
                 self.busy, version_sync.adopted = "replacing", True
                 return [Note("published the initial weights"), do.AdoptInitial()]
+        if event.comes and version_sync.asked is None and version_sync.base != version_sync.latest:
+            version_sync.asked = event.version
         if self.base == self.latest and self.model_version == event.version:
             return [version_sync.holding()]
         return self._advance()

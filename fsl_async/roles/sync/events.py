@@ -340,10 +340,11 @@ class DeltaRefused(Event, tag="delta_refused"):
 
 @frozen
 class VersionAnnounced(Event, tag="version_announced"):
-    """The run is at `version`, which has `digest`."""
+    """The run is at `version`, which has `digest`. comes: it is sent with its announcement."""
 
     version: int
     digest: str
+    comes: bool = False
 
 
 @frozen

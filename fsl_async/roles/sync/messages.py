@@ -51,6 +51,17 @@ class Holding(Message, tag="holding/1"):
 
 
 @frozen
+class Measured(Message, tag="measured/1"):
+    """Client: a delta that is one frame of scalars (`fsl_codecs.seeds`), offered and sent at once.
+
+    The answer is that to the offer of a stream.
+    """
+
+    delta: Delta
+    frame: bytes
+
+
+@frozen
 class Skip(Message, tag="skip/1"):
     """Client: nothing to send for this round."""
 
@@ -111,6 +122,19 @@ class Announce(Message, tag="announce/2"):
 
 
 @frozen
+class Scalars(Message, tag="scalars/1"):
+    """Parameter server: an announcement, and what leads to that version in a run of zeroth order.
+
+    frame: the scalars of all versions since the one that the client holds (`fsl_codecs.seeds`).
+    """
+
+    version: int
+    digest: Digest
+    frame: bytes
+    position: RunPosition = field(factory=RunPosition)
+
+
+@frozen
 class Reject(Message, tag="reject/1"):
     """Parameter server: this client cannot take part, for this reason."""
 
@@ -152,7 +176,8 @@ class VersionMeta(Message, tag="version_meta/1"):
 
 
 TABLE = Table(
-    Attach, Fetch, Holding, Skip, Publish, Call, Turn, Accepted, Declined, Announce, Reject, Stop,
+    Attach, Fetch, Holding, Measured, Skip, Publish, Call, Turn, Accepted, Declined, Announce,
+    Scalars, Reject, Stop,
     InitialMeta, DeltaMeta, VersionMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

@@ -73,9 +73,14 @@ class Serving:
             return announced  # a client without a version may have published this one
         self._pushed[peer] = self.version, held
         if self.history:
-            return [*announced, do.SendVersion(peer, "seeds", self.version, held)]
+            return [self._scalars(peer, held, now)]
         kind = "update" if self.chains else "full"
         return [*announced, do.SendVersion(peer, kind, self.version)]
+
+    def _scalars(self, peer: str, since: int, now: float) -> Effect:
+        """Send the scalars since a version, with the announcement of the newest one."""
+        position = self.progress.position(now)
+        return do.SendVersion(peer, "seeds", self.version, since, self.digest, position)
 
     def announce(self, now: float) -> list[Effect]:
         """Announce the newest version to all clients that attached a model."""
@@ -104,7 +109,7 @@ class Serving:
         if self.history:
             replays = known and 0 < self.version - event.version <= self.history
             if replays and event.version >= 0:
-                return [do.SendVersion(event.peer, "seeds", self.version, event.version)]
+                return [self._scalars(event.peer, event.version, now)]
             return [do.SendVersion(event.peer, "full", self.version)]
         near = event.version == self.version - 1 or (self.chains and event.version < self.version)
         if near and self.deltas.digests.get(event.version) == event.digest:

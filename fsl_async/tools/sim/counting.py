@@ -429,6 +429,10 @@ class CountingLearner:
         self.base = Model(0, self._initial, digest_of("", 0, self._initial))
         return self.base.digest
 
+    def scalars_frame(self, sequence: int) -> bytes | None:
+        """Return None: a delta is chunks."""
+        return None
+
     def delta_frames(self, sequence: int) -> int:
         """Return the number of chunks."""
         return CHUNKS
