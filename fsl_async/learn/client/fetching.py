@@ -189,13 +189,14 @@ class Replay:
                 f"the scalars of version {self.version} cannot be decoded: {error}"
             ) from error
         rounds, steps, probes = found.scalars.shape
-        if (found.first, found.first + rounds) != (self._since, self.version):
+        if not found.first <= self._since < found.first + rounds == self.version:
             raise LearnerError(
                 f"scalars from version {found.first} to {found.first + rounds}, expected from"
                 f" {self._since} to {self.version}"
             )
-        keys = direction_keys(self._seed, found.first, rounds, steps, probes)
-        scalars = found.scalars.ravel()
+        done = self._since - found.first  # the parameter server may not know yet
+        keys = direction_keys(self._seed, self._since, rounds - done, steps, probes)
+        scalars = found.scalars[done:].ravel()
 
         def replay_chunk(number: int) -> bytes:
             start, stop = self._manifest.chunk_range(number)

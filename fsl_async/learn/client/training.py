@@ -192,7 +192,8 @@ class Training:
         finite = bool(np.isfinite(scalars).all())
         if not finite:
             metrics["nonfinite"] = 1.0  # as in `_snapshot`
-        work = Work(tokens, steps, metrics, finite, {**self.facts, ORDER: 0.0}, scalars)
+        facts = {**self.facts, ORDER: 0.0}
+        work = Work(tokens, steps, metrics, finite, facts, scalars)
         self.orders.hold(True)  # before the answer, which may bring the resume
         self._exchange.put_snapshot(sequence, None, work)
 

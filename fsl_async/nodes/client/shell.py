@@ -45,6 +45,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import SERVER, ClientMachine
+from fsl_async.roles.sync.delta import ORDER
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.manifest import Manifest
 
@@ -239,11 +240,8 @@ class ClientShell:
             case msg.Announce(version, digest, position):
                 self._announced(position)
                 self.node.feed(ev.VersionAnnounced(version, digest))
-            case msg.Scalars(version, digest, frame, position):
-                self._announced(position)
-                self.node.feed(ev.VersionAnnounced(version, digest, comes=True))
-                self._scalars = version_stream("seeds", version), frame
-                self.node.feed(ev.FetchOffered(self._scalars[0], "seeds", version, 1))
+            case msg.Scalars() as scalars:
+                self._take_scalars(scalars)
             case msg.Reject(code, text):
                 self.learner.refuse(code, text)
                 self.node.feed(HelloRefused(code, text))
@@ -252,6 +250,14 @@ class ClientShell:
                 self.node.feed(RunEnded(reason))
             case other:
                 raise MessageError(f"{type(other).__name__} is no message of a parameter server")
+
+    def _take_scalars(self, scalars: msg.Scalars) -> None:
+        version = scalars.version
+        if scalars.position != RunPosition():
+            self._announced(scalars.position)
+        self.node.feed(ev.VersionAnnounced(version, scalars.digest, comes=True))
+        self._scalars = version_stream("seeds", version), scalars.frame
+        self.node.feed(ev.FetchOffered(self._scalars[0], "seeds", version, 1))
 
     def _offered(self, event: tp.StreamOffered) -> None:
         match msg.from_wire(event.meta):
@@ -316,8 +322,17 @@ class ClientShell:
         if not self._shares_metrics:
             delta = evolve(delta, metrics={})
         frame = self.learner.scalars_frame(sequence)
-        if frame is not None:
-            self.endpoint.send(SERVER, msg.to_wire(msg.Measured(delta, frame)))
+        if frame is not None and delta.key.incarnation == self.machine.incarnation:
+            measured = msg.Measured(
+                sequence,
+                delta.base_digest,
+                delta.tokens,
+                delta.steps,
+                frame,
+                delta.metrics,
+                {name: fact for name, fact in delta.facts.items() if name != ORDER},
+            )
+            self.endpoint.send(SERVER, msg.to_wire(measured))
             self.count(Direction.UP, 0, frame)
             return
         meta = msg.to_wire(msg.DeltaMeta(delta))

@@ -37,6 +37,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
+from fsl_codecs import CodecError, decode_seeds
 
 
 @frozen
@@ -210,14 +211,27 @@ class ParameterServerShell:
                 self.node.feed(ev.VersionHeld(peer, version, digest))
                 if version == self.machine.version:
                     self._serving.caught_up(peer)
-            case msg.Measured(delta, frame):
-                stream = delta_stream(delta.key.text)
-                self._receiving.measured(peer, stream, frame)
-                self.node.feed(ev.DeltaOffered(peer, stream, delta))
+            case msg.Measured() as measured:
+                self._measured(peer, measured)
             case msg.Skip(number, reason):
                 self.node.feed(ev.RoundSkipped(peer, number, reason))
             case other:
                 raise MessageError(f"{type(other).__name__} is no message of a client")
+
+    def _measured(self, peer: str, measured: msg.Measured) -> None:
+        member = self.machine.members.get(peer)
+        if member is None:
+            return
+        try:
+            base = decode_seeds(measured.frame).first
+        except CodecError as error:
+            raise MessageError(f"not a frame of scalars: {error}") from None
+        delta = measured.delta(peer, member.incarnation, base)
+        stream = delta_stream(delta.key.text)
+        self._receiving.measured(peer, stream, measured.frame)
+        # No other message reports the version that it is measured from.
+        self.node.feed(ev.VersionHeld(peer, base, measured.digest))
+        self.node.feed(ev.DeltaOffered(peer, stream, delta))
 
     def _attach(self, peer: str, attach: msg.Attach) -> None:
         manifest = self.manifest

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from attrs import field, frozen
 
 from fsl_async.roles.messages import Form, Message, Table, optional
-from fsl_async.roles.sync.delta import DIGEST, Delta, Key, OptionalDigest
+from fsl_async.roles.sync.delta import DIGEST, ORDER, Delta, DeltaKey, Key, OptionalDigest
 from fsl_async.roles.sync.progress import RunPosition
 
 RUN = Form("the name of a run", re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch)
@@ -54,11 +54,24 @@ class Holding(Message, tag="holding/1"):
 class Measured(Message, tag="measured/1"):
     """Client: a delta that is one frame of scalars (`fsl_codecs.seeds`), offered and sent at once.
 
-    The answer is that to the offer of a stream.
+    It is of this session's client and incarnation; base and round are the round of the frame.
+    digest: of the base, which the client holds. facts: but for the order, which is 0. The answer is
+    that to the offer of a stream.
     """
 
-    delta: Delta
+    sequence: int
+    digest: Digest
+    tokens: int
+    steps: int
     frame: bytes
+    metrics: dict[str, Any] = field(factory=dict)
+    facts: dict[str, Any] = field(factory=dict)
+
+    def delta(self, client: str, incarnation: int, base: int) -> Delta:
+        """The delta of a frame of round `base`."""
+        key = DeltaKey(client, incarnation, base, self.sequence)
+        facts = {ORDER: 0.0, **self.facts}
+        return Delta(key, self.digest, self.tokens, self.steps, base, self.metrics, facts)
 
 
 @frozen
@@ -125,7 +138,8 @@ class Announce(Message, tag="announce/2"):
 class Scalars(Message, tag="scalars/1"):
     """Parameter server: an announcement, and what leads to that version in a run of zeroth order.
 
-    frame: the scalars of all versions since the one that the client holds (`fsl_codecs.seeds`).
+    frame: the scalars of all versions since one that the client holds or held (`fsl_codecs.seeds`).
+    position: the default where it is about that of the last announcement in this session.
     """
 
     version: int

@@ -22,11 +22,13 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.progress import RunProgress
+from fsl_async.roles.sync.progress import RunPosition, RunProgress
 from fsl_async.roles.sync.ps_state import Member
 
 READ_AT = 2
 """Number of differing digests of one version at which the parameter server verifies its files."""
+SHOWN = 0.02
+"""Difference of two positions that is worth 100 bytes."""
 REMEMBERED_ALARMS = 8
 """Versions for which differing digests are counted."""
 
@@ -79,7 +81,11 @@ class Serving:
 
     def _scalars(self, peer: str, since: int, now: float) -> Effect:
         """Send the scalars since a version, with the announcement of the newest one."""
-        position = self.progress.position(now)
+        position, member = self.progress.position(now), self.members[peer]
+        if member.position is not None and is_near(position, member.position):
+            position = RunPosition()
+        else:
+            member.position = position
         return do.SendVersion(peer, "seeds", self.version, since, self.digest, position)
 
     def announce(self, now: float) -> list[Effect]:
@@ -167,3 +173,12 @@ class Serving:
             for name, member in self.members.items()
             if member.attached and member.version != self.version
         }
+
+
+def is_near(position: RunPosition, other: RunPosition) -> bool:
+    """Whether a later position differs by less than SHOWN: in progress, or in tokens without it."""
+    if (position.is_planned, position.decays_from) != (other.is_planned, other.decays_from):
+        return False
+    if position.is_planned:
+        return abs(position.progress - other.progress) < SHOWN
+    return position.tokens - other.tokens < SHOWN * other.tokens

@@ -26,6 +26,7 @@ class VersionSync:
     here: int | None = None  # a version that has arrived and is not applied yet
     publishing: bool = False
     adopted: bool = False  # version 0 is this client's own weights
+    by_scalars: bool = False  # versions come as scalars, with their announcement
 
     def forget_session(self) -> None:
         """Forget open requests: they are valid in one session only."""

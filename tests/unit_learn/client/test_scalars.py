@@ -102,6 +102,18 @@ def test_300_missed_versions_are_replayed_from_one_frame():
     assert client.events[-1] == Rebased(300)
 
 
+def test_scalars_of_versions_that_are_here_already_are_left_out():
+    """The parameter server may not know yet which version is held."""
+    model = Model()
+    client = attached(model)
+    expected = model.numbers()
+    add_signs(expected, 0, *keys_of(steps_between(0, 5)))
+    give(client, 0, 3)
+    client.exchange.begin_fetch("seeds", 5)
+    client.exchange.put_fetch(5, 0, frame_of(steps_between(1, 5)))
+    assert client.exchange.finish_fetch(5) == digest_of(expected)
+
+
 def test_steps_within_a_round_are_replaced_by_the_version():
     model = Model()
     client = attached(model)
@@ -134,6 +146,7 @@ def test_frames_of_other_versions_leave_the_base_alone():
     for frame in (
         frame_of(steps_between(0, 2)),
         frame_of(steps_between(1, 3)),
+        frame_of(steps_between(1, 4)),
         frame_of(steps_between(0, 4)),
         frame_of(steps_between(0, 3))[:-1],
         b"",
