@@ -153,10 +153,10 @@ class _Fields:
         """Make a value from a map of which `count` entries are its fields."""
         found = [one for one in self.fields if one.name in wire]
         lacking = [one.name for one in self.fields if one.name not in wire and not one.is_optional]
-        if lacking or count != len(found):
-            raise MessageError(
-                f"{where} has {count - len(found)} unknown fields, and lacks {len(lacking)}"
-            )
+        if lacking:
+            raise MessageError(f"{where} lacks {', '.join(lacking)}")
+        if count != len(found):
+            raise MessageError(f"{where} has {count} fields, of which {len(found)} are known")
         values = {one.name: one.read(f"{where}.{one.name}", wire[one.name]) for one in found}
         try:
             return self._cls(**values)
