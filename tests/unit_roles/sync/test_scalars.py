@@ -1,0 +1,178 @@
+"""Versions of zeroth order: scalars of all missed versions go with the announcement."""
+
+import pytest
+
+from fsl_async.roles.machine import Send, StreamLost
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.progress import RunLimits, RunPosition
+from fsl_async.roles.sync.version_serving import is_near
+
+HISTORY = 5
+
+
+@pytest.fixture
+def server(make_server):
+    """A run of zeroth order with the clients a and b at version 0."""
+    made = make_server(trigger="rounds", history=HISTORY, min_clients=2, max_staleness=0)
+    for name in ("a", "b"):
+        made.join(name)
+    made.feed(ev.InitialOffered("a", "initial:a/1"))
+    made.committed(0)
+    for name in ("a", "b"):
+        made.hold(name, 0)
+    return made
+
+
+def advance(server, names=("a", "b"), *, holds=True):
+    """A round of these clients, which then hold the version; returns the commit's effects."""
+    base = server.machine.version
+    if server.machine.next_deadline() is not None and not base:
+        server.fire()
+    for name in names:
+        server.store(DeltaKey(name, 1, base, base + 1))
+    effects = server.committed(base + 1)
+    for name in names if holds else ():
+        server.hold(name, base + 1)
+    return effects
+
+
+def sent(effects):
+    found = [one for one in effects if isinstance(one, do.SendVersion)]
+    return [(one.peer, one.kind, one.since, one.version) for one in found]
+
+
+def announced(effects):
+    return [
+        one.peer
+        for one in effects
+        if isinstance(one, Send) and isinstance(one.message, msg.Announce)
+    ]
+
+
+def test_a_version_goes_with_its_announcement(server):
+    effects = advance(server, holds=False)
+    assert sent(effects) == [("a", "seeds", 0, 1), ("b", "seeds", 0, 1)]
+    assert announced(effects) == []
+    found = next(one for one in effects if isinstance(one, do.SendVersion))
+    assert found.digest == "d1"
+    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [], "it was sent already"
+
+
+def test_a_client_that_was_away_gets_all_missed_versions_at_once(server):
+    for _ in range(3):
+        advance(server, ("a", "b"))
+    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "seeds", 0, 3)]
+    assert sent(server.feed(ev.FetchAsked("b", 1, "d1"))) == [("b", "seeds", 1, 3)]
+
+
+def test_a_client_too_far_behind_gets_the_version_in_full(server):
+    for _ in range(HISTORY + 1):
+        advance(server)
+    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "full", -1, 6)]
+    assert sent(server.feed(ev.FetchAsked("b", 1, "d1"))) == [("b", "seeds", 1, 6)]
+    assert sent(server.feed(ev.FetchAsked("b", -1, ""))) == [("b", "full", -1, 6)]
+    assert sent(server.feed(ev.FetchAsked("b", 1, "alien"))) == [("b", "full", -1, 6)]
+
+
+def test_a_forgotten_digest_is_compared_at_the_client(server):
+    """It compares the digest of the result."""
+    advance(server, holds=False)
+    del server.machine.deltas.digests[0]
+    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == []  # pushed
+    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "seeds", 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "near"),
+    [
+        (RunPosition(tokens=1000), RunPosition(tokens=1010), True),
+        (RunPosition(tokens=1000), RunPosition(tokens=1030), False),
+        (RunPosition(is_planned=True, progress=0.1), RunPosition(is_planned=True), False),
+        (RunPosition(1, 9, True, 0.1), RunPosition(2, 9, True, 0.11), True),
+        (RunPosition(1, 9, True, 0.1), RunPosition(2, 9, True, 0.13), False),
+        (RunPosition(tokens=1000), RunPosition(tokens=1000, decays_from=0.1), False),
+    ],
+)
+def test_positions_that_are_announced_again(one, other, near):
+    assert is_near(other, one) is near
+
+
+def test_a_position_is_sent_when_it_has_moved(make_server):
+    server = make_server(
+        trigger="rounds", history=HISTORY, max_staleness=0, limits=RunLimits(rounds=100)
+    )
+    server.join("a")
+    server.feed(ev.InitialOffered("a", "initial:a/1"))
+    server.committed(0)
+    server.hold("a", 0)
+    positions = []
+    for _ in range(6):
+        effects = advance(server, ("a",))
+        positions += [one.position for one in effects if isinstance(one, do.SendVersion)]
+    told = [one != RunPosition() for one in positions]
+    assert told[0]
+    assert 2 <= sum(told) <= 4, "one percent a round, and two are told"
+
+
+# --- a client ---
+
+
+@pytest.fixture
+def trained(client):
+    """A client that has measured round 0."""
+    client.ready()
+    client.feed(ev.TurnCalled(0))
+    measure(client, 0, 1)
+    return client
+
+
+def measure(client, base, sequence, tokens=5):
+    return client.feed(ev.Snapshotted(sequence, base, tokens, 1, {}, {"order": 0.0}))
+
+
+def receive(client, version):
+    """The version comes with its announcement, and is applied; returns the last effects."""
+    client.feed(ev.VersionAnnounced(version, f"d{version}", comes=True))
+    client.feed(ev.FetchOffered(f"seeds:{version}", "seeds", version, 1))
+    client.feed(ev.FetchReceived(version))
+    client.feed(ev.EncodingFinished(1))
+    client.replaced(version)
+    return client.rebased(version)
+
+
+def test_the_version_that_comes_is_not_asked_for(trained, look):
+    trained.feed(ev.TurnCalled(1))
+    assert look.sent(trained.feed(ev.VersionAnnounced(1, "d1", comes=True))) == []
+    offered = trained.feed(ev.FetchOffered("seeds:1", "seeds", 1, 1))
+    assert offered == [do.ReceiveVersion("seeds:1", "seeds", 1)]
+
+
+def test_a_round_that_begins_at_once_reports_the_version_that_is_held(trained, look):
+    trained.acknowledge(trained.key(1))
+    trained.feed(ev.TurnCalled(1))
+    effects = receive(trained, 1)
+    assert look.sent(effects) == []
+    assert do.BeginRound(2, 1) in effects
+    skipped = measure(trained, 1, 2, tokens=0)
+    assert msg.Holding(1, "d1") in look.sent(skipped), "there is no delta to report it"
+
+
+def test_without_a_next_round_the_version_is_reported(trained, look):
+    trained.acknowledge(trained.key(1))
+    assert msg.Holding(1, "d1") in look.sent(receive(trained, 1))
+
+
+def test_scalars_fit_any_version_before(trained):
+    trained.feed(ev.VersionAnnounced(300, "d300", comes=True))
+    offered = trained.feed(ev.FetchOffered("seeds:300", "seeds", 300, 1))
+    assert offered == [do.ReceiveVersion("seeds:300", "seeds", 300)]
+
+
+def test_scalars_that_fail_are_asked_for_later(trained, look):
+    trained.feed(ev.VersionAnnounced(1, "d1", comes=True))
+    trained.feed(ev.FetchOffered("seeds:1", "seeds", 1, 1))
+    assert look.sent(trained.feed(StreamLost("ps", "seeds:1", "damaged"))) == []
+    assert look.sent(trained.fire()) == [msg.Fetch(0, "d0")]
