@@ -73,4 +73,5 @@ class Member:
     version: int = -1
     shard: int = -1
     position: RunPosition | None = None  # the last one announced
+    sent: int = -1  # the version whose scalars were last sent to it
     agrees: bool = False  # its model is the run's

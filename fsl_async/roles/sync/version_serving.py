@@ -68,6 +68,8 @@ class Serving:
         announced = [self.announcement(peer, now)]
         held = self.members[peer].version
         if self.history:
+            # What is on its way arrives first; a client that cannot apply it asks again.
+            held = max(held, self.members[peer].sent)
             oldest = self.version - self.history
         else:
             oldest = self.version - 1 if self.chains else 0
@@ -82,6 +84,7 @@ class Serving:
     def _scalars(self, peer: str, since: int, now: float) -> Effect:
         """Send the scalars since a version, with the announcement of the newest one."""
         position, member = self.progress.position(now), self.members[peer]
+        member.sent = self.version
         if member.position is not None and is_near(position, member.position):
             position = RunPosition()
         else:

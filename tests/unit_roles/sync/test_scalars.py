@@ -68,6 +68,12 @@ def test_a_client_that_was_away_gets_all_missed_versions_at_once(server):
     assert sent(server.feed(ev.FetchAsked("b", 1, "d1"))) == [("b", "seeds", 1, 3)]
 
 
+def test_scalars_on_their_way_are_not_sent_again(server):
+    advance(server, holds=False)
+    assert sent(advance(server, holds=False)) == [("a", "seeds", 1, 2), ("b", "seeds", 1, 2)]
+    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "seeds", 0, 2)], "it asks"
+
+
 def test_a_client_too_far_behind_gets_the_version_in_full(server):
     for _ in range(HISTORY + 1):
         advance(server)
