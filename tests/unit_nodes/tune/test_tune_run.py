@@ -153,6 +153,8 @@ def test_a_run_of_nodes_computes_what_one_process_does(tmp_path, base, data, rul
         wanted = mean_of(*zip(*trained, strict=True)).astype(np.float32)
         np.testing.assert_allclose(found[version + 1], wanted, rtol=0, atol=1e-6)
     assert np.abs(found[ROUNDS] - found[0]).max() > 1e-2
-    for summary in summaries.values():
-        payload = summary.traffic["payload"]
-        assert payload["adapters up"] >= 4 * manifest.values * ROUNDS
+    # Version 0 goes up from one client and down to the other.
+    syncs = 4 * manifest.values * (2 * ROUNDS + 1)
+    for direction in ("up", "down"):
+        counted = sum(one.traffic["payload"][f"adapters {direction}"] for one in summaries.values())
+        assert counted == syncs
