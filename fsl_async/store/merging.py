@@ -17,9 +17,10 @@ import numpy as np
 from attrs import evolve, frozen
 
 from fsl_async.roles.sync.agreement import mean_cosine
-from fsl_async.roles.sync.delta import Delta, MergedDelta
+from fsl_async.roles.sync.delta import RANK, Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
+from fsl_async.store.adapter_aggregator import AdapterAggregator
 from fsl_async.store.advance import Advanced, advance, advance_full, scaled
 from fsl_async.store.checkpoint import UPDATE, VersionWriter
 from fsl_async.store.errors import Damage, StoreError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.resident import Resident
+    from fsl_async.store.vectors import Vectors
 
     Chunks = Iterable[NDArray[Any]]
 
@@ -65,7 +67,8 @@ class Average:
     """The average of a round. Iterating yields its chunks, float32, in flat order.
 
     Each chunk is valid until the next. It may be iterated several times until the version is made.
-    For full weights the chunks are their weighted sums, float64 (fsl_async.store.outer).
+    For full weights the chunks are their weighted sums, float64 (fsl_async.store.outer). For rules
+    of adapters that owe something they have two rows (fsl_async.store.adapter_aggregator).
     """
 
     version: int
@@ -77,6 +80,16 @@ class Average:
     position: RunPosition
     """Where the run is once the version is made."""
     _chunks: Callable[[], Chunks]
+    _product_norms: Callable[[], Mapping[str, float]] = dict
+
+    @property
+    def recorded(self) -> tuple[MergedDelta, ...]:
+        """`merged`, with the norms of products that came out while the chunks were made."""
+        norms = self._product_norms()
+        return tuple(
+            evolve(one, product_norm=norms.get(one.key.client, 0.0)) if one.weight else one
+            for one in self.merged
+        )
 
     @property
     def mean_steps(self) -> float:
@@ -114,7 +127,7 @@ class Merging:
         self.resident: Resident | None = None
         self.full_fetch: Callable[[], bool] = lambda: False
         """Whether a client fetches the newest version in full."""
-        self._sum: Accumulator | RobustAggregator | None = None
+        self._sum: Accumulator | RobustAggregator | AdapterAggregator | None = None
         self._is_fixed = False  # an average is taken, and its version is not made yet
         self._later: dict[DeltaKey, float] = {}
 
@@ -124,11 +137,13 @@ class Merging:
         return self._run.manifest
 
     @property
-    def sum(self) -> Accumulator | RobustAggregator:
+    def sum(self) -> Accumulator | RobustAggregator | AdapterAggregator:
         """The sum of the round's deltas; created when it is first used."""
         rule = self._settings.rule
         spool = self._run.spool
-        if self._sum is None and rule.by_rows:
+        if self._sum is None and self._settings.product_rule is not None:
+            self._sum = AdapterAggregator(self._manifest, spool, self._pool, self._settings)
+        elif self._sum is None and rule.by_rows:
             self._sum = RobustAggregator(self._manifest, spool, self._pool, rule)
         elif self._sum is None:
             self._sum = Accumulator(self._manifest, spool, self._pool, self._settings.kind)
@@ -192,7 +207,15 @@ class Merging:
         self._check(version, merged, scale)
         round_sum = self.sum
         chunks: Callable[[], Chunks]
-        if isinstance(round_sum, RobustAggregator):
+        norms: Callable[[], Mapping[str, float]] = dict
+        book = self._facts.book
+        if isinstance(round_sum, AdapterAggregator):
+            vectors = self._vectors()
+            ranks = {key: book.pending[key].delta.facts.get(RANK) for key in round_sum.weights}
+            used = {key for keys in round_sum.fresh(version) for key in keys}
+            chunks = lambda: round_sum.averages(vectors, version, ranks)  # noqa: E731
+            norms = lambda: round_sum.product_norms  # noqa: E731
+        elif isinstance(round_sum, RobustAggregator):
             with disk("cannot read the deltas of the round"):
                 chosen = round_sum.chosen()
             used = {key for keys in chosen for key in keys}
@@ -202,7 +225,6 @@ class Merging:
             is_full = self._settings.kind.is_full
             chunks = round_sum.chunks if is_full else lambda: scaled(round_sum.chunks(), scale)
         self._is_fixed = True
-        book = self._facts.book
         return Average(
             version,
             tuple(
@@ -218,7 +240,17 @@ class Merging:
             math.fsum(one.weight for one in merged),
             position,
             chunks,
+            norms,
         )
+
+    def _vectors(self) -> Vectors:
+        """The vectors in memory, which a product rule needs."""
+        if self.resident is None:
+            raise StoreError(
+                f"rule {self._settings.rule_name} needs the newest version in memory: start with"
+                " store.resident = true, and with more memory"
+            )
+        return self.resident.vectors
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._facts.book
@@ -284,7 +316,9 @@ class Merging:
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
         step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
-        share = 0.0 if average.position.is_planned else mean_share(version)
+        # Factors of several versions have no mean: each version has a basis of its own.
+        has_mean = not average.position.is_planned and self._settings.product_rule is None
+        share = mean_share(version) if has_mean else 0.0
         held: list[bytes] = []
         most_held = MOST_HELD_BYTES_PER_VALUE * manifest.values
         with (
@@ -339,7 +373,7 @@ class Merging:
                 parent=current.record.digest,
                 generation=self._facts.book.generation,
                 fingerprint=manifest.fingerprint,
-                merged=average.merged,
+                merged=average.recorded,
                 scale=average.scale,
                 tokens_total=self._facts.book.tokens_total + tokens,
                 update_bytes=done.update_bytes,
@@ -351,7 +385,7 @@ class Merging:
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
                 progress=average.position.known_progress,
-                rule=self._settings.rule.name,
+                rule=self._settings.rule_name,
             )
             checkpoint = writer.publish(record, done.stored)
         self._kept.hold_update(version, held)
@@ -359,6 +393,6 @@ class Merging:
 
     def _cosine(self, average: Average, norm: float) -> float | None:
         """How far the merged deltas agree; None where the average is not their weighted sum."""
-        if self._settings.kind.is_full or self._settings.rule.by_rows:
+        if self._settings.kind.is_full or self._settings.leaves_out:
             return None
         return mean_cosine(average.merged, average.scale, norm)

@@ -1,23 +1,18 @@
 """Robust aggregator: applies an aggregation rule to a round's spooled deltas, by chunk.
 
-The counterpart of the accumulator for rules that need all deltas at once. Between rounds it holds
-only keys and weights. A merge reads the deltas from the spool once (twice if the rule needs
-distances) and holds one chunk per client: O(clients x chunk) memory. A client's own deltas are
-summed in the order of their keys. A merge that a crash interrupted therefore gives the same bits
-when it is repeated, in whatever order its deltas were accumulated.
+For rules that need all deltas at once. A merge reads the deltas from the spool once, twice if the
+rule needs distances.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsl_async.errors import disk_words
-from fsl_async.store.errors import DeltaDamaged, StoreError
+from fsl_async.store.errors import StoreError
 from fsl_async.store.outer import squared_norm
-from fsl_codecs import CodecError, decode_accumulate
+from fsl_async.store.spooled_deltas import SpooledDeltas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,44 +26,12 @@ if TYPE_CHECKING:
     from fsl_async.store.spool import Spool
 
 
-class RobustAggregator:
+class RobustAggregator(SpooledDeltas):
     """The deltas of the round, and their aggregate."""
 
     def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule) -> None:
-        self._manifest = manifest
-        self._spool = spool
-        self._pool = pool
+        super().__init__(manifest, spool, pool)
         self._rule = rule
-        self.weights: dict[DeltaKey, float] = {}
-        """The weight of every delta of the round, in the order of the calls to `add`."""
-
-    def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Do nothing: a rule needs complete deltas."""
-
-    def add(self, key: DeltaKey, weight: float) -> None:
-        """Include a delta. StoreError: it cannot be read."""
-        try:
-            next(iter(self._spool.frames(key, self._manifest.chunks)))
-        except (FileNotFoundError, StoreError) as error:
-            raise DeltaDamaged(key.text, str(error)) from error
-        except OSError as error:
-            raise StoreError(
-                f"delta {key.text} cannot be read back from the spool: {disk_words(error)}"
-            ) from error
-        self.weights[key] = weight
-
-    def remove(self, key: DeltaKey) -> None:
-        """Remove a delta. Absent keys are ignored."""
-        self.weights.pop(key, None)
-
-    def clear(self) -> None:
-        """Remove all deltas, for the next round."""
-        self.weights.clear()
-
-    @property
-    def clients(self) -> list[list[DeltaKey]]:
-        """The keys of each client, in the order of rows."""
-        return [list(keys) for _, keys in groupby(sorted(self.weights), lambda key: key.client)]
 
     def squared_distances(self) -> NDArray[np.float64]:
         """Return the squared distances between all rows, float64 (n, n).
@@ -104,32 +67,3 @@ class RobustAggregator:
         for index, rows in enumerate(self._chunks(chosen)):
             self._rule.combine(rows, out[: rows.shape[1]], self._manifest.parts(index))
             yield out[: rows.shape[1]]
-
-    def _chunks(self, clients: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
-        """Yield the same chunk of each client's weighted delta, float32 (n, values)."""
-        buffer = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
-        frames = [
-            [
-                (key, self._spool.frames(key, self._manifest.chunks), self.weights[key])
-                for key in keys
-            ]
-            for keys in clients
-        ]
-        for index in range(self._manifest.chunks):
-            rows = buffer[:, : self._manifest.chunk_values(index)]
-            rows.fill(0.0)
-
-            def add(number: int, rows: NDArray[np.float32] = rows) -> None:
-                for key, source, weight in frames[number]:
-                    try:
-                        decode_accumulate(next(source), rows[number], weight)
-                    except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
-                        raise DeltaDamaged(key.text, str(error)) from error
-
-            try:
-                self._pool.run(add, range(len(clients)))
-            except OSError as error:
-                raise StoreError(
-                    f"a delta cannot be read back from the spool: {disk_words(error)}"
-                ) from error
-            yield rows

@@ -106,6 +106,8 @@ class MergedDelta:
     weight: float
     """Its factor in the accumulator; 0 where the aggregation rule left it out."""
     norm: float = 0.0
+    product_norm: float = 0.0
+    """Of adapters that are merged by products: by how much its client changed them, all modules."""
 
     @property
     def key(self) -> DeltaKey:
