@@ -133,7 +133,10 @@ def versions_of(run_dir, manifest):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_of_nodes_computes_what_one_process_does(tmp_path, base, data, rule):
-    """Each version to 1e-6 from the one before, through codec, spool, ledger and sockets; the plan's bytes exactly."""
+    """Each version to 1e-6 from the one before, through codec, spool, ledger and sockets.
+
+    The bytes are those of the plan.
+    """
     from tune_reference import Products, Site, dense_products, mean_of, tuned
 
     settings = {**SETTINGS, "tune.rule": rule, "store.keep_versions": ROUNDS + 1}
