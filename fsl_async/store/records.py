@@ -207,6 +207,8 @@ class Committed:
     average_norm: float = 0.0
     cosine: float | None = None
     notice: str | None = None
+    product_norms: Mapping[str, float] = field(factory=dict)
+    """By client: how far it moved the products of adapters."""
 
 
 @frozen

@@ -582,6 +582,7 @@ class Store:
             record.average_norm,
             record.cosine,
             notice,
+            {one.key.client: one.product_norm for one in record.merged if one.product_norm},
         )
 
     def _take_snapshots(self) -> None:
