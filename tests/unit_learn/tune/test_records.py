@@ -29,7 +29,12 @@ CHAT = (Message("user", "2+2?"), Message("assistant", "4"))
     ("objective", "row", "described", "sample"),
     [
         ("classify", {"text": "good", "label": 1}, "text + label", Sample("good", 1)),
-        ("classify", {"sentence": "bad", "label": "negative"}, "sentence + label", Sample("bad", 0)),
+        (
+            "classify",
+            {"sentence": "bad", "label": "negative"},
+            "sentence + label",
+            Sample("bad", 0),
+        ),
         ("classify", {"text": "good", "target": "1"}, "text + target", Sample("good", 1)),
         (
             "lm",
@@ -128,7 +133,7 @@ def test_an_unknown_label_is_an_error_that_names_the_known_ones(tmp_path):
         read(path, "classify")
     for wrong in (2, -1, "2", 0.5):
         jsonl(path, [{"text": "x", "label": wrong}])
-        with pytest.raises(DataError, match="line 1|no row can be used"):
+        with pytest.raises(DataError, match=r"line 1|no row can be used"):
             read(path, "classify")
     for right in (0, "0", "negative", " negative ", 0.0):
         jsonl(path, [{"text": "x", "label": right}])
@@ -192,7 +197,7 @@ def test_a_record_has_a_largest_length(tmp_path, monkeypatch, name):
     head = {"a.jsonl": '{"text": "', "a.json": '[{"text": "', "a.csv": 'text\n"'}[name]
     monkeypatch.setattr(records.csv, "field_size_limit", lambda *_: 131_072)
     (tmp_path / name).write_text(head + "x" * 200_000)
-    with pytest.raises(DataError, match="longer than|damaged or longer"):
+    with pytest.raises(DataError, match=r"longer than|damaged or longer"):
         read(tmp_path / name)
 
 

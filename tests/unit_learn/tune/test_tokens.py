@@ -1,4 +1,7 @@
-"""Samples as token ids: what is trained, cut, padded and shuffled. A token is a byte (tiny_base)."""
+"""Samples as token ids: what is trained, cut, padded and shuffled.
+
+A token is a byte (tiny_base).
+"""
 
 import importlib.util
 import json
@@ -52,41 +55,32 @@ CHAT = {
 
 
 @pytest.mark.parametrize(
-    ("row", "chat", "trained_on", "whole", "trained"),
+    ("row", "chat", "trained_on", "texts"),
     [
-        (ROW, False, "completion", "<s>2+2?\nfour</s>", "four</s>"),
-        (ROW, False, "all", "<s>2+2?\nfour</s>", "2+2?\nfour</s>"),
-        (
-            ROW,
-            True,
-            "completion",
-            "<user>2+2?</s><assistant>four</s>",
-            "four</s>",
-        ),
-        ({"prompt": "x ", "completion": "y"}, False, "completion", "<s>x y</s>", "y</s>"),
-        ({"text": "abc"}, False, "completion", "<s>abc</s>", "abc</s>"),
+        (ROW, False, "completion", ("<s>2+2?\nfour</s>", "four</s>")),
+        (ROW, False, "all", ("<s>2+2?\nfour</s>", "2+2?\nfour</s>")),
+        (ROW, True, "completion", ("<user>2+2?</s><assistant>four</s>", "four</s>")),
+        ({"prompt": "x ", "completion": "y"}, False, "completion", ("<s>x y</s>", "y</s>")),
+        ({"text": "abc"}, False, "completion", ("<s>abc</s>", "abc</s>")),
         (
             CHAT,
             True,
             "completion",
-            "<user>a?</s><assistant>b</s><user>c?</s><assistant>d</s>",
-            "b</s>d</s>",
+            ("<user>a?</s><assistant>b</s><user>c?</s><assistant>d</s>", "b</s>d</s>"),
         ),
         (
             CHAT,
             False,
             "completion",
-            "<s>User: a?\nAssistant: b</s>\nUser: c?\nAssistant: d</s>",
-            " b</s> d</s>",
+            ("<s>User: a?\nAssistant: b</s>\nUser: c?\nAssistant: d</s>", " b</s> d</s>"),
         ),
     ],
 )
-def test_what_is_trained(tmp_path, row, chat, trained_on, whole, trained):
+def test_what_is_trained(tmp_path, row, chat, trained_on, texts):
     """The completion and its end, or all, by the chat template where there is one."""
     tokenizer = tiny_base.tokenizer(chat=chat)
     found = tokens(tmp_path, [row], tokenizer=tokenizer, trained_on=trained_on)
-    assert whole_text(found, tokenizer) == whole
-    assert trained_text(found, tokenizer) == trained
+    assert (whole_text(found, tokenizer), trained_text(found, tokenizer)) == texts
     assert found.tokens == found.batch([0]).trained
 
 
@@ -103,8 +97,9 @@ def test_a_template_that_rewrites_earlier_turns_trains_the_last(tmp_path):
     """Templates of thinking models drop thoughts from earlier turns."""
     tokenizer = tiny_base.tokenizer(chat=True)
     tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last or m.role == 'user' else '' }}"
-        "!{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>"
+        "{{ m.content if loop.last or m.role == 'user' else '' }}!"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     found = tokens(tmp_path, [CHAT], tokenizer=tokenizer)
     assert whole_text(found, tokenizer) == "<user>a?!<assistant>!<user>c?!<assistant>d!"
@@ -127,7 +122,11 @@ def test_a_sample_that_the_template_refuses_is_counted(tmp_path):
 
 def test_samples_are_cut_and_those_without_trained_tokens_left_out(tmp_path):
     """A prompt above the context leaves nothing to learn; the line for people counts it."""
-    rows = [ROW, {"prompt": "p" * 6, "completion": "c" * 50}, {"prompt": "p" * 80, "completion": "c"}]
+    rows = [
+        ROW,
+        {"prompt": "p" * 6, "completion": "c" * 50},
+        {"prompt": "p" * 80, "completion": "c"},
+    ]
     rows.append({"prompt": "p"})
     found = tokens(tmp_path, rows, context=16)
     assert len(found) == 2
