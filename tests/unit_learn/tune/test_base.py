@@ -259,3 +259,77 @@ def test_a_gguf_file_without_the_extra_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "b.gguf").write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"holds a.gguf, b.gguf: give one"):
         load_base(tmp_path, "lm")
+
+
+def write_gguf(folder, path):
+    """The Llama of `folder` as a GGUF file in fp32. GGUF permutes rows of queries and keys."""
+    import gguf
+
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_vocab_size(config["vocab_size"])
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    writer.add_tokenizer_model("gpt2")
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    tokens[tiny_base.UNKNOWN] = "ab"  # the format has no empty list of merges
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * 257)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(tiny_base.BEGIN)
+    writer.add_eos_token_id(tiny_base.END)
+    writer.add_pad_token_id(tiny_base.PAD)
+    names = {
+        "embed_tokens": "token_embd", "norm": "output_norm", "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm", "q_proj": "attn_q", "k_proj": "attn_k",
+        "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
+        "up_proj": "ffn_up", "down_proj": "ffn_down",
+    }  # fmt: skip
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    model = load_base(folder, "lm").model
+    for name, weight in model.named_parameters():
+        parts = name.split(".")
+        block = "".join(f"blk.{part}." for part in parts if part.isdigit())
+        values = weight.detach().numpy()
+        if parts[-2] in heads:
+            rows, columns = values.shape
+            half = rows // heads[parts[-2]] // 2
+            values = values.reshape(-1, 2, half, columns).swapaxes(1, 2).reshape(rows, columns)
+        writer.add_tensor(f"{block}{names[parts[-2]]}.weight", np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("gguf"), reason="needs the extra gguf")
+def test_a_gguf_file_is_an_ordinary_model_in_fp32(llama, tmp_path, capsys):
+    """Transformers marks what it loads from GGUF as quantized, and then refuses to train it."""
+    source = write_gguf(llama, tmp_path / "tiny.gguf")
+    base = load_base(tmp_path, "lm")
+    ids = torch.tensor([[1, 50, 60, 70]])
+    with torch.no_grad():
+        assert torch.equal(base.model(input_ids=ids).logits, source(input_ids=ids).logits)
+    assert {weight.dtype for weight in base.model.parameters()} == {torch.float32}
+    assert base.model.lm_head.weight is base.model.model.embed_tokens.weight
+    base.model.float()
+    base.model(input_ids=ids).logits.sum().backward()
+    save_base(base, tmp_path / "saved")
+    saved = load_base(tmp_path / "saved", "lm")
+    with torch.no_grad():
+        assert torch.equal(saved.model(input_ids=ids).logits, source(input_ids=ids).logits)
+    assert saved.tokenizer("hello")["input_ids"] == base.tokenizer("hello")["input_ids"]
+    classifier = load_base(tmp_path / "tiny.gguf", "classify", labels=LABELS, seed=3)
+    wanted = load_base(llama, "classify", labels=LABELS, seed=3)
+    assert classifier.drawn == ("score.weight",)
+    assert torch.equal(classifier.model.score.weight, wanted.model.score.weight)
+    assert torch.equal(classifier.model.model.norm.weight, wanted.model.model.norm.weight)
+    assert "".join(capsys.readouterr()) == ""
