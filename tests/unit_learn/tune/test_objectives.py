@@ -67,6 +67,15 @@ class FavorsLabel(Favors):
         return SimpleNamespace(logits=found.logits[:, 0])
 
 
+class Repeats(Favors):
+    """Favors the token that it is given, as the next one."""
+
+    def forward(self, input_ids, attention_mask, **_):
+        """Logits as of transformers."""
+        given = nn.functional.one_hot(input_ids, self.classes)
+        return SimpleNamespace(logits=given * self.logit)
+
+
 @contextmanager
 def off(model):
     model.is_off = True
@@ -100,6 +109,16 @@ def test_every_trained_token_weighs_the_same(tmp_path):
         assert Lm().evaluate(model, data, size=size) == {
             "eval_loss": pytest.approx(wanted, rel=1e-6)
         }
+
+
+def test_a_token_is_predicted_from_those_before_it(tmp_path):
+    """Without the shift a model would learn to repeat what it is given."""
+    model = Repeats(LETTER, 2.0)
+    data = tokens(tmp_path, [{"text": "aab"}])
+    # After begin, a, a, b come a, a, b and the end: one is a repetition.
+    repeated, other = model.nats(LETTER), model.nats(0)
+    found = Lm().sums(model, data.batch([0]))
+    assert found.losses.tolist() == pytest.approx([repeated + 3 * other], rel=1e-6)
 
 
 def test_labels(tmp_path):
