@@ -20,7 +20,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "s
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 HEADS = frozenset({"lm_head", "embed_out", "score", "classifier", "head"})
-"""Last names of output layers, which get no adapters."""
+"""Names of output layers, which get no adapters."""
 
 MOST_JSON_BYTES = 100 << 20
 """The format's own limit for a header."""
@@ -48,8 +48,8 @@ class Linear:
 
     @property
     def is_head(self) -> bool:
-        """Whether it is an output layer."""
-        return self.name.rpartition(".")[2] in HEADS
+        """Whether it is an output layer, or a part of one, like classifier.dense."""
+        return not HEADS.isdisjoint(self.name.split("."))
 
 
 @attrs.frozen(slots=True)

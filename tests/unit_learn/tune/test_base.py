@@ -19,7 +19,7 @@ import tiny_base
 import transformers
 
 from fsl_async.learn.tune import base as bases
-from fsl_async.learn.tune.base import base_facts, load_base, save_base
+from fsl_async.learn.tune.base import Linear, base_facts, load_base, save_base
 
 LABELS = ("no", "yes")
 
@@ -151,6 +151,13 @@ def test_facts_are_those_of_the_loaded_model(request, kind, tmp_path):
     assert facts.config["model_type"] == kind
     blocks = [int(part) for n in facts.shapes for part in n.split(".") if part.isdigit()]
     assert blocks == sorted(blocks)
+
+
+def test_parts_of_a_head_are_heads():
+    """A classifier of two layers gets no adapters in its first one."""
+    names = ("classifier.dense", "classifier.out_proj", "score", "lm_head")
+    assert all(Linear(name, 4, 4).is_head for name in names)
+    assert not Linear("model.layers.0.self_attn.head_proj", 4, 4).is_head
 
 
 def test_weights_in_several_files_are_read(llama, tmp_path):
