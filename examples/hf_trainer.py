@@ -4,6 +4,8 @@
     fsl-node --role ps --set tune.method=lora --set run.rounds=20 127.0.0.1:7100
     FSL_SERVER=127.0.0.1:7100 python examples/hf_trainer.py 1             # site 1 of the run
     FSL_SERVER=127.0.0.1:7100 python examples/hf_trainer.py 2
+
+In a run training lasts until the run ends, whatever max_steps is.
 """
 
 import sys
