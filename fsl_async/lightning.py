@@ -65,8 +65,6 @@ class Sync(_Callback):  # type: ignore[misc]
         if self.fed is None and address is None:
             return
         loops.check_alone(trainer.world_size, trainer.num_devices)
-        if trainer.ckpt_path:
-            raise TaskError("fit(ckpt_path=...): the weights at the start are the run's")
         if address is not None:
             self.fed = self._leaving.enter_context(fsl_async.join(address, **self._options))
         self._is_used = True
@@ -75,6 +73,8 @@ class Sync(_Callback):  # type: ignore[misc]
         def setup_optimizers(trainer: Any) -> None:
             """Called when the module is complete and on its device."""
             strategy.setup_optimizers = make
+            if trainer.ckpt_path:  # known from here on
+                raise TaskError("fit(ckpt_path=...): the weights at the start are the run's")
             assert self.fed is not None
             loops.hand_over(self.fed, pl_module)
             with loops.for_optimizer(self.fed):
