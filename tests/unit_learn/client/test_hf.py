@@ -2,6 +2,7 @@
 
 import types
 
+import peft
 import pytest
 import torch
 from transformers import (
@@ -64,6 +65,20 @@ def made(tmp_path):
     return make
 
 
+class Joined(LocalFed):
+    """What `fsl_async.join` returns."""
+
+    def __init__(self, **settings):
+        super().__init__(ClientContext("alice", config=settings), steps=5)
+        self.left = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, _, error, __):
+        self.left.append(error)
+
+
 def alone(*, steps=5, **settings):
     """Make a run of one client."""
     return LocalFed(ClientContext("alice", config=settings), steps=steps)
@@ -112,7 +127,7 @@ class Rates(TrainerCallback):
     def __init__(self):
         self.seen = []
 
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **_):
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **_):  # noqa: D102
         self.seen.append(optimizer.param_groups[0]["lr"])
 
 
@@ -228,3 +243,47 @@ def test_trainers_that_cannot_join(made):
     trainer = made(model, optimizers=(optimizer, None))
     with pytest.raises(TaskError, match="before the run's adapters"):
         fsl_async.hf.patch(trainer, fed=alone(**LORA))
+
+
+def test_the_run_is_left_when_training_ends(made, monkeypatch):
+    """Only then is the last delta sent; a script that fails must not leave its session behind."""
+    fed, asked = Joined(), []
+    monkeypatch.setattr(
+        fsl_async, "join", lambda *server, **options: asked.append((server, options)) or fed
+    )
+    trainer = made()
+    assert fsl_async.hf.patch(trainer, "host:1", rank=2, allow="adapters") is fed
+    assert asked == [(("host:1",), {"rank": 2, "allow": "adapters"})]
+    assert fed.left == []
+    trainer.train()
+    assert fed.left == [None]
+
+    class Failing(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            raise KeyError("mine")
+
+    fed = Joined()
+    trainer = made(callbacks=[Failing()])
+    fsl_async.hf.patch(trainer, "host:1")
+    with pytest.raises(KeyError):
+        trainer.train()
+    assert [type(error) for error in fed.left] == [KeyError]
+
+    fed = Joined(tune={"method": "zeroth"})
+    with pytest.raises(TaskError):
+        fsl_async.hf.patch(made(), "host:1")
+    assert [type(error) for error in fed.left] == [TaskError]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_model_keeps_adapters_of_its_own(made):
+    """They are what trains, so they are what is exchanged."""
+    settings = peft.LoraConfig(r=3, target_modules=["q_proj"])
+    trainer = made(peft.get_peft_model(LlamaForCausalLM(config()), settings), learning_rate=0.1)
+    fed = alone(**LORA)
+    fsl_async.hf.patch(trainer, fed=fed)
+    trainer.train()
+    assert fed.adapters is None
+    assert fed.model is trainer.model
+    losses = [metrics["loss"] for _, metrics in fed.history]
+    assert losses[-1] < losses[0]

@@ -8,9 +8,7 @@ from torch.utils.data import DataLoader
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.fed import ClientContext, LocalFed
 
-lightning = pytest.importorskip(
-    "lightning.pytorch", reason="the extra lightning is not installed"
-)
+lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 
 import fsl_async.lightning  # noqa: E402 - it imports lightning
 
@@ -29,7 +27,7 @@ class Module(lightning.LightningModule):
         self.automatic_optimization = automatic
         self.rates = []
 
-    def training_step(self, batch, _):
+    def training_step(self, batch, _):  # noqa: D102
         loss = self.block(batch).square().mean()
         if not self.automatic_optimization:
             optimizer = self.optimizers()
@@ -38,10 +36,10 @@ class Module(lightning.LightningModule):
             optimizer.step()
         return loss
 
-    def on_before_optimizer_step(self, optimizer):
+    def on_before_optimizer_step(self, optimizer):  # noqa: D102
         self.rates.append(optimizer.param_groups[0]["lr"])
 
-    def configure_optimizers(self):
+    def configure_optimizers(self):  # noqa: D102
         weights = [weight for weight in self.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=0.5)
         ending = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step == 0))
