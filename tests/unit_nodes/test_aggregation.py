@@ -41,6 +41,7 @@ def test_refused_in_one_line(overrides, words):
     ("sync.max_staleness=4", "choose 0"),
     ("sync.weighting=batch", "choose auto, tokens or uniform"),
     ("sync.weighting=fednova", "choose auto, tokens or uniform"),
+    ("codec.feedback_up=true", "choose false"),
     ("store.resident=false", "choose true"),
 ])  # fmt: skip
 def test_rules_that_merge_products_are_refused_in_one_line(override, words):

@@ -431,6 +431,31 @@ def test_a_delta_of_an_older_version_is_left_out(tuning):
     assert one.store.version == 3
 
 
+def test_a_rollback_takes_back_what_is_owed(tuning):
+    """The run goes on as if the later version had not been."""
+    one, other = tuning(name="one"), tuning(name="other")
+    for made in (one, other):
+        made.start()
+        for _ in range(2):
+            made.round(RANKS)
+            made.store.finish_snapshot()
+    keys = [DeltaKey(name, 1, 2, 3) for name in RANKS]
+    for key in keys:
+        one.send(key, one.delta(8, key.client))
+    one.merge(keys)
+    recovered = one.run.open(from_version=2)
+    assert {delta.key for delta in recovered.pending} == set(keys)
+    for key in keys:
+        one.store.quarantine(key, "the reason for the rollback")
+    again = [DeltaKey(name, 1, 2, 4) for name in RANKS]
+    for made in (one, other):
+        for key in again:
+            made.send(key, made.delta(3, key.client))
+        made.merge(again)
+    assert one.store.digest == other.store.digest
+    assert np.array_equal(one.vectors.owed, other.vectors.owed)
+
+
 def test_a_lost_delta_loses_what_is_owed_and_no_version(tuning):
     """The coded change gives the weights."""
     made = tuning()

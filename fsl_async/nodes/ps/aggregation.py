@@ -88,6 +88,9 @@ def _check_adapters(config: Config) -> None:
         "sync.trigger": sync.trigger != "rounds" and "rounds",
         "sync.max_staleness": sync.max_staleness and "0 (older versions have other bases)",
         "sync.weighting": sync.weighting in {"batch", "fednova"} and "auto, tokens or uniform",
+        "codec.feedback_up": (
+            config.codec.feedback_up and rule.changes_basis and "false (it is of the basis before)"
+        ),
         "store.resident": not config.store.resident and "true (versions are merged in memory)",
     }
     for key, choice in wrong.items():
