@@ -1,6 +1,8 @@
 """`fsl-node export` writes folders that plain peft and transformers load, with equal logits."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import peft
@@ -9,11 +11,11 @@ import torch
 import transformers
 from click.testing import CliRunner
 from safetensors.torch import load_file
-from tuned_runs import SEED, adapted, logits_of, make_run, make_versions, write_base
+from tuned_runs import adapted, logits_of, make_run, make_versions, write_base
 
 from fsl_async.commands import export
 from fsl_async.config.load import load
-from fsl_async.errors import ConfigError, RunDirError, UsageError
+from fsl_async.errors import ConfigError, RunDirError, TaskError, UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.tools.kept_run import KeptRun
@@ -92,9 +94,17 @@ def test_peft_computes_what_the_run_does(tmp_path, bases, kind, settings):
     expected = ours(tmp_path / "run", base, tune)
     torch.testing.assert_close(logits_of(model), expected, **EXACT)
     assert (expected - before).abs().max() > 0.01
-    targets = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["target_modules"]
-    adapters = [name for name, part in model.named_modules() if hasattr(part, "lora_A")]
-    assert {name.removeprefix("base_model.model.") for name in adapters} == set(targets)
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    plain_names = {
+        name.removeprefix("base_model.model."): part for name, part in model.named_modules()
+    }
+    adapters = {name for name, part in plain_names.items() if hasattr(part, "lora_A")}
+    assert adapters == set(config["target_modules"])
+    whole = {
+        name for name, part in plain_names.items() if type(part).__name__ == "ModulesToSaveWrapper"
+    }
+    assert whole == set(config["modules_to_save"] or ())
+    assert bool(whole) == (tune.objective == "classify" or bool(tune.full))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -143,7 +153,7 @@ def test_wrong_calls_are_one_line_and_write_nothing(tmp_path, bases):
     base = bases("llama")
     run_dir, out = tmp_path / "run", tmp_path / "out"
     make_run(run_dir, base, "tune.rule=fedex", "tune.rank=2")
-    with pytest.raises(UsageError, match="fedex changes the base's own weights.*--merged"):
+    with pytest.raises(UsageError, match=r"fedex changes the base's own weights.*--merged"):
         run_export(run_dir, out)
     with pytest.raises(UsageError, match="--merged needs --base"):
         run_export(run_dir, out, "--merged")
@@ -206,7 +216,7 @@ def test_a_folder_with_files_is_left_alone(tmp_path, bases):
 
 
 def test_the_built_in_gpt_is_a_hugging_face_model(tmp_path):
-    """transformers computes the same, and its tokenizer gives bytes."""
+    """Plain transformers computes the same, and its tokenizer gives bytes."""
     sizes = GPTConfig(2, 16, 2, 16)
     model = GPT(sizes, seed=3)
     weights = ModelWeights(model)
@@ -264,7 +274,28 @@ def test_other_models_are_tensors_by_name(tmp_path, family):
     assert note["version"] == 2
 
 
-def test_the_seed_of_the_tests_is_the_runs(tmp_path, bases):
-    """Factors A of ffa follow from it."""
-    make_run(tmp_path / "run", bases("llama"), "tune.rule=ffa")
-    assert KeptRun(tmp_path / "run").settings()["run"]["seed"] == SEED
+def test_a_module_that_trains_in_part_is_no_peft_folder(tmp_path, bases):
+    """PEFT holds whole modules, and would miss the bias."""
+    base = bases("gpt2")
+    make_run(tmp_path / "run", base, "tune.full=*ln_f.weight")
+    with pytest.raises(TaskError, match=r"ln_f, without transformer\.ln_f\.bias.*--merged"):
+        run_export(tmp_path / "run", tmp_path / "out", "--base", base)
+
+
+def test_adapters_are_exported_without_torch(tmp_path, bases):
+    """On a machine with the run's directory alone; `--help` needs as little."""
+    base = bases("llama")
+    make_run(tmp_path / "run", base, "tune.rule=ffa")
+    code = (
+        "import sys; from fsl_async import cli\n"
+        "assert not cli.main(sys.argv[1:])\n"
+        "assert not {'torch', 'transformers', 'peft'} & set(sys.modules), 'imported'\n"
+    )
+    for words in (
+        ["export", tmp_path / "run", tmp_path / "out", "--base", base],
+        ["export", "--help"],
+        ["generate", "--help"],
+        ["evaluate", "--help"],
+    ):
+        subprocess.run([sys.executable, "-c", code, *map(str, words)], check=True, stdout=-1)
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
