@@ -27,6 +27,7 @@ import numpy as np
 from fsl_async.errors import RunDirError, TaskError, UsageError
 from fsl_async.files.private_files import make_folder, write_bytes
 from fsl_async.learn.models.seeds import first_a
+from fsl_async.learn.tune.base_files import HEADS
 from fsl_async.store.adapters import adapter_modules, adapter_rule_named
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.flat_file import header_for
@@ -136,8 +137,9 @@ def write_adapters(
 ) -> None:
     """Write a PEFT folder. scaling = lora_alpha / r = tune.scale.
 
-    facts: of the base, for rules that do not exchange A; base: the path in the config.
-    Raises UsageError: the rule changes the base, or needs `facts`; RunDirError; TaskError.
+    facts: of the base, for rules that do not exchange A, and to check modules that train whole;
+    base: the path in the config. Raises UsageError: the rule changes the base, or `facts` are
+    needed; TaskError: another base, or modules that PEFT cannot hold; RunDirError.
     """
     tune, layout = run.tuning(), adapter_layout(run)
     rule = adapter_rule_named(tune.rule)
@@ -148,6 +150,8 @@ def write_adapters(
         )
     if not rule.exchanges_a and facts is None:
         raise UsageError(f"{tune.rule} never sends factors A: give --base, for their sizes")
+    if tune.full and facts is None:
+        raise UsageError("this run trains whole modules (tune.full): give --base, to check them")
     inputs = {} if facts is None else {layer.name: layer.inputs for layer in facts.linear}
     seed = int(run.settings()["run"]["seed"])
     named, tensors = run.named(loaded), {}
@@ -163,7 +167,7 @@ def write_adapters(
     names = [one.name for one in layout.full]
     tensors |= {_PEFT + name: named[name] for name in names}
     if facts is not None:
-        _check_whole(names, facts)
+        _check_whole(names, tune, facts)
     write_tensors(folder / ADAPTER_WEIGHTS, tensors)
     targets = [module.name for module in layout.modules]
     write_json(folder / ADAPTER_CONFIG, _peft_config(tune, layout.rank, targets, names, base))
@@ -201,15 +205,23 @@ def _saved_module(name: str) -> str:
     return first if first in _PEFT_HEADS else module
 
 
-def _check_whole(names: Sequence[str], facts: BaseFacts) -> None:
-    """Raise TaskError where a module trains in part: peft saves whole modules."""
+def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> None:
+    """Raise TaskError where PEFT would load something else than what was trained.
+
+    It holds whole modules, and takes an embedding apart from the output layer that shares it.
+    """
     modules = {_saved_module(name) for name in names}
-    for name in facts.shapes:
-        if name not in names and name.rpartition(".")[0] in modules:
-            raise TaskError(
-                f"tune.full trains a part of {name.rpartition('.')[0]}, without {name}, and PEFT"
-                " folders hold whole modules: give --merged"
-            )
+    has_head = any(name.split(".")[-2] in HEADS for name in facts.shapes if "." in name)
+    is_tied = tune.objective != "classify" and not has_head
+    for name, shape in facts.shapes.items():
+        module = name.rpartition(".")[0]
+        if name not in names and module in modules:
+            problem = f"tune.full trains a part of {module}, without {name}"
+        elif name in names and is_tied and shape[0] == facts.config.get("vocab_size"):
+            problem = f"{name}, which tune.full trains, is the output layer too"
+        else:
+            continue
+        raise TaskError(f"{problem}: a PEFT folder cannot hold that; give --merged")
 
 
 def write_gpt(folder: Path, run: KeptRun, loaded: Loaded, sizes: GPTConfig) -> None:

@@ -274,12 +274,23 @@ def test_other_models_are_tensors_by_name(tmp_path, family):
     assert note["version"] == 2
 
 
-def test_a_module_that_trains_in_part_is_no_peft_folder(tmp_path, bases):
-    """PEFT holds whole modules, and would miss the bias."""
+def test_modules_that_peft_cannot_hold_are_refused(tmp_path, bases):
+    """It would load no bias, and leave an output layer as it was; a merged folder has both."""
     base = bases("gpt2")
-    make_run(tmp_path / "run", base, "tune.full=*ln_f.weight")
-    with pytest.raises(TaskError, match=r"ln_f, without transformer\.ln_f\.bias.*--merged"):
-        run_export(tmp_path / "run", tmp_path / "out", "--base", base)
+    wrong = {
+        "*ln_f.weight": r"a part of transformer\.ln_f, without transformer\.ln_f\.bias.*--merged",
+        "*wte.weight": r"transformer\.wte\.weight, .*is the output layer too.*--merged",
+    }
+    for number, (pattern, problem) in enumerate(wrong.items()):
+        run_dir, out = tmp_path / f"run{number}", tmp_path / f"out{number}"
+        tune = make_run(run_dir, base, "tune.rank=2", f"tune.full={pattern}")
+        with pytest.raises(TaskError, match=problem):
+            run_export(run_dir, out, "--base", base)
+        with pytest.raises(UsageError, match=r"trains whole modules .*give --base"):
+            run_export(run_dir, out)
+        run_export(run_dir, out, "--merged", "--base", base)
+        expected = ours(run_dir, base, tune)
+        torch.testing.assert_close(logits_of(plain_base(out, tune)), expected, **EXACT)
 
 
 def test_adapters_are_exported_without_torch(tmp_path, bases):
