@@ -177,6 +177,31 @@ def test_spaces_of_sentencepiece_are_kept():
         next(writer.pieces("", Sampling(9, 0.0, 0), raw=False))
 
 
+def test_a_character_of_several_tokens_comes_whole():
+    """Tokens of bytes, as many tokenizers have for rare characters."""
+    text = "é✓"
+
+    class Tokens:
+        chat_template = bos_token_id = eos_token_id = None
+
+        def __call__(self, text, **_):
+            return {"input_ids": list(text.encode())}
+
+        def decode(self, ids, **_):
+            return bytes(ids).decode("utf-8", "replace")
+
+    class Next(torch.nn.Module):
+        rest = list(text.encode())
+
+        def forward(self, **_):
+            logits = torch.zeros(1, 1, 256)
+            logits[0, 0, self.rest.pop(0)] = 1.0
+            return SimpleNamespace(logits=logits, past_key_values=None)
+
+    writer = Chat(Next(), Tokens(), 0)
+    assert list(writer.pieces("x", Sampling(5, 0.0, 0), raw=False)) == ["é", "✓"]
+
+
 def test_wrong_calls_are_one_line(tmp_path, base, gpt_run):
     """Each says what to do."""
     make_run(tmp_path / "tuned", base, "tune.rank=2")
