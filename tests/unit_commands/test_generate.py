@@ -179,7 +179,7 @@ def test_spaces_of_sentencepiece_are_kept():
 
 def test_a_character_of_several_tokens_comes_whole():
     """Tokens of bytes, as many tokenizers have for rare characters."""
-    text = "é✓"
+    rest = list("é✓".encode())
 
     class Tokens:
         chat_template = bos_token_id = eos_token_id = None
@@ -191,11 +191,9 @@ def test_a_character_of_several_tokens_comes_whole():
             return bytes(ids).decode("utf-8", "replace")
 
     class Next(torch.nn.Module):
-        rest = list(text.encode())
-
         def forward(self, **_):
             logits = torch.zeros(1, 1, 256)
-            logits[0, 0, self.rest.pop(0)] = 1.0
+            logits[0, 0, rest.pop(0)] = 1.0
             return SimpleNamespace(logits=logits, past_key_values=None)
 
     writer = Chat(Next(), Tokens(), 0)
