@@ -115,6 +115,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
         shards=config.shards,
+        epsilon=config.tune.dp_epsilon,
     )
 
 

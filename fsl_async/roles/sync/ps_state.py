@@ -39,6 +39,7 @@ class ParameterServerRules:
     least_clients: int = 1  # that must have pending deltas for the aggregation rule
     aggregation: str = "mean"
     shards: int = 1
+    epsilon: float = 0.0  # that a client may have spent; 0: the run is not private
     reduces: bool = False  # whether averages are reduced with those of other parameter servers
 
     @property
