@@ -78,6 +78,7 @@ class ClientState:
     loss_first: float | None = None
     losses: deque[float] = field(factory=deque, converter=_newest)
     lag_p99_ms: float | None = None
+    epsilon: float | None = None  # that it has spent, by its newest delta
     deltas_merged: int = 0
     deltas_refused: int = 0
     deltas_quarantined: int = 0

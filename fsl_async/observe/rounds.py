@@ -23,6 +23,7 @@ from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.run import Run
 from fsl_async.observe.tuning import FAR, far_movers, saw_delta
 from fsl_async.roles.phrasing import counted, megabytes
+from fsl_async.roles.sync.delta import EPSILON
 
 LOW_COSINE = -0.1
 """Median cosine of the newest rounds at which averaging takes away what clients train.
@@ -201,6 +202,8 @@ class ParameterServerFigures:
         if sequence <= client.sequence_offered:  # offered again after a loss
             return
         client.offered(sequence, steps=int(delta["steps"]), tokens=int(delta["tokens"]))
+        epsilon = _small((delta.get("facts") or {}).get(EPSILON))
+        client.epsilon = client.epsilon if epsilon is None else epsilon
         metrics = delta.get("metrics") or {}
         look_for_trouble(run, client, metrics, may_end="loss" in metrics)
         self._evaluated(metrics)

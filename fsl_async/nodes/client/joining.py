@@ -34,6 +34,8 @@ from fsl_async.roles.phrasing import counted
 
 SPLIT_TASK = "fsl_async.learn.split.task:train"
 TUNE_TASK = "fsl_async.learn.tune.task:train"
+PRIVACY = "privacy"
+"""Folder of privacy budgets, in that of the keys."""
 
 
 def _context(
@@ -59,6 +61,7 @@ def _context(
         log=log,
         policy=options.policy,
         tuning=options.tuning,
+        privacy_folder=(options.keys or KeysFolder()).path / PRIVACY,
     )
 
 

@@ -117,6 +117,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         aggregation=config.outer.aggregation,
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
+        epsilon=config.tune.dp_epsilon,
     )
 
 
