@@ -9,6 +9,7 @@
     │   └── TooShortError          it is readable, and too short for the run's context
     ├── TaskError                  a --task file has no such function, or misuses `fed`
     │   └── TaskRaisedError        the task's own code raised; exit code 1
+    ├── PrivacyError               a site's privacy budget is used up, or its file is damaged
     ├── RunDirError                a run directory is missing, damaged or of another run
     ├── NotAllowedError            a run needs data that the site's policy does not allow
     ├── RefusedError               the parameter server refuses this client
@@ -113,6 +114,10 @@ class TaskRaisedError(TaskError):
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
         self.trace = trace
+
+
+class PrivacyError(FslError):
+    """A site's privacy budget (`fsl_async.learn.tune.budget`) is used up, unknown or impossible."""
 
 
 class RunDirError(FslError):

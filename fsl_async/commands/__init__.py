@@ -15,6 +15,8 @@ COMMANDS: dict[str, str] = {
     "demo": "Show a whole run on this machine in under a minute.",
     "doctor": "Report what this machine and this install have, and lack.",
     "evaluate": "Evaluate a run's versions on held-out data, also while it goes on.",
+    "export": "Write a run's model as a folder for other programs: PEFT, Hugging Face.",
+    "generate": "Print what a run's model, or an exported one, writes.",
     "init": "Write a commented configuration file.",
     "keys": "Make this node's key; trust, list and revoke keys of others.",
     "plan": "Compute what a method would cost: bytes, seconds, memory.",

@@ -19,7 +19,13 @@ _POLL_S = 1.0
 @click.option("--follow", is_flag=True, help="Evaluate each new version until the run ends.")
 @click.option("--version", type=click.IntRange(min=0), metavar="N", help="Evaluate version N.")
 @click.option("--mean", is_flag=True, help="Evaluate the mean of late versions as well.")
-@click.option("--data", metavar="PATH", help="Text; its last part is evaluated on.")
+@click.option(
+    "--data", metavar="PATH", help="Text, of which the last part counts; with --base records."
+)
+@click.option(
+    "--base", type=click.Path(path_type=Path), metavar="MODEL",
+    help="The base model of a run that tunes one.",
+)  # fmt: skip
 @click.option(
     "--bytes",
     "limit_bytes",
@@ -44,6 +50,7 @@ def command(
     version: int | None,
     mean: bool,
     data: str | None,
+    base: Path | None,
     limit_bytes: int,
     task: str | None,
     threads: int,
@@ -54,8 +61,9 @@ def command(
     Reads the checkpoints of a parameter server, running or not, and adds each result to
     RUN_DIR/evaluations.jsonl, which fsl-node status shows. For the built-in model give the --data
     of the clients: the last data.holdout of it is evaluated on; without --data, of the built-in
-    text. For other models give --task: a function that takes a dict of tensors and returns
-    {"loss": nats a token}.
+    text. For a run that tunes a base model give --base, and as --data records that no client trains
+    on: all of them count. For other models give --task: a function that takes a dict of tensors and
+    returns {"loss": nats a token}.
     """
     from fsl_async.commands.status import with_ledger
 
@@ -68,7 +76,7 @@ def command(
     from fsl_async.tools.versions import VersionEvaluator
 
     torch.set_num_threads(threads)
-    evaluator = VersionEvaluator(run_dir, data=data, limit_bytes=limit_bytes, own=task)
+    evaluator = VersionEvaluator(run_dir, data=data, limit_bytes=limit_bytes, own=task, base=base)
     kinds = ("weights", "mean") if mean else ("weights",)
 
     output.say(f"evaluates on {evaluator.data}")

@@ -32,13 +32,17 @@ class _Blocking:
 
     def write(self, text: str) -> None:
         """Write a line; drop it when the reader is gone."""
+        self.part(text + "\n")
+
+    def part(self, text: str) -> None:
+        """Write text without a line's end."""
         try:
             try:
-                self._stream.write(text + "\n")
+                self._stream.write(text)
             except UnicodeEncodeError:
                 # A path that is not UTF-8, or a terminal of another encoding: escape characters.
                 coding = self._stream.encoding or "utf-8"
-                self._stream.write(text.encode(coding, "backslashreplace").decode(coding) + "\n")
+                self._stream.write(text.encode(coding, "backslashreplace").decode(coding))
             self._stream.flush()
         except (OSError, ValueError):
             silence(self._stream)
@@ -65,6 +69,14 @@ class Output:
         """Print text for people, one line each; with --json on standard error."""
         text = "\n".join(map(printable, lines))
         (self._err if self.as_json else self._out).write(text)
+
+    def part(self, text: str) -> None:
+        """Print a part of a text, with its line breaks and tabs; nothing with --json.
+
+        For commands that block.
+        """
+        if not self.as_json and isinstance(self._out, _Blocking):
+            self._out.part("".join(one if one in "\n\t" else printable(one) for one in text))
 
     def warn(self, text: str) -> None:
         """Print a warning for people, on standard error."""

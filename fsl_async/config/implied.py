@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from fsl_async.config.settings import Config
+from fsl_async.config.settings_tuning import PRIVATE_RULES
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
 
@@ -15,8 +16,10 @@ def with_implied(config: Config) -> Config:
     """Add the settings that a method implies for the parameter server: trigger and plain average.
 
     Raises ConfigError where sync.trigger is set to another value, for a model of split learning
-    without a method, and for split learning and fine-tuning in one run.
+    without a method, for split learning and fine-tuning in one run, and for a private run whose
+    budget cannot be kept.
     """
+    _check_private(config)
     if config.tune.is_on:
         return _tuning(config)
     if not config.split.is_on:
@@ -45,6 +48,29 @@ def with_implied(config: Config) -> Config:
     return made
 
 
+def _check_private(config: Config) -> None:
+    """Raise ConfigError where the run asks for private training that there is not."""
+    tune = config.tune
+    if not tune.is_private:
+        return
+    if tune.method != "lora":
+        raise ConfigError(
+            f"tune.dp_epsilon is set, and tune.method = {tune.method} has no private training:"
+            " choose lora",
+            "tune.dp_epsilon",
+        )
+    if tune.rule not in PRIVATE_RULES:
+        raise ConfigError(
+            f"tune.dp_epsilon needs tune.rule = {' or '.join(PRIVATE_RULES)}, by which sites train"
+            f" one factor of an adapter, got {tune.rule}: noise on both factors is multiplied",
+            "tune.rule",
+        )
+    if not config.run.rounds:
+        raise ConfigError(
+            "tune.dp_epsilon is a budget for all rounds of the run: set run.rounds", "run.rounds"
+        )
+
+
 def _tuning(config: Config) -> Config:
     """Adapters: the mean of sites, by rounds where the rule needs that, and no stale deltas then.
 
@@ -61,6 +87,8 @@ def _tuning(config: Config) -> Config:
         outer = attrs.evolve(outer, optimizer="average")
     if tune.by_rounds:
         what = f"tune.rule = {tune.rule}" if tune.method == "lora" else "tune.method = zeroth"
+        if tune.is_private:
+            what = "tune.dp_epsilon"
         if sync.trigger not in {"clock", "rounds"}:
             raise ConfigError(
                 f"sync.trigger is {sync.trigger}, and {what} needs rounds: leave it out",

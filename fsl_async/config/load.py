@@ -83,7 +83,8 @@ _WIRE_TABLES = (
     "sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split",
     "tune",
 )  # fmt: skip
-_WIRE_RUN_KEYS = ("name", "seed")
+# Rounds: a privacy budget is for all of them.
+_WIRE_RUN_KEYS = ("name", "seed", "rounds")
 _LOCAL_KEYS = (("data", "path"), ("tune", "base"))
 _CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"))
 """Settings that may name a file of the user's code."""

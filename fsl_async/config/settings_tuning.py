@@ -23,6 +23,8 @@ Objective = Literal["lm", "classify", "dpo"]
 TrainedOn = Literal["completion", "all"]
 BaseCheck = Literal["values", "shapes"]
 
+PRIVATE_RULES = ("ffa", "fedsvd")
+"""Rules by which sites train factor B alone."""
 ROUND_RULES = ("rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
 """Rules that need every site to start a round from the newest version."""
 RANK, BANK_RANK = 8, 16
@@ -164,7 +166,12 @@ class TuneConfig:
     @property
     def by_rounds(self) -> bool:
         """Whether sites train by rounds: each starts from the newest version."""
-        return self.method == "zeroth" or self.rule in ROUND_RULES
+        return self.method == "zeroth" or self.rule in ROUND_RULES or self.is_private
+
+    @property
+    def is_private(self) -> bool:
+        """Whether sites train with differential privacy."""
+        return self.dp_epsilon > 0
 
     @property
     def adapter_rank(self) -> int:

@@ -38,3 +38,20 @@ def write_bytes(path: Path, data: bytes, *, sync: bool = False) -> None:
         if sync:
             file.flush()
             os.fsync(file.fileno())
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Create or replace `path` atomically; content and name are durable on return.
+
+    One process at a time may do so. Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.part")
+    # What a killed process left there.
+    part.unlink(missing_ok=True)
+    write_bytes(part, data, sync=True)
+    part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -78,10 +78,14 @@ class ClientState:
     loss_first: float | None = None
     losses: deque[float] = field(factory=deque, converter=_newest)
     lag_p99_ms: float | None = None
+    epsilon: float | None = None  # that it has spent, by its newest delta
     deltas_merged: int = 0
     deltas_refused: int = 0
     deltas_quarantined: int = 0
     uploads: int = 0  # that the split server trained
+    facts: dict[str, float] = field(factory=dict)  # of its last delta: rank, order, epsilon
+    label_shares: dict[str, float] = field(factory=dict)
+    product_norm: float | None = None  # of its change in the newest version, with product rules
     up: Volume = field(factory=Volume)
 
     def saw_loss(self, loss: Any) -> None:

@@ -31,6 +31,8 @@ class Evaluation:
     of: str = "weights"
     bits_per_byte: float | None = None
     data: str = ""
+    accuracy: float | None = None
+    """Where the loss is of labels or preferences, not of tokens: the share that is right."""
 
     @property
     def perplexity(self) -> float:
@@ -49,13 +51,14 @@ def kept(run_dir: Path) -> list[Evaluation]:
     for line in lines:
         try:
             row: Any = json.loads(line)
-            bits = row.get("bits_per_byte")
+            bits, accuracy = row.get("bits_per_byte"), row.get("accuracy")
             one = Evaluation(
                 int(row["version"]),
                 float(row["loss"]),
                 str(row["of"]),
                 None if bits is None else float(bits),
                 printable(str(row.get("data", "")))[:MOST_CHARACTERS],
+                None if accuracy is None else float(accuracy),
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
@@ -84,10 +87,11 @@ def line_of(evaluations: list[Evaluation]) -> str:
     of = "" if last.of == "weights" else f", of the {last.of} of late versions"
     on = f" on {last.data}" if last.data else ""
     bits = f", {last.bits_per_byte:.3f} bits a byte" if last.bits_per_byte is not None else ""
-    text = (
-        f"held-out loss{on} {last.loss:.4f} nats a token (perplexity {last.perplexity:.4g}{bits})"
-        f" at version {last.version}{of}"
-    )
+    if last.accuracy is None:
+        unit = f"nats a token (perplexity {last.perplexity:.4g}{bits})"
+    else:
+        unit = f"(accuracy {last.accuracy:.1%})".replace("%", " %")
+    text = f"held-out loss{on} {last.loss:.4f} {unit} at version {last.version}{of}"
     alike = [one for one in evaluations if (one.data, one.of) == (last.data, last.of)]
     best = min(alike, key=lambda one: one.loss)
     if best.version != last.version:

@@ -54,6 +54,8 @@ def client_lines(state: RunState, now: float, width: int | None = None) -> list[
     """The table: a line of titles and one for each client, none longer than `width`."""
     columns, upgrades = _LAYOUTS.get(state.node.role, _AT_PARAMETER_SERVER)
     clients = [state.clients[name] for name in sorted(state.clients)]
+    if any(client.epsilon is not None for client in clients):
+        columns, upgrades = (*columns, _EPSILON), (*upgrades, len(columns))
     return _fitted(clients, now, width, columns, upgrades)
 
 
@@ -177,6 +179,11 @@ def _short_sent(client: ClientState, _: float) -> str:
     return megabytes(client.up.sent) if client.up.sent else "-"
 
 
+def _epsilon(client: ClientState, _: float) -> str:
+    return "-" if client.epsilon is None else f"{client.epsilon:.2f}"
+
+
+_EPSILON = Column("epsilon", _epsilon, _epsilon, is_number=True)
 _CLIENT = Column("client", lambda client, _: client.name, _name)
 _DOING = Column("state", _state, _short_state)
 _LOSS = Column("loss", _loss, _loss)

@@ -3,10 +3,12 @@
     lora     up: adapters and full modules, in the run's format; down: the same
     zeroth   up: steps x probes numbers of 4 bytes; down: the same
 
-An adapted layer of `inputs` and `outputs` exchanges rank x (inputs + outputs) values; with ffa, and
-in each round of rolora, one of the two factors. fedex and flora also send a dense matrix of each
-layer down (`fsl_async.store.adapters`). Method: Hu et al., LoRA, arXiv:2106.09685; Li et al.,
-DeComFL, arXiv:2405.15861.
+An adapted layer of `inputs` and `outputs` exchanges rank x (inputs + outputs) values, with ffa
+those of B alone; fedex and flora also have a dense matrix of each layer
+(`fsl_async.store.adapters`). Zeros in a delta (rows beyond a site's rank, the factor that rests in
+a round of rolora) cost about a bit each, coded.
+
+Methods: Hu et al., LoRA, arXiv:2106.09685; Li et al., DeComFL, arXiv:2405.15861.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from attrs import frozen
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.shapes import ModelShapes, Part
 from fsl_async.accounting.sizes import Accounting, Kind, Size
-from fsl_async.plan.memory import frozen_part, trained
+from fsl_async.plan.memory import frozen_part
+from fsl_async.plan.memory import trained as memory_of_trained
 from fsl_async.plan.methods import Flow, PlannedMethod, Workload
 from fsl_async.plan.pretraining import WAITS
 
@@ -46,12 +49,12 @@ class Linear(Protocol):
 class Exchanged:
     """Values of a round of adapters.
 
-    up: that a client trains and sends. down: that a version changes. whole: of version 0.
+    whole: of a version, and of the frames of a delta. trained: that a client trains in a round, on
+    average; the others of its delta are zeros.
     """
 
-    up: int
-    down: int
     whole: int
+    trained: int
 
 
 def adapter_values(
@@ -60,23 +63,20 @@ def adapter_values(
     """Values that are exchanged for these adapted layers.
 
     rank: of the run's adapters. site_rank: of this site's. full: values of modules that train
-    whole. A site's untrained rows, and rolora's frozen factor, are zeros in its delta, which cost
-    next to nothing coded and are left out here.
+    whole.
     """
     inputs = sum(layer.inputs for layer in layers)
     outputs = sum(layer.outputs for layer in layers)
-    patches = sum(layer.inputs * layer.outputs for layer in layers)
-    a, b = rank * inputs, rank * outputs
+    both = rank * (inputs + outputs) + full
     if rule == "ffa":
-        return Exchanged(site_rank * outputs + full, b + full, b + full)
-    if rule == "rolora":  # on average over rounds
-        one = (site_rank * (inputs + outputs) + 1) // 2
-        return Exchanged(one + full, one + full, a + b + full)
-    if rule == "fedsvd":  # sites train B; the version has both in a new basis
-        return Exchanged(site_rank * outputs + full, a + b + full, a + b + full)
-    dense = patches if rule in {"fedex", "flora"} else 0
-    up = site_rank * (inputs + outputs) + full
-    return Exchanged(up, a + b + full + dense, a + b + full + dense)
+        return Exchanged(rank * outputs + full, site_rank * outputs + full)
+    if rule == "rolora":  # A and B in turns
+        return Exchanged(both, site_rank * (inputs + outputs) // 2 + full)
+    if rule == "fedsvd":
+        return Exchanged(both, site_rank * outputs + full)
+    if rule in {"fedex", "flora"}:
+        both += sum(layer.inputs * layer.outputs for layer in layers)
+    return Exchanged(both, site_rank * (inputs + outputs) + full)
 
 
 def adapter_shapes(name: str, exchanged: Exchanged, parameters: int) -> ModelShapes:
@@ -85,8 +85,8 @@ def adapter_shapes(name: str, exchanged: Exchanged, parameters: int) -> ModelSha
     client: the base, frozen, with its adapters. whole: the base, all of which trains. Activations
     are not counted: they depend on the architecture and the length of samples.
     """
-    trains = exchanged.up
-    client = Part(parameters=trains, buffers=exchanged.whole - trains, frozen=parameters)
+    trained = exchanged.trained
+    client = Part(parameters=trained, buffers=exchanged.whole - trained, frozen=parameters)
     nothing = Part()
     whole = Part(parameters=parameters)
     return ModelShapes(name, "", client, nothing, whole, nothing, nothing, 0, 0, 0)
@@ -96,9 +96,12 @@ def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
     """The planner's row of adapters."""
 
     def flows(_: ModelShapes, __: Workload, count: Accounting) -> tuple[Flow, ...]:
-        return (
-            Flow(Category.ADAPTERS, Direction.UP, count.values(exchanged.up, Kind.DELTA)),
-            Flow(Category.ADAPTERS, Direction.DOWN, count.values(exchanged.down, Kind.DELTA)),
+        down = count.values(exchanged.whole, Kind.DELTA)
+        coded = count.values(exchanged.trained, Kind.DELTA).coded
+        zeros = exchanged.whole - exchanged.trained
+        up = Size(down.payload, min(down.coded, coded + zeros // 8))
+        return Flow(Category.ADAPTERS, Direction.UP, up), Flow(
+            Category.ADAPTERS, Direction.DOWN, down
         )
 
     return PlannedMethod(
@@ -106,7 +109,7 @@ def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
         flows,
         lambda shapes: {Category.ADAPTERS: shapes.client},
         lambda _: ROUND_WAITS if by_rounds else WAITS,
-        lambda shapes, batch: trained(shapes.client, batch),
+        lambda shapes, batch: memory_of_trained(shapes.client, batch),
         is_cut=False,
     )
 

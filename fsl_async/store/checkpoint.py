@@ -10,6 +10,8 @@ are there; it becomes whole later (fsl_async.store.snapshots).
         residual.safetensors    the coding error not yet sent; absent when there is none (zeros)
         mean.safetensors        mean of versions, of late ones above all, in a run without
                                 a planned end
+        owed.safetensors        factors of what a rule of adapters could not fit into their rank;
+                                absent when there is none (zeros)
         update.bin              the coded change from version 11, as clients receive it
                                 (fsl_async.store.frame_file)
         manifest.json           with a checksum: the version's record, and length, digest and chunk
@@ -51,6 +53,7 @@ WEIGHTS = "weights.safetensors"
 MOMENTUM = "momentum.safetensors"
 RESIDUAL = "residual.safetensors"
 MEAN = "mean.safetensors"
+OWED = "owed.safetensors"
 UPDATE = "update.bin"
 MANIFEST = "manifest.json"
 
@@ -58,7 +61,7 @@ FORMAT = 4
 """Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
-FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN)
+FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN, OWED)
 _FOLDER = re.compile(r"v(\d{8,})")
 _TEMPORARY = "tmp-"
 

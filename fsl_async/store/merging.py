@@ -20,6 +20,7 @@ from fsl_async.roles.sync.agreement import mean_cosine
 from fsl_async.roles.sync.delta import Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
+from fsl_async.store.adapter_aggregator import AdapterAggregator
 from fsl_async.store.advance import Advanced, advance, advance_full, advance_seeds, scaled
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter
 from fsl_async.store.delta_kind import Seeds
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.resident import Resident
+    from fsl_async.store.vectors import Vectors
 
     Chunks = Iterable[NDArray[Any]]
 
@@ -69,7 +71,8 @@ class Average:
 
     Each chunk is valid until the next. It may be iterated several times until the version is made.
     For full weights the chunks are their weighted sums, float64 (fsl_async.store.outer); for
-    scalars of seeds there is one, their mean.
+    scalars of seeds there is one, their mean. For rules of adapters that owe something they have
+    two rows (fsl_async.store.adapter_aggregator).
     """
 
     version: int
@@ -81,6 +84,16 @@ class Average:
     position: RunPosition
     """Where the run is once the version is made."""
     _chunks: Callable[[], Chunks]
+    _product_norms: Callable[[], Mapping[str, float]] = dict
+
+    @property
+    def recorded(self) -> tuple[MergedDelta, ...]:
+        """`merged`, with the norms of products that came out while the chunks were made."""
+        norms = self._product_norms()
+        return tuple(
+            evolve(one, product_norm=norms.get(one.key.client, 0.0)) if one.weight else one
+            for one in self.merged
+        )
 
     @property
     def mean_steps(self) -> float:
@@ -118,7 +131,7 @@ class Merging:
         self.resident: Resident | None = None
         self.full_fetch: Callable[[], bool] = lambda: False
         """Whether a client fetches the newest version in full."""
-        self._sum: Accumulator | RobustAggregator | None = None
+        self._sum: Accumulator | RobustAggregator | AdapterAggregator | None = None
         self._is_fixed = False  # an average is taken, and its version is not made yet
         self._later: dict[DeltaKey, float] = {}
         self._left_out: dict[DeltaKey, float] = {}
@@ -131,12 +144,14 @@ class Merging:
         return self._run.manifest
 
     @property
-    def sum(self) -> Accumulator | RobustAggregator:
+    def sum(self) -> Accumulator | RobustAggregator | AdapterAggregator:
         """The sum of the round's deltas; created when it is first used."""
         rule = self._settings.rule
         spool = self._run.spool
-        if self._sum is None and rule.by_rows:
-            kind = self._settings.kind
+        kind = self._settings.kind
+        if self._sum is None and self._settings.product_rule is not None:
+            self._sum = AdapterAggregator(self._manifest, spool, self._pool, self._settings)
+        elif self._sum is None and rule.by_rows:
             self._sum = RobustAggregator(self._manifest, spool, self._pool, rule, kind)
         elif self._sum is None:
             self._sum = Accumulator(self._manifest, spool, self._pool, self._settings.kind)
@@ -206,6 +221,8 @@ class Merging:
         self._check(version, merged, scale)
         round_sum = self.sum
         chunks: Callable[[], Chunks]
+        norms: Callable[[], Mapping[str, float]] = dict
+        book = self._facts.book
         if (
             self._left_out
             and len({key.client for key in round_sum.weights}) < self._settings.rule.least
@@ -213,6 +230,12 @@ class Merging:
             used = set()
             zeros = [np.zeros(length) for length in self._settings.kind.parts(self._manifest)]
             chunks = lambda: zeros  # noqa: E731
+        elif isinstance(round_sum, AdapterAggregator):
+            vectors = self._vectors()
+            facts = {key: book.pending[key].delta.facts for key in round_sum.weights}
+            used = {key for keys in round_sum.fresh(version) for key in keys}
+            chunks = lambda: round_sum.averages(vectors, version, facts)  # noqa: E731
+            norms = lambda: round_sum.product_norms  # noqa: E731
         elif isinstance(round_sum, RobustAggregator):
             with disk("cannot read the deltas of the round"):
                 chosen = round_sum.chosen()
@@ -232,7 +255,6 @@ class Merging:
             else:
                 chunks = lambda: scaled(round_sum.chunks(), scale)  # noqa: E731
         self._is_fixed = True
-        book = self._facts.book
         return Average(
             version,
             tuple(
@@ -248,7 +270,17 @@ class Merging:
             math.fsum(one.weight for one in merged),
             position,
             chunks,
+            norms,
         )
+
+    def _vectors(self) -> Vectors:
+        """The vectors in memory, which a product rule needs."""
+        if self.resident is None:
+            raise StoreError(
+                f"rule {self._settings.rule_name} needs the newest version in memory: start with"
+                " store.resident = true, and with more memory"
+            )
+        return self.resident.vectors
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._facts.book
@@ -315,7 +347,9 @@ class Merging:
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
         step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
-        share = 0.0 if average.position.is_planned else mean_share(version)
+        # Factors of several versions have no mean: each version has a basis of its own.
+        has_mean = not average.position.is_planned and self._settings.product_rule is None
+        share = mean_share(version) if has_mean else 0.0
         held: list[bytes] = []
         most_held = MOST_HELD_BYTES_PER_VALUE * manifest.values
         with (
@@ -372,7 +406,7 @@ class Merging:
                 parent=current.record.digest,
                 generation=self._facts.book.generation,
                 fingerprint=manifest.fingerprint,
-                merged=average.merged,
+                merged=average.recorded,
                 scale=average.scale,
                 tokens_total=self._facts.book.tokens_total + tokens,
                 update_bytes=done.update_bytes,
@@ -384,7 +418,7 @@ class Merging:
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
                 progress=average.position.known_progress,
-                rule=self._settings.rule.name,
+                rule=self._settings.rule_name,
                 seeds=seeds,
             )
             checkpoint = writer.publish(record, done.stored)
@@ -419,6 +453,6 @@ class Merging:
 
     def _cosine(self, average: Average, norm: float) -> float | None:
         """How far the merged deltas agree; None where the average is not their weighted sum."""
-        if self._settings.kind.is_full or self._settings.rule.by_rows:
+        if self._settings.kind.is_full or self._settings.leaves_out:
             return None
         return mean_cosine(average.merged, average.scale, norm)

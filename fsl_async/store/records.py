@@ -15,6 +15,7 @@ from attrs import evolve, field, fields_dict, frozen, validators
 from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
+from fsl_async.store.adapters import AdapterRule
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
@@ -156,9 +157,9 @@ class VersionRecord:
     progress: float | None = None
     """Of the run with this version, 0 to 1; None where no end is planned."""
     rule: str = "mean"
-    """The aggregation rule. With "mean" the average was `scale` times the sum of weight x delta.
+    """The rule of the merge. With "mean" the average was `scale` times the sum of weight x delta.
 
-    For the others see `fsl_async.store.aggregation`.
+    For the others see `fsl_async.store.aggregation` and `fsl_async.store.adapters`.
     """
     seeds: SeedStep | None = None
     """In a run of zeroth order: the steps that lead from the version before to this one."""
@@ -180,6 +181,7 @@ class VersionRecord:
                 entry["staleness"],
                 entry["weight"],
                 entry["norm"],
+                entry.get("product_norm", 0.0),
             )
             for entry in fact["merged"]
         )
@@ -197,6 +199,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "staleness": merged.staleness,
         "weight": merged.weight,
         "norm": merged.norm,
+        **({"product_norm": merged.product_norm} if merged.product_norm else {}),
     }
 
 
@@ -212,6 +215,8 @@ class Committed:
     average_norm: float = 0.0
     cosine: float | None = None
     notice: str | None = None
+    product_norms: Mapping[str, float] = field(factory=dict)
+    """By client: how far it moved the products of adapters."""
 
 
 @frozen
@@ -240,10 +245,38 @@ class StoreSettings:
     snapshot_thread: bool = True
     """Resident: whether checkpoints have a thread, or are written within the commit (tests)."""
 
+    adapters: AdapterRule | None = None
+    """How adapters of low rank are merged; None: the run has none."""
+    adapter_scale: float = 1.0
+    """The scale of the product of an adapter's factors."""
+    adapter_seed: int = 0
+    """For rules that draw factors again: the run's seed."""
+
     history: int = field(default=0, validator=validators.ge(0))
     """Versions whose steps a returning client replays at most, in a run of zeroth order."""
     state_growth: float = field(default=2.0, validator=validators.ge(0.0))
     """The ledger's state is saved when the ledger has grown by this many times the state's size."""
+
+    @property
+    def product_rule(self) -> AdapterRule | None:
+        """The rule of adapters, where it merges module by module; else deltas are a mean."""
+        rule = self.adapters
+        return rule if rule is not None and rule.merges_products else None
+
+    @property
+    def keeps_owed(self) -> bool:
+        """Whether a version has a vector of what a rule could not fit into the rank."""
+        return self.product_rule is not None and self.product_rule.keeps_owed
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the rule may leave out deltas, which are then recorded with the weight 0."""
+        return self.rule.by_rows or self.product_rule is not None
+
+    @property
+    def rule_name(self) -> str:
+        """The rule of a merge, as recorded."""
+        return self.rule.name if self.product_rule is None else self.product_rule.name
 
     @property
     def remembered_versions(self) -> int:
@@ -262,5 +295,11 @@ class StoreSettings:
             raise ValueError(f"{kind.name} deltas cannot be aggregated by {self.rule.name}")
 
     def __attrs_post_init__(self) -> None:
+        if self.product_rule is not None:
+            name = self.product_rule.name
+            if not self.resident:
+                raise ValueError(f"{name} merges versions in memory")
+            if self.rule.by_rows or self.outer.optimizer != "average":
+                raise ValueError(f"{name} allows no other aggregation and no momentum")
         if self.resident and self.kind.is_full:
             raise ValueError("full weights are advanced from file to file")

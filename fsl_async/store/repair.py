@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
+from fsl_async.store.adapter_aggregator import AdapterAggregator
 from fsl_async.store.advance import advance, advance_full, advance_seeds, scaled
 from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.digest import check_chunk
@@ -31,16 +32,18 @@ from fsl_async.store.robust_aggregator import RobustAggregator
 from fsl_codecs import CodecError, decode_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints, StoredFile
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings, VersionRecord
     from fsl_async.store.spool import Spool
+    from fsl_async.store.vectors import Vectors
 
 
 @frozen
@@ -129,8 +132,9 @@ class Repairer:
         mean_share: float,
     ) -> dict[str, StoredFile]:
         """Repeat the outer step of `damaged`. mean_share: 0 without the mean of versions."""
-        record, rule = damaged.record, self.settings.rule
-        if record.rule != rule.name:
+        record = damaged.record
+        # A product rule needs vectors in memory, where they are made again (see replay).
+        if record.rule != self.settings.rule_name or self.settings.product_rule is not None:
             return {}
         weights = {entry.key: entry.weight for entry in record.merged}
         if self.settings.kind.is_full:
@@ -202,6 +206,26 @@ def averages_again(
     # The record has a weight of 0 for a delta that the rule did not choose.
     aggregator.weights |= {one.key: one.weight for one in record.merged if one.weight}
     return aggregator.averages(aggregator.clients)
+
+
+def products_again(
+    record: VersionRecord,
+    settings: StoreSettings,
+    *,
+    spool: Spool,
+    pool: ChunkPool,
+    manifest: Manifest,
+    vectors: Vectors,
+    deltas: Mapping[DeltaKey, StoredDelta],
+) -> Iterable[NDArray[np.float32]]:
+    """Yield the average that a product rule made a version of (`AdapterAggregator.averages`).
+
+    vectors: of the version before. deltas: as accepted, for their facts.
+    """
+    aggregator = AdapterAggregator(manifest, spool, pool, settings)
+    aggregator.weights |= {one.key: one.weight for one in record.merged}
+    facts = {one.key: deltas[one.key].delta.facts for one in record.merged if one.weight}
+    return aggregator.averages(vectors, record.version, facts)
 
 
 def _sums_again(

@@ -21,7 +21,7 @@ from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.outer import OuterStep
-from fsl_async.store.repair import averages_again
+from fsl_async.store.repair import averages_again, products_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -74,7 +74,18 @@ class Replay:
             )
             vectors.follow(record.version, frames, step, record.mean_share)
         else:
-            averages = averages_again(record, self.settings, self.spool, self.pool, manifest)
+            if self.settings.product_rule is None:
+                averages = averages_again(record, self.settings, self.spool, self.pool, manifest)
+            else:
+                averages = products_again(
+                    record,
+                    self.settings,
+                    spool=self.spool,
+                    pool=self.pool,
+                    manifest=manifest,
+                    vectors=vectors,
+                    deltas=self.deltas,
+                )
             vectors.repeat(record.version, averages, frames, step, record.mean_share)
         if vectors.digest() != record.digest:
             vectors.version = -1
@@ -94,12 +105,12 @@ class Replay:
 
     def _missing(self, checkpoint: Checkpoint) -> str:
         """Why the average cannot be made again; empty if it can."""
-        record, rule = checkpoint.record, self.settings.rule
-        if record.rule != rule.name:
-            return f"it was aggregated by {record.rule}, not by {rule.name}"
+        record, rule = checkpoint.record, self.settings.rule_name
+        if record.rule != rule:
+            return f"it was aggregated by {record.rule}, not by {rule}"
         for one in record.merged:
             stored = self.deltas.get(one.key)
-            if not one.weight and rule.by_rows:
+            if not one.weight and self.settings.leaves_out:
                 continue
             problem = "is in no line of the ledger" if stored is None else self.spool.check(stored)
             if problem:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MODELS_IN_MEMORY = 4.4
 """Fp32 models that a resident store takes: weights, momentum, residual, the sum, a coded change and
-chunks. A mean of versions is one more.
+chunks. A mean of versions is one more, and so is what a rule of adapters owes.
 """
 
 
@@ -201,11 +201,13 @@ def oldest_needed(kept: Sequence[Checkpoint], keep_versions: int) -> int:
 
 def memory_lacking(settings: StoreSettings, manifest: Manifest) -> str:
     """Return why the vectors do not stay in memory; empty if they fit, or if that is unknown."""
-    models = MODELS_IN_MEMORY + settings.may_keep_mean
+    models = MODELS_IN_MEMORY + settings.may_keep_mean + settings.keeps_owed
     have, need = available_bytes(), int(models * VALUE_BYTES * manifest.values)
     if have is None or need <= have:
         return ""
-    return (
-        f"versions go from disk to disk: to keep them in memory takes {need / 1e9:.1f} GB, and"
-        f" {have / 1e9:.1f} GB are available"
+    found = (
+        f"to keep them in memory takes {need / 1e9:.1f} GB, and {have / 1e9:.1f} GB are available"
     )
+    if settings.product_rule is not None:
+        return f"rule {settings.rule_name} needs versions in memory: {found}"
+    return f"versions go from disk to disk: {found}"

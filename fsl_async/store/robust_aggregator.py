@@ -1,23 +1,18 @@
 """Robust aggregator: applies an aggregation rule to a round's spooled deltas, by chunk.
 
-The counterpart of the accumulator for rules that need all deltas at once. Between rounds it holds
-only keys and weights. A merge reads the deltas from the spool once (twice if the rule needs
-distances) and holds one chunk per client: O(clients x chunk) memory. A client's own deltas are
-summed in the order of their keys. A merge that a crash interrupted therefore gives the same bits
-when it is repeated, in whatever order its deltas were accumulated.
+For rules that need all deltas at once. A merge reads the deltas from the spool once, twice if the
+rule needs distances.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsl_async.errors import disk_words
-from fsl_async.store.errors import DeltaDamaged, StoreError
+from fsl_async.store.errors import StoreError
 from fsl_async.store.outer import squared_norm
-from fsl_codecs import CodecError
+from fsl_async.store.spooled_deltas import SpooledDeltas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,48 +27,14 @@ if TYPE_CHECKING:
     from fsl_async.store.spool import Spool
 
 
-class RobustAggregator:
+class RobustAggregator(SpooledDeltas):
     """The deltas of the round, and their aggregate."""
 
     def __init__(
         self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule, kind: DeltaKind
     ) -> None:
-        self._manifest = manifest
-        self._kind = kind
-        self._lengths = kind.parts(manifest)
-        self._spool = spool
-        self._pool = pool
+        super().__init__(manifest, spool, pool, kind)
         self._rule = rule
-        self.weights: dict[DeltaKey, float] = {}
-        """The weight of every delta of the round, in the order of the calls to `add`."""
-
-    def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Do nothing: a rule needs complete deltas."""
-
-    def add(self, key: DeltaKey, weight: float) -> None:
-        """Include a delta. StoreError: it cannot be read."""
-        try:
-            next(self._spool.frames(key, self._manifest))
-        except (FileNotFoundError, StoreError) as error:
-            raise DeltaDamaged(key.text, str(error)) from error
-        except OSError as error:
-            raise StoreError(
-                f"delta {key.text} cannot be read back from the spool: {disk_words(error)}"
-            ) from error
-        self.weights[key] = weight
-
-    def remove(self, key: DeltaKey) -> None:
-        """Remove a delta. Absent keys are ignored."""
-        self.weights.pop(key, None)
-
-    def clear(self) -> None:
-        """Remove all deltas, for the next round."""
-        self.weights.clear()
-
-    @property
-    def clients(self) -> list[list[DeltaKey]]:
-        """The keys of each client, in the order of rows."""
-        return [list(keys) for _, keys in groupby(sorted(self.weights), lambda key: key.client)]
 
     def squared_distances(self) -> NDArray[np.float64]:
         """Return the squared distances between all rows, float64 (n, n).
@@ -110,32 +71,3 @@ class RobustAggregator:
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
             self._rule.combine(rows, out[: rows.shape[1]], parts)
             yield out[: rows.shape[1]]
-
-    def _chunks(self, clients: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
-        """Yield the same chunk of each client's weighted delta, float32 (n, values)."""
-        manifest, buffer = self._manifest, np.empty((len(clients), max(self._lengths)), np.float32)
-        adders = [
-            [
-                (key, self._kind.adders(manifest, self._spool.frames(key, manifest)), weight)
-                for key, weight in ((key, self.weights[key]) for key in keys)
-            ]
-            for keys in clients
-        ]
-        for length in self._lengths:
-            rows = buffer[:, :length]
-            rows.fill(0.0)
-
-            def add(number: int, rows: NDArray[np.float32] = rows) -> None:
-                for key, source, weight in adders[number]:
-                    try:
-                        next(source)(rows[number], weight)
-                    except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
-                        raise DeltaDamaged(key.text, str(error)) from error
-
-            try:
-                self._pool.run(add, range(len(clients)))
-            except OSError as error:
-                raise StoreError(
-                    f"a delta cannot be read back from the spool: {disk_words(error)}"
-                ) from error
-            yield rows

@@ -39,6 +39,7 @@ from attrs import asdict, define, evolve
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
+from fsl_async.store.adapters import adapter_modules
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError
 from fsl_async.store.facts import Facts
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.accumulator import Accumulator
+    from fsl_async.store.adapter_aggregator import AdapterAggregator
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.files import BytesLike
@@ -196,6 +198,8 @@ class Store:
         if self._settings.resident:
             lacking = memory_lacking(self._settings, self.manifest)
             self._is_too_large = bool(lacking)
+        if lacking and self._settings.product_rule is not None:
+            raise StoreError(lacking)
         if lacking:
             self._report(lacking)
         stays = self._settings.resident and not lacking
@@ -339,11 +343,16 @@ class Store:
     # --- version 0 ---
 
     def begin_initial(self, manifest: Manifest) -> None:
-        """Start to receive version 0; chunks received before are dropped."""
+        """Start to receive version 0; chunks received before are dropped.
+
+        ManifestError: its tensors do not suit the run's rule of adapters.
+        """
         if self.version >= 0:
             raise StoreError(
                 f"the run is at version {self.version}; its weights are never replaced"
             )
+        if self._settings.adapters is not None:
+            adapter_modules(manifest, self._settings.adapters)
         self.abort_initial()
         with disk("cannot write version 0"):
             self._initial = InitialWeights(self._files, self._open.run.checkpoints, manifest)
@@ -493,7 +502,7 @@ class Store:
         self._open.merging.accumulate(key, weight)
 
     @property
-    def _sum(self) -> Accumulator | RobustAggregator:
+    def _sum(self) -> Accumulator | RobustAggregator | AdapterAggregator:
         return self._open.merging.sum
 
     @property
@@ -574,6 +583,7 @@ class Store:
             record.average_norm,
             record.cosine,
             notice,
+            {one.key.client: one.product_norm for one in record.merged if one.product_norm},
         )
 
     def _take_snapshots(self) -> None:

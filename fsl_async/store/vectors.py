@@ -1,4 +1,4 @@
-"""Vectors: weights, momentum, residual and mean of the newest version, resident in memory.
+"""Vectors: weights, momentum, residual, mean and owed of the newest version, in memory.
 
 A version is made in one pass over them, chunk by chunk, in place, on the threads of a pool:
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from attrs import frozen
 
-from fsl_async.store.checkpoint import MEAN, MOMENTUM, RESIDUAL, WEIGHTS, open_flat
+from fsl_async.store.checkpoint import MEAN, MOMENTUM, OWED, RESIDUAL, WEIGHTS, open_flat
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
 from fsl_async.store.outer import (
     add_to_mean,
@@ -90,6 +90,7 @@ class Vectors:
         # fp32 frames are lossless, and seeds are not coded, so the residual stays zero.
         loses = settings.codec_down.format != "fp32" and not settings.kind.is_scalars
         self.residual = new_vector(manifest.values) if loses else None
+        self.owed = new_vector(manifest.values) if settings.keeps_owed else None
         self.mean: Vector | None = None
         self._manifest = manifest
         self._spec = settings.codec_down
@@ -101,7 +102,12 @@ class Vectors:
     @property
     def named(self) -> dict[str, Vector]:
         """The vectors by the names of their files in a checkpoint, without those that are zeros."""
-        named = {WEIGHTS: self.weights, MOMENTUM: self.momentum, RESIDUAL: self.residual}
+        named = {
+            WEIGHTS: self.weights,
+            MOMENTUM: self.momentum,
+            RESIDUAL: self.residual,
+            OWED: self.owed,
+        }
         found = {name: vector for name, vector in named.items() if vector is not None}
         return found if self.mean is None else {**found, MEAN: self.mean}
 
@@ -141,9 +147,9 @@ class Vectors:
     ) -> Change:
         """Make these the vectors of `version`, the next one, in place.
 
-        averages: the round's average, chunk by chunk, each valid until the next. mean_share: how
-        far the mean of versions moves; 0: none is kept. take: is called with each frame of the
-        coded change, in order.
+        averages: the round's average, chunk by chunk, each valid until the next; where something is
+        owed, (2, values) with what is owed after it. mean_share: how far the mean of versions
+        moves; 0: none is kept. take: is called with each frame of the coded change, in order.
 
         Raises StoreError when the result is not finite, and what `averages` and `take` raise. After
         an error the vectors are of no version: `load` a checkpoint again.
@@ -176,8 +182,12 @@ class Vectors:
         )
 
     def _in_scratch(self, averages: Iterable[Vector]) -> Iterator[tuple[int, _Scratch, int]]:
-        """Copy each average into memory that its job may change."""
-        for index, average in enumerate(averages):
+        """Copy each average into memory that its job may change, and what is owed to its place."""
+        for index, rows in enumerate(averages):
+            average = rows
+            if self.owed is not None:
+                average, owed = rows
+                np.copyto(self._chunk(self.owed, index), owed)
             if not self._scratch:
                 values = self._manifest.chunk_values(0)
                 self._scratch.append(_Scratch(values, bound(values, self._spec)))
@@ -253,7 +263,7 @@ class Vectors:
         """Make these the vectors of `version` by its coded change alone.
 
         The weights are exact. Momentum is what it would be if nothing had been lost in coding, and
-        the residual begins again at zero. See `repeat` for the rest.
+        residual and what is owed begin again at zero. See `repeat` for the rest.
         """
         self.version = -1
         self._set_mean(mean_share)
@@ -272,6 +282,8 @@ class Vectors:
                     residual.fill(0.0)
                 else:
                     np.negative(sent, out=sent)
+                if self.owed is not None:
+                    self._chunk(self.owed, index).fill(0.0)
                 if self.momentum is not None:
                     # sent = residual - rate * (average + factor * momentum after), solved for it
                     momentum = self._chunk(self.momentum, index)

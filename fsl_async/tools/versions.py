@@ -16,20 +16,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import frozen
 
-from fsl_async.config.fixed import read_settings
-from fsl_async.errors import RunDirError, TaskError, disk_words
+from fsl_async.errors import RunDirError, TaskError, UsageError, disk_words
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.pretrain import evaluate, open_corpus
 from fsl_async.learn.models.gpt import GPT, gpt_config
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.observe.evaluations import EVALUATIONS
-from fsl_async.store.checkpoint import Checkpoints
-from fsl_async.store.errors import Damage, StoreError
-from fsl_async.store.files import Files
-from fsl_async.store.reading import read_version
-from fsl_async.store.recovery import read_manifest
+from fsl_async.tools.kept_run import KeptRun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,18 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import VersionRecord
+    from fsl_async.tools.kept_run import Loaded
 
 Measure = Callable[["NDArray[np.float32]"], Mapping[str, float]]
-
-
-@frozen
-class Loaded:
-    """A version in memory. of: what `vector`, float32, is: "weights" or "mean"."""
-
-    record: VersionRecord
-    of: str
-    vector: NDArray[np.float32]
 
 
 def _finite(value: float) -> float | None:
@@ -62,63 +47,62 @@ class VersionEvaluator:
     data: text to evaluate on, by its held-out tail; None: as the run's clients without --data.
     limit_bytes: of it. own: file.py:function that takes named tensors (fp32, on the CPU) and
     returns numbers by name, among them "loss"; for runs of other models than the built-in one.
+    base: of a run that tunes one; `data` is then records, all of which are evaluated on.
 
     Raises RunDirError, TaskError, DataError.
     """
 
     def __init__(
-        self, run_dir: Path, *, data: str | None, limit_bytes: int, own: str | None
+        self,
+        run_dir: Path,
+        *,
+        data: str | None,
+        limit_bytes: int,
+        own: str | None,
+        base: Path | None = None,
     ) -> None:
-        self._run_dir = run_dir
-        self._files = Files()
-        self._checkpoints = Checkpoints(self._files, run_dir)
-        if not self._checkpoints.versions():
-            raise RunDirError(f"{run_dir} has no version yet: wait for the first client's weights")
-        try:
-            self._manifest = read_manifest(self._files, run_dir)
-        except StoreError as error:
-            raise RunDirError(str(error)) from None
-        if own is None:
-            self._measure, self.data = _built_in(run_dir, self._manifest, data, limit_bytes)
+        self._run = KeptRun(run_dir)
+        self._measure: Measure
+        if own is not None:
+            self._measure, self.data = _own(own, self._run.manifest), own
+        elif self._run.settings().get("tune", {}).get("method", "none") != "none":
+            self._measure, self.data = _tuned(self._run, base, data)
         else:
-            self._measure, self.data = _own(own, self._manifest), own
+            self._measure, self.data = _built_in(self._run, data, limit_bytes)
 
     def versions(self) -> list[int]:
         """The versions that are kept, oldest first."""
-        return self._checkpoints.versions()
+        return self._run.versions()
 
     def load(self, version: int, of: str = "weights") -> Loaded | None:
         """Read a version; None if it was removed meanwhile, or has no mean.
 
         of: "weights" or "mean", of the run's late versions. Raises RunDirError for damage.
         """
-        try:
-            read = read_version(self._files, self._checkpoints, version, self._manifest)
-        except (Damage, OSError) as error:
-            if not self._checkpoints.path(version).exists():
-                return None
-            raise RunDirError(f"{self._run_dir}: version {version}: {error}") from None
-        vector = read.weights if of == "weights" else read.mean
-        return None if vector is None else Loaded(read.record, of, vector)
+        return self._run.load(version, of)
 
     def evaluate(self, loaded: Loaded) -> dict[str, Any]:
         """Evaluate a version and keep the result. A loss that is not finite is None there."""
         begun = time.monotonic()
         found = {name: _finite(value) for name, value in self._measure(loaded.vector).items()}
         loss = found["loss"]
+        # Of labels and preferences it would mean nothing.
+        has_perplexity = loss is not None and "accuracy" not in found
         row = found | {
             "version": loaded.record.version,
             "tokens": loaded.record.tokens_total,
             "of": loaded.of,
             "data": self.data,
-            "perplexity": None if loss is None else math.exp(min(loss, 700.0)),
+            "perplexity": math.exp(min(loss, 700.0))
+            if loss is not None and has_perplexity
+            else None,
             "seconds": round(time.monotonic() - begun, 3),
         }
         self._keep(row)
         return row
 
     def _keep(self, row: Mapping[str, Any]) -> None:
-        path = self._run_dir / EVALUATIONS
+        path = self._run.run_dir / EVALUATIONS
         try:
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -126,13 +110,9 @@ class VersionEvaluator:
             raise RunDirError(f"cannot write {path}: {disk_words(error)}") from None
 
 
-def _built_in(
-    run_dir: Path, manifest: Manifest, data: str | None, limit_bytes: int
-) -> tuple[Measure, str]:
+def _built_in(run: KeptRun, data: str | None, limit_bytes: int) -> tuple[Measure, str]:
     """Loss of the built-in model on held-out text, and the name of the text."""
-    tables = read_settings(run_dir)
-    if tables is None:
-        raise RunDirError(f"{run_dir} has no settings.json: its run has made no version yet")
+    tables = run.settings()
     model_table = tables.get("model", {})
     if model_table.get("family", "gpt") != "gpt":
         raise TaskError(
@@ -144,7 +124,7 @@ def _built_in(
     config = gpt_config(tables)
     model = GPT(config)
     weights = ModelWeights(model)
-    if weights.manifest.fingerprint != manifest.fingerprint:
+    if weights.manifest.fingerprint != run.manifest.fingerprint:
         raise TaskError(
             "this run trains another model than the built-in one: give --task file.py:function,"
             " which takes the weights by name and returns {'loss': ...}"
@@ -158,6 +138,39 @@ def _built_in(
 
     named = str(tables.get("data", {}).get("path") or "the source of Python's library")
     return measure, named
+
+
+def _tuned(run: KeptRun, base: Path | None, data: str | None) -> tuple[Measure, str]:
+    """Metrics of a tuned base on records, by the run's objective, and the name of the records."""
+    if base is None or data is None:
+        raise UsageError(
+            "this run tunes a base model: give --base MODEL, and --data RECORDS to evaluate on"
+        )
+    from fsl_async.learn.tune.objectives import objective_of
+    from fsl_async.learn.tune.records import Records
+    from fsl_async.learn.tune.tokens import tokenize
+    from fsl_async.learn.tune.tuned import Tuned
+
+    tune = run.tuning()
+    records = Records(data, tune.objective, tune.label_names)
+    tuned = Tuned(base, tune, int(run.settings()["run"]["seed"]), run.manifest)
+    context = min(tune.context, tuned.base.context or tune.context)
+    tokens = tokenize(
+        records,
+        tuned.base.tokenizer,
+        tune.objective,
+        context=context,
+        trained_on=tune.trained_on,
+        labels=tune.label_names,
+    )
+    objective = objective_of(tune, lambda _: tuned.adapters.disabled())
+
+    def measure(vector: NDArray[np.float32]) -> Mapping[str, float]:
+        tuned.load(vector)
+        found = objective.evaluate(tuned.model, tokens)
+        return {name.removeprefix("eval_"): value for name, value in found.items()}
+
+    return measure, data
 
 
 def _own(text: str, manifest: Manifest) -> Measure:

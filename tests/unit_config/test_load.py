@@ -437,11 +437,13 @@ def test_values_made_in_python_are_checked_too():
 
 def test_clients_get_no_paths_of_the_parameter_server():
     """The welcome must not disclose the parameter server's paths and listen address."""
-    wire = to_wire(load(None, ["run.directory=/secret", "run.seed=7", "codec.up=fp32"]))
+    wire = to_wire(
+        load(None, ["run.directory=/secret", "run.seed=7", "run.rounds=9", "codec.up=fp32"])
+    )
     assert "/secret" not in str(wire)
     assert "listen" not in wire
     got = from_wire(wire)
-    assert (got.run.seed, got.codec.up) == (7, "fp32")
+    assert (got.run.seed, got.run.rounds, got.codec.up) == (7, 9, "fp32")
     assert from_wire(to_wire(Config())) == Config()
 
 

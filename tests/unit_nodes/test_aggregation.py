@@ -2,10 +2,13 @@
 
 import pytest
 
+from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
+from fsl_async.nodes.ps.node import _store_settings
 from fsl_async.roles.sync.weighting import BatchWeighting, TokensWeighting, UniformWeighting
+from fsl_async.store.adapters import RULES
 
 
 def config(*overrides):
@@ -27,6 +30,51 @@ def test_refused_in_one_line(overrides, words):
         check_aggregation(config(*overrides))
     assert words in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("outer.aggregation=median", "choose mean"),
+    ("outer.optimizer=nesterov", "choose average"),
+    ("guard.clip_norm=1", "choose 0"),
+    ("guard.clip_median=3", "choose 0"),
+    ("sync.trigger=clock", "choose rounds"),
+    ("sync.max_staleness=4", "choose 0"),
+    ("sync.weighting=batch", "choose auto, tokens or uniform"),
+    ("sync.weighting=fednova", "choose auto, tokens or uniform"),
+    ("codec.feedback_up=true", "choose false"),
+    ("store.resident=false", "choose true"),
+])  # fmt: skip
+def test_rules_that_merge_products_are_refused_in_one_line(override, words):
+    """With what they cannot work with. A mean of factors can."""
+    valid = [
+        "tune.method=lora", "tune.rule=bank", "sync.trigger=rounds", "sync.max_staleness=0",
+        "outer.optimizer=average",
+    ]  # fmt: skip
+    check_aggregation(config(*valid))
+    with pytest.raises(ConfigError) as caught:
+        check_aggregation(config(*valid, override))
+    key = override.partition("=")[0]
+    assert caught.value.message.startswith(f"{key}: tune.rule = bank merges products of factors")
+    assert caught.value.message.endswith(words) or f"{words} (" in caught.value.message
+    assert "\n" not in caught.value.message
+    check_aggregation(config(*valid, "tune.rule=fedit", override))
+
+
+def test_adapters_are_merged_by_the_rule_of_the_run():
+    """With its scale and seed; a run without adapters has none."""
+    tuned = with_implied(
+        config("tune.method=lora", "tune.rule=flora", "tune.scale=3", "run.seed=9")
+    )
+    check_aggregation(tuned)
+    made = _store_settings(tuned)
+    assert isinstance(made.product_rule, RULES["flora"])
+    assert (made.adapter_scale, made.adapter_seed, made.may_keep_mean) == (3.0, 9, False)
+    assert isinstance(weighting_of(tuned), TokensWeighting)
+    plain = _store_settings(with_implied(config("tune.method=lora")))
+    assert plain.adapters is not None
+    assert plain.product_rule is None
+    assert plain.may_keep_mean
+    assert _store_settings(config()).adapters is None
 
 
 def test_valid_rules_are_accepted():

@@ -89,6 +89,16 @@ def test_what_peers_offer_does_not_make_the_first_line_long():
     assert f"a/1/0/{3 * MAX_OFFERED - 1}" in state.ps._loss_of
 
 
+def test_what_a_client_has_spent_is_that_of_its_newest_delta():
+    """Of a private run, also over segments; what is no number changes nothing."""
+    state = RunState()
+    for sequence, facts in enumerate(({"epsilon": 1.5}, {"epsilon": 2.25}, {"epsilon": "x"}, {})):
+        delta = {"key": f"a/1/0/{sequence + 1}", "steps": 1, "tokens": 1, "facts": facts}
+        state.apply({"t": 1.0, "type": "delta_offered", "peer": "a", "delta": delta})
+    assert state.clients["a"].epsilon == 2.25
+    assert '"epsilon": 2.25' in json.dumps(segments.Total(state).as_fields())
+
+
 def test_of_a_split_server_too():
     """The same for a split server's journal, with its own figures."""
     lines = [

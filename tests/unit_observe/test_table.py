@@ -100,6 +100,17 @@ def test_more_clients_than_lines():
     assert any(line.startswith("and ") and line.endswith("more") for line in lines)
 
 
+def test_a_private_run_shows_what_its_clients_have_spent():
+    """In no other run is there a column for it."""
+    state = a_run()
+    assert "epsilon" not in client_lines(state, 1000.0)[0]
+    state.clients["client-1"].epsilon = 4.7239
+    titles, *rows = client_lines(state, 1000.0)
+    assert titles.endswith("epsilon")
+    assert rows[0].endswith("   4.72")
+    assert rows[1].endswith("      -")
+
+
 def test_the_header_before_there_is_anything():
     """The first thing that a user sees."""
     assert header(RunState(), 0.0) == "the parameter server is starting"

@@ -7,7 +7,7 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.plan.tuning import adapter_values
+from fsl_async.plan.tuning import Exchanged, adapter_values
 
 needs_hf = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 
@@ -22,13 +22,15 @@ class Layer:
 def test_formulas_of_the_rules():
     """MiniLM, q and v, rank 8, with a head of two classes: 294,912 + 3,080 bytes up in fp32."""
     minilm = [Layer(384, 384)] * 12
-    found = adapter_values(minilm, "fedit", rank=8, site_rank=8, full=770)
-    assert (4 * found.up, 4 * found.down) == (294_912 + 3_080, 294_912 + 3_080)
-    for rule in ("ffa", "rolora", "fedsvd"):
-        assert 4 * adapter_values(minilm, rule, rank=8, site_rank=8, full=0).up == 147_456
-    assert adapter_values(minilm, "bank", rank=16, site_rank=2, full=0).up == 12 * 2 * 768
-    dense = adapter_values(minilm, "fedex", rank=8, site_rank=8, full=0)
-    assert dense.down - dense.up == 12 * 384 * 384
+
+    def values(rule, rank=8, site_rank=8, full=0):
+        return adapter_values(minilm, rule, rank=rank, site_rank=site_rank, full=full)
+
+    assert values("fedit", full=770) == Exchanged(73_728 + 770, 73_728 + 770)
+    assert values("ffa") == Exchanged(36_864, 36_864)
+    assert values("rolora") == values("fedsvd") == Exchanged(73_728, 36_864)
+    assert values("bank", rank=16, site_rank=2) == Exchanged(12 * 16 * 768, 12 * 2 * 768)
+    assert values("fedex") == Exchanged(73_728 + 12 * 384 * 384, 73_728)
 
 
 @needs_hf
@@ -59,5 +61,4 @@ def test_the_plan_counts_the_tensors_that_a_client_exchanges(tmp_path, capsys, k
     assert code == 0
     flows = {one["direction"]: one["payload_bytes"] for one in found["per_client_and_round"]}
     assert flows["down"] == 4 * weights.layout.values
-    patches = sum(one.values for one in weights.layout.tensors if one.name.endswith(".patch"))
-    assert flows["up"] == 4 * (weights.layout.values - patches)
+    assert flows["up"] == flows["down"]

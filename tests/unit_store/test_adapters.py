@@ -180,6 +180,17 @@ def test_signs_are_those_of_the_left_vectors():
     assert all(row[np.argmax(abs(row))] > 0 for row in made.b)
 
 
+@pytest.mark.parametrize("name", ["bank", "flexlora", "fedsvd"])
+def test_directions_keep_the_sign_that_clients_hold(name):
+    """A flip would be the largest change of all, and so would be its coding error."""
+    start = merged(name, Current(random(0)), [Site(1.0, RANK, random(0))]).factors
+    flipped = Factors(start.a * [[-1.0]], start.b * [[-1.0]])
+    for held in (start, flipped):
+        made = merged(name, Current(held), [Site(1.0, RANK, start)]).factors
+        assert close(made.a, held.a)
+        assert close(made.b, held.b)
+
+
 def test_bank_of_one_site_is_that_site():
     """And so is fedit's, to the bit."""
     start = random(0)

@@ -30,6 +30,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, TypeVar
 
 import attrs
@@ -92,6 +93,8 @@ class ClientContext:
     """What may leave this site."""
     tuning: SiteTuning = attrs.field(factory=SiteTuning)
     """This site's choices where the run tunes a base model."""
+    privacy_folder: Path | None = None
+    """Where private training keeps what it has spent (`fsl_async.learn.tune.budget`)."""
 
 
 class RoundTraining(Protocol):
@@ -134,6 +137,7 @@ class FedBase:
         self.config = context.config
         self.log = context.log
         self.policy = context.policy
+        self.privacy_folder = context.privacy_folder
         self.adapters: Adapters | None = None
         """Of the model, after `lora`."""
         self._context = context
@@ -199,6 +203,12 @@ class FedBase:
     def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
         """Hand over a model with adapters."""
         raise NotImplementedError
+
+    def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
+        """Report numbers with every delta, whatever the site's policy for metrics.
+
+        facts: gives them when a delta is made; of those in `fsl_async.roles.sync.delta.FACTS`.
+        """
 
     def track(self, optimizer: torch.optim.Optimizer) -> None:
         """Clear the state of your own optimizer at versions that change the adapters' basis.
@@ -431,6 +441,10 @@ class Fed(FedBase):
             training.expect_rounds()
             training.round_steps = int(self.config["tune"]["steps"])
         training.attach(model, view)
+
+    def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
+        """Report numbers with every delta, whatever the site's policy for metrics."""
+        self._training.more_facts = facts
 
     def _check_weights(
         self, model: nn.Module, exchange: Sequence[str] | View | None = None

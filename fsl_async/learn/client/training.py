@@ -11,7 +11,7 @@ carries the rounding of the base to bf16 into the next delta; keep fp32 weights 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -49,6 +49,8 @@ class Training:
         """The version that the model was moved onto first."""
         self.facts: dict[str, float] = {}
         """Of every delta; see `fsl_async.roles.sync.delta.FACTS`."""
+        self.more_facts: Callable[[], Mapping[str, float]] = dict
+        """Gives those that change, when a delta is made."""
         self.round_steps = 0
         """Steps of a round in a training function that calls `fed.step` alone; 0: it asks for
         rounds, or there are none."""
@@ -184,7 +186,7 @@ class Training:
             metrics["nonfinite"] = 1.0
         metrics["snapshot_s"] = time.monotonic() - begun
         self.orders.hold(hold)  # before the answer, which may bring the resume
-        work = Work(tokens, steps, metrics, finite, dict(self.facts))
+        work = Work(tokens, steps, metrics, finite, {**self.facts, **self.more_facts()})
         self._exchange.put_snapshot(sequence, snapshot, work)
 
     def _put_scalars(self, sequence: int, scalars: Vector) -> None:

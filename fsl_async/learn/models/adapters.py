@@ -17,14 +17,12 @@ run's seed and the layer's name, and B is zero, so the model's outputs are those
 from __future__ import annotations
 
 import fnmatch
-import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor, nn
@@ -32,9 +30,9 @@ from torch.nn import functional
 
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
-from fsl_async.learn.models.forward import derived_seed
 from fsl_async.learn.models.hf import extra
 from fsl_async.learn.models.lora import linear_layers
+from fsl_async.learn.models.seeds import first_a
 from fsl_async.store.adapters.base import AdapterRule
 
 SITE, TAIL = "site", "tail"
@@ -161,12 +159,7 @@ class Adapters:
         """Set the weights that adapters begin with."""
         names = [SITE, TAIL] if TAIL in layer.lora_A else [SITE]
         factors: list[Tensor] = [layer.lora_A[one].weight for one in names]
-        columns = factors[0].shape[1]
-        key = derived_seed(self.spec.seed, "lora", name)
-        drawn = np.random.Generator(np.random.Philox(key=key)).random(
-            (self.spec.rank, columns), dtype=np.float32
-        )
-        start = torch.from_numpy((2.0 * drawn - 1.0) / np.float32(math.sqrt(columns)))
+        start = torch.from_numpy(first_a(self.spec.seed, name, self.spec.rank, factors[0].shape[1]))
         with torch.no_grad():
             done = 0
             for weight in factors:

@@ -13,7 +13,6 @@ after a restart that restores only the counter. The caller's generator is left a
 generator belongs to the process and not to the thread, so threads of one process take turns.
 """
 
-import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from fsl_async.learn.models.seeds import derived_seed
 
 
 @attrs.frozen(slots=True, eq=False)
@@ -83,12 +84,6 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 _TURN = threading.RLock()
-
-
-def derived_seed(seed: int, *parts: str | int) -> int:
-    """A seed in [0, 2^63) of its own for everything that has a name."""
-    text = "\x1f".join(map(str, (seed, *parts)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
 from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.learn.tune.objectives import Tuning, objective_of
+from fsl_async.learn.tune.privacy import Privacy
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
 
@@ -47,6 +48,10 @@ def train(fed: FedBase) -> None:
     if site.held is None:
         held_out.never()
     model.train()
+    if tune.is_private:
+        _train_privately(fed, site, objective, optimizer, held_out)
+        _report(fed, site, objective)
+        return
     trained = [weight for group in optimizer.param_groups for weight in group["params"]]
     for batch in site.batches(int(settings["batch"])):
         with autocast(fed.device):
@@ -62,11 +67,46 @@ def train(fed: FedBase) -> None:
         metrics |= {"skipped": is_skipped, **site.shares, **held_out.due()}
         if not fed.step(tokens=count, metrics=metrics):
             break
+    _report(fed, site, objective)
+
+
+def _report(fed: FedBase, site: Site, objective: Tuning) -> None:
+    """Log the metrics of the newest version on held-out records."""
     if site.held is not None:
         with fed.at_version() as version:
             found = site.measure(objective)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         fed.log(f"{shown} on {len(site.held):,} held-out samples, version {version}")
+
+
+def _train_privately(
+    fed: FedBase,
+    site: Site,
+    objective: Tuning,
+    optimizer: torch.optim.Optimizer,
+    held_out: HeldOut,
+) -> None:
+    """Train within the site's privacy budget; see `fsl_async.learn.tune.privacy`.
+
+    Each record's loss is a mean over what counts in it, and each step weighs as the batch that is
+    expected, since how many records were drawn is not covered by the budget.
+    """
+    privacy = Privacy.of(fed, site.model, len(site.mine))
+    scheduler = fed.scheduler(optimizer)
+    for rows in privacy.batches():
+        metrics = {}
+        if len(rows):
+            with autocast(fed.device):
+                losses, counts, _ = objective.sums(site.model, site.mine.batch(rows))
+            means = losses / counts
+            privacy.accumulate(means)
+            metrics["loss"] = means.mean().item()
+        privacy.noise()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        if not fed.step(tokens=privacy.batch, metrics={**metrics, **held_out.due()}):
+            break
 
 
 class Site:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from fsl_async.errors import ConfigError
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.aggregation import rule_named
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
     from fsl_async.roles.sync.weighting import Weighting
+    from fsl_async.store.adapters import AdapterRule
     from fsl_async.store.aggregation import Rule
 
 
@@ -19,18 +21,23 @@ def rule_of(config: Config) -> Rule:
     return rule_named(config.outer.aggregation, config.outer.byzantine)
 
 
+def adapter_rule_of(config: Config) -> AdapterRule | None:
+    """How adapters are merged; None where the run has none."""
+    return adapter_rule_named(config.tune.rule) if config.tune.method == "lora" else None
+
+
 def weighting_of(config: Config) -> Weighting:
     """The weighting of deltas: robust rules weigh all clients equally.
 
-    See `fsl_async.store.aggregation.base`. "auto": full weights are averaged over the data, as in
-    FedAvg; changes grow with their steps already.
+    See `fsl_async.store.aggregation.base`. "auto": full weights and adapters are averaged over the
+    data, as in FedAvg; other changes grow with their steps already.
     """
     name: str = config.sync.weighting
     if rule_of(config).by_rows:
         name = "uniform"
     elif name == "auto":
-        is_mean = config.split.sends_whole or config.tune.method == "zeroth"
-        name = "tokens" if is_mean else "batch"
+        by_data = config.split.sends_whole or config.tune.is_on
+        name = "tokens" if by_data else "batch"
     return weighting_named(name, config.sync.staleness_exponent)
 
 
@@ -38,6 +45,7 @@ def check_aggregation(config: Config) -> None:
     """Raise ConfigError, in one line, if the aggregation rule cannot work in this run."""
     outer = config.outer
     rule = rule_of(config)
+    _check_adapters(config)
     if config.split.sends_whole and (rule.by_rows or config.guard.looks_at_norms):
         what = f"outer.aggregation = {rule.name}" if rule.by_rows else "guard.clip_* and outlier_*"
         raise ConfigError(
@@ -64,3 +72,29 @@ def check_aggregation(config: Config) -> None:
             " have more, or lower outer.byzantine",
             "outer.aggregation",
         )
+
+
+def _check_adapters(config: Config) -> None:
+    """Raise ConfigError, in one line, if a rule that merges products cannot work in this run."""
+    rule = adapter_rule_of(config)
+    if rule is None or not rule.merges_products:
+        return
+    sync, outer, guard = config.sync, config.outer, config.guard
+    wrong = {
+        "outer.aggregation": outer.aggregation != "mean" and "mean (others compare factors)",
+        "outer.optimizer": outer.optimizer != "average" and "average (momentum keeps a basis)",
+        "guard.clip_norm": guard.clip_norm and "0 (factors are clipped, not products)",
+        "guard.clip_median": guard.clip_median and "0 (factors are clipped, not products)",
+        "sync.trigger": sync.trigger != "rounds" and "rounds",
+        "sync.max_staleness": sync.max_staleness and "0 (older versions have other bases)",
+        "sync.weighting": sync.weighting in {"batch", "fednova"} and "auto, tokens or uniform",
+        "codec.feedback_up": (
+            config.codec.feedback_up and rule.changes_basis and "false (it is of the basis before)"
+        ),
+        "store.resident": not config.store.resident and "true (versions are merged in memory)",
+    }
+    for key, choice in wrong.items():
+        if choice:
+            raise ConfigError(
+                f"{key}: tune.rule = {rule.name} merges products of factors; choose {choice}", key
+            )

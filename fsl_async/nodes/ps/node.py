@@ -35,7 +35,7 @@ from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
-from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
+from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
@@ -117,12 +117,15 @@ def rules_of(config: Config) -> ParameterServerRules:
         aggregation=config.outer.aggregation,
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
+        epsilon=config.tune.dp_epsilon,
     )
 
 
 def _store_settings(config: Config) -> StoreSettings:
     outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
-    codec = config.codec
+    codec, adapters = config.codec, adapter_rule_of(config)
+    # Versions in bases of their own have no mean.
+    has_bases = adapters is not None and adapters.merges_products
     kind: DeltaKind = FullWeights() if config.split.sends_whole else Dense()
     directions = directions_of(config)
     if directions is not None:
@@ -136,10 +139,15 @@ def _store_settings(config: Config) -> StoreSettings:
         rule=rule_of(config),
         kind=kind,
         resident=config.store.resident and not config.split.sends_whole,
-        may_keep_mean=not (config.run.rounds or config.run.tokens or config.run.seconds),
+        may_keep_mean=not (
+            config.run.rounds or config.run.tokens or config.run.seconds or has_bases
+        ),
         snapshot_every=config.store.snapshot_every,
         snapshot_every_s=config.store.snapshot_every_s,
         snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
+        adapters=adapters,
+        adapter_scale=config.tune.scale,
+        adapter_seed=config.run.seed,
         history=config.tune.zo_history if kind.is_scalars else 0,
     )
 

@@ -22,9 +22,11 @@ OptionalDigest = Annotated[str, optional(DIGEST)]
 
 
 RANK, ORDER, EPSILON = "rank", "order", "epsilon"
-FACTS = (RANK, ORDER, EPSILON)
+NOISE, SAMPLE_RATE, PRIVATE_STEPS = "noise", "sample_rate", "private_steps"
+FACTS = (RANK, ORDER, EPSILON, NOISE, SAMPLE_RATE, PRIVATE_STEPS)
 """Facts of a delta: rank of its site's adapters, order of its steps (0: zeroth, 1: first), and the
-privacy budget that its site has spent so far."""
+privacy budget that its site has spent so far, with what that follows from: noise in units of the
+clipping norm, probability of a record in a step, steps so far."""
 
 
 @frozen(order=True)
@@ -106,6 +108,8 @@ class MergedDelta:
     weight: float
     """Its factor in the accumulator; 0 where the aggregation rule left it out."""
     norm: float = 0.0
+    product_norm: float = 0.0
+    """Of adapters that are merged by products: by how much its client changed them, all modules."""
 
     @property
     def key(self) -> DeltaKey:

@@ -8,9 +8,12 @@ for all before it, and the book stays small in a long run.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from attrs import mutable
 
-from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.delta import EPSILON, Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.effects import Accumulate
 from fsl_async.roles.sync.weighting import Weighting
 
@@ -30,10 +33,21 @@ class Settled:
 
 
 class DeltaBook:
-    """Pending and settled deltas, and the versions that a delta may be based on."""
+    """Pending and settled deltas, and the versions that a delta may be based on.
 
-    def __init__(self, weighting: Weighting, *, max_staleness: int, keep_versions: int) -> None:
+    epsilon: that a delta's client may have spent; 0: the run is not private.
+    """
+
+    def __init__(
+        self,
+        weighting: Weighting,
+        *,
+        max_staleness: int,
+        keep_versions: int,
+        epsilon: float = 0.0,
+    ) -> None:
         self.weighting = weighting
+        self._epsilon = epsilon
         self.max_staleness = max_staleness
         self.pending: dict[DeltaKey, MergedDelta] = {}
         self.merging: tuple[MergedDelta, ...] = ()
@@ -113,6 +127,9 @@ class DeltaBook:
                 "empty",
                 f"a delta of {offer.tokens} tokens in {offer.steps} steps has no weight",
             )
+        problem = self._privacy_problem(offer) if self._epsilon else None
+        if problem is not None:
+            return "privacy", problem
         if (
             self.version < 0
             or key.base > self.version
@@ -128,6 +145,15 @@ class DeltaBook:
                 f" at most {self.max_staleness} versions behind is merged"
             )
             return "stale", text
+        return None
+
+    def _privacy_problem(self, offer: Delta) -> str | None:
+        """Why a private run does not take this delta."""
+        spent: Any = offer.facts.get(EPSILON)
+        if type(spent) not in (int, float) or not 0 <= spent < math.inf:
+            return "it was not trained privately: it reports no epsilon, and this run has a budget"
+        if spent > self._epsilon:
+            return f"its client has spent epsilon {spent:g}, of at most {self._epsilon:g}"
         return None
 
     def staleness(self, key: DeltaKey) -> int:

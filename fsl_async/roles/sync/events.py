@@ -238,6 +238,8 @@ class VersionCommitted(Event, tag="version_committed"):
     seconds: float
     cosine: float | None = None
     """How far the merged deltas agree (`fsl_async.roles.sync.agreement`)."""
+    product_norms: dict[str, float] = field(factory=dict)
+    """By client: how far it moved the products of adapters."""
 
 
 @frozen

@@ -107,7 +107,10 @@ class ParameterServerMachine:
         self.progress = RunProgress(rules.limits, rules.decays_from, round_s)
         self.members: dict[str, Member] = {}
         self.deltas = DeltaBook(
-            weighting, max_staleness=rules.max_staleness, keep_versions=rules.keep_versions
+            weighting,
+            max_staleness=rules.max_staleness,
+            keep_versions=rules.keep_versions,
+            epsilon=rules.epsilon,
         )
         self.guard = NormGuard(rules.guard)
         self.deadlines = Deadlines()

@@ -41,6 +41,7 @@ class ParameterServerRules:
     shards: int = 1
     history: int = 0
     """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""
+    epsilon: float = 0.0  # that a client may have spent; 0: the run is not private
     reduces: bool = False  # whether averages are reduced with those of other parameter servers
 
     @property

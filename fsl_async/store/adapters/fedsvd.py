@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsl_async.store.adapters.base import AdapterRule, Merged
-from fsl_async.store.adapters.products import best, stacked
+from fsl_async.store.adapters.products import best, stacked, turned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,4 +39,4 @@ class FedSVD(AdapterRule):
         del scale, draw
         products = [(site.weight, site.factors) for site in sites]
         factors, owed = best(stacked(products + current.debts), current.factors.rows)
-        return Merged(factors, owed=owed)
+        return Merged(turned(factors, current.factors), owed=owed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsl_async.store.adapters.base import AdapterRule, Merged
-from fsl_async.store.adapters.products import best, stacked
+from fsl_async.store.adapters.products import best, stacked, turned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,4 +35,4 @@ class FlexLoRA(AdapterRule):
         # Where the sites' rows do not fill the rank, the others are in the span of the old ones.
         spare = [(0.0, current.factors)]
         factors, _ = best(stacked(products + current.debts + spare), current.factors.rows)
-        return Merged(factors)
+        return Merged(turned(factors, current.factors))

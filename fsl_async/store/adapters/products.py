@@ -99,6 +99,17 @@ def best(product: Factors, rank: int) -> tuple[Factors, Factors]:
     return _padded(rights, lefts, 0, rank), _padded(rights[:count], lefts, rank, rank)
 
 
+def turned(factors: Factors, held: Factors) -> Factors:
+    """Return the same product, each pair of rows with the sign that is closer to those held.
+
+    Versions travel as coded changes, and the coding error grows with the change: a direction whose
+    sign flips would cost twice its length.
+    """
+    along = np.sum(factors.a * held.a, axis=1) + np.sum(factors.b * held.b, axis=1)
+    signs = np.where(along < 0.0, -1.0, 1.0)[:, None]
+    return Factors(factors.a * signs, factors.b * signs)
+
+
 def _signs(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sign of each row's entry of largest size."""
     places = np.argmax(np.abs(rows), axis=1)

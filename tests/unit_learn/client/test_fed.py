@@ -193,3 +193,18 @@ def test_alone_the_version_is_what_was_trained():
     fed.attach(nn.Linear(1, 1))
     with fed.at_version() as version:
         assert version == 0
+
+
+def test_facts_are_those_of_the_moment_a_delta_is_made():
+    """A privacy budget grows with each step, and no policy for metrics withholds it."""
+    fed, sides = connected()
+    fed.attach(nn.Linear(1, 1))
+    spent = 0.0
+    fed.add_facts(lambda: {"epsilon": spent})
+    for sequence in (1, 2):
+        asking = threading.Thread(target=sides.exchange.request_snapshot, args=(sequence,))
+        asking.start()
+        asking.join()
+        spent += 0.5
+        assert fed.step(tokens=4)
+        assert sides.events[-1].facts == {"epsilon": spent}

@@ -1,6 +1,7 @@
 """The book of deltas: each is merged once, with its staleness, or never, with a reason."""
 
 import pytest
+from attrs import evolve
 from deltas import delta_of, stored_of
 
 from fsl_async.roles.sync.delta import DeltaKey
@@ -102,6 +103,36 @@ def test_digests_are_kept_for_many_versions_but_not_all(book):
 def test_absurd_counts_are_refused(book, tokens, steps):
     """A huge weight would outweigh all other clients', and overflow the sum."""
     assert objection(book, key(1), tokens, steps) == "absurd"
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        ({"epsilon": 5.99}, None),
+        ({"epsilon": 6}, None),
+        ({"epsilon": 0.0}, None),
+        ({"epsilon": 6.01}, "privacy"),
+        ({}, "privacy"),
+        ({"epsilon": -1.0}, "privacy"),
+        ({"epsilon": float("nan")}, "privacy"),
+        ({"epsilon": float("inf")}, "privacy"),
+        ({"epsilon": "1"}, "privacy"),
+        ({"epsilon": True}, "privacy"),
+        ({"epsilon": None}, "privacy"),
+    ],
+)
+def test_a_private_run_takes_deltas_within_its_budget_only(facts, code):
+    """A task that trains without noise must not end up in the model by mistake."""
+    private = DeltaBook(TokensWeighting(), max_staleness=2, keep_versions=1, epsilon=6.0)
+    private.advance(0, "d0")
+    offer = evolve(delta_of(key(1, base=0), 8, 2, base_digest="d0"), facts=facts)
+    assert (private.objection(offer) or (None,))[0] == code
+
+
+def test_a_run_without_a_budget_takes_any_delta(book):
+    """A client may train more privately than the run asks for."""
+    offer = evolve(delta_of(key(1), 8, 2, base_digest="d2"), facts={"epsilon": 99.0})
+    assert book.objection(offer) is None
 
 
 def test_nothing_is_accepted_before_version_0():

@@ -1,0 +1,102 @@
+"""A base model with the adapters of a run in it, moved onto versions; and merged with them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsl_async.config.settings_tuning import TuneConfig
+from fsl_async.errors import ConfigError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.models.adapters import SITE, Adapters, AdapterSpec, Patched
+from fsl_async.learn.tune.base import Base, load_base
+from fsl_async.store.adapters import adapter_rule_named
+from fsl_async.store.manifest import Manifest
+
+
+class Tuned:
+    """The base in a folder or GGUF file, with a run's adapters of the full rank.
+
+    tune, seed: the run's; manifest: its exchanged tensors. Raises ConfigError in one line: the base
+    cannot be loaded, or is another one than the run's.
+    """
+
+    def __init__(self, path: Path, tune: TuneConfig, seed: int, manifest: Manifest) -> None:
+        self.tune = tune
+        self.base: Base = load_base(path, tune.objective, labels=tune.label_names, seed=seed)
+        self.model = self.base.model
+        spec = AdapterSpec(
+            rank=tune.adapter_rank,
+            site_rank=tune.adapter_rank,
+            scale=tune.scale,
+            seed=seed,
+            targets=[name for name in tune.targets.split(",") if name],
+            full=[name for name in tune.full.split(",") if name],
+            heads=self.base.drawn,
+            checks_base=tune.base_check == "values",
+        )
+        self.adapters = Adapters(self.model, spec, adapter_rule_named(tune.rule))
+        self._weights = ModelWeights(self.model, self.adapters.view)
+        self._check(path, manifest)
+
+    def load(self, vector: Vector) -> None:
+        """Move the model onto a version. vector: float32, (manifest.values,)."""
+        self._weights.copy_in(vector)
+
+    def merge(self) -> Base:
+        """Add adapters and patches to the weights, and take them out of the model.
+
+        Returns the base, with plain layers again; `load` must not be called afterwards.
+        """
+        layers: list[tuple[str, Any]] = [
+            (name, part) for name, part in self.model.named_modules() if hasattr(part, "lora_A")
+        ]
+        with torch.no_grad():
+            for name, layer in layers:
+                inner = layer.get_base_layer()
+                linear = inner.base if isinstance(inner, Patched) else inner
+                a, b = layer.lora_A[SITE].weight, layer.lora_B[SITE].weight
+                change = self.tune.scale * (b @ a)
+                if isinstance(inner, Patched):
+                    change += inner.patch
+                _add(linear, change)
+                parent, _, last = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), last, linear)
+        if hasattr(self.model, "peft_config"):
+            del self.model.peft_config
+        return self.base
+
+    def _check(self, path: Path, manifest: Manifest) -> None:
+        """Raise ConfigError unless the base is the run's."""
+        mine = self._weights.manifest
+        if mine.tensors == manifest.tensors and mine.frozen != manifest.frozen:
+            # Sites may hold the base in bf16, on CUDA.
+            _round(self.model)
+            mine = ModelWeights(self.model, self.adapters.view).manifest
+            if mine.frozen != manifest.frozen:
+                raise ConfigError(
+                    f"base {str(path)!r} has other weights than the run's base: give the one that"
+                    " its clients have"
+                )
+        if mine.tensors != manifest.tensors:
+            raise ConfigError(
+                f"base {str(path)!r} is another model than the run's base:"
+                f" {mine.difference(manifest)}"
+            )
+
+
+def _add(linear: nn.Module, change: Tensor) -> None:
+    """Add to a layer's weight. change: (out, in)."""
+    weight: Any = linear.weight
+    # Conv1D keeps its weight transposed.
+    weight += change.t() if type(linear).__name__ == "Conv1D" else change
+
+
+def _round(model: nn.Module) -> None:
+    """Round the base's weights to bf16, in place."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" not in name:
+                weight.copy_(weight.bfloat16())

@@ -1,0 +1,280 @@
+"""Adapter aggregator: merges a round's spooled deltas by a product rule, module by module.
+
+For rules of federated LoRA that need a module's factors of all sites together
+(`AdapterRule.merges_products`). A merge reads the deltas once, in flat order, and gives the average
+in the same order, so it holds one module per client, one chunk per client, and the pieces of one
+chunk of the result.
+
+Signs are those of the outer step, which must be plain averaging with a rate of one:
+
+    average = W + r - wanted        W: the weights; r: what coding has kept back so far (residual)
+    desired = -average + r          so W + desired = wanted
+
+Per tensor: factors are what the rule makes of them; a patch is `-growth`; tensors that are trained
+whole are the weighted mean of the deltas. Rules that keep what they owe give it with the average,
+as a second row.
+
+Where some sites take steps of zeroth order, each order is averaged within itself, and the two are
+added (`fsl_async.store.delta_kind.Mixed`).
+
+Only deltas from the newest version count: those of older ones are in another basis. A delta that
+was accepted in time and stored too late is left out, as is one without weight. Where none is left,
+no site has moved.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from fsl_async.roles.sync.delta import ORDER, RANK
+from fsl_async.store.adapters import (
+    Current,
+    Draw,
+    Factors,
+    Site,
+    adapter_modules,
+)
+from fsl_async.store.errors import StoreError
+from fsl_async.store.spooled_deltas import SpooledDeltas
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.store.adapters import AdapterLayout, AdapterRule, Module
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.manifest import Manifest, TensorPart, TensorSpec
+    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.spool import Spool
+    from fsl_async.store.vectors import Vectors
+
+    Rows = NDArray[np.float32]
+
+
+@frozen
+class _Member:
+    """A client of the round: its share of the weights, and the rank of its adapters."""
+
+    weight: float
+    rank: int
+    is_zeroth: bool = False
+
+
+class AdapterAggregator(SpooledDeltas):
+    """The deltas of the round, and what the rule makes of them."""
+
+    def __init__(
+        self, manifest: Manifest, spool: Spool, pool: ChunkPool, settings: StoreSettings
+    ) -> None:
+        super().__init__(manifest, spool, pool, settings.kind)
+        assert settings.product_rule is not None, "there is one"
+        self._rule: AdapterRule = settings.product_rule
+        self._scale = settings.adapter_scale
+        self._seed = settings.adapter_seed
+        self._layout: AdapterLayout = adapter_modules(manifest, self._rule)
+        self._rows = 1 + self._rule.keeps_owed
+        self._squared: dict[str, float] = {}
+
+    def fresh(self, version: int) -> list[list[DeltaKey]]:
+        """Return the keys of each client that count in a merge to `version`."""
+        counted = (
+            [key for key in keys if key.base == version - 1 and self.weights[key]]
+            for keys in self.clients
+        )
+        return [keys for keys in counted if keys]
+
+    @property
+    def product_norms(self) -> Mapping[str, float]:
+        """By client: norm of the change of its products, scale included, over all modules.
+
+        Of the last complete iteration of `averages`.
+        """
+        return {client: math.sqrt(squared) for client, squared in self._squared.items()}
+
+    def averages(
+        self, vectors: Vectors, version: int, facts: Mapping[DeltaKey, Mapping[str, object]]
+    ) -> Iterator[Rows]:
+        """Yield the change to `version`, chunk by chunk; each is valid until the next.
+
+        float32, (values,); (2, values) with what is owed after it. vectors: those of the version
+        before. A chunk of them is not read any more when the chunk is yielded, so it may be changed
+        then. facts: of the deltas, as the sites reported them. Raises StoreError.
+        """
+        clients = self.fresh(version)
+        self._squared = dict.fromkeys((keys[0].client for keys in clients), 0.0)
+        members = self._members(clients, facts)
+        return _in_chunks(self._pieces(clients, members, vectors, version), self._manifest)
+
+    def _members(
+        self,
+        clients: Sequence[Sequence[DeltaKey]],
+        facts: Mapping[DeltaKey, Mapping[str, object]],
+    ) -> list[_Member]:
+        """Return the members, whose weights add up to 1 in each order of steps."""
+        weights = [math.fsum(self.weights[key] for key in keys) for keys in clients]
+        zeroth = [all(facts[key].get(ORDER) == 0 for key in keys) for keys in clients]
+        totals = {
+            order: math.fsum(
+                one for one, is_zeroth in zip(weights, zeroth, strict=True) if is_zeroth == order
+            )
+            for order in (False, True)
+        }
+        return [
+            _Member(
+                weight / totals[is_zeroth], max(self._rank(facts[key]) for key in keys), is_zeroth
+            )
+            for keys, weight, is_zeroth in zip(clients, weights, zeroth, strict=True)
+        ]
+
+    def _rank(self, reported: Mapping[str, object]) -> int:
+        most, rank = self._layout.rank, reported.get(RANK)
+        if not self._rule.unequal_ranks or not isinstance(rank, int | float):
+            return most
+        return int(min(max(rank, 1), most))
+
+    def _pieces(
+        self,
+        clients: Sequence[Sequence[DeltaKey]],
+        members: Sequence[_Member],
+        vectors: Vectors,
+        version: int,
+    ) -> Iterator[Rows]:
+        """Yield the result in flat order, in arrays of any length."""
+        factors = {one.name: module for module in self._layout.modules for one in _pair(module)}
+        patches = {one.patch.name: one for one in self._layout.modules if one.patch is not None}
+        growth: dict[str, Factors] = {}
+        deltas = np.empty((0, 0), np.float32)
+        for index, rows in enumerate(self._chunks(clients, weighted=False)):
+            for part in self._manifest.parts(index):
+                name, values = part.tensor.name, rows[:, part.place]
+                if name in patches:
+                    yield self._row(-_dense(growth[name], part))
+                    continue
+                if name not in factors:
+                    yield self._row(_mean(values, members))
+                    continue
+                module = factors[name]
+                start, stop = _span(module)
+                place = part.tensor.offset - start + part.start
+                if place == 0:
+                    deltas = np.empty((len(clients), stop - start), np.float32)
+                deltas[:, place : place + values.shape[1]] = values
+                if place + values.shape[1] == stop - start:
+                    piece, grown = self._merge(module, deltas, members, vectors, version)
+                    if module.patch is not None and grown is not None:
+                        growth[module.patch.name] = grown
+                    yield piece
+
+    def _row(self, average: NDArray[np.float64]) -> Rows:
+        """Return a piece of which nothing is owed."""
+        piece = np.zeros((self._rows, len(average)), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            piece[0] = average
+        return piece
+
+    def _merge(
+        self,
+        module: Module,
+        deltas: Rows,
+        members: Sequence[_Member],
+        vectors: Vectors,
+        version: int,
+    ) -> tuple[Rows, Factors | None]:
+        """Merge one module; return its piece of the result, and what its patch grows by."""
+        start, stop = _span(module)
+        held = vectors.weights[start:stop].astype(np.float64)
+        unsent = _wide(vectors.residual, start, stop)
+        owed = _wide(vectors.owed, start, stop)
+        current = Current(
+            _factors(module, held),
+            None if unsent is None else _factors(module, unsent),
+            None if owed is None else _factors(module, owed),
+        )
+        sites = [
+            Site(member.weight, member.rank, _factors(module, held - delta))
+            for member, delta in zip(members, deltas, strict=True)
+        ]
+        for client, site in zip(self._squared, sites, strict=False):
+            self._squared[client] += (self._scale * self._rule.site_norm(site, current)) ** 2
+        # A round in which no site has moved; and what both orders of steps start from, which
+        # counts once where each of them is averaged within itself.
+        still = [Site(1.0, module.rank, current.factors)]
+        if len({member.is_zeroth for member in members}) > 1:
+            sites.append(Site(-1.0, module.rank, current.factors))
+        try:
+            merged = self._rule.merge(
+                current, sites or still, self._scale, Draw(self._seed, version, module.index)
+            )
+        except np.linalg.LinAlgError as error:
+            raise StoreError(
+                f"the factors of {module.name!r} cannot be merged ({error}); quarantine the delta"
+                " with the largest norm"
+            ) from error
+        wanted = held if unsent is None else held + unsent
+        piece = self._row(wanted - _flat(merged.factors))
+        if merged.owed is not None:
+            piece[1] = _flat(merged.owed)
+        return piece, merged.patch
+
+
+def _pair(module: Module) -> tuple[TensorSpec, ...]:
+    assert module.a is not None, "product rules exchange both"
+    return module.a, module.b
+
+
+def _span(module: Module) -> tuple[int, int]:
+    """Return where a module's factors begin and end in the flat vector."""
+    first, second = _pair(module)
+    return first.offset, second.offset + second.values
+
+
+def _wide(vector: Rows | None, start: int, stop: int) -> NDArray[np.float64] | None:
+    return None if vector is None else vector[start:stop].astype(np.float64)
+
+
+def _factors(module: Module, values: NDArray[np.float64]) -> Factors:
+    first, second = _pair(module)
+    cut = first.values
+    return Factors(values[:cut].reshape(first.shape), values[cut:].reshape(second.shape))
+
+
+def _flat(factors: Factors) -> NDArray[np.float64]:
+    return np.concatenate([factors.a.ravel(), factors.b.ravel()])
+
+
+def _mean(values: Rows, members: Sequence[_Member]) -> NDArray[np.float64]:
+    """Return the weighted mean of deltas, summed in the order of the clients."""
+    total = np.zeros(values.shape[1])
+    for member, row in zip(members, values, strict=True):
+        total += member.weight * row.astype(np.float64)
+    return total
+
+
+def _dense(growth: Factors, part: TensorPart) -> NDArray[np.float64]:
+    """Return the part of a patch that lies in a chunk: only its rows are formed."""
+    columns = growth.a.shape[1]
+    stop = part.start + part.place.stop - part.place.start
+    first, last = part.start // columns, -(-stop // columns)
+    block = (growth.b[:, first:last].T @ growth.a).ravel()
+    return block[part.start - first * columns : stop - first * columns]
+
+
+def _in_chunks(pieces: Iterable[Rows], manifest: Manifest) -> Iterator[Rows]:
+    """Cut pieces of any length into chunks; one row becomes a vector."""
+    index, waiting, have = 0, [], 0
+    for piece in pieces:
+        waiting.append(piece)
+        have += piece.shape[1]
+        while index < manifest.chunks and have >= manifest.chunk_values(index):
+            count = manifest.chunk_values(index)
+            joined = np.concatenate(waiting, axis=1) if len(waiting) > 1 else waiting[0]
+            chunk, rest = joined[:, :count], joined[:, count:]
+            waiting, have = [rest], rest.shape[1]
+            index += 1
+            yield chunk[0] if len(chunk) == 1 else chunk

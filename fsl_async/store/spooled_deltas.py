@@ -1,0 +1,110 @@
+"""Spooled deltas: those of a round, for a merge that needs several clients' at once.
+
+The counterpart of the accumulator: between rounds only keys and weights are held. A merge reads the
+deltas from the spool, and holds one chunk per client: O(clients x chunk) memory. Clients come in
+the order of their names, and a client's own deltas are summed in the order of their keys. A merge
+that a crash interrupted therefore gives the same bits when it is repeated, in whatever order its
+deltas were accumulated.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fsl_async.errors import disk_words
+from fsl_async.store.errors import DeltaDamaged, StoreError
+from fsl_codecs import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.delta_kind import DeltaKind
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.spool import Spool
+
+
+class SpooledDeltas:
+    """The deltas of the round."""
+
+    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, kind: DeltaKind) -> None:
+        self._manifest = manifest
+        self._kind = kind
+        self._lengths = kind.parts(manifest)
+        self._spool = spool
+        self._pool = pool
+        self.weights: dict[DeltaKey, float] = {}
+        """The weight of every delta of the round, in the order of the calls to `add`."""
+
+    def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
+        """Do nothing: a merge needs complete deltas."""
+
+    def add(self, key: DeltaKey, weight: float) -> None:
+        """Include a delta. StoreError: it cannot be read."""
+        try:
+            next(self._spool.frames(key, self._manifest))
+        except (FileNotFoundError, StoreError) as error:
+            raise DeltaDamaged(key.text, str(error)) from error
+        except OSError as error:
+            raise StoreError(
+                f"delta {key.text} cannot be read back from the spool: {disk_words(error)}"
+            ) from error
+        self.weights[key] = weight
+
+    def remove(self, key: DeltaKey) -> None:
+        """Remove a delta. Absent keys are ignored."""
+        self.weights.pop(key, None)
+
+    def clear(self) -> None:
+        """Remove all deltas, for the next round."""
+        self.weights.clear()
+
+    @property
+    def clients(self) -> list[list[DeltaKey]]:
+        """The keys of each client, in the order of rows."""
+        return [list(keys) for _, keys in groupby(sorted(self.weights), lambda key: key.client)]
+
+    def _chunks(
+        self, clients: Sequence[Sequence[DeltaKey]], *, weighted: bool = True
+    ) -> Iterator[NDArray[np.float32]]:
+        """Yield the same part of each client's delta, float32 (n, values), valid until the next.
+
+        Parts are chunks of the flat vector, or all scalars (`DeltaKind.parts`). weighted: each
+        delta is multiplied by its weight. Raises StoreError.
+        """
+        manifest, buffer = self._manifest, np.empty((len(clients), max(self._lengths)), np.float32)
+        adders = [
+            [
+                (
+                    key,
+                    self._kind.adders(manifest, self._spool.frames(key, manifest)),
+                    self.weights[key] if weighted else 1.0,
+                )
+                for key in keys
+            ]
+            for keys in clients
+        ]
+        for length in self._lengths:
+            rows = buffer[:, :length]
+            rows.fill(0.0)
+
+            def add(number: int, rows: NDArray[np.float32] = rows) -> None:
+                for key, source, weight in adders[number]:
+                    try:
+                        next(source)(rows[number], weight)
+                    except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
+                        raise DeltaDamaged(key.text, str(error)) from error
+
+            try:
+                self._pool.run(add, range(len(clients)))
+            except OSError as error:
+                raise StoreError(
+                    f"a delta cannot be read back from the spool: {disk_words(error)}"
+                ) from error
+            yield rows

@@ -1,0 +1,91 @@
+"""Exports that need torch: models that a run trained whole, and bases merged with adapters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fsl_async.config.load import from_tables
+from fsl_async.config.rules import LANGUAGE_FAMILIES
+from fsl_async.errors import FslError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.data.facts import Facts, context_of
+from fsl_async.learn.models import hf
+from fsl_async.learn.models.families import hf_sizes
+from fsl_async.learn.models.gpt import GPT, GPTConfig, gpt_config
+from fsl_async.tools import exports
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fsl_async.tools.kept_run import KeptRun, Loaded
+
+_EMBEDDINGS = ("transformer.wte.weight", "model.embed_tokens.weight",
+               "model.decoder.embed_tokens.weight")  # fmt: skip
+
+
+def built_in_gpt(run: KeptRun) -> GPTConfig | None:
+    """Sizes of the run's model where it is the built-in GPT, else None."""
+    tables = run.settings()
+    if tables.get("model", {}).get("family", "gpt") != "gpt":
+        return None
+    try:
+        sizes = gpt_config(tables)
+    except FslError:
+        return None
+    with torch.device("meta"):
+        model = GPT(sizes)
+    return sizes if ModelWeights(model).layout.tensors == run.manifest.tensors else None
+
+
+def write_model(folder: Path, run: KeptRun, loaded: Loaded) -> str:
+    """Write a model that the run trained whole. Returns what it is, for people."""
+    sizes = built_in_gpt(run)
+    if sizes is not None:
+        exports.write_gpt(folder, run, loaded, sizes)
+        return "a Hugging Face folder (ArceeForCausalLM, which computes what the built-in GPT does)"
+    family = str(run.settings().get("model", {}).get("family", "gpt"))
+    if family in LANGUAGE_FAMILIES[1:]:
+        config = _family_config(run, family)
+        if config is not None:
+            config.save_pretrained(str(folder))
+            exports.write_tensors(folder / exports.WEIGHTS, run.named(loaded))
+            exports.write_note(folder, run, loaded, "model", family=family)
+            return f"a Hugging Face folder ({family}); its tokenizer is not the run's to know"
+        exports.write_plain(folder, run, loaded, family=family)
+        return f"tensors by name: they are not those of a whole {family}, which has other parts"
+    exports.write_plain(folder, run, loaded, family="" if family == "gpt" else family)
+    return "tensors by name: load them into your own model with load_state_dict"
+
+
+def _family_config(run: KeptRun, family: str) -> Any | None:
+    """The transformers config of the run's model; None where the tensors are not all of it."""
+    shapes = {one.name: one.shape for one in run.manifest.tensors}
+    vocabulary = next((shapes[name][0] for name in _EMBEDDINGS if name in shapes), 0)
+    if not vocabulary:
+        return None
+    config = from_tables(run.settings())
+    facts = Facts((context_of(config),), vocabulary, language=True)
+    with torch.device("meta"):
+        model: Any = hf.build(family, hf_sizes(config, facts))
+    if ModelWeights(model).layout.tensors != run.manifest.tensors:
+        return None
+    found = model.config
+    found.architectures = [type(model).__name__]
+    return found
+
+
+def write_merged(folder: Path, run: KeptRun, loaded: Loaded, base: Path) -> None:
+    """Write the base with the adapters in its weights, fp32, and its tokenizer.
+
+    Raises ConfigError: the base cannot be loaded, or is another one.
+    """
+    from fsl_async.learn.tune.base import save_base
+    from fsl_async.learn.tune.tuned import Tuned
+
+    tune = run.tuning()
+    tuned = Tuned(base, tune, int(run.settings()["run"]["seed"]), run.manifest)
+    tuned.load(loaded.vector)
+    save_base(tuned.merge(), folder)
+    exports.write_note(folder, run, loaded, "merged", rule=tune.rule, objective=tune.objective)

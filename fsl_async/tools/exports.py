@@ -1,0 +1,339 @@
+"""Writes a version of a run as a folder that other programs load. NumPy only: no torch.
+
+    adapters    PEFT: adapter_config.json, adapter_model.safetensors
+    merged      Hugging Face: the base with adapters in its weights (fsl_async.learn.tune.tuned)
+    model       Hugging Face: a model that was trained whole; the built-in GPT is Arcee's
+                architecture there, with a tokenizer of bytes
+    tensors     model.safetensors alone: any other model
+
+Each has fsl_export.json beside it: kind, version, digest, tokens, and names and shapes of tensors.
+
+The built-in GPT computes what `ArceeForCausalLM` of transformers does: Llama with squared ReLU and
+without gates. Its fused queries, keys and values are written apart; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fsl_async.errors import RunDirError, TaskError, UsageError
+from fsl_async.files.private_files import make_folder, write_bytes
+from fsl_async.learn.models.seeds import first_a
+from fsl_async.learn.tune.base_files import HEADS
+from fsl_async.store.adapters import adapter_modules, adapter_rule_named
+from fsl_async.store.errors import ManifestError
+from fsl_async.store.flat_file import header_for
+from fsl_async.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fsl_async.config.settings_tuning import TuneConfig
+    from fsl_async.learn.models.gpt import GPTConfig
+    from fsl_async.learn.tune.base_files import BaseFacts
+    from fsl_async.store.adapters import AdapterLayout
+    from fsl_async.tools.kept_run import KeptRun, Loaded
+
+    Tensors = Mapping[str, NDArray[np.float32]]
+
+NOTE = "fsl_export.json"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+_PEFT = "base_model.model."
+"""In front of every name in a PEFT folder."""
+_PEFT_HEADS = ("classifier", "score")
+"""Modules that peft itself saves whole where the task is classification."""
+_CONV1D = (".c_attn", ".c_proj", ".c_fc")
+"""Layers of GPT-2, which keeps weights transposed. peft looks again and corrects a wrong guess."""
+
+
+def check_out_dir(out_dir: Path) -> None:
+    """Raise UsageError unless the folder is new or empty."""
+    if out_dir.is_dir():
+        if any(out_dir.iterdir()):
+            raise UsageError(f"{out_dir} is not empty: give a new folder")
+    elif out_dir.exists() or out_dir.is_symlink():
+        raise UsageError(f"{out_dir} exists and is no folder: give a new one")
+
+
+@contextmanager
+def new_folder(out_dir: Path) -> Iterator[Path]:
+    """Yield a folder beside `out_dir`, which becomes it when the block ends without an error.
+
+    Raises UsageError where `out_dir` has files in it, before or after the block; OSError.
+    """
+    check_out_dir(out_dir)
+    made = out_dir.resolve()
+    make_folder(made.parent)
+    part = made.with_name(f".{made.name}.part-{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)
+    make_folder(part, exist_ok=False)
+    try:
+        yield part
+        try:
+            part.rename(made)
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+                raise UsageError(f"{out_dir} is not empty any more: give a new folder") from None
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    """Write a safetensors file in fp32."""
+    manifest = Manifest.from_shapes((name, one.shape) for name, one in tensors.items())
+    with path.open("wb") as file:
+        file.write(header_for(manifest))
+        for one in tensors.values():
+            file.write(np.ascontiguousarray(one, "<f4").data)
+
+
+def write_note(folder: Path, run: KeptRun, loaded: Loaded, kind: str, **more: Any) -> None:
+    """Write what was exported, and from which version."""
+    record = loaded.record
+    note = {
+        "kind": kind,
+        "version": record.version,
+        "digest": record.digest,
+        "tokens": record.tokens_total,
+        **more,
+        "tensors": {one.name: list(one.shape) for one in run.manifest.tensors},
+    }
+    write_json(folder / NOTE, note)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file as people read it."""
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def adapter_layout(run: KeptRun) -> AdapterLayout:
+    """The run's adapters. RunDirError: it has none."""
+    try:
+        return adapter_modules(run.manifest)
+    except ManifestError as error:
+        raise RunDirError(f"{run.run_dir}: {error}: export it with --merged") from None
+
+
+def write_adapters(
+    folder: Path,
+    run: KeptRun,
+    loaded: Loaded,
+    *,
+    facts: BaseFacts | None = None,
+    base: str | None = None,
+) -> None:
+    """Write a PEFT folder. scaling = lora_alpha / r = tune.scale.
+
+    facts: of the base, for rules that do not exchange A, and to check modules that train whole;
+    base: the path in the config. Raises UsageError: the rule changes the base, or `facts` are
+    needed; TaskError: another base, or modules that PEFT cannot hold; RunDirError.
+    """
+    tune, layout = run.tuning(), adapter_layout(run)
+    rule = adapter_rule_named(tune.rule)
+    if rule.has_patch:
+        raise UsageError(
+            f"{tune.rule} changes the base's own weights, which adapters cannot hold: give --merged"
+            " and --base"
+        )
+    if not rule.exchanges_a and facts is None:
+        raise UsageError(f"{tune.rule} never sends factors A: give --base, for their sizes")
+    if tune.full and facts is None:
+        raise UsageError("this run trains whole modules (tune.full): give --base, to check them")
+    inputs = {} if facts is None else {layer.name: layer.inputs for layer in facts.linear}
+    seed = int(run.settings()["run"]["seed"])
+    named, tensors = run.named(loaded), {}
+    for module in layout.modules:
+        if module.a is not None:
+            a = named[module.a.name]
+        elif module.name in inputs:
+            a = first_a(seed, module.name, layout.rank, inputs[module.name])
+        else:
+            raise TaskError(f"this base has no linear layer {module.name}: it is another model")
+        tensors[f"{_PEFT}{module.name}.lora_A.weight"] = a
+        tensors[f"{_PEFT}{module.name}.lora_B.weight"] = named[module.b.name].T
+    names = [one.name for one in layout.full]
+    tensors |= {_PEFT + name: named[name] for name in names}
+    if facts is not None:
+        _check_whole(names, tune, facts)
+    write_tensors(folder / ADAPTER_WEIGHTS, tensors)
+    targets = [module.name for module in layout.modules]
+    write_json(folder / ADAPTER_CONFIG, _peft_config(tune, layout.rank, targets, names, base))
+    write_note(folder, run, loaded, "adapters", rule=tune.rule, objective=tune.objective)
+
+
+def _peft_config(
+    tune: TuneConfig, rank: int, targets: Sequence[str], full: Sequence[str], base: str | None
+) -> dict[str, Any]:
+    modules = dict.fromkeys(map(_saved_module, full))
+    task = "CAUSAL_LM"
+    if tune.objective == "classify":
+        # With this task peft saves its heads whole, also where the run does not.
+        task = "SEQ_CLS" if any(name in modules for name in _PEFT_HEADS) else ""
+    alpha = tune.scale * rank
+    return {
+        "peft_type": "LORA",
+        "task_type": task or None,
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(targets),
+        "modules_to_save": list(modules) or None,
+        "fan_in_fan_out": all(name.endswith(_CONV1D) for name in targets),
+        "inference_mode": True,
+    }
+
+
+def _saved_module(name: str) -> str:
+    """The module that peft saves whole for a weight."""
+    module = name.rpartition(".")[0]
+    first = module.split(".")[0]
+    return first if first in _PEFT_HEADS else module
+
+
+def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> None:
+    """Raise TaskError where PEFT would load something else than what was trained.
+
+    It holds whole modules, and takes an embedding apart from the output layer that shares it.
+    """
+    modules = {_saved_module(name) for name in names}
+    has_head = any(name.split(".")[-2] in HEADS for name in facts.shapes if "." in name)
+    is_tied = tune.objective != "classify" and not has_head
+    for name, shape in facts.shapes.items():
+        module = name.rpartition(".")[0]
+        if name not in names and module in modules:
+            problem = f"tune.full trains a part of {module}, without {name}"
+        elif name in names and is_tied and shape[0] == facts.config.get("vocab_size"):
+            problem = f"{name}, which tune.full trains, is the output layer too"
+        else:
+            continue
+        raise TaskError(f"{problem}: a PEFT folder cannot hold that; give --merged")
+
+
+def write_gpt(folder: Path, run: KeptRun, loaded: Loaded, sizes: GPTConfig) -> None:
+    """Write the built-in GPT as a Hugging Face folder with a tokenizer of bytes."""
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for name, one in run.named(loaded).items():
+        block = name.rpartition(".attention_in.weight")[0]
+        if block:
+            for part, rows in zip("qkv", np.split(one, 3), strict=True):
+                tensors[f"{_gpt_name(block)}.self_attn.{part}_proj.weight"] = rows
+        else:
+            tensors[_gpt_name(name)] = one
+    write_tensors(folder / WEIGHTS, tensors)
+    write_json(folder / CONFIG, _gpt_config(sizes))
+    if sizes.vocabulary == len(_BYTES):
+        write_json(folder / "tokenizer.json", _byte_tokenizer())
+        write_json(
+            folder / "tokenizer_config.json",
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": sizes.context,
+                "clean_up_tokenization_spaces": False,
+            },
+        )
+    write_note(folder, run, loaded, "model", family="gpt")
+
+
+_GPT_NAMES = {
+    "embedding": "embed_tokens.weight",
+    "blocks": "layers",
+    "attention_norm": "input_layernorm",
+    "attention_out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp_in": "mlp.up_proj",
+    "mlp_out": "mlp.down_proj",
+}
+
+
+def _gpt_name(name: str) -> str:
+    """Arcee's name for a weight or block of the built-in GPT."""
+    return "model." + ".".join(_GPT_NAMES.get(part, part) for part in name.split("."))
+
+
+def _gpt_config(sizes: GPTConfig) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    return {
+        "architectures": ["ArceeForCausalLM"],
+        "model_type": "arcee",
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": sizes.width,
+        "intermediate_size": 4 * sizes.width,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.heads,
+        "head_dim": sizes.width // sizes.heads,
+        "hidden_act": "relu2",
+        "max_position_embeddings": sizes.context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": rope["rope_theta"],
+        "rope_parameters": rope,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "dtype": "float32",
+    }
+
+
+def _byte_characters() -> list[str]:
+    """The character for each byte in tokenizers of bytes, as GPT-2 has them.
+
+    Printable bytes stand for themselves; the others, in order, for U+0100 and on.
+    """
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+_BYTES = _byte_characters()
+
+
+def _byte_tokenizer() -> dict[str, Any]:
+    """A tokenizer of the tokenizers library: a token for each byte, its id the byte."""
+    of_bytes = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
+    }  # fmt: skip
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": of_bytes,
+        "post_processor": None,
+        "decoder": of_bytes,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {character: byte for byte, character in enumerate(_BYTES)},
+            "merges": [],
+        },
+    }
+
+
+def write_plain(folder: Path, run: KeptRun, loaded: Loaded, **more: Any) -> None:
+    """Write the tensors by name."""
+    write_tensors(folder / WEIGHTS, run.named(loaded))
+    write_note(folder, run, loaded, "tensors", **more)

@@ -1,0 +1,503 @@
+"""Private gradients: clipped by record, with the planned noise, within the budget.
+
+Skipped without the extras `dp` and `hf`, but for what needs neither.
+"""
+
+import importlib.util
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fsl_async.errors import ConfigError, PrivacyError, TaskError
+from fsl_async.learn.client.fed import ClientContext, LocalFed
+from fsl_async.learn.models import hf
+from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.tune.budget import Budget, Wanted
+from fsl_async.learn.tune.privacy import (
+    Privacy,
+    epsilon_of,
+    gaussians,
+    noise_for,
+    poisson_sample,
+)
+from fsl_async.roles.sync.delta import FACTS
+from fsl_async.store.adapters import adapter_rule_named
+
+needs_opacus = pytest.mark.skipif(
+    not importlib.util.find_spec("opacus"), reason="needs the extra dp (opacus)"
+)
+needs_both = pytest.mark.skipif(
+    not (importlib.util.find_spec("opacus") and importlib.util.find_spec("peft")),
+    reason="needs the extras dp and hf (opacus, peft)",
+)
+RECORDS, BATCH, CLIP = 12, 4, 0.5
+
+
+def seeded(seed=0):
+    """Bytes for tests, the same in each run."""
+    return np.random.default_rng(seed).bytes
+
+
+# --- samples and noise ---
+
+
+def test_each_record_is_drawn_independently_with_the_rate():
+    """What the accountant supposes: sizes of batches are binomial, and pairs are uncorrelated."""
+    entropy = seeded()
+    drawn = np.zeros((4000, 20))
+    for row in drawn:
+        row[poisson_sample(20, 0.3, entropy)] = 1
+    deviation = math.sqrt(0.21 / 4000)
+    assert np.abs(drawn.mean(0) - 0.3).max() < 4.5 * deviation
+    assert drawn.sum(1).var() == pytest.approx(20 * 0.21, rel=0.15)
+    correlations = np.corrcoef(drawn.T) - np.eye(20)
+    assert np.abs(correlations).max() < 4.5 / math.sqrt(4000)
+    assert (drawn.sum(1) == 0).any()
+
+
+def test_with_a_rate_of_one_every_record_is_drawn():
+    """A site with fewer records than a batch trains on all of them."""
+    assert poisson_sample(5, 1.0, lambda n: b"\xff" * n).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_noise_has_the_standard_distribution():
+    """Mean, variance, kurtosis and quantiles of 200,000 values, and no correlation of neighbors."""
+    drawn = gaussians(200_001, seeded(1))
+    assert drawn.shape == (200_001,)
+    assert abs(drawn.mean()) < 0.01
+    assert drawn.var() == pytest.approx(1.0, abs=0.015)
+    assert (drawn**4).mean() == pytest.approx(3.0, abs=0.1)
+    for share in (0.01, 0.25, 0.5, 0.9, 0.999):
+        below = (drawn < NormalDist().inv_cdf(share)).mean()
+        assert below == pytest.approx(share, abs=4.5 * math.sqrt(share * (1 - share) / 200_001))
+    half = len(drawn) // 2
+    assert abs(np.corrcoef(drawn[:half], drawn[half : 2 * half])[0, 1]) < 0.015
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_extreme_bytes_give_finite_noise(byte):
+    """The logarithm of 0 would be infinite noise."""
+    assert np.isfinite(gaussians(7, lambda n: byte * n)).all()
+
+
+# --- accounting ---
+
+
+def spent_after(tmp_path, noise, rate, steps, *, delta=1e-5, epsilon=100.0):
+    wanted = Wanted(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps)
+    budget = Budget(tmp_path, "run", "a", wanted, lambda _: noise)
+    for _ in range(steps):
+        budget.charge()
+    return budget.spent
+
+
+def exact_epsilon(mu, delta):
+    """Of a Gaussian mechanism of sensitivity mu and deviation 1 (Balle and Wang 2018)."""
+
+    def delta_at(epsilon):
+        normal = NormalDist().cdf
+        return normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal(-mu / 2 - epsilon / mu)
+
+    low, high = 0.0, 200.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
+    return high
+
+
+@needs_opacus
+@pytest.mark.parametrize(("noise", "steps"), [(4.0, 1), (8.0, 30), (2.0, 3)])
+def test_epsilon_without_sampling_is_the_closed_form(tmp_path, noise, steps):
+    """Renyi divergence of Gaussians is a steps / (2 noise^2); the exact value is a bit below."""
+    found = epsilon_of(spent_after(tmp_path, noise, 1.0, steps))
+    orders = np.linspace(1.01, 200, 200_000)
+    closed = (
+        orders * steps / (2 * noise**2)
+        + np.log1p(-1 / orders)
+        - (math.log(1e-5) + np.log(orders)) / (orders - 1)
+    ).min()
+    assert found == pytest.approx(closed, rel=0.01)
+    exact = exact_epsilon(math.sqrt(steps) / noise, 1e-5)
+    assert exact < found < 1.25 * exact
+
+
+@needs_opacus
+def test_epsilon_of_sampled_steps_is_the_binomial_sum(tmp_path):
+    """At whole orders the divergence of a sampled Gaussian is a finite sum (Mironov 2019)."""
+    noise, rate, steps, delta = 1.1, 0.02, 300, 1e-5
+    best = math.inf
+    for order in range(2, 64):
+        terms = [
+            math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1)
+            + k * math.log(rate) + (order - k) * math.log1p(-rate) + (k * k - k) / (2 * noise**2)
+            for k in range(order + 1)
+        ]  # fmt: skip
+        divergence = steps * float(np.logaddexp.reduce(terms)) / (order - 1)
+        slack = math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        best = min(best, divergence + slack)
+    found = epsilon_of(spent_after(tmp_path, noise, rate, steps, delta=delta))
+    assert found == pytest.approx(best, rel=0.01)
+
+
+@needs_opacus
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"), [(6.0, 32 / 2132, 480), (0.1, 0.01, 100), (3.0, 1.0, 20)]
+)
+def test_the_planned_noise_uses_the_budget_and_no_more(epsilon, rate, steps):
+    """Too little noise breaks the promise, too much of it the model."""
+    wanted = Wanted(epsilon=epsilon, delta=1e-5, sample_rate=rate, steps=steps)
+    noise = noise_for(wanted)
+    after = [_spent(wanted, noise, done) for done in (0, 1, steps // 2, steps - 1, steps)]
+    assert after[0] == 0
+    assert after == sorted(after)
+    assert 0.99 * epsilon < after[-1] <= epsilon
+
+
+def _spent(wanted, noise, done):
+    from fsl_async.learn.tune.budget import Spent
+
+    return epsilon_of(
+        Spent(
+            run="r", client="a", epsilon=wanted.epsilon, delta=wanted.delta,
+            sample_rate=wanted.sample_rate, noise=noise, steps=wanted.steps, done=done,
+        )
+    )  # fmt: skip
+
+
+@needs_opacus
+def test_epsilon_is_never_negative(tmp_path):
+    """The bound of one step with much noise and a large delta is: a server would decline it."""
+    assert epsilon_of(spent_after(tmp_path, 50.0, 0.01, 1, delta=0.1)) == 0.0
+
+
+@needs_opacus
+def test_a_budget_that_no_noise_keeps_is_refused():
+    """Instead of training with noise that only looks large."""
+    wanted = Wanted(epsilon=1e-4, delta=1e-9, sample_rate=0.5, steps=10_000)
+    with pytest.raises(PrivacyError, match=r"dp_epsilon = 0\.0001 is less than"):
+        noise_for(wanted)
+
+
+# --- gradients ---
+
+
+class Causal(nn.Module):
+    """A language model of one block, as adapters find it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.up = nn.Linear(6, 8)
+        self.down = nn.Linear(8, 6, bias=False)
+        self.lm_head = nn.Linear(6, 11, bias=False)
+
+    def forward(self, ids):
+        """Logits of ids (N, T)."""
+        hidden = self.embed(ids)
+        return self.lm_head(hidden + self.down(torch.tanh(self.up(hidden))))
+
+
+def adapted(rule="ffa", heads=(), site_rank=3):
+    torch.manual_seed(0)
+    model = Causal()
+    if heads:
+        model.classifier = nn.Linear(6, 2)
+    spec = AdapterSpec(rank=3, site_rank=site_rank, scale=2.0, targets=("up", "down"), heads=heads)
+    Adapters(model, spec, adapter_rule_named(rule))
+    with torch.no_grad():  # B of zeros has gradients all the same; A's would be zero
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+    model.train()
+    return model
+
+
+def tokens():
+    return torch.randint(0, 11, (RECORDS, 7), generator=torch.Generator().manual_seed(3))
+
+
+def lm_losses(model, ids):
+    logits = model(ids[:, :-1])
+    return functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none").mean(1)
+
+
+def class_losses(model, ids):
+    hidden = model.embed(ids)
+    pooled = (hidden + model.down(torch.tanh(model.up(hidden)))).mean(1)
+    return functional.cross_entropy(model.classifier(pooled), ids[:, 0] % 2, reduction="none")
+
+
+def pair_losses(model, ids):
+    """As of preferences: two sequences for each record, side by side."""
+    losses = lm_losses(model, torch.stack((ids, ids.flip(1)), 1).flatten(0, 1))
+    return functional.softplus(losses[0::2] - losses[1::2])
+
+
+def private(folder, model, *, noise=0.0, clip=CLIP, entropy=None, steps=5, rate=BATCH / RECORDS):
+    wanted = Wanted(epsilon=100.0, delta=1e-5, sample_rate=rate, steps=steps)
+    budget = Budget(folder, "run", "a", wanted, lambda _: noise)
+    return Privacy(
+        model, budget, clip=clip, batch=round(rate * RECORDS), entropy=entropy or seeded()
+    )
+
+
+def trained(model):
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
+CASES = {"lm": (lm_losses, ()), "pairs": (pair_losses, ())}
+CASES["classify"] = (class_losses, ("classifier.weight", "classifier.bias"))
+
+
+@needs_both
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_without_noise_the_gradient_is_the_mean_of_clipped_ones(tmp_path, case, parts):
+    """Each record's gradient, computed alone by plain autograd, clipped over all weights."""
+    losses, heads = CASES[case]
+    model, ids = adapted(heads=heads), tokens()
+    wanted, norms = dict.fromkeys(trained(model), 0.0), []
+    for row in range(BATCH + 1):
+        alone = torch.autograd.grad(losses(model, ids[row : row + 1])[0], trained(model).values())
+        norms.append(math.sqrt(sum(float((one**2).sum()) for one in alone)))
+    clip = sorted(norms)[len(norms) // 2]  # some are clipped and some are not
+    for row in range(BATCH + 1):
+        alone = torch.autograd.grad(losses(model, ids[row : row + 1])[0], trained(model).values())
+        factor = min(1.0, clip / norms[row])
+        for name, one in zip(wanted, alone, strict=True):
+            wanted[name] = wanted[name] + factor * one / BATCH
+    privacy = private(tmp_path, model, clip=clip)
+    next(privacy.batches())
+    for rows in torch.arange(BATCH + 1).chunk(parts):
+        privacy.accumulate(losses(model, ids[rows]))
+    privacy.noise()
+    for name, weight in trained(model).items():
+        torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-4, atol=1e-7)
+    assert set(trained(model)) == {*heads, *(n for n in trained(model) if "lora_B.site" in n)}
+
+
+@needs_both
+def test_a_record_moves_b_by_no_more_than_the_clip(tmp_path):
+    """One of a million times the others' loss, after one step of SGD with rate 1."""
+    moved = []
+    for scale in (1.0, 1e6):
+        model, ids = adapted(), tokens()
+        weights = torch.ones(RECORDS)
+        weights[0] = scale
+        privacy = private(tmp_path / str(scale), model)
+        optimizer = torch.optim.SGD(trained(model).values(), lr=1.0)
+        before = {name: one.detach().clone() for name, one in trained(model).items()}
+        next(privacy.batches())
+        privacy.accumulate(weights * lm_losses(model, ids))
+        privacy.noise()
+        optimizer.step()
+        moved.append({name: one.detach() - before[name] for name, one in trained(model).items()})
+    apart = math.sqrt(sum(float(((moved[1][n] - moved[0][n]) ** 2).sum()) for n in moved[0]))
+    assert apart <= 2 * CLIP / BATCH
+    # Alone in its batch it moves B by exactly that, however large its loss is.
+    model = adapted()
+    privacy = private(tmp_path / "alone", model)
+    next(privacy.batches())
+    privacy.accumulate(1e6 * lm_losses(model, tokens()[:1]))
+    privacy.noise()
+    norm = math.sqrt(sum(float((one.grad.double() ** 2).sum()) for one in trained(model).values()))
+    assert norm == pytest.approx(CLIP / BATCH, rel=1e-5)
+    assert norm <= CLIP / BATCH
+
+
+@needs_both
+def test_a_record_that_is_not_finite_counts_as_none(tmp_path):
+    """It would end the training of all sites."""
+    grads = []
+    for rows, factor in ((slice(0, 3), 1.0), (slice(0, 4), math.inf)):
+        model = adapted()
+        privacy = private(tmp_path / str(factor), model)
+        next(privacy.batches())
+        losses = lm_losses(model, tokens()[rows])
+        privacy.accumulate(losses * torch.tensor([1.0, 1.0, 1.0, factor][: len(losses)]))
+        privacy.noise()
+        grads.append([one.grad for one in trained(model).values()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@needs_both
+def test_noise_has_the_planned_deviation_also_in_an_empty_batch(tmp_path):
+    """Noise x clip / batch in every weight, of heads too; without noise an empty step shows."""
+    model = adapted(heads=("classifier.weight",))
+    privacy = private(tmp_path, model, noise=3.0, entropy=seeded(5), steps=200)
+    drawn = {name: [] for name in trained(model)}
+    for _, _ in zip(range(200), privacy.batches(), strict=False):
+        privacy.noise()
+        for name, weight in trained(model).items():
+            drawn[name].append(weight.grad.flatten())
+    for name, all_of_it in drawn.items():
+        values = torch.cat(all_of_it).double()
+        assert values.std().item() == pytest.approx(3.0 * CLIP / BATCH, rel=0.06), name
+        assert abs(values.mean().item()) < 5 * 3.0 * CLIP / BATCH / math.sqrt(len(values))
+
+
+@needs_both
+def test_gradients_without_noise_are_nowhere(tmp_path):
+    """After accumulate an optimizer finds nothing, and a batch gets its noise once."""
+    model = adapted()
+    privacy = private(tmp_path, model)
+    with pytest.raises(TaskError, match="draw records"):
+        privacy.accumulate(torch.zeros(2))
+    batches = privacy.batches()
+    next(batches)
+    privacy.accumulate(lm_losses(model, tokens()))
+    assert all(one.grad is None and one.grad_sample is None for one in trained(model).values())
+    next(batches)  # what was accumulated before is dropped
+    privacy.noise()
+    assert all(not one.grad.any() for one in trained(model).values())
+    with pytest.raises(TaskError, match="its noise once"):
+        privacy.noise()
+
+
+@needs_both
+def test_both_factors_and_batch_norm_are_refused(tmp_path):
+    """Noise on both multiplies; statistics of a batch mix its records."""
+    with pytest.raises(ConfigError, match=r"lora_A\.site\.weight trains"):
+        private(tmp_path, adapted("fedit"))
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ConfigError, match=r"tune\.dp_epsilon"):
+        private(tmp_path, model)
+
+
+@needs_both
+def test_a_weight_that_is_shared_by_all_records_is_refused(tmp_path):
+    """Position embeddings are looked up once for a whole batch: nothing is known by record."""
+
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Embedding(7, 6)
+            self.out = nn.Linear(6, 1)
+
+        def forward(self, values):
+            return self.out(values + self.places(torch.arange(7)[None])).sum((1, 2))
+
+    model = Placed().train()
+    privacy = private(tmp_path, model)
+    next(privacy.batches())
+    with pytest.raises((ConfigError, RuntimeError), match=r"places|by record"):
+        privacy.accumulate(model(torch.randn(4, 7, 6)))
+
+
+# --- with a run ---
+
+TABLES = {
+    "tune": {"method": "lora", "rule": "ffa", "steps": 4, "dp_epsilon": 3.0, "dp_clip": CLIP},
+    "train": {"batch": BATCH},
+    "run": {"name": "notes", "rounds": 3, "seed": 1},
+}
+
+
+def local(folder, tables=TABLES):
+    lines = []
+    context = ClientContext("site-a", config=tables, log=lines.append, privacy_folder=folder)
+    return LocalFed(context), lines
+
+
+@needs_both
+def test_a_run_has_rounds_times_steps_and_reports_its_epsilon(tmp_path):
+    """Over a relaunch: facts of deltas give epsilon to 1 %, and the thirteenth step is refused."""
+    reported, made = [], 0
+    for steps in (5, 99):
+        model, ids = adapted(), tokens()
+        fed, lines = local(tmp_path)
+        privacy = Privacy.of(fed, model, RECORDS)
+        optimizer = torch.optim.AdamW(trained(model).values(), lr=1e-2)
+        noise = privacy.facts()["noise"]
+        assert len(lines) == 1
+        assert lines[0] == (
+            "private training: epsilon 3, delta 1e-05 for each of 12 records, clip 0.5,"
+            f" noise {noise:.4g}, step {made} of 12; {tmp_path}/notes@site-a.json"
+        )
+        try:
+            for count, rows in enumerate(privacy.batches(), 1):
+                if len(rows):
+                    privacy.accumulate(lm_losses(model, ids[rows]))
+                privacy.noise()
+                optimizer.step()
+                made += 1
+                reported.append(privacy.facts())
+                if count == steps:
+                    break
+        except PrivacyError as error:
+            assert "used up" in error.message  # noqa: PT017
+    assert made == 12
+    assert privacy.exhausted
+    assert set(reported[0]) <= set(FACTS)
+    epsilons = [facts["epsilon"] for facts in reported]
+    assert epsilons == sorted(epsilons)
+    assert 2.97 < epsilons[-1] <= 3.0
+    assert [facts["private_steps"] for facts in reported] == list(range(1, 13))
+    for facts in (reported[0], reported[-1]):
+        from opacus.accountants import PRVAccountant, RDPAccountant
+
+        history = [(facts["noise"], facts["sample_rate"], int(facts["private_steps"]))]
+        again, tighter = RDPAccountant(), PRVAccountant()
+        again.history, tighter.history = history, history
+        assert facts["epsilon"] == pytest.approx(again.get_epsilon(1e-5), rel=0.01)
+        assert tighter.get_epsilon(1e-5) < facts["epsilon"] * 1.01
+
+
+@needs_both
+def test_a_private_run_without_rounds_or_folder_is_refused(tmp_path):
+    """A server of another release may not have checked it."""
+    tables = {**TABLES, "run": {"name": "notes"}}
+    with pytest.raises(ConfigError, match=r"needs run\.rounds"):
+        Privacy.of(local(tmp_path, tables)[0], adapted(), RECORDS)
+    with pytest.raises(TaskError, match="folder"):
+        Privacy.of(local(None)[0], adapted(), RECORDS)
+
+
+@needs_both
+@pytest.mark.parametrize("kind", ["causal", "classes"])
+def test_it_works_with_models_of_transformers(tmp_path, kind):
+    """GPT-2 (Conv1D) and BERT with a new head: the sum of two records is that of each alone."""
+    transformers = pytest.importorskip("transformers")
+    if kind == "causal":
+        sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+        off = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+        model, heads = hf.build("gpt2", sizes | off | {"bos_token_id": 1, "eos_token_id": 2}), ()
+    else:
+        config = transformers.BertConfig(
+            vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            num_labels=2,
+        )  # fmt: skip
+        model = transformers.BertForSequenceClassification(config)
+        heads = ("classifier.weight", "classifier.bias")
+    spec = AdapterSpec(rank=2, site_rank=2, scale=2.0, heads=heads)
+    Adapters(model, spec, adapter_rule_named("ffa"))
+    model.train()
+    ids = torch.randint(3, 40, (2, 6), generator=torch.Generator().manual_seed(1))
+
+    def losses(some):
+        logits = model(input_ids=some, attention_mask=torch.ones_like(some)).logits
+        if kind == "classes":
+            return functional.cross_entropy(logits, some[:, 0] % 2, reduction="none")
+        return functional.cross_entropy(logits[:, :-1].mT, some[:, 1:], reduction="none").mean(1)
+
+    alone = [
+        torch.autograd.grad(losses(ids[i : i + 1])[0], trained(model).values()) for i in (0, 1)
+    ]
+    privacy = private(tmp_path, model, clip=1e6)
+    next(privacy.batches())
+    privacy.accumulate(losses(ids))
+    privacy.noise()
+    assert any(one.grad.any() for one in trained(model).values())
+    for (name, weight), first, second in zip(trained(model).items(), *alone, strict=True):
+        torch.testing.assert_close(
+            weight.grad, (first + second) / BATCH, rtol=1e-4, atol=1e-6, msg=name
+        )
+    privacy.close()
+    assert not any(hasattr(one, "grad_sample") for one in model.parameters())

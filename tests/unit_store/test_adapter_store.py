@@ -1,0 +1,563 @@
+"""A store whose run merges adapters by products: the same bits after crashes, and no drift."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from deltas import merged_of
+
+from fsl_async.roles.sync.delta import Delta, DeltaKey
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store import resident as resident_module
+from fsl_async.store.adapters import RULES
+from fsl_async.store.aggregation import rule_named
+from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
+from fsl_async.store.digest import digest_of
+from fsl_async.store.errors import ManifestError, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import StoreSettings, file_name
+from fsl_codecs import CodecSpec, encode
+
+RANK, SCALE = 4, 2.0
+FP32 = CodecSpec(format="fp32")
+LOSSY = CodecSpec("uniform", block_values=16, chunk_values=64)
+SHAPES = {"m.q": (11, 9), "m.v": (7, 13)}  # (in, out)
+PRODUCT_RULES = sorted(name for name, rule in RULES.items() if rule.merges_products)
+TOKENS = {"a": 10, "b": 30, "c": 20, "d": 40}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Modules that begin and end within chunks, and lie across several."""
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 64)
+
+
+def model(rule):
+    shapes = []
+    for name, (inputs, outputs) in SHAPES.items():
+        shapes += [(f"{name}.lora_A", (RANK, inputs)), (f"{name}.lora_B", (RANK, outputs))]
+        if RULES[rule].has_patch:
+            shapes.append((f"{name}.patch", (outputs, inputs)))
+    return Manifest.from_shapes([*shapes, ("head.weight", (3, 17))])
+
+
+def parts(manifest, vector):
+    """Tensors by name, as views."""
+    return {
+        one.name: vector[one.offset : one.offset + one.values].reshape(one.shape)
+        for one in manifest.tensors
+    }
+
+
+class Tuning:
+    """A run of adapters: sites that move factors, and an exact account of the products."""
+
+    def __init__(self, run, rule):
+        self.run, self.rule, self.manifest = run, RULES[rule](), run.manifest
+
+    @property
+    def store(self):
+        """The open store."""
+        return self.run.store
+
+    @property
+    def vectors(self):
+        """Those in memory."""
+        return self.store._open.resident.vectors
+
+    def start(self, files=None):
+        """Version 0: A of noise, B and patches of zeros."""
+        self.run.open(files)
+        values = np.zeros(self.manifest.values, np.float32)
+        for name, tensor in parts(self.manifest, values).items():
+            if name.endswith("lora_A"):
+                tensor[:] = np.random.default_rng(1).standard_normal(tensor.shape) * 0.5
+        self.store.begin_initial(self.manifest)
+        for index in range(self.manifest.chunks):
+            start, stop = self.manifest.chunk_range(index)
+            self.store.write_initial(index, encode(values[start:stop], FP32))
+        self.store.finish_initial()
+
+    def products(self, vector, rank=RANK):
+        """What each module adds to its weight, in double precision."""
+        tensors = parts(self.manifest, vector.astype(np.float64))
+        rows = RANK if self.rule.keeps_tail else rank
+        found = {}
+        for name in SHAPES:
+            a, b = tensors[f"{name}.lora_A"][:rows], tensors[f"{name}.lora_B"][:rows]
+            found[name] = SCALE * b.T @ a + tensors.get(f"{name}.patch", 0.0)
+        return found
+
+    def delta(self, version, name, rank=RANK, size=0.02):
+        """What a site learned: base minus its weights, zero in rows that it does not train."""
+        seed = [version, ord(name[0])]
+        moved = np.random.default_rng(seed).standard_normal(self.manifest.values) * size
+        moved = moved.astype(np.float32)
+        for tensor_name, tensor in parts(self.manifest, moved).items():
+            if tensor_name.endswith(("lora_A", "lora_B")):
+                tensor[rank:] = 0.0
+            trains_a, trains_b = self.rule.trains_a(version - 1), self.rule.trains_b(version - 1)
+            frozen = {"lora_A": not trains_a, "lora_B": not trains_b, "patch": True}
+            if frozen.get(tensor_name.rpartition(".")[2], False):
+                tensor[:] = 0.0
+        return moved
+
+    def send(self, key, values, rank=RANK, spec=FP32):
+        """Spool a delta."""
+        tokens = TOKENS[key.client]
+        facts = {"rank": float(rank)}
+        one = Delta(key, self.store.digest, tokens, 2, 1, {}, facts)
+        assert self.store.spool_begin(one) is None
+        for index in range(self.manifest.chunks):
+            start, stop = self.manifest.chunk_range(index)
+            self.store.spool_write(key, index, encode(values[start:stop], spec))
+        return self.store.spool_finish(key)
+
+    def merge(self, keys):
+        """Accumulate what is not, and commit."""
+        accumulated = self.store.accumulated
+        members = []
+        for key in keys:
+            tokens = TOKENS[key.client]
+            if key not in accumulated:
+                self.store.accumulate(key, float(tokens))
+            members.append(merged_of(key, float(tokens), tokens=tokens))
+        scale = 1.0 / sum(one.weight for one in members)
+        return self.store.commit(self.store.version + 1, members, scale)
+
+    def round(self, ranks, order=None, size=0.02):
+        """Send and merge a delta of each client; ranks: by client."""
+        version = self.store.version + 1
+        keys = {name: DeltaKey(name, 1, version - 1, version) for name in ranks}
+        for name, rank in ranks.items():
+            self.send(keys[name], self.delta(version, name, rank, size), rank)
+        return self.merge([keys[name] for name in order or ranks])
+
+
+@pytest.fixture
+def tuning(make_run):
+    """Make runs of adapters."""
+
+    def make(rule="bank", name="run", manifest=None, **options):
+        options = {"codec_down": LOSSY, "outer": OuterSettings("average")} | options
+        run = make_run(
+            name, manifest=manifest or model(rule), resident=True, adapters=RULES[rule](),
+            adapter_scale=SCALE, adapter_seed=7, **options,
+        )  # fmt: skip
+        return Tuning(run, rule)
+
+    return make
+
+
+RANKS = {"a": 1, "b": 2, "c": 3, "d": RANK}
+EQUAL = dict.fromkeys(RANKS, RANK)
+
+
+def ranks_of(rule):
+    return RANKS if RULES[rule].unequal_ranks else EQUAL
+
+
+class Full(Files):
+    """A disk that is full for one thread, by its name."""
+
+    def __init__(self, thread="snapshot"):
+        self.thread = thread
+        self.is_full = True
+
+    def write(self, descriptor, data, offset):
+        """Fail, if it is that thread."""
+        if self.is_full and threading.current_thread().name == self.thread:
+            raise OSError(28, "No space left on device")
+        super().write(descriptor, data, offset)
+
+    def sync(self, descriptor):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("rule", PRODUCT_RULES)
+def test_a_round_is_the_closed_form(tuning, rule):
+    """Of factors, patches, and tensors that are trained whole, without loss in coding."""
+    made = tuning(rule, codec_down=FP32)
+    made.start()
+    ranks = ranks_of(rule)
+    for version in (1, 2):
+        base = made.vectors.weights.copy()
+        # What the version before could not fit into the rank is paid back.
+        owed = made.vectors.owed if RULES[rule].keeps_owed else 0 * base
+        wanted = made.products(owed)
+        head = 0.0
+        total = sum(TOKENS.values())
+        for client, rank in ranks.items():
+            weights = base - made.delta(version, client, rank)
+            for name, product in made.products(weights, rank).items():
+                wanted[name] += TOKENS[client] / total * product
+            head += TOKENS[client] / total * parts(made.manifest, weights)["head.weight"]
+        made.round(ranks)
+        after = made.vectors.weights
+        assert np.allclose(parts(made.manifest, after)["head.weight"], head, atol=1e-6)
+        if rule == "hetlora":
+            continue
+        for name, product in made.products(after).items():
+            u, s, vt = np.linalg.svd(wanted[name])
+            if not RULES[rule].has_patch:
+                wanted[name] = (u[:, :RANK] * s[:RANK]) @ vt[:RANK]
+            assert np.allclose(product, wanted[name], atol=2e-6)
+
+
+@pytest.mark.parametrize("rule", PRODUCT_RULES)
+def test_a_start_replays_what_no_checkpoint_has(tuning, rule):
+    """Weights, residual and what is owed, to the bit; the next version shows all of them."""
+    through, killed = tuning(rule, "through"), tuning(rule, "killed")
+    for made, disk in ((through, None), (killed, Full())):
+        made.start()
+        made.run.open(disk)
+        for _ in range(3):
+            made.round(ranks_of(rule))
+    assert not (killed.run.root / "checkpoints" / "v00000003" / WEIGHTS).exists()
+    killed.run.open()
+    assert killed.run.store.notices == ()
+    assert killed.store.digest == through.store.digest == digest_of(killed.run.weights(3))
+    assert killed.vectors.named.keys() == through.vectors.named.keys()
+    for name, vector in killed.vectors.named.items():
+        assert np.array_equal(vector, through.vectors.named[name]), name
+    assert killed.round(ranks_of(rule)).digest == through.round(ranks_of(rule)).digest
+
+
+def test_a_checkpoint_holds_what_is_owed(tuning):
+    """And a start reads it."""
+    made = tuning()
+    made.start()
+    made.round(RANKS)
+    made.store.finish_snapshot()
+    files = json.loads(
+        (made.run.root / "checkpoints/v00000001/manifest.json").read_text().splitlines()[0]
+    )["files"]
+    assert files.keys() == {WEIGHTS, RESIDUAL, OWED, "update.bin"}
+    owed = made.vectors.owed.copy()
+    assert owed.any()
+    assert not parts(made.manifest, owed)["head.weight"].any()
+    made.run.open()
+    assert np.array_equal(made.vectors.owed, owed)
+
+
+@pytest.mark.parametrize("file", [OWED, RESIDUAL, WEIGHTS])
+def test_a_damaged_checkpoint_is_made_again_from_the_one_before(tuning, file):
+    """With what is owed."""
+    made = tuning()
+    made.start()
+    for _ in range(2):
+        made.round(RANKS)
+        made.store.finish_snapshot()
+    before = {name: vector.copy() for name, vector in made.vectors.named.items()}
+    made.run.close()
+    path = made.run.root / "checkpoints" / "v00000002" / file
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    made.run.open()
+    for name, vector in made.vectors.named.items():
+        assert np.array_equal(vector, before[name]), name
+
+
+def test_a_failed_commit_takes_back_what_is_owed(tuning):
+    """Neither on disk nor in memory has anything changed; the second try gives the same bits."""
+    good, bad = tuning(name="good"), tuning(name="bad")
+    disk = Full("MainThread")
+    disk.is_full = False
+    for made, files in ((good, None), (bad, disk)):
+        made.start()
+        made.run.open(files)
+        made.round(RANKS)
+    before = {name: vector.copy() for name, vector in bad.vectors.named.items()}
+    keys = [DeltaKey(name, 1, 1, 2) for name in RANKS]
+    for key in keys:
+        bad.send(key, bad.delta(2, key.client, RANKS[key.client]), RANKS[key.client])
+    disk.is_full = True
+    with pytest.raises(StoreError, match="No space left"):
+        bad.merge(keys)
+    for name, vector in bad.vectors.named.items():
+        assert np.array_equal(vector, before[name]), name
+    disk.is_full = False
+    assert bad.merge(keys).digest == good.round(RANKS).digest
+    assert np.array_equal(bad.vectors.owed, good.vectors.owed)
+
+
+@pytest.mark.parametrize("rule", PRODUCT_RULES)
+def test_the_order_of_arrival_changes_nothing(tuning, rule):
+    """Not a bit. Without coding, what fedsvd owes is rounding alone, which any change shows."""
+    one, other = (tuning(rule, name, codec_down=FP32) for name in ("one", "other"))
+    for made in (one, other):
+        made.start()
+    for order in ("abcd", "dbac", "cdba"):
+        one.round(ranks_of(rule))
+        assert other.round(ranks_of(rule), order).digest == one.store.digest
+    for name, vector in one.vectors.named.items():
+        assert np.array_equal(vector, other.vectors.named[name]), name
+
+
+def test_threads_change_nothing(tuning):
+    """Chunks are changed while later ones are merged."""
+    one, other = tuning(name="one"), tuning(name="other", threads=3)
+    for made in (one, other):
+        made.start()
+        for _ in range(3):
+            made.round(RANKS)
+    assert one.store.digest == other.store.digest
+    assert np.array_equal(one.vectors.owed, other.vectors.owed)
+
+
+def drift(made, rounds):
+    """Error of the products after each round, relative to the exact sum of what sites learned."""
+    exact = made.products(made.vectors.weights)
+    found = []
+    total = sum(TOKENS.values())
+    for version in range(1, rounds + 1):
+        base = made.vectors.weights.copy()
+        before = made.products(base)
+        for client in EQUAL:
+            learned = made.products(base - learn(made, version, client))
+            for name in SHAPES:
+                exact[name] = exact[name] + TOKENS[client] / total * (learned[name] - before[name])
+        keys = [DeltaKey(name, 1, version - 1, version) for name in EQUAL]
+        for key in keys:
+            made.send(key, learn(made, version, key.client))
+        made.merge(keys)
+        after = made.products(made.vectors.weights)
+        error = sum(np.sum((after[name] - exact[name]) ** 2) for name in SHAPES)
+        size = sum(np.sum(exact[name] ** 2) for name in SHAPES)
+        found.append(np.sqrt(error / size))
+    return found
+
+
+def learn(made, version, client):
+    """A step of gradient descent, by both factors, towards a target of the bank's rank.
+
+    The target moves, so that the bank must turn.
+    """
+    own = np.random.default_rng([51, ord(client)]).standard_normal(made.manifest.values)
+    turn = [np.random.default_rng([52, number]).standard_normal(len(own)) for number in (1, 2)]
+    angle = 0.05 * version
+    aim = 0.4 * (np.cos(angle) * turn[0] + np.sin(angle) * turn[1] + 0.02 * own)
+    aim, delta = parts(made.manifest, aim), np.zeros(made.manifest.values, np.float32)
+    held, moved = (parts(made.manifest, one) for one in (made.vectors.weights, delta))
+    for name in SHAPES:
+        first, second = f"{name}.lora_A", f"{name}.lora_B"
+        a, b = held[first].astype(np.float64), held[second].astype(np.float64)
+        gap = b.T @ a - aim[second].T @ aim[first]
+        moved[second][:] = 0.1 * (a @ gap.T)
+        moved[first][:] = 0.1 * (b @ gap)
+    return delta
+
+
+def test_coding_error_is_fed_back_and_does_not_add_up(tuning, monkeypatch):
+    """Against an exact account in double precision, over 40 versions in new bases each."""
+    made = tuning()
+    made.start()
+    errors = drift(made, 40)
+    assert max(errors[15:]) < 0.012
+    assert np.mean(errors[25:]) < 1.5 * np.mean(errors[10:25])
+    # Without what coding has kept back and what is owed, the same run drifts.
+    blind = tuning(name="blind")
+    blind.start()
+    monkeypatch.setattr("fsl_async.store.adapters.base.Current.debts", [])
+    drifted = drift(blind, 40)
+    assert drifted[-1] > 5 * errors[-1]
+
+
+def test_quarantine_before_the_merge_removes_a_site(tuning):
+    """The version is that of a round without it."""
+    one, other = tuning(name="one"), tuning(name="other")
+    for made in (one, other):
+        made.start()
+        made.round(RANKS)
+    keys = [DeltaKey(name, 1, 1, 2) for name in RANKS]
+    for key in keys:
+        one.send(key, one.delta(2, key.client, RANKS[key.client]), RANKS[key.client])
+        one.store.accumulate(key, float(TOKENS[key.client]))
+    one.store.quarantine(keys[1], "its norm")
+    rest = {name: rank for name, rank in RANKS.items() if name != "b"}
+    assert one.merge([key for key in keys if key.client != "b"]).digest == other.round(rest).digest
+
+
+def test_deltas_of_one_client_are_one_site(tuning):
+    """Their work adds up, and so do their weights."""
+    one, other = tuning(name="one"), tuning(name="other")
+    for made in (one, other):
+        made.start()
+    halves = [one.delta(1, "c"), one.delta(2, "c")]
+    keys = [DeltaKey("b", 1, 0, 1), DeltaKey("c", 1, 0, 1), DeltaKey("c", 1, 0, 2)]
+    for key, values in zip(keys, [one.delta(1, "b"), *halves], strict=True):
+        one.send(key, values)
+    one.merge(keys)
+    other.send(keys[0], one.delta(1, "b"))
+    other.send(keys[1], halves[0] + halves[1])
+    members = [merged_of(keys[0], 30.0, tokens=30), merged_of(keys[1], 40.0, tokens=20)]
+    for member in members:
+        other.store.accumulate(member.key, member.weight)
+    other.store.commit(1, members, 1 / 70)
+    assert one.store.digest == other.store.digest
+
+
+def test_a_delta_of_an_older_version_is_left_out(tuning):
+    """It was accepted in time and stored too late: it is in another basis. A replay agrees."""
+    one, other = tuning(name="one"), tuning(name="other")
+    for made in (one, other):
+        made.start()
+        made.run.open(Full())
+        made.round(RANKS)
+    late = DeltaKey("a", 1, 0, 2)
+    one.send(late, one.delta(9, "a"))
+    fresh = [DeltaKey(name, 1, 1, 3) for name in "bd"]
+    for key in fresh:
+        for made in (one, other):
+            made.send(key, made.delta(2, key.client))
+    one.merge([late, *fresh])
+    other.merge(fresh)
+    assert one.store.digest == other.store.digest
+    assert [merged.weight for merged in one.store.records[-1].merged] == [0.0, 30.0, 40.0]
+    before = one.vectors.owed.copy()
+    one.run.close()
+    (one.run.root / "spool" / file_name(late)).unlink()
+    one.run.open()
+    assert one.store.notices == ()
+    assert np.array_equal(one.vectors.owed, before)
+    # Alone, it changes nothing but what is owed from before.
+    later = DeltaKey("a", 1, 0, 4)
+    one.send(later, one.delta(9, "a"))
+    one.merge([later])
+    assert one.store.version == 3
+
+
+def test_a_rollback_takes_back_what_is_owed(tuning):
+    """The run goes on as if the later version had not been."""
+    one, other = tuning(name="one"), tuning(name="other")
+    for made in (one, other):
+        made.start()
+        for _ in range(2):
+            made.round(RANKS)
+            made.store.finish_snapshot()
+    keys = [DeltaKey(name, 1, 2, 3) for name in RANKS]
+    for key in keys:
+        one.send(key, one.delta(8, key.client))
+    one.merge(keys)
+    recovered = one.run.open(from_version=2)
+    assert {delta.key for delta in recovered.pending} == set(keys)
+    for key in keys:
+        one.store.quarantine(key, "the reason for the rollback")
+    again = [DeltaKey(name, 1, 2, 4) for name in RANKS]
+    for made in (one, other):
+        for key in again:
+            made.send(key, made.delta(3, key.client))
+        made.merge(again)
+    assert one.store.digest == other.store.digest
+    assert np.array_equal(one.vectors.owed, other.vectors.owed)
+
+
+def test_a_lost_delta_loses_what_is_owed_and_no_version(tuning):
+    """The coded change gives the weights."""
+    made = tuning()
+    made.start()
+    made.run.open(Full())
+    for _ in range(2):
+        made.round(RANKS)
+    digest = made.store.digest
+    made.run.close()
+    max((made.run.root / "spool").iterdir()).unlink()
+    made.run.open()
+    assert any("estimated" in line for line in made.store.notices)
+    assert digest_of(made.run.weights(2)) == digest
+    assert not made.vectors.owed.any()
+    assert made.round(RANKS).version == 3
+
+
+def test_ranks_count(tuning):
+    """Rows beyond the reported rank are no part of flexlora's sites; nonsense means all rows."""
+    digests = {}
+    for name, rank in {"two": 2, "more": 99, "four": RANK, "none": None, "below": -3}.items():
+        made = tuning("flexlora", name)
+        made.start()
+        for version in (1, 2):
+            key = DeltaKey("d", 1, version - 1, version)
+            one = Delta(
+                key, made.store.digest, 40, 2, 1, {}, {} if rank is None else {"rank": rank}
+            )
+            made.store.spool_begin(one)
+            values = made.delta(version, "d")
+            for index in range(made.manifest.chunks):
+                start, stop = made.manifest.chunk_range(index)
+                made.store.spool_write(key, index, encode(values[start:stop], FP32))
+            made.store.spool_finish(key)
+            made.merge([key])
+        digests[name] = made.store.digest
+    assert digests["more"] == digests["four"] == digests["none"]
+    assert len({digests["two"], digests["four"], digests["below"]}) == 3
+
+
+@pytest.mark.parametrize("rule", ["bank", "hetlora"])
+def test_the_record_has_the_norms_of_products(tuning, rule):
+    """Of each site's change, over all modules."""
+    made = tuning(rule, codec_down=FP32)
+    made.start()
+    made.round(RANKS)
+    base = made.vectors.weights.copy()
+    made.round(RANKS)
+    record = made.store.records[-1]
+    assert record.rule == rule
+    assert record.cosine is None
+    assert record.mean_share == 0.0
+    for one in record.merged:
+        rank = RANKS[one.key.client]
+        moved = made.products(base - made.delta(2, one.key.client, rank), rank)
+        before = made.products(base, rank)
+        wanted = sum(np.sum((moved[name] - before[name]) ** 2) for name in SHAPES)
+        assert one.product_norm == pytest.approx(np.sqrt(wanted), rel=1e-5)
+    made.store.finish_snapshot()
+    made.run.open()
+    assert made.store.records[-1] == record
+
+
+def test_rules_that_are_means_are_the_ordinary_mean(tuning):
+    """To the bit, momentum included."""
+    plain = tuning("fedit", "fedit", outer=OuterSettings())
+    other = tuning("fedit", "mean", outer=OuterSettings())
+    object.__setattr__(other.run.settings, "adapters", None)
+    for made in (plain, other):
+        made.start()
+        for _ in range(3):
+            made.round(EQUAL)
+    assert plain.store.digest == other.store.digest
+    assert plain.store.records[-1].rule == "mean"
+
+
+def test_a_model_that_does_not_fit_is_refused(tuning, monkeypatch):
+    """A product rule has no way from disk to disk."""
+    made = tuning()
+    made.start()
+    made.run.close()
+    monkeypatch.setattr(resident_module, "available_bytes", lambda: 5 * 4 * made.manifest.values)
+    with pytest.raises(StoreError, match="rule bank needs versions in memory: to keep them"):
+        made.run.open()
+
+
+def test_other_tensors_are_refused(tuning):
+    """Before any of them is stored."""
+    made = tuning(manifest=Manifest.from_shapes([("w", (3, 4))]))
+    made.run.open()
+    with pytest.raises(ManifestError, match="no tensor is an adapter"):
+        made.store.begin_initial(made.manifest)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"resident": False}, "in memory"),
+    ({"outer": OuterSettings("nesterov")}, "no momentum"),
+    ({"rule": rule_named("median")}, "no other aggregation"),
+])  # fmt: skip
+def test_settings_that_do_not_go_together(options, words):
+    """The rule is named."""
+    valid = {"resident": True, "outer": OuterSettings("average"), "adapters": RULES["bank"]()}
+    StoreSettings(**valid)
+    with pytest.raises(ValueError, match=f"bank .*{words}"):
+        StoreSettings(**valid | options)
