@@ -1,7 +1,8 @@
 """fsl-async: train large models across institutions.
 
 The program is `fsl-node`. A training script of your own calls `join`, inside of `clean_exit` to end
-as the program does. Errors that a user can act on are `FslError`s.
+as the program does. A script around a `Trainer` calls `fsl_async.hf.patch`, one around Lightning
+takes the callback `fsl_async.lightning.Sync`. Errors that a user can act on are `FslError`s.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fsl_async.errors import FslError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from fsl_async.config.site_tuning import Order
     from fsl_async.nodes.client.joining import Joined
 
 __all__ = ["FslError", "clean_exit", "join"]
@@ -47,6 +49,9 @@ def join(
     keys: str | Path | None = None,
     insecure: bool = False,
     allow: str | Iterable[str] | None = None,
+    rank: int = 0,
+    order: Order | None = None,
+    layers: str = "",
 ) -> Joined:
     """Join a run from a script that you start yourself, with three more lines than training alone.
 
@@ -66,6 +71,8 @@ def join(
     allow: what may leave this machine, such as "deltas,metrics"; by default that of site.toml
         beside the keys, else only deltas (`fsl_async.config.site_policy`). Metrics are sent only if
         they are allowed.
+    rank, order, layers: where the run tunes a base model, this site's --rank, --order and --layers
+        (`fsl_async.config.site_tuning`).
     Raises FslError with a remedy in one line: for a wrong address or name, or if the parameter
     server refuses this client (at the end of the `with` block: if it has removed this client).
     """
@@ -80,4 +87,7 @@ def join(
         keys=keys,
         insecure=insecure,
         allow=allow,
+        rank=rank,
+        order=order,
+        layers=layers,
     )

@@ -9,6 +9,7 @@ everywhere; where the native codec was built, it does the work (`dispatch`).
 """
 
 from .dispatch import (
+    add_signs,
     available,
     bound,
     decode,
@@ -18,12 +19,26 @@ from .dispatch import (
     encode_into,
     implementation,
     info,
+    sign_words,
 )
 from .errors import CodecError, CodecUsageError, FrameError, LimitError
 from .frame import Buffer, CodecSpec, FrameInfo, Limits, format_of
+from .seeds import (
+    MOST_SCALARS,
+    SEEDS_HEADER_BYTES,
+    SEEDS_MAGIC,
+    SeedsFrame,
+    decode_seeds,
+    direction_keys,
+    encode_seeds,
+    is_seeds,
+)
 from .vectors import new_vector
 
 __all__ = [
+    "MOST_SCALARS",
+    "SEEDS_HEADER_BYTES",
+    "SEEDS_MAGIC",
     "Buffer",
     "CodecError",
     "CodecSpec",
@@ -32,15 +47,22 @@ __all__ = [
     "FrameInfo",
     "LimitError",
     "Limits",
+    "SeedsFrame",
+    "add_signs",
     "available",
     "bound",
     "decode",
     "decode_accumulate",
     "decode_into",
+    "decode_seeds",
+    "direction_keys",
     "encode",
     "encode_into",
+    "encode_seeds",
     "format_of",
     "implementation",
     "info",
+    "is_seeds",
     "new_vector",
+    "sign_words",
 ]

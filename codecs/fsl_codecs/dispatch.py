@@ -19,6 +19,9 @@ from .formats import Float32Array, Values
 from .frame import Buffer, CodecSpec, Limits, frame_bytes_view, parse_header
 from .implementation import DEFAULT_SPEC, Implementation
 from .native import NativeCodec, load
+from .signs import Words, check_steps
+from .signs import add_signs as numpy_add_signs
+from .signs import sign_words as numpy_sign_words
 
 VARIABLE: Final = "FSL_CODECS_PATH"
 NAMES: Final = ("avx512", "avx2", "scalar", "numpy")
@@ -75,6 +78,7 @@ def choose(wanted: str) -> Choice:
 
 _choice: Final = choose(os.environ.get(VARIABLE, _AUTO))
 _chosen: Final = _choice.chosen
+_is_native: Final = _chosen.name != "numpy"
 
 
 def implementation() -> str:
@@ -110,9 +114,35 @@ def decode(frame: Buffer, limits: Limits = _DEFAULT_LIMITS) -> Float32Array:
     return out
 
 
+def sign_words(seed: int, stream: int, first: int, count: int) -> Words:
+    """Words `first` to `first + count` of the stream of a key: uint64 (count,).
+
+    seed, stream: the key, 64 bits each. See `fsl_codecs.signs`.
+    """
+    if not _is_native:
+        return numpy_sign_words(seed, stream, first, count)
+    words = np.empty(count, np.uint64)
+    _module.sign_words(seed, stream, first, words)
+    return words
+
+
+def add_signs(values: Float32Array, offset: int, keys: Words, steps: Float32Array) -> None:
+    """Add each step times the signs of its key to `values`, in place, one step after the other.
+
+    values: float32 (n,), the coordinates from `offset` on. keys: uint64 (steps, 2), pairs of seed
+    and stream. steps: float32 (steps,). Raises CodecUsageError. See `fsl_codecs.signs`.
+    """
+    if not _is_native:
+        numpy_add_signs(values, offset, keys, steps)
+        return
+    check_steps(keys, steps)
+    _module.add_signs(values, offset, np.ascontiguousarray(keys), np.ascontiguousarray(steps))
+
+
 __all__ = [
     "Choice",
     "Implementation",
+    "add_signs",
     "available",
     "bound",
     "choice",
@@ -125,4 +155,5 @@ __all__ = [
     "implementation",
     "implementation_named",
     "info",
+    "sign_words",
 ]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
-from fsl_codecs import format_of
+from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 
 
 class Tensor(Protocol):
@@ -78,6 +78,10 @@ class Traffic:
         """
         start, stop = manifest.chunk_range(index)
         auxiliary = 0
+        if is_seeds(frame):
+            self.payload[Category.SCALARS, direction] += len(frame) - SEEDS_HEADER_BYTES
+            self.coded[Category.SCALARS, direction] += len(frame)
+            return
         if category is Category.CLIENT_MODEL:
             auxiliary = sum(
                 max(0, min(stop, spec.offset + math.prod(spec.shape)) - max(start, spec.offset))

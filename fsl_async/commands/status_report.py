@@ -24,6 +24,7 @@ from fsl_async.observe.run import NodeState
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
 from fsl_async.observe.split_audit import audit_split_dir
 from fsl_async.observe.table import client_lines, header, legend, news_line
+from fsl_async.observe.tuning import site_lines
 from fsl_async.roles.phrasing import counted, megabytes
 
 SILENT_S = 60.0
@@ -177,6 +178,7 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
             f"deltas agree: mean cosine {ps.cosines[-1]:.2f} in the newest round, median"
             f" {statistics.median(recent):.2f} of {len(recent)}"
         )
+    made += site_lines(state.clients[name] for name in sorted(state.clients))
     made += account_lines("parameter server", found["traffic"])
     if node.garbage:
         made.append(

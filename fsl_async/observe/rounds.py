@@ -21,6 +21,7 @@ from fsl_async.observe.client_lines import look_for_trouble
 from fsl_async.observe.clients import ClientState, Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.run import Run
+from fsl_async.observe.tuning import FAR, far_movers, saw_delta
 from fsl_async.roles.phrasing import counted, megabytes
 
 LOW_COSINE = -0.1
@@ -134,6 +135,7 @@ class ParameterServerFigures:
     _round_of: dict[str, int] = field(factory=dict)
     # key -> bytes, of deltas that an earlier process stored
     _uncounted: dict[str, int] = field(factory=dict)
+    _far: set[str] = field(factory=set)  # clients that moved adapters far in the newest version
     _again: set[str] = field(factory=set)  # keys that the last start found pending
     _loss_of: dict[str, float] = field(factory=dict)
     _advised: bool = False
@@ -202,6 +204,9 @@ class ParameterServerFigures:
         metrics = delta.get("metrics") or {}
         look_for_trouble(run, client, metrics, may_end="loss" in metrics)
         self._evaluated(metrics)
+        warning = saw_delta(client, delta)
+        if warning:
+            run.tell("labels", warning, client.name, "warning")
         loss = metrics.get("loss")
         if isinstance(loss, int | float):
             self._keep_loss(key, float(loss))
@@ -394,10 +399,22 @@ class ParameterServerFigures:
         if isinstance(cosine, int | float):
             self.cosines.append(float(cosine))
         run.tell("version", f"version {self.version}: {self._merge_words(run, merged)}")
+        self._moved(run, line.get("product_norms") or {})
         advice = self._advice()
         if advice:
             run.tell("advice", advice)
         run.repeats_may_be_news()
+
+    def _moved(self, run: Run, norms: Mapping[str, float]) -> None:
+        """How far each client has moved the products of adapters."""
+        for name, norm in norms.items():
+            if (client := run.clients.get(name)) is not None:
+                client.product_norm = float(norm)
+        far = set(far_movers(norms))
+        for name in sorted(far - self._far):
+            text = f"{name} moves the adapters {FAR:g} times as far as the median site or more"
+            run.tell("moves far", text, name, "warning")
+        self._far = far
 
     def _advice(self) -> str:
         """A line on clients that train too long between syncs; empty, and at most once a start."""

@@ -8,7 +8,8 @@ docs/WIRE.md lists the fields.
 A `str` field is text for people and is made printable as it is read (`fsl_transport.text`). A field
 that is compared, such as a digest, has a type that gives its exact form, and a value of another
 form is refused: no escaped text can pass for an identifier. An identifier with parts, such as a
-delta's key, travels as its `text`. A field that is a frozen class travels as a map of its fields.
+delta's key, travels as its `text`. A field that is a frozen class travels as a map of its fields. A
+field that has its default value is left out.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from fsl_transport.text import peer_text
 MAX_TEXT = 4096
 MAX_TENSORS = 200_000
 MAX_METRICS = 64
+MAX_BYTES = 1 << 16
+"""Of a field of bytes."""
 MAX_ENTRY_NAME = 256
 """Characters of a key in a map, such as the name of a metric."""
 _SHOWN = 80
+_Factory: type[Any] = type(attrs.Factory(dict))
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -104,6 +108,17 @@ class _Field:
     kind: Any
     form: Form | None
     parts: _Fields | None
+    default: Any
+
+    @property
+    def is_optional(self) -> bool:
+        return self.default is not attrs.NOTHING
+
+    def has_default(self, value: Any) -> bool:
+        """Whether a value is the one that a reader takes for a missing field."""
+        if isinstance(self.default, _Factory):
+            return bool(value == self.default.factory())
+        return type(value) is type(self.default) and bool(value == self.default)
 
     def read(self, where: str, value: Any) -> Any:
         if self.parts is not None:
@@ -127,20 +142,22 @@ class _Fields:
         self._cls = cls
         self.fields: list[_Field] = []
         hints = get_type_hints(cls, include_extras=True)
-        for name in attrs.fields_dict(cls):
+        for name, attribute in attrs.fields_dict(cls).items():
             hint = hints[name]
             form = next(iter(getattr(hint, "__metadata__", ())), None)
             kind = getattr(hint, "__origin__", hint)
             parts = _Fields(kind) if form is None and attrs.has(kind) else None
-            self.fields.append(_Field(name, kind, form, parts))
+            self.fields.append(_Field(name, kind, form, parts, attribute.default))
 
     def read(self, where: str, wire: dict[Any, Any], count: int) -> Any:
         """Make a value from a map of which `count` entries are its fields."""
-        if count != len(self.fields):
-            raise MessageError(f"{where} has {count} fields, expected {len(self.fields)}")
-        values = {
-            one.name: one.read(f"{where}.{one.name}", wire.get(one.name)) for one in self.fields
-        }
+        found = [one for one in self.fields if one.name in wire]
+        lacking = [one.name for one in self.fields if one.name not in wire and not one.is_optional]
+        if lacking:
+            raise MessageError(f"{where} lacks {', '.join(lacking)}")
+        if count != len(found):
+            raise MessageError(f"{where} has {count} fields, of which {len(found)} are known")
+        values = {one.name: one.read(f"{where}.{one.name}", wire[one.name]) for one in found}
         try:
             return self._cls(**values)
         except MessageError:
@@ -149,8 +166,9 @@ class _Fields:
             raise MessageError(f"{where}: {error}") from None
 
     def written(self, value: Any) -> dict[str, Any]:
-        """The map of the fields of a value."""
-        return {one.name: one.written(getattr(value, one.name)) for one in self.fields}
+        """The map of the fields of a value, without those that have their default."""
+        given = ((one, getattr(value, one.name)) for one in self.fields)
+        return {one.name: one.written(value) for one, value in given if not one.has_default(value)}
 
 
 def checked_text(where: str, value: Any, form: Form | None = None) -> str:
@@ -189,6 +207,8 @@ def _checked(where: str, value: Any, kind: Any, form: Form | None) -> Any:
         return checked_text(where, value, form)
     if type(value) is not kind:
         raise MessageError(f"{where} is {type(value).__name__}, not {kind.__name__}")
+    if kind is bytes and len(value) > MAX_BYTES:
+        raise MessageError(f"{where} is longer than {MAX_BYTES} bytes")
     if kind is int and not -1 <= value < 1 << 63:
         raise MessageError(f"{where} is out of range")
     if kind is dict:

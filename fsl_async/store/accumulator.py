@@ -61,6 +61,7 @@ class Accumulator:
 
     def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, kind: DeltaKind) -> None:
         self.total = kind.total(manifest)
+        self._manifest = manifest
         self._spool = spool
         self._pool = pool
         self._frames = kind.frames(manifest)
@@ -153,11 +154,13 @@ class Accumulator:
             for index, frame in zip(part, reader.frames(part), strict=True):
                 self.total.add_frame(index, frame, weight)
 
-        # A frame takes less time than handing it to a thread.
-        length = max(1, -(-len(indices) // (PARTS * self._pool.threads)))
-        parts = [indices[at : at + length] for at in range(0, len(indices), length)]
         try:
-            reader = self._spool.reader(key, self._frames)
+            reader = self._spool.reader(key, self._manifest)
+            # A delta of seeds has one frame, whatever others have.
+            there = [index for index in indices if index < reader.count]
+            # A frame takes less time than handing it to a thread.
+            length = max(1, -(-len(there) // (PARTS * self._pool.threads)))
+            parts = [there[at : at + length] for at in range(0, len(there), length)]
             self._pool.run(add, parts)
         except NoWorkerThread:
             raise

@@ -14,6 +14,9 @@ Per tensor: factors are what the rule makes of them; a patch is `-growth`; tenso
 whole are the weighted mean of the deltas. Rules that keep what they owe give it with the average,
 as a second row.
 
+Where some sites take steps of zeroth order, each order is averaged within itself, and the two are
+added (`fsl_async.store.delta_kind.Mixed`).
+
 Only deltas from the newest version count: those of older ones are in another basis. A delta that
 was accepted in time and stored too late is left out, as is one without weight. Where none is left,
 no site has moved.
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
+from fsl_async.roles.sync.delta import ORDER, RANK
 from fsl_async.store.adapters import (
     Current,
     Draw,
@@ -59,6 +63,7 @@ class _Member:
 
     weight: float
     rank: int
+    is_zeroth: bool = False
 
 
 class AdapterAggregator(SpooledDeltas):
@@ -67,7 +72,7 @@ class AdapterAggregator(SpooledDeltas):
     def __init__(
         self, manifest: Manifest, spool: Spool, pool: ChunkPool, settings: StoreSettings
     ) -> None:
-        super().__init__(manifest, spool, pool)
+        super().__init__(manifest, spool, pool, settings.kind)
         assert settings.product_rule is not None, "there is one"
         self._rule: AdapterRule = settings.product_rule
         self._scale = settings.adapter_scale
@@ -93,34 +98,45 @@ class AdapterAggregator(SpooledDeltas):
         return {client: math.sqrt(squared) for client, squared in self._squared.items()}
 
     def averages(
-        self, vectors: Vectors, version: int, ranks: Mapping[DeltaKey, object]
+        self, vectors: Vectors, version: int, facts: Mapping[DeltaKey, Mapping[str, object]]
     ) -> Iterator[Rows]:
         """Yield the change to `version`, chunk by chunk; each is valid until the next.
 
         float32, (values,); (2, values) with what is owed after it. vectors: those of the version
         before. A chunk of them is not read any more when the chunk is yielded, so it may be changed
-        then. ranks: as the sites reported them; others count as the run's. Raises StoreError.
+        then. facts: of the deltas, as the sites reported them. Raises StoreError.
         """
         clients = self.fresh(version)
         self._squared = dict.fromkeys((keys[0].client for keys in clients), 0.0)
-        members = self._members(clients, ranks)
+        members = self._members(clients, facts)
         return _in_chunks(self._pieces(clients, members, vectors, version), self._manifest)
 
     def _members(
-        self, clients: Sequence[Sequence[DeltaKey]], ranks: Mapping[DeltaKey, object]
+        self,
+        clients: Sequence[Sequence[DeltaKey]],
+        facts: Mapping[DeltaKey, Mapping[str, object]],
     ) -> list[_Member]:
+        """Return the members, whose weights add up to 1 in each order of steps."""
         weights = [math.fsum(self.weights[key] for key in keys) for keys in clients]
-        total = math.fsum(weights)
+        zeroth = [all(facts[key].get(ORDER) == 0 for key in keys) for keys in clients]
+        totals = {
+            order: math.fsum(
+                one for one, is_zeroth in zip(weights, zeroth, strict=True) if is_zeroth == order
+            )
+            for order in (False, True)
+        }
         return [
-            _Member(weight / total, max(self._rank(ranks.get(key)) for key in keys))
-            for keys, weight in zip(clients, weights, strict=True)
+            _Member(
+                weight / totals[is_zeroth], max(self._rank(facts[key]) for key in keys), is_zeroth
+            )
+            for keys, weight, is_zeroth in zip(clients, weights, zeroth, strict=True)
         ]
 
-    def _rank(self, reported: object) -> int:
-        most = self._layout.rank
-        if not self._rule.unequal_ranks or not isinstance(reported, int | float):
+    def _rank(self, reported: Mapping[str, object]) -> int:
+        most, rank = self._layout.rank, reported.get(RANK)
+        if not self._rule.unequal_ranks or not isinstance(rank, int | float):
             return most
-        return int(min(max(reported, 1), most))
+        return int(min(max(rank, 1), most))
 
     def _pieces(
         self,
@@ -184,10 +200,13 @@ class AdapterAggregator(SpooledDeltas):
             Site(member.weight, member.rank, _factors(module, held - delta))
             for member, delta in zip(members, deltas, strict=True)
         ]
-        for client, site in zip(self._squared, sites, strict=True):
+        for client, site in zip(self._squared, sites, strict=False):
             self._squared[client] += (self._scale * self._rule.site_norm(site, current)) ** 2
-        # A round in which no site has moved.
+        # A round in which no site has moved; and what both orders of steps start from, which
+        # counts once where each of them is averaged within itself.
         still = [Site(1.0, module.rank, current.factors)]
+        if len({member.is_zeroth for member in members}) > 1:
+            sites.append(Site(-1.0, module.rank, current.factors))
         try:
             merged = self._rule.merge(
                 current, sites or still, self._scale, Draw(self._seed, version, module.index)

@@ -33,7 +33,8 @@ from fsl_async.store.outer import (
     lost_in_coding,
     squared_norm,
 )
-from fsl_codecs import bound, decode_into, encode_into, new_vector
+from fsl_async.store.seed_step import keys_of
+from fsl_codecs import add_signs, bound, decode_into, encode_into, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from fsl_async.store.flat_file import FlatReader
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings
+    from fsl_async.store.seed_step import SeedStep
 
 
 @frozen
@@ -274,3 +276,34 @@ def advance_full(
         stored = writer.seal(pool)
     digest = stored[WEIGHTS].digest[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, 0, math.sqrt(norm_squared))
+
+
+def advance_seeds(
+    files: Files,
+    manifest: Manifest,
+    current: Checkpoint,
+    *,
+    writer: VersionWriter,
+    step: SeedStep,
+    pool: ChunkPool,
+) -> dict[str, StoredFile]:
+    """Write the weights of the version that `step` leads to from `current`.
+
+    Raises StoreError when they are not finite, Damage, OSError.
+    """
+    keys, steps = keys_of([step])
+    old, new = open_flat(files, current, WEIGHTS, manifest), writer.flat(WEIGHTS)
+    assert old is not None, "a verified checkpoint has weights"
+    buffer = new_vector(manifest.chunk_values(0))
+    try:
+        for index in range(manifest.chunks):
+            start, stop = manifest.chunk_range(index)
+            weights = buffer[: stop - start]
+            old.read_into(index, weights)
+            with np.errstate(over="ignore", invalid="ignore"):
+                add_signs(weights, start, keys, steps)
+            check_finite(manifest, index, 0.0, weights)
+            new.append(weights)
+    finally:
+        old.close()
+    return writer.seal(pool)

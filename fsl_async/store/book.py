@@ -40,6 +40,7 @@ from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.errors import StoreError
 from fsl_async.store.records import decay_from, from_fact, to_fact
+from fsl_async.store.seed_step import SeedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -59,11 +60,14 @@ MOST_QUARANTINED = 16
 class Book:
     """The state after the facts so far. `apply` changes it; everything else only reads.
 
-    keep_versions: how many of the newest versions have all their deltas in it.
+    keep_versions: how many of the newest versions have all their deltas in it. history: of how many
+    of the newest versions of a run of zeroth order it has the steps.
     """
 
-    def __init__(self, keep_versions: int) -> None:
+    def __init__(self, keep_versions: int, history: int = 0) -> None:
         self.keep_versions = keep_versions
+        self.history = history
+        self.seeds: dict[int, SeedStep] = {}  # of the newest versions, oldest first
         self.since: int | None = None
         """While set, versions after it have all their deltas too, however many they are."""
         self.forgotten = -1
@@ -121,6 +125,13 @@ class Book:
         if _order(key) == _order(last):
             return outcome
         return "merged" if _order(key) < _order(last) else None
+
+    def seeds_between(self, since: int, version: int) -> list[SeedStep] | None:
+        """Return the steps from version `since` to `version`; None if not all are here."""
+        wanted = range(since + 1, version + 1)
+        if not wanted or any(number not in self.seeds for number in wanted):
+            return None
+        return [self.seeds[number] for number in wanted]
 
     @property
     def usual(self) -> list[StoredDelta]:
@@ -248,6 +259,10 @@ class Book:
         self.version = version = fact["version"]
         self.digests[version] = fact["digest"]
         self.tokens_total = fact["tokens_total"]
+        if "seeds" in fact:
+            self.seeds[version] = SeedStep.from_json(fact["seeds"])
+        for old in [one for one in self.seeds if one <= version - self.history]:
+            del self.seeds[old]
         details = self._details[version] = {}
         for entry in fact["merged"]:
             key = DeltaKey.parse(entry["key"])
@@ -285,6 +300,7 @@ class Book:
         self.merged = {key: version for key, version in self.merged.items() if version <= target}
         self.digests = {v: digest for v, digest in self.digests.items() if v <= target}
         self.digests[target] = fact["digest"]
+        self.seeds = {v: step for v, step in self.seeds.items() if v <= target}
         self._details = {v: details for v, details in self._details.items() if v <= target}
         if target < self.forgotten:
             self.forgotten = target
@@ -308,6 +324,8 @@ class Book:
         """Return all of it, for `from_json`."""
         return {
             "keep_versions": self.keep_versions,
+            "history": self.history,
+            "seeds": [[version, step.to_json()] for version, step in self.seeds.items()],
             "forgotten": self.forgotten,
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "digests": list(self.digests.items()),
@@ -328,7 +346,8 @@ class Book:
     @classmethod
     def from_json(cls, members: Mapping[str, Any]) -> Self:
         """Parse the output of `to_json`. Raises KeyError, TypeError, ValueError."""
-        book = cls(members["keep_versions"])
+        book = cls(members["keep_versions"], members["history"])
+        book.seeds = {version: SeedStep.from_json(step) for version, step in members["seeds"]}
         book.forgotten = members["forgotten"]
         for name in _AS_THEY_ARE:
             setattr(book, name, members[name])

@@ -2,6 +2,8 @@
 
     dense    the base minus the client's weights: one frame per chunk of the flat vector, fp32 sums
     full     the client's weights (docs/adr/0045): the same frames, float64 sums
+    seeds    projected gradients along directions of signs (fsl_async.store.seed_step): one frame
+    mixed    dense deltas of some clients, deltas of seeds of others
 
 Ledger, spool, weights, staleness and quarantine are the same for all kinds. A run has one kind
 (`StoreSettings.kind`). To add one: a subclass of DeltaKind, and a Total of its own if its frames
@@ -15,7 +17,10 @@ same bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,19 +28,32 @@ from attrs import frozen
 
 from fsl_async.store.errors import FrameRefused
 from fsl_async.store.outer import squared_norm
-from fsl_codecs import CodecError, decode_accumulate, decode_into, info, new_vector
+from fsl_codecs import (
+    CodecError,
+    SeedsFrame,
+    decode_accumulate,
+    decode_into,
+    decode_seeds,
+    info,
+    is_seeds,
+    new_vector,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.seed_step import Directions
 
     Source = tuple[Iterator[bytes], float]
     """The frames of a delta, in order, and its weight."""
 
+
+Adder = Callable[["NDArray[np.float32]", float], object]
+"""Adds a weight times values to a vector in place."""
 
 _SUBNORMAL, _ONE = np.array([[1e-40], [1.0]], np.float32)
 
@@ -47,6 +65,8 @@ class Checked:
     content: Any
     squared_norm: float
     """The frame's part of the delta's squared norm; not finite when a value is not finite."""
+    base: int | None = None
+    """The version from which the delta was measured, where the frame says so."""
 
 
 class Total(ABC):
@@ -80,13 +100,17 @@ class DeltaKind(ABC):
 
     name: ClassVar[str]
     comparable: ClassVar[bool] = False
-    """Whether frames are chunks of the flat vector, which a rule can compare between clients."""
+    """Whether a rule can compare deltas of clients, part by part."""
     is_full: ClassVar[bool] = False
     """Whether the average of deltas is the next version, instead of a change of the current one."""
+    has_seeds: ClassVar[bool] = False
+    """Whether a delta may be one frame of scalars (`fsl_codecs.seeds`)."""
+    is_scalars: ClassVar[bool] = False
+    """Whether all deltas are, and a version is made from their mean alone."""
 
     @abstractmethod
     def frames(self, manifest: Manifest) -> int:
-        """Return the number of frames of a complete delta."""
+        """Return the number of frames of a complete delta that is not one of seeds."""
 
     @abstractmethod
     def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
@@ -95,6 +119,19 @@ class DeltaKind(ABC):
     @abstractmethod
     def total(self, manifest: Manifest) -> Total:
         """Return an empty sum."""
+
+    def parts(self, manifest: Manifest) -> list[int]:
+        """Return the lengths of the parts in which `adders` adds a delta: here, of the chunks."""
+        return [manifest.chunk_values(index) for index in range(manifest.chunks)]
+
+    def adders(self, manifest: Manifest, frames: Iterator[bytes]) -> Iterator[Adder]:
+        """Yield for each part, in order, a function that adds weight times its values to a vector.
+
+        frames: all of a delta. This is how a rule gets a delta's dense values, whatever its form.
+        Vectors are float32. CodecError: a frame is damaged.
+        """
+        for frame in frames:
+            yield partial(decode_accumulate, frame)
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
         """Yield the sum of these deltas, chunk by chunk, with as little memory as possible."""
@@ -218,6 +255,212 @@ class ChunkTotal(Total):
     def chunks(self) -> Iterator[NDArray[Any]]:
         """Yield views of the vector."""
         return map(self._chunk, range(self._manifest.chunks))
+
+
+class SeedsTotal(Total):
+    """Weighted sums of scalars, by round: float64 (K, P)."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, NDArray[np.float64]] = {}
+        self.weight = 0.0
+        """The sum of the weights."""
+
+    def clear(self, index: int) -> None:
+        """See `Total.clear`."""
+        self.rounds.clear()
+        self.weight = 0.0
+
+    def add(self, index: int, content: SeedsFrame, weight: float) -> bool:
+        """See `Total.add`."""
+        total = self.rounds.setdefault(content.first, np.zeros(content.scalars.shape[1:]))
+        # A delta that makes the sum infinite or NaN is removed before the sum is read.
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += np.multiply(content.scalars[0], weight, dtype=np.float64)
+        self.weight += weight
+        return True
+
+    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+        """See `Total.add_frame`."""
+        self.add(index, decode_seeds(frame), weight)
+
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """Yield the sums of each round, float64 (K * P,)."""
+        return (total.ravel() for total in self.rounds.values())
+
+
+class Seeds(DeltaKind):
+    """Projected gradients of a round: one frame of fp32 scalars, summed in float64.
+
+    A version is made from the mean of its clients' scalars alone. Rules compare scalars.
+    """
+
+    name = "seeds"
+    comparable = True
+    has_seeds = is_scalars = True
+
+    def __init__(self, directions: Directions) -> None:
+        self.directions = directions
+
+    def frames(self, manifest: Manifest) -> int:
+        """One."""
+        return 1
+
+    def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
+        """See `DeltaKind.check`; the content is a SeedsFrame."""
+        return check_seeds(self.directions, manifest, index, frame)
+
+    def total(self, manifest: Manifest) -> SeedsTotal:
+        """The scalars of a round."""
+        return SeedsTotal()
+
+    def parts(self, manifest: Manifest) -> list[int]:
+        """One, of all scalars."""
+        return [self.directions.scalars]
+
+    def adders(self, manifest: Manifest, frames: Iterator[bytes]) -> Iterator[Adder]:
+        """See `DeltaKind.adders`: it adds scalars."""
+        for frame in frames:
+            yield partial(_add_scalars, decode_seeds(frame).scalars.ravel())
+
+
+class Mixed(Dense):
+    """Dense deltas of some clients, and deltas of seeds of others.
+
+    Deltas of seeds are mostly noise, which would drown the others if it had the weight of its
+    clients' data. So each form is averaged within itself, and the two averages are added:
+
+        W * (sum of w_i delta_i / sum of w_i over the dense ones
+             + the same over those of seeds),           W = sum of all w_i
+
+    which the scale of the round multiplies. Where all have one form, it is their weighted sum.
+    """
+
+    name = "mixed"
+    has_seeds = True
+
+    def __init__(self, directions: Directions) -> None:
+        super().__init__()
+        self.directions = directions
+
+    def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
+        """See `DeltaKind.check`; the content is a SeedsFrame, or as in `Dense.check`."""
+        if not index and is_seeds(frame):
+            return check_seeds(self.directions, manifest, index, frame)
+        return super().check(manifest, index, frame)
+
+    def total(self, manifest: Manifest) -> MixedTotal:
+        """One vector of model size, and scalars."""
+        return MixedTotal(self, manifest)
+
+    def adders(self, manifest: Manifest, frames: Iterator[bytes]) -> Iterator[Adder]:
+        """See `DeltaKind.adders`."""
+        first = next(frames)
+        if not is_seeds(first):
+            yield from super().adders(manifest, chain((first,), frames))
+            return
+        found = decode_seeds(first)
+        for index in range(manifest.chunks):
+            yield partial(self._add_seeds, found, manifest.chunk_range(index)[0])
+
+    def _add_seeds(
+        self, found: SeedsFrame, offset: int, total: NDArray[np.float32], weight: float
+    ) -> None:
+        self.directions.add_delta(total, offset, found.first, found.scalars, weight)
+
+    def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
+        """See `DeltaKind.sums`."""
+        seeds, dense, dense_weight = SeedsTotal(), [], 0.0
+        for frames, weight in sources:
+            first = next(frames)
+            if is_seeds(first):
+                seeds.add_frame(0, first, weight)
+            else:
+                dense.append((chain((first,), frames), weight))
+                dense_weight += weight
+        chunks = super().sums(manifest, dense)
+        return self.joined(manifest, chunks, dense_weight, seeds)
+
+    def joined(
+        self,
+        manifest: Manifest,
+        chunks: Iterator[NDArray[np.float32]],
+        dense_weight: float,
+        seeds: SeedsTotal,
+    ) -> Iterator[NDArray[np.float32]]:
+        """Yield the sum of both forms, chunk by chunk, as the class describes it.
+
+        chunks: the weighted sum of the dense deltas, and dense_weight of their weights.
+        """
+        if not seeds.rounds:
+            yield from chunks
+            return
+        weight = dense_weight + seeds.weight
+        room = np.empty(manifest.chunk_values(0), np.float32)
+        for index, chunk in enumerate(chunks):
+            total = room[: len(chunk)]
+            with np.errstate(over="ignore", invalid="ignore"):
+                factor = weight / dense_weight if dense_weight else 0.0
+                np.multiply(chunk, np.float32(factor), out=total)
+            if seeds.weight:
+                offset = manifest.chunk_range(index)[0]
+                for number, scalars in seeds.rounds.items():
+                    self.directions.add_delta(total, offset, number, scalars, weight / seeds.weight)
+            yield total
+
+
+class MixedTotal(ChunkTotal):
+    """The sum of dense deltas in one flat vector, and that of scalars beside it."""
+
+    def __init__(self, kind: Mixed, manifest: Manifest) -> None:
+        super().__init__(kind, manifest)
+        self._mixed = kind
+        self._seeds = SeedsTotal()
+        self._dense_weight = 0.0
+
+    def clear(self, index: int) -> None:
+        """See `Total.clear`."""
+        super().clear(index)
+        if not index:
+            self._seeds.clear(index)
+            self._dense_weight = 0.0
+
+    def add(self, index: int, content: Any, weight: float) -> bool:
+        """See `Total.add`."""
+        if isinstance(content, SeedsFrame):
+            return self._seeds.add(index, content, weight)
+        done = super().add(index, content, weight)
+        if done and not index:
+            self._dense_weight += weight
+        return done
+
+    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+        """See `Total.add_frame`."""
+        if not index and is_seeds(frame):
+            self._seeds.add_frame(index, frame, weight)
+            return
+        super().add_frame(index, frame, weight)
+        if not index:
+            self._dense_weight += weight
+
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """See `Mixed`."""
+        chunks = super().chunks()
+        return self._mixed.joined(self._manifest, chunks, self._dense_weight, self._seeds)
+
+
+def check_seeds(
+    directions: Directions, manifest: Manifest, index: int, frame: BytesLike
+) -> Checked:
+    """Check a peer's frame of scalars: one round, and the whole delta. Raises FrameRefused."""
+    if index:
+        raise FrameRefused(f"{index} is past the only frame of a delta of seeds")
+    found = directions.check(frame)
+    return Checked(found, directions.squared_norm(manifest.values, found.scalars), found.first)
+
+
+def _add_scalars(scalars: NDArray[np.float32], total: NDArray[np.float32], weight: float) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add(total, scalars * np.float32(weight), out=total)
 
 
 def decode_checked(

@@ -121,6 +121,15 @@ def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
     return places
 
 
+def first_bytes(files: Files, path: Path, count: int) -> bytes:
+    """Return how the first frame begins."""
+    descriptor = files.open_existing(path)
+    try:
+        return files.read(descriptor, count, len(MAGIC) + _LENGTH_BYTES)
+    finally:
+        files.close(descriptor)
+
+
 def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
     """Return the frame at one row of `frame_places`."""
     descriptor = files.open_existing(path)
@@ -145,6 +154,7 @@ class FrameReader:
         self._files = files
         self._path = path
         self._places = frame_places(files, path, frames)
+        self.count = frames
 
     def frames(self, wanted: Sequence[int]) -> Iterator[bytes]:
         """Yield the frames at these indices, one in memory at a time."""

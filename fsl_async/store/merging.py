@@ -17,17 +17,20 @@ import numpy as np
 from attrs import evolve, frozen
 
 from fsl_async.roles.sync.agreement import mean_cosine
-from fsl_async.roles.sync.delta import RANK, Delta, MergedDelta
+from fsl_async.roles.sync.delta import Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
 from fsl_async.store.adapter_aggregator import AdapterAggregator
-from fsl_async.store.advance import Advanced, advance, advance_full, scaled
-from fsl_async.store.checkpoint import UPDATE, VersionWriter
+from fsl_async.store.advance import Advanced, advance, advance_full, advance_seeds, scaled
+from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter
+from fsl_async.store.delta_kind import Seeds
+from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.kept_versions import disk
 from fsl_async.store.outer import mean_share
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.robust_aggregator import RobustAggregator
+from fsl_async.store.seed_step import SeedStep, frame_of, is_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,8 +70,9 @@ class Average:
     """The average of a round. Iterating yields its chunks, float32, in flat order.
 
     Each chunk is valid until the next. It may be iterated several times until the version is made.
-    For full weights the chunks are their weighted sums, float64 (fsl_async.store.outer). For rules
-    of adapters that owe something they have two rows (fsl_async.store.adapter_aggregator).
+    For full weights the chunks are their weighted sums, float64 (fsl_async.store.outer); for
+    scalars of seeds there is one, their mean. For rules of adapters that owe something they have
+    two rows (fsl_async.store.adapter_aggregator).
     """
 
     version: int
@@ -130,6 +134,9 @@ class Merging:
         self._sum: Accumulator | RobustAggregator | AdapterAggregator | None = None
         self._is_fixed = False  # an average is taken, and its version is not made yet
         self._later: dict[DeltaKey, float] = {}
+        self._left_out: dict[DeltaKey, float] = {}
+        """Scalars of an older round, which came while its version was made: the directions of this
+        round are others, so they enter a version without weight."""
 
     @property
     def _manifest(self) -> Manifest:
@@ -141,10 +148,11 @@ class Merging:
         """The sum of the round's deltas; created when it is first used."""
         rule = self._settings.rule
         spool = self._run.spool
+        kind = self._settings.kind
         if self._sum is None and self._settings.product_rule is not None:
             self._sum = AdapterAggregator(self._manifest, spool, self._pool, self._settings)
         elif self._sum is None and rule.by_rows:
-            self._sum = RobustAggregator(self._manifest, spool, self._pool, rule)
+            self._sum = RobustAggregator(self._manifest, spool, self._pool, rule, kind)
         elif self._sum is None:
             self._sum = Accumulator(self._manifest, spool, self._pool, self._settings.kind)
         return self._sum
@@ -152,11 +160,13 @@ class Merging:
     @property
     def accumulated(self) -> Mapping[DeltaKey, float]:
         """The deltas of the round, with their weights."""
-        return {**(self._sum.weights if self._sum is not None else {}), **self._later}
+        added = self._sum.weights if self._sum is not None else {}
+        return {**added, **self._left_out, **self._later}
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add `weight` times a pending delta. After a StoreError the sum is as before."""
-        if key not in self._facts.book.pending:
+        book = self._facts.book
+        if key not in book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
         if key in self.accumulated:
             raise StoreError(f"delta {key.text} is in the accumulator already")
@@ -181,6 +191,7 @@ class Merging:
     def drop(self, key: DeltaKey) -> None:
         """Remove a delta, or its frames, from the sum."""
         self._later.pop(key, None)
+        self._left_out.pop(key, None)
         if self._sum is not None:
             self._sum.remove(key)
 
@@ -188,7 +199,10 @@ class Merging:
         """Add the deltas that had to wait."""
         while self._later:
             key = next(iter(self._later))
-            self.sum.add(key, self._later[key])
+            if self._settings.kind.is_scalars and key.base != self._facts.book.version:
+                self._left_out[key] = self._later[key]
+            else:
+                self.sum.add(key, self._later[key])
             del self._later[key]
 
     def average(
@@ -209,11 +223,18 @@ class Merging:
         chunks: Callable[[], Chunks]
         norms: Callable[[], Mapping[str, float]] = dict
         book = self._facts.book
-        if isinstance(round_sum, AdapterAggregator):
+        if (
+            self._left_out
+            and len({key.client for key in round_sum.weights}) < self._settings.rule.least
+        ):
+            used = set()
+            zeros = [np.zeros(length) for length in self._settings.kind.parts(self._manifest)]
+            chunks = lambda: zeros  # noqa: E731
+        elif isinstance(round_sum, AdapterAggregator):
             vectors = self._vectors()
-            ranks = {key: book.pending[key].delta.facts.get(RANK) for key in round_sum.weights}
+            facts = {key: book.pending[key].delta.facts for key in round_sum.weights}
             used = {key for keys in round_sum.fresh(version) for key in keys}
-            chunks = lambda: round_sum.averages(vectors, version, ranks)  # noqa: E731
+            chunks = lambda: round_sum.averages(vectors, version, facts)  # noqa: E731
             norms = lambda: round_sum.product_norms  # noqa: E731
         elif isinstance(round_sum, RobustAggregator):
             with disk("cannot read the deltas of the round"):
@@ -221,9 +242,18 @@ class Merging:
             used = {key for keys in chosen for key in keys}
             chunks = lambda: round_sum.averages(chosen)  # noqa: E731
         else:
-            used = {one.key for one in merged}
-            is_full = self._settings.kind.is_full
-            chunks = round_sum.chunks if is_full else lambda: scaled(round_sum.chunks(), scale)
+            used = set(round_sum.weights)
+            kind = self._settings.kind
+            if kind.is_full:
+                chunks = round_sum.chunks
+            elif kind.is_scalars:
+                share = scale
+                if self._left_out:
+                    inside = math.fsum(round_sum.weights.values())
+                    share *= math.fsum(one.weight for one in merged) / (inside or 1.0)
+                chunks = lambda: (share * total for total in round_sum.chunks())  # noqa: E731
+            else:
+                chunks = lambda: scaled(round_sum.chunks(), scale)  # noqa: E731
         self._is_fixed = True
         return Average(
             version,
@@ -300,6 +330,7 @@ class Merging:
                 raise
             else:
                 self.sum.clear()
+                self._left_out.clear()
                 return checkpoint
 
     def _restore(self, version: int) -> None:
@@ -325,7 +356,10 @@ class Merging:
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
-            if self.resident is not None:
+            seeds: SeedStep | None = None
+            if isinstance(self._settings.kind, Seeds):
+                seeds, done = self._make_seeds(self._settings.kind, average, writer)
+            elif self.resident is not None:
                 update = writer.frames(UPDATE)
                 self._kept.hold_update(-1, ())
 
@@ -336,9 +370,8 @@ class Merging:
                     else:
                         held.clear()
 
-                change = self.resident.advance(
-                    average, step, share, take, must_finish=self.full_fetch()
-                )
+                self.resident.make_way(version, must_finish=self.full_fetch())
+                change = self.resident.vectors.advance(version, average, step, share, take)
                 norms = change.update_norm, change.average_norm
                 stored = writer.seal(self._pool)
                 done = Advanced(stored, change.digest, change.update_bytes, *norms)
@@ -377,19 +410,46 @@ class Merging:
                 scale=average.scale,
                 tokens_total=self._facts.book.tokens_total + tokens,
                 update_bytes=done.update_bytes,
-                update_chunks=manifest.chunks,
+                update_chunks=manifest.chunks if seeds is None else 1,
                 update_norm=done.update_norm,
                 average_norm=done.average_norm,
                 cosine=self._cosine(average, done.average_norm),
-                mean_share=0.0 if self._settings.kind.is_full else share,
+                mean_share=0.0 if self._settings.kind.is_full or seeds is not None else share,
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
                 progress=average.position.known_progress,
                 rule=self._settings.rule_name,
+                seeds=seeds,
             )
             checkpoint = writer.publish(record, done.stored)
         self._kept.hold_update(version, held)
         return checkpoint
+
+    def _make_seeds(
+        self, kind: Seeds, average: Average, writer: VersionWriter
+    ) -> tuple[SeedStep, Advanced]:
+        """Move the weights by the mean of scalars, in memory or from file to file."""
+        manifest, version = self._manifest, average.version
+        (mean,) = average
+        step = kind.directions.step(version - 1, mean)
+        if not is_finite(step):
+            raise StoreError(
+                f"the steps of version {version} are not finite; quarantine the delta with the"
+                " largest norm"
+            )
+        frame = frame_of([step])
+        assert frame is not None, "a step fits"
+        norm = math.sqrt(kind.directions.squared_norm(manifest.values, mean))
+        if self.resident is None:
+            current = self._kept.get(version - 1)
+            stored = advance_seeds(
+                self._files, manifest, current, writer=writer, step=step, pool=self._pool
+            )
+            digest = stored[WEIGHTS].digest[:DIGEST_CHARACTERS]
+        else:
+            self.resident.make_way(version, must_finish=self.full_fetch())
+            digest, stored = self.resident.vectors.replay(step), {}
+        return step, Advanced(stored, digest, len(frame), norm, norm)
 
     def _cosine(self, average: Average, norm: float) -> float | None:
         """How far the merged deltas agree; None where the average is not their weighted sum."""

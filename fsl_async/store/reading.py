@@ -16,7 +16,8 @@ from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.outer import add_to_mean
-from fsl_codecs import decode_accumulate
+from fsl_async.store.seed_step import keys_of
+from fsl_codecs import add_signs, decode_accumulate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +75,9 @@ def _read(files: Files, checkpoints: Checkpoints, version: int, manifest: Manife
 def _add_change(
     files: Files, checkpoint: Checkpoint, weights: NDArray[np.float32], manifest: Manifest
 ) -> None:
+    if checkpoint.record.seeds is not None:
+        add_signs(weights, 0, *keys_of([checkpoint.record.seeds]))
+        return
     path: Path = checkpoint.path / UPDATE
     if UPDATE not in checkpoint.files:
         raise Damage(UPDATE, "is missing")

@@ -20,6 +20,7 @@ from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.outer import OuterSettings
+from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
 
 if TYPE_CHECKING:
@@ -160,10 +161,15 @@ class VersionRecord:
 
     For the others see `fsl_async.store.aggregation` and `fsl_async.store.adapters`.
     """
+    seeds: SeedStep | None = None
+    """In a run of zeroth order: the steps that lead from the version before to this one."""
 
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
         members = {name: getattr(self, name) for name in fields_dict(type(self))}
+        seeds = members.pop("seeds")
+        if seeds is not None:
+            members["seeds"] = seeds.to_json()
         return {**members, "merged": [_entry(one) for one in self.merged]}
 
     @classmethod
@@ -180,6 +186,8 @@ class VersionRecord:
             for entry in fact["merged"]
         )
         members = {name: fact[name] for name in fields_dict(cls) if name in fact}
+        if "seeds" in members:
+            members["seeds"] = SeedStep.from_json(members["seeds"])
         return cls(**{**members, "merged": merged})
 
 
@@ -207,6 +215,8 @@ class Committed:
     average_norm: float = 0.0
     cosine: float | None = None
     notice: str | None = None
+    product_norms: Mapping[str, float] = field(factory=dict)
+    """By client: how far it moved the products of adapters."""
 
 
 @frozen
@@ -242,6 +252,8 @@ class StoreSettings:
     adapter_seed: int = 0
     """For rules that draw factors again: the run's seed."""
 
+    history: int = field(default=0, validator=validators.ge(0))
+    """Versions whose steps a returning client replays at most, in a run of zeroth order."""
     state_growth: float = field(default=2.0, validator=validators.ge(0.0))
     """The ledger's state is saved when the ledger has grown by this many times the state's size."""
 
@@ -277,6 +289,8 @@ class StoreSettings:
     def _check_kind(self, _: object, kind: DeltaKind) -> None:
         if kind.is_full and self.outer.optimizer != "average":
             raise ValueError("full weights can be averaged and nothing else")
+        if kind.is_scalars and self.outer.optimizer != "average":
+            raise ValueError("scalars of seeds can be averaged and nothing else")
         if self.rule.by_rows and not kind.comparable:
             raise ValueError(f"{kind.name} deltas cannot be aggregated by {self.rule.name}")
 

@@ -100,8 +100,10 @@ class RunDirectory:
             if found:
                 self.notices.append(f"{STATE_FILE} {found}: the whole ledger was read")
             return None
+        history = self.book.history
         self.book, position = found
         self.book.since = since
+        self.book.history = history
         if needed:
             self.book.keep_versions = needed
         return position
@@ -169,7 +171,8 @@ def open_run_directory(
     repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
     state = LedgerState(files, run_dir, settings.state_growth)
     remembered = settings.remembered_versions
-    run = RunDirectory(ledger, state, Book(remembered), checkpoints, spool, repairer, notices)
+    book = Book(remembered, settings.history)
+    run = RunDirectory(ledger, state, book, checkpoints, spool, repairer, notices)
 
     def may_be_new() -> None:
         if from_version is None and checkpoints.versions():

@@ -3,7 +3,8 @@
     damaged          recomputed from
     any file         the version before and the deltas merged, by the outer step, if both are on
                      disk and codec and rule are the same
-    weights          the version before and update.bin, by the addition that every client makes
+    weights          the version before and update.bin, by the addition that every client makes; in
+                     a run of zeroth order the version before and the steps in its record
 
 A result counts only if its length, digest and chunk checksums are those of the damaged file in
 manifest.json. Other causes need no check: other settings or another damaged file give other bytes,
@@ -20,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from fsl_async.roles.sync.delta import RANK
 from fsl_async.store.adapter_aggregator import AdapterAggregator
-from fsl_async.store.advance import advance, advance_full, scaled
+from fsl_async.store.advance import advance, advance_full, advance_seeds, scaled
 from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
@@ -104,6 +104,8 @@ class Repairer:
         step = partial(self._step, mean_share=share)
         ways: list[tuple[Callable[..., dict[str, StoredFile]], str]]
         ways = [(step, "the version before and the deltas that it merged")]
+        if damaged.record.seeds is not None:
+            ways = [(self._replay, "the version before and the steps in its record")]
         if name == WEIGHTS and UPDATE in damaged.files:
             ways.append((self._add_update, f"the version before and {UPDATE}"))
         for make, source in ways:
@@ -161,6 +163,14 @@ class Repairer:
         )
         return dict(done.stored)
 
+    def _replay(
+        self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
+    ) -> dict[str, StoredFile]:
+        """Repeat the steps of `damaged` along its directions."""
+        step = damaged.record.seeds
+        assert step is not None
+        return advance_seeds(self.files, manifest, before, writer=writer, step=step, pool=self.pool)
+
     def _add_update(
         self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
     ) -> dict[str, StoredFile]:
@@ -192,7 +202,7 @@ def averages_again(
     """Yield the average that a version was made of, chunk by chunk, from the spooled deltas."""
     if not settings.rule.by_rows:
         return scaled(_sums_again(record, settings, spool, manifest), record.scale)
-    aggregator = RobustAggregator(manifest, spool, pool, settings.rule)
+    aggregator = RobustAggregator(manifest, spool, pool, settings.rule, settings.kind)
     # The record has a weight of 0 for a delta that the rule did not choose.
     aggregator.weights |= {one.key: one.weight for one in record.merged if one.weight}
     return aggregator.averages(aggregator.clients)
@@ -210,20 +220,19 @@ def products_again(
 ) -> Iterable[NDArray[np.float32]]:
     """Yield the average that a product rule made a version of (`AdapterAggregator.averages`).
 
-    vectors: of the version before. deltas: as accepted, for their ranks.
+    vectors: of the version before. deltas: as accepted, for their facts.
     """
     aggregator = AdapterAggregator(manifest, spool, pool, settings)
     aggregator.weights |= {one.key: one.weight for one in record.merged}
-    ranks = {one.key: deltas[one.key].delta.facts.get(RANK) for one in record.merged if one.weight}
-    return aggregator.averages(vectors, record.version, ranks)
+    facts = {one.key: deltas[one.key].delta.facts for one in record.merged if one.weight}
+    return aggregator.averages(vectors, record.version, facts)
 
 
 def _sums_again(
     record: VersionRecord, settings: StoreSettings, spool: Spool, manifest: Manifest
 ) -> Iterator[NDArray[Any]]:
     """Yield what the accumulator held: additions in the same order give the same bits."""
-    count = settings.kind.frames(manifest)
-    sources = [(spool.frames(one.key, count), one.weight) for one in record.merged]
+    sources = [(spool.frames(one.key, manifest), one.weight) for one in record.merged]
     return settings.kind.sums(manifest, sources)
 
 

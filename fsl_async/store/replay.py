@@ -3,6 +3,8 @@
 A version is a function of the version before, of the deltas that it merged, and of the change that
 clients received. So the vectors of any version after a checkpoint are made again, to the bit.
 
+A version of a run of zeroth order is one of the version before and of the steps in its record.
+
 Where a delta that was merged cannot be read any more, the coded change still gives the weights, to
 the bit. Momentum and coding error are then estimated from it: the change counts as what was wanted,
 so the coding error begins again at zero.
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from fsl_async.store.checkpoint import UPDATE
+from fsl_async.store.checkpoint import MANIFEST, UPDATE
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.frame_file import each_frame
@@ -55,6 +57,11 @@ class Replay:
         vectors are then of no version.
         """
         record = checkpoint.record
+        if record.seeds is not None:
+            if vectors.replay(record.seeds) != record.digest:
+                vectors.version = -1
+                raise Damage(MANIFEST, "leads to other weights than recorded")
+            return
         step = OuterStep(record.learning_rate, record.momentum)
         frames = self._frames(checkpoint, manifest)
         missing = self._missing(checkpoint)

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.merging import Average
-    from fsl_async.store.outer import OuterStep
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
-    from fsl_async.store.vectors import Change
 
 MODELS_IN_MEMORY = 4.4
 """Fp32 models that a resident store takes: weights, momentum, residual, the sum, a coded change and
@@ -170,27 +167,18 @@ class Resident:
             self._whole_at = self._clock()
         return made
 
-    def advance(
-        self,
-        average: Average,
-        step: OuterStep,
-        mean_share: float,
-        take: Callable[[bytes], object],
-        *,
-        must_finish: bool,
-    ) -> Change:
-        """Advance the vectors to the average's version, which is not durable yet.
+    def make_way(self, version: int, *, must_finish: bool) -> None:
+        """Let the vectors be advanced to `version`, which is not durable yet.
 
         must_finish: the version before must be whole first. It must be too where too many versions
-        are not. If this raises, or the version does not become durable, call `recover`.
+        are not. If the next version does not become durable, call `recover`.
         """
         settings = self._settings
-        late_versions = average.version - self._last_whole > settings.snapshot_every
+        late_versions = version - self._last_whole > settings.snapshot_every
         late_s = self._clock() - self._whole_at > settings.snapshot_every_s
         if must_finish or late_versions or late_s:
             self.finish_snapshot()
         self.snapshots.make_way()
-        return self.vectors.advance(average.version, average, step, mean_share, take)
 
     def close(self) -> None:
         """Give up the checkpoint under way."""

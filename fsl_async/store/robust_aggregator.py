@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.aggregation import Rule
     from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.spool import Spool
 
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 class RobustAggregator(SpooledDeltas):
     """The deltas of the round, and their aggregate."""
 
-    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule) -> None:
-        super().__init__(manifest, spool, pool)
+    def __init__(
+        self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule, kind: DeltaKind
+    ) -> None:
+        super().__init__(manifest, spool, pool, kind)
         self._rule = rule
 
     def squared_distances(self) -> NDArray[np.float64]:
@@ -63,7 +66,8 @@ class RobustAggregator(SpooledDeltas):
 
     def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
         """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError."""
-        out = np.empty(min(self._manifest.values, self._manifest.chunk_values(0)), np.float32)
+        out = np.empty(max(self._lengths), np.float32)
         for index, rows in enumerate(self._chunks(chosen)):
-            self._rule.combine(rows, out[: rows.shape[1]], self._manifest.parts(index))
+            parts = () if self._kind.is_scalars else self._manifest.parts(index)
+            self._rule.combine(rows, out[: rows.shape[1]], parts)
             yield out[: rows.shape[1]]

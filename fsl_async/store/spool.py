@@ -27,9 +27,11 @@ from fsl_async.store.frame_file import (
     FrameWriter,
     check_frame_file,
     each_frame,
+    first_bytes,
     frame_places,
 )
 from fsl_async.store.records import file_name, key_of_file
+from fsl_codecs import SEEDS_MAGIC, SeedsFrame
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -52,6 +54,8 @@ class Part:
     delta: Delta
     squared_norm: float = 0.0
     durable: bool = False
+    is_seeds: bool = False
+    """Whether it is one frame of scalars."""
     weight: float | None = None
     """Its weight if it is merged into the version after `version`."""
     version: int = -1
@@ -116,6 +120,11 @@ class Spool:
             checked = self._kind.check(manifest, index, frame)
         except FrameRefused as error:
             raise FrameRefused(f"delta {key.text}: {error}") from error
+        if checked.base not in (None, key.base):
+            raise FrameRefused(f"delta {key.text} is a frame of round {checked.base}")
+        if part.is_seeds:
+            raise FrameRefused(f"delta {key.text}: {index} is past the only frame of seeds")
+        part.is_seeds = isinstance(checked.content, SeedsFrame)
         part.writer.append(frame)
         part.squared_norm += checked.squared_norm
         return checked
@@ -127,7 +136,7 @@ class Spool:
         call would report success for lost data.
         """
         part = self.part(key)
-        wanted = self._kind.frames(manifest)
+        wanted = 1 if part.is_seeds else self._kind.frames(manifest)
         if part.writer.frames != wanted:
             raise StoreError(
                 f"delta {key.text} has {part.writer.frames} of {wanted} chunks; "
@@ -160,13 +169,22 @@ class Spool:
 
     # --- acknowledged deltas ---
 
-    def frames(self, key: DeltaKey, count: int) -> Iterator[bytes]:
-        """Yield the `count` frames of a delta, in order, one in memory at a time."""
-        return each_frame(self._files, self._directory / file_name(key), count)
+    def frames(self, key: DeltaKey, manifest: Manifest) -> Iterator[bytes]:
+        """Yield the frames of a delta, in order, one in memory at a time."""
+        count = self._count(key, manifest)
+        yield from each_frame(self._files, self._directory / file_name(key), count)
 
-    def reader(self, key: DeltaKey, count: int) -> FrameReader:
-        """Return a reader of the `count` frames of a delta."""
-        return FrameReader(self._files, self._directory / file_name(key), count)
+    def reader(self, key: DeltaKey, manifest: Manifest) -> FrameReader:
+        """Return a reader of the frames of a delta."""
+        path = self._directory / file_name(key)
+        return FrameReader(self._files, path, self._count(key, manifest))
+
+    def _count(self, key: DeltaKey, manifest: Manifest) -> int:
+        """Return how many frames a complete delta of its form has."""
+        if not self._kind.has_seeds:
+            return self._kind.frames(manifest)
+        start = first_bytes(self._files, self._directory / file_name(key), len(SEEDS_MAGIC))
+        return 1 if start == SEEDS_MAGIC else self._kind.frames(manifest)
 
     def holds(self, delta: StoredDelta) -> bool:
         """Whether the delta's file is in the spool; its content is not read."""
@@ -179,7 +197,7 @@ class Spool:
 
     def is_complete(self, key: DeltaKey, manifest: Manifest) -> bool:
         """Whether the delta's file has all of its frames; their content is not read."""
-        count = self._kind.frames(manifest)
+        count = self._count(key, manifest)
         try:
             frame_places(self._files, self._directory / file_name(key), count)
         except StoreError:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fsl_async.errors import disk_words
 from fsl_async.store.errors import DeltaDamaged, StoreError
-from fsl_codecs import CodecError, decode_accumulate
+from fsl_codecs import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.spool import Spool
 
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 class SpooledDeltas:
     """The deltas of the round."""
 
-    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool) -> None:
+    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, kind: DeltaKind) -> None:
         self._manifest = manifest
+        self._kind = kind
+        self._lengths = kind.parts(manifest)
         self._spool = spool
         self._pool = pool
         self.weights: dict[DeltaKey, float] = {}
@@ -45,7 +48,7 @@ class SpooledDeltas:
     def add(self, key: DeltaKey, weight: float) -> None:
         """Include a delta. StoreError: it cannot be read."""
         try:
-            next(iter(self._spool.frames(key, self._manifest.chunks)))
+            next(self._spool.frames(key, self._manifest))
         except (FileNotFoundError, StoreError) as error:
             raise DeltaDamaged(key.text, str(error)) from error
         except OSError as error:
@@ -70,30 +73,31 @@ class SpooledDeltas:
     def _chunks(
         self, clients: Sequence[Sequence[DeltaKey]], *, weighted: bool = True
     ) -> Iterator[NDArray[np.float32]]:
-        """Yield the same chunk of each client's delta, float32 (n, values), valid until the next.
+        """Yield the same part of each client's delta, float32 (n, values), valid until the next.
 
-        weighted: each delta is multiplied by its weight. Raises StoreError.
+        Parts are chunks of the flat vector, or all scalars (`DeltaKind.parts`). weighted: each
+        delta is multiplied by its weight. Raises StoreError.
         """
-        buffer = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
-        frames = [
+        manifest, buffer = self._manifest, np.empty((len(clients), max(self._lengths)), np.float32)
+        adders = [
             [
                 (
                     key,
-                    self._spool.frames(key, self._manifest.chunks),
+                    self._kind.adders(manifest, self._spool.frames(key, manifest)),
                     self.weights[key] if weighted else 1.0,
                 )
                 for key in keys
             ]
             for keys in clients
         ]
-        for index in range(self._manifest.chunks):
-            rows = buffer[:, : self._manifest.chunk_values(index)]
+        for length in self._lengths:
+            rows = buffer[:, :length]
             rows.fill(0.0)
 
             def add(number: int, rows: NDArray[np.float32] = rows) -> None:
-                for key, source, weight in frames[number]:
+                for key, source, weight in adders[number]:
                     try:
-                        decode_accumulate(next(source), rows[number], weight)
+                        next(source)(rows[number], weight)
                     except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
                         raise DeltaDamaged(key.text, str(error)) from error
 

@@ -56,6 +56,7 @@ from fsl_async.store.records import (
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
 from fsl_async.store.resident import Resident, memory_lacking, oldest_needed
+from fsl_async.store.seed_step import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -582,6 +583,7 @@ class Store:
             record.average_norm,
             record.cosine,
             notice,
+            {one.key.client: one.product_norm for one in record.merged if one.product_norm},
         )
 
     def _take_snapshots(self) -> None:
@@ -624,6 +626,13 @@ class Store:
         """Return what `read_update` does if that is in memory, else None. For any thread."""
         parts = self._parts  # read once: the store's thread may close it
         return None if parts is None else parts.kept.update_in_memory(version, index)
+
+    def read_seeds(self, since: int, version: int) -> bytes | None:
+        """Return a frame of all steps from version `since` to `version`; None if not all are known
+        or they are more than a frame holds.
+        """
+        steps = self._open.facts.book.seeds_between(since, version)
+        return None if steps is None else frame_of(steps)
 
     def read_full(self, version: int, index: int) -> bytes | None:
         """Return chunk `index` of a version's weights as an fp32 frame; None when it is not kept.

@@ -4,6 +4,7 @@ A version is made in one pass over them, chunk by chunk, in place, on the thread
 
     advance    computes the coded change, the next vectors and the digest of the weights
     repeat     makes the same bits again from the coded change, after a crash
+    replay     does both in a run of zeroth order, from the version's steps along directions
 
 The change becomes durable after the pass. Where that fails, memory is in the state that a process
 has lost that died then, and is restored as after a crash (fsl_async.store.resident). The arithmetic
@@ -28,7 +29,8 @@ from fsl_async.store.outer import (
     desired_change,
     squared_norm,
 )
-from fsl_codecs import bound, decode_into, encode_into, new_vector
+from fsl_async.store.seed_step import keys_of
+from fsl_codecs import add_signs, bound, decode_into, encode_into, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.outer import OuterStep
     from fsl_async.store.records import StoreSettings
+    from fsl_async.store.seed_step import SeedStep
 
     Vector = NDArray[np.float32]
 
@@ -84,10 +87,9 @@ class Vectors:
         self.version = -1
         self.weights = new_vector(manifest.values)
         self.momentum = new_vector(manifest.values) if settings.outer.has_momentum else None
-        # fp32 frames are lossless, so the residual stays zero.
-        self.residual = (
-            new_vector(manifest.values) if settings.codec_down.format != "fp32" else None
-        )
+        # fp32 frames are lossless, and seeds are not coded, so the residual stays zero.
+        loses = settings.codec_down.format != "fp32" and not settings.kind.is_scalars
+        self.residual = new_vector(manifest.values) if loses else None
         self.owed = new_vector(manifest.values) if settings.keeps_owed else None
         self.mean: Vector | None = None
         self._manifest = manifest
@@ -233,6 +235,27 @@ class Vectors:
 
         self._pool.run(repeat_chunk, zip(self._in_scratch(averages), frames, strict=True))
         self.version = version
+
+    def replay(self, step: SeedStep) -> str:
+        """Make these the vectors of the version after `step.round`, in place.
+
+        They have neither momentum nor residual. Returns the digest. Raises StoreError when the
+        result is not finite; the vectors are then of no version: `load` a checkpoint again.
+        """
+        self.version = -1
+        keys, steps = keys_of([step])
+
+        def replay_chunk(index: int) -> bytes:
+            weights = self._chunk(self.weights, index)
+            with np.errstate(over="ignore", invalid="ignore"):
+                add_signs(weights, self._manifest.chunk_range(index)[0], keys, steps)
+            check_finite(self._manifest, index, 0.0, weights)
+            return chunk_digest(weights)
+
+        digests = self._pool.each(replay_chunk, range(self._manifest.chunks))
+        digest = vector_digest(digests)[:DIGEST_CHARACTERS]
+        self.version = step.round + 1
+        return digest
 
     def follow(
         self, version: int, frames: Iterable[bytes], step: OuterStep, mean_share: float

@@ -57,6 +57,13 @@ class VectorLearner(CountingLearner):
         self.base = Model(0, 0, digest_of(self.initial))
         return self.base.digest
 
+    def scalars_frame(self, sequence):
+        """Return None: a delta is chunks."""
+
+    def delta_frames(self, sequence):
+        """Return the number of chunks."""
+        return MANIFEST.chunks
+
     def encode_delta(self, sequence, index):
         """Encode a chunk of a delta."""
         if sequence not in self._deltas:

@@ -14,7 +14,16 @@ from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import tokenize
-from fsl_async.store.adapters import adapter_rule_named
+from fsl_async.store.adapters import (
+    Current,
+    Draw,
+    Factors,
+    adapter_modules,
+    adapter_rule_named,
+)
+from fsl_async.store.adapters import (
+    Site as Trained,
+)
 
 RATE = 1e-2
 
@@ -87,3 +96,52 @@ def mean_of(vectors, tokens):
 def tuned(**settings):
     """The table [tune] of a run."""
     return TuneConfig(method="lora", **settings)
+
+
+class Products:
+    """Merges by a product rule, module by module, and keeps what it owes."""
+
+    def __init__(self, manifest, tune, seed):
+        self._rule, self._scale, self._seed = adapter_rule_named(tune.rule), tune.scale, seed
+        self._layout = adapter_modules(manifest, self._rule)
+        self._owed = {}
+
+    def merge(self, version, weights, trained, ranks):
+        """Return the version after `weights`: trained is (weights, tokens) of each site."""
+        vectors, tokens = zip(*trained, strict=True)
+        shares = np.array(tokens, np.float64) / sum(tokens)
+        new = mean_of(vectors, tokens)
+        for module in self._layout.modules:
+            made = self._rule.merge(
+                Current(_factors(module, weights), None, self._owed.get(module.name)),
+                [
+                    Trained(share, rank, _factors(module, vector))
+                    for share, rank, vector in zip(shares, ranks, vectors, strict=True)
+                ],
+                self._scale,
+                Draw(self._seed, version, module.index),
+            )
+            self._owed[module.name] = made.owed
+            for spec, values in ((module.a, made.factors.a), (module.b, made.factors.b)):
+                new[spec.offset :][: spec.values] = values.ravel()
+            if module.patch is not None:
+                spec = module.patch
+                dense = made.patch.b.T @ made.patch.a
+                before = weights[spec.offset :][: spec.values]
+                new[spec.offset :][: spec.values] = before + dense.ravel()
+        return new.astype(np.float32)
+
+
+def dense_products(manifest, vector):
+    """All products of a vector of factors, float64, one after the other."""
+    found = (_factors(module, vector) for module in adapter_modules(manifest).modules)
+    return np.concatenate([(one.b.T @ one.a).ravel() for one in found])
+
+
+def _factors(module, vector):
+    return Factors(
+        *(
+            vector[spec.offset :][: spec.values].reshape(spec.shape).astype(np.float64)
+            for spec in (module.a, module.b)
+        )
+    )

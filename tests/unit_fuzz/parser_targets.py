@@ -60,20 +60,24 @@ from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.delta_kind import Mixed, Seeds
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import FrameRefused, LearnError, ManifestError, StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import StoreSettings, key_of_file, recordable
+from fsl_async.store.seed_step import Directions
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.counting import VirtualWorker
-from fsl_codecs import CodecSpec, encode
+from fsl_codecs import CodecError, CodecSpec, decode_seeds, encode, encode_seeds
 from fsl_transport.session import frames
 from fsl_transport.zmq.link import parse_routing_id, split_address
 
+SCALARS = encode_seeds(0, np.full((1, 1, 3), 0.5, np.float32))
 LINEAR = 64
 """Number of values of the model that the client trains."""
 KEY = DeltaKey("a", 1, 0, 0)
 UPLOAD = UploadKey("a", 1, 0, 0)
+RUN = Directions(seed=1, steps=1, probes=3, rate=1e-3)
 MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
 
 
@@ -138,6 +142,8 @@ def bodies():
         msg.Announce(4, "d" * 32),
         msg.Reject("model", "text"),
         msg.Stop("done"),
+        msg.Measured(0, "d" * 32, 10, 1, SCALARS),
+        msg.Scalars(1, "d" * 32, SCALARS),
     ]
     metas = [
         msg.InitialMeta(MODEL.fingerprint),
@@ -370,8 +376,20 @@ def server_seeds():
         ],
         [[frames.BEAT, 0, 0, True, {"step": 4, "loss": 1.0}], 6.0, [frames.BYE, 0, "done"]],
         [attach, 6.0, [frames.DATA, 0, 2, 0, frames.MESSAGE, said[3]], 12.0],
+        [attach, *([frames.DATA, 0, 2 + n, 0, frames.MESSAGE, said[12]] for n in range(2))],
     ]
     return [msgpack.packb(one) for one in made]
+
+
+def run_scalars(data):
+    """Parse a frame of scalars, and store it in runs of both kinds that take it."""
+    with contextlib.suppress(CodecError):
+        found = decode_seeds(data)
+        assert encode_seeds(found.first, found.scalars) == data
+    for kind in (Seeds(RUN), Mixed(RUN)):
+        for index in (0, 1):
+            with contextlib.suppress(FrameRefused):
+                kind.check(MODEL, index, data)
 
 
 # --- a client of a hostile parameter server ---
@@ -462,6 +480,7 @@ def client_seeds():
         ],
         [[frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "superseded", "text", 7]],
         [welcome, [frames.UNKNOWN, SESSION], 3.0],
+        [welcome, announce, offer, chunk, 5.0, [frames.DATA, 0, 3, 0, frames.MESSAGE, said[13]]],
     ]
     return [msgpack.packb(one) for one in made]
 
@@ -471,6 +490,13 @@ TARGETS = {
     "texts": Target(run_texts, (), lambda: [text.encode() for text in TEXTS]),
     "spool": Target(
         run_spool, (FrameRefused, StoreError), lambda: coded(MODEL.values), 64, 8 << 20
+    ),
+    "scalars": Target(
+        run_scalars,
+        (),
+        lambda: [SCALARS, encode_seeds(7, np.ones((2, 3, 4), np.float32)), coded(MODEL.values)[0]],
+        64,
+        8 << 20,
     ),
     "payload": Target(
         run_payload, (LearnError,), lambda: [frame + bytes(10) for frame in coded(40)], 64, 8 << 20

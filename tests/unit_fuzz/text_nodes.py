@@ -323,6 +323,8 @@ def sample(field, kind, form):
         raise AssertionError(f"no text of the form of {field}: add one to _TEXTS")
     if field == "manifest":
         return parser_targets.MODEL.to_wire()
+    if kind is bytes:
+        return parser_targets.SCALARS
     return {int: 0, bool: False, float: 0.5, dict: {}, list: [1]}[kind]
 
 

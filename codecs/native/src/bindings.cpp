@@ -13,6 +13,7 @@
 #include "kernels/kernels.hpp"
 #include "measure_bindings.hpp"
 #include "pool.hpp"
+#include "signs.hpp"
 
 namespace nb = nanobind;
 
@@ -291,6 +292,40 @@ class Codec {
   const Kernels* kernels_ = nullptr;
 };
 
+// The 64-bit words of a Python buffer.
+std::uint64_t* words_of(const View& view) { return static_cast<std::uint64_t*>(view->buf); }
+
+void open_words(View& view, nb::handle object, bool writable) {
+  const bool is_open = view.open(object, writable ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND);
+  if (!is_open || view->itemsize != sizeof(std::uint64_t) ||
+      reinterpret_cast<std::uintptr_t>(view->buf) % sizeof(std::uint64_t) != 0)
+    raise(python.usage_error, "words must be a contiguous array of uint64");
+}
+
+void sign_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t first, nb::handle out) {
+  View words;
+  open_words(words, out, true);
+  const std::size_t count = static_cast<std::size_t>(words->len) / sizeof(std::uint64_t);
+  const nb::gil_scoped_release unlocked;
+  fsl::sign_words({seed, stream}, first, words_of(words), count);
+}
+
+// keys: two words for each step.
+void add_signs(nb::handle values, std::uint64_t offset, nb::handle keys, nb::handle steps) {
+  const Array target(values, true, false);
+  const Array given(steps, false, false);
+  View words;
+  open_words(words, keys, false);
+  if (static_cast<std::size_t>(words->len) != given.size() * sizeof(fsl::SignKey))
+    raise(python.usage_error, "each step needs a key of two words");
+  check_apart("steps", given.memory(), given.bytes(), "values", target.memory(), target.bytes());
+  if (target.size() == 0) return;
+  const nb::gil_scoped_release unlocked;
+  fsl::add_signs(target.fp32(), target.size(), offset,
+                 reinterpret_cast<const fsl::SignKey*>(words_of(words)), given.fp32(),
+                 given.size());
+}
+
 // The paths that this machine can run, best first.
 nb::tuple paths() {
   nb::list found;
@@ -325,5 +360,9 @@ NB_MODULE(_native, module) {
            nb::arg("threads"))
       .def("inspect", &Codec::inspect, nb::arg("frame").none(), nb::arg("limits").none());
   module.def("paths", &paths);
+  module.def("sign_words", &sign_words, nb::arg("seed"), nb::arg("stream"), nb::arg("first"),
+             nb::arg("out"));
+  module.def("add_signs", &add_signs, nb::arg("values"), nb::arg("offset"), nb::arg("keys"),
+             nb::arg("steps"));
   bind_measure(module);
 }

@@ -55,7 +55,7 @@ class ModelWeights:
     """
 
     def __init__(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
-        self._module = module
+        self.module = module
         if isinstance(exchange, View):
             self._checks_frozen = exchange.checks_frozen
             self._tensors = exchange.tensors
@@ -84,13 +84,13 @@ class ModelWeights:
         """The layout, and the digest of what is frozen; the first use reads the frozen weights."""
         if not self._checks_frozen:
             return self.layout
-        return Manifest(self.layout.tensors, frozen_digest(self._module, self._names))
+        return Manifest(self.layout.tensors, frozen_digest(self.module, self._names))
 
     def copy_out(self, out: Vector) -> bool:
         """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite."""
         target = torch.from_numpy(out)
         with torch.no_grad():
-            for piece, start, stop in self._pieces():
+            for piece, start, stop in self.pieces():
                 # Widened on the model's own device: copy_ across devices and dtypes at once may
                 # convert on the host from a staging tensor that a non-blocking copy has not filled
                 # yet.
@@ -104,18 +104,18 @@ class ModelWeights:
         """Set all weights to `vector`, fp32 (manifest.values,)."""
         source = torch.from_numpy(vector)
         with torch.no_grad():
-            for piece, start, stop in self._pieces():
+            for piece, start, stop in self.pieces():
                 piece.copy_(source[start:stop].view(piece.shape))
             self._wait()
 
     def saved(self) -> list[Tensor]:
         """A copy of all weights on the CPU, in their own dtypes, for `restore`."""
-        return [piece.to("cpu", copy=True) for piece, _, _ in self._pieces()]
+        return [piece.to("cpu", copy=True) for piece, _, _ in self.pieces()]
 
     def restore(self, saved: list[Tensor]) -> None:
         """Set all weights to what `saved` returned."""
         with torch.no_grad():
-            for (piece, _, _), kept in zip(self._pieces(), saved, strict=True):
+            for (piece, _, _), kept in zip(self.pieces(), saved, strict=True):
                 piece.copy_(kept)
             self._wait()
 
@@ -127,7 +127,7 @@ class ModelWeights:
         """
         target, origin = torch.from_numpy(new), torch.from_numpy(reference)
         with torch.no_grad():
-            for piece, start, stop in self._pieces():
+            for piece, start, stop in self.pieces():
                 moved = piece.float() - origin[start:stop].view(piece.shape).to(piece.device)
                 moved += target[start:stop].view(piece.shape).to(piece.device)
                 piece.copy_(moved)
@@ -136,11 +136,14 @@ class ModelWeights:
     def is_finite(self) -> bool:
         """Whether no weight is NaN or infinite."""
         with torch.no_grad():
-            return all(_is_finite(piece) for piece, _, _ in self._pieces())
+            return all(_is_finite(piece) for piece, _, _ in self.pieces())
 
-    def _pieces(self) -> Iterator[tuple[Tensor, int, int]]:
-        """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor."""
-        live = _named_tensors(self._module)
+    def pieces(self) -> Iterator[tuple[Tensor, int, int]]:
+        """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor.
+
+        start, stop: in the flat vector.
+        """
+        live = _named_tensors(self.module)
         for one, spec in zip(self._tensors, self.layout.tensors, strict=True):
             tensors = [
                 live[part.name].t() if part.is_transposed else live[part.name] for part in one.parts
@@ -158,7 +161,7 @@ class ModelWeights:
                 offset += tensor.numel()
 
     def _wait(self) -> None:
-        for device in {tensor.device for tensor in _named_tensors(self._module).values()}:
+        for device in {tensor.device for tensor in _named_tensors(self.module).values()}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 

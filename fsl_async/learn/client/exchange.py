@@ -19,6 +19,9 @@ The arithmetic, with theta the model's weights:
     snapshot   u = theta;  delta = r - u, or u itself where the run exchanges full weights
                (docs/adr/0045);  r <- u
     rebase     theta <- Theta_new + (theta - r);  r <- Theta_new
+A round of zeroth order has scalars for a delta (fsl_async.store.seed_step) and no snapshot: r
+stays, and the next rebase takes Theta_new as it is, since the version replaces the round's steps.
+
 Unsent work is r - theta. A snapshot hands it to a delta and leaves none; a rebase leaves it as it
 is: it does not depend on the version that others hold. So in any order of snapshots and rebases
 everything trained is in exactly one delta or still unsent. Two things are lost, and both are meant
@@ -34,9 +37,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import attrs
+import numpy as np
 
+from fsl_async.errors import TaskError
 from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder
-from fsl_async.learn.client.fetching import Fetch
+from fsl_async.learn.client.fetching import Fetch, Replay
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     Move,
@@ -48,15 +53,17 @@ from fsl_async.learn.client.ports import (
     Vector,
     Work,
 )
+from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import Manifest
-from fsl_codecs import CodecSpec, encode, new_vector
+from fsl_codecs import CodecSpec, encode, encode_seeds, is_seeds, new_vector
 
 if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
+    from fsl_async.store.seed_step import Directions
 
 
 @attrs.define(eq=False)
@@ -86,6 +93,10 @@ class Exchange:
     ) -> None:
         self.coder = coder or DeltaCoder()
         self.pool = ChunkPool(threads)
+        self.directions: Directions | None = None
+        """Of the run, where clients may send scalars."""
+        self.only_scalars = False
+        """Whether versions are scalars too, and all deltas."""
         self.manifest: Manifest | None = None
         self.version = NO_VERSION  # what the model was last moved onto
         self._training = training
@@ -102,16 +113,28 @@ class Exchange:
         self._base_digest = ""
         self._model_digest = ""  # of the base the model was last moved onto
         self._reference: Vector | None = None
-        self._reference_finite = True
+        self._carries = True  # whether unsent work can be carried over to a new base
         self._spare: Vector | None = None
         self._deltas: dict[int, _Delta] = {}
-        self._fetch: Fetch | None = None
+        self._fetch: Fetch | Replay | None = None
         self._coding = threading.Lock()  # held while a delta's chunk is coded
 
     def configure(
-        self, spec: CodecSpec, *, feedback: bool, whole: bool, threads: int | None = None
+        self,
+        spec: CodecSpec,
+        *,
+        feedback: bool,
+        whole: bool,
+        threads: int | None = None,
+        directions: Directions | None = None,
+        only_scalars: bool = False,
     ) -> None:
-        """Code deltas so from the next chunk on; see `DeltaCoder`. threads: to decode with."""
+        """Code deltas so from the next chunk on; see `DeltaCoder`. threads: to decode with.
+
+        directions: of the run, where clients may send scalars; only_scalars: where all do, and
+        versions are scalars too.
+        """
+        self.directions, self.only_scalars = directions, only_scalars
         self.coder.spec, self.coder.feedback, self.coder.whole = spec, feedback, whole
         if threads is not None:
             self.pool.threads = threads
@@ -130,18 +153,24 @@ class Exchange:
             self._base = self._reference = own
         self._on_event(Attached(manifest.fingerprint, manifest.values))
 
-    def put_snapshot(self, sequence: int, snapshot: Vector, work: Work) -> None:
-        """Take a snapshot for delta `sequence`; from here on nothing writes the vector."""
-        with self._lock:
-            assert self._reference is not None
-            chunks = self.delta_chunks
-            delta = _Delta(self._reference, snapshot, [None] * chunks, chunks)
-            if self.coder.whole:
-                delta.minuend, delta.subtrahend = snapshot, None
-            self._deltas[sequence] = delta
-            before, self._reference = self._reference, snapshot
-            self._reference_finite = work.finite
-            self._release(before)
+    def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
+        """Take a snapshot for delta `sequence`; from here on nothing writes the vector.
+
+        None: the delta is `work.scalars`. Raises TaskError where these are not those of a round.
+        """
+        if snapshot is None:
+            frame = self._seeds_frame(work.scalars)
+            with self._lock:
+                self._deltas[sequence] = _Delta(None, None, [frame], 0)
+                self._carries = False
+        elif self.only_scalars:  # what was trained without scalars cannot be sent
+            work = attrs.evolve(work, tokens=0)
+            with self._lock:
+                self._deltas[sequence] = _Delta(None, None, [], 0)
+                self._carries = False
+                self._release(snapshot)
+        else:
+            self._put_vectors(sequence, snapshot, is_finite=work.finite)
         self._on_event(
             Snapshotted(
                 sequence,
@@ -152,6 +181,29 @@ class Exchange:
                 dict(work.facts),
             )
         )
+
+    def _put_vectors(self, sequence: int, snapshot: Vector, *, is_finite: bool) -> None:
+        with self._lock:
+            assert self._reference is not None
+            chunks = self.delta_chunks
+            delta = _Delta(self._reference, snapshot, [None] * chunks, chunks)
+            if self.coder.whole:
+                delta.minuend, delta.subtrahend = snapshot, None
+            self._deltas[sequence] = delta
+            before, self._reference = self._reference, snapshot
+            self._carries = is_finite
+            self._release(before)
+
+    def _seeds_frame(self, scalars: Vector | None) -> bytes:
+        run = self.directions
+        if run is None or scalars is None:
+            raise TaskError("this run takes no scalars of zeroth order: see tune.method")
+        if scalars.shape != (run.steps, run.probes) or scalars.dtype != np.float32:
+            raise TaskError(
+                f"a round of zeroth order has {run.steps} x {run.probes} fp32 scalars"
+                f" (tune.zo_steps, tune.zo_probes), not {scalars.shape} of {scalars.dtype}"
+            )
+        return encode_seeds(self.version, scalars[None])
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
         """Call `move` once while nothing writes the base, and not if the base is incomplete."""
@@ -166,8 +218,10 @@ class Exchange:
                 self.version, self._model_digest = wanted.version, digest
                 is_new = wanted.how != "stay" or moved.taken
                 if is_new and wanted.base is not wanted.reference:
-                    self._reference, self._reference_finite = wanted.base, True
+                    self._reference = wanted.base
                     self._release(wanted.reference)
+                if is_new:
+                    self._carries = True
         self._on_event(Rebased(wanted.version, moved.dropped_tokens))
 
     def read_base(self, read: Callable[[Vector], None]) -> int:
@@ -191,7 +245,7 @@ class Exchange:
         how: Literal["take", "move", "stay"] = "move"
         if self.version == NO_VERSION:  # where its own weights became version 0, it is there
             how = "stay" if base is reference else "take"
-        elif discard or not self._reference_finite:
+        elif discard or not self._carries:
             how = "take"
         elif (version, self._base_digest) == (self.version, self._model_digest):
             how = "stay"  # moving would take out the work that is on its way
@@ -251,6 +305,22 @@ class Exchange:
         """Chunks of a delta, an update or a full version."""
         return self._known_manifest().chunks
 
+    def delta_frames(self, sequence: int) -> int:
+        """Frames of a delta: one for scalars, else its chunks."""
+        with self._lock:
+            delta = self._deltas.get(sequence)
+        return self.delta_chunks if delta is None else len(delta.coded)
+
+    def scalars_frame(self, sequence: int) -> bytes | None:
+        """The only frame of a delta of scalars that fits into a message; else None."""
+        with self._lock:
+            delta = self._deltas.get(sequence)
+        if delta is None or delta.missing or len(delta.coded) != 1:
+            return None
+        frame = delta.coded[0]
+        fits = frame is not None and is_seeds(frame) and len(frame) <= MAX_BYTES
+        return frame if fits else None
+
     def drop_delta(self, sequence: int) -> None:
         """Forget a delta: acknowledged, or declined (then its work is not sent again)."""
         with self._lock:
@@ -258,13 +328,17 @@ class Exchange:
             if delta is not None:
                 self._uncouple(delta)
 
-    def begin_fetch(self, kind: Literal["update", "full"], version: int) -> None:
+    def begin_fetch(self, kind: Literal["update", "seeds", "full"], version: int) -> None:
         """Get ready for the chunks of `version`; an unfinished fetch is given up.
 
-        Raises LearnerError for an update that does not follow the base.
+        Raises LearnerError for an update that does not follow the base, and for scalars in a run
+        without.
         """
         with self._lock:
             self._fetch = None
+            if kind == "seeds":
+                self._fetch = self._replay(version)
+                return
             if kind == "update" and self._base_version in (NO_VERSION, version):
                 raise LearnerError(
                     f"version {version} as an update needs version {version - 1}: fetch it in full"
@@ -282,6 +356,22 @@ class Exchange:
                 # written, in the worker.
                 target = self._free_vector(manifest.values)
                 self._fetch = Fetch(manifest, version, target=target)
+
+    def _replay(self, version: int) -> Replay:
+        base, since, manifest = self._base, self._base_version, self._known_manifest()
+        if self.directions is None or base is None or not 0 <= since < version:
+            raise LearnerError(
+                f"scalars to version {version} do not follow base version {since}: fetch it in full"
+            )
+        return Replay(
+            manifest,
+            version,
+            base=base,
+            since=since,
+            target=self._free_vector(manifest.values),
+            seed=self.directions.seed,
+            pool=self.pool,
+        )
 
     # --- worker thread ---
 
@@ -339,7 +429,7 @@ class Exchange:
 
     def finish_encoding(self, sequence: int) -> None:
         """Code what is left of a delta, which frees its vectors. Does nothing for a dropped one."""
-        for index in range(self.delta_chunks):
+        for index in range(self.delta_frames(sequence)):
             with self._lock:
                 if sequence not in self._deltas:
                     return

@@ -45,6 +45,7 @@ from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
@@ -487,18 +488,23 @@ class Fed(FedBase):
             self.meter.step_dropped()
 
     def end_round(
-        self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
+        self,
+        *,
+        samples: int,
+        metrics: Mapping[str, SupportsFloat] | None = None,
+        scalars: Vector | None = None,
     ) -> bool:
         """The round is done; on return the weights are its version's. False once the run has ended.
 
-        samples: trained in it; the weight of this client in the average.
+        samples: trained in it; the weight of this client in the average. scalars: of a round of
+        zeroth order, its projected gradients, float32 (K, P), which are sent instead of weights.
         """
         if self._rounds is not None:
             self._rounds.end_round()
         if self._training.stopped:
             return False
         self.meter.count(samples, metrics)
-        return self._timed(self._training.end_round)
+        return self._timed(lambda: self._training.end_round(scalars))
 
     @property
     def waited_s(self) -> float:

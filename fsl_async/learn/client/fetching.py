@@ -6,6 +6,9 @@ is in the cache, in any order (fsl_async.store.digest): nothing is left to hash 
 A full version is decoded into the vector that will be the base. An update is added to a copy of the
 base's chunk, which shows that it decodes and what the weights will be; then its frame is kept, and
 the base stays as it is until the version is whole (docs/adr/0097).
+
+In a run of zeroth order all versions that this client missed come as one frame of scalars. They are
+replayed on a copy of the base, which will be the base (`Replay`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,16 @@ from typing import TYPE_CHECKING
 
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, vector_digest
 from fsl_async.store.errors import LearnerError
-from fsl_codecs import CodecError, decode_accumulate, decode_into, info, new_vector
+from fsl_codecs import (
+    CodecError,
+    add_signs,
+    decode_accumulate,
+    decode_into,
+    decode_seeds,
+    direction_keys,
+    info,
+    new_vector,
+)
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.ports import Vector
@@ -125,3 +137,76 @@ class Fetch:
     def _chunk(self, vector: Vector, index: int) -> Vector:
         start, stop = self._manifest.chunk_range(index)
         return vector[start:stop]
+
+
+class Replay:
+    """The scalars of the versions after a base, replayed on a copy. Like `Fetch`.
+
+    base: float32, of version `since`; nothing writes it meanwhile. target: of the same shape.
+    seed: of the run's directions.
+    """
+
+    chunks = 1
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        version: int,
+        *,
+        base: Vector,
+        since: int,
+        target: Vector,
+        seed: int,
+        pool: ChunkPool,
+    ) -> None:
+        self.version = version
+        self.target = target
+        self.digest = ""
+        self._manifest = manifest
+        self._base = base
+        self._since = since
+        self._seed = seed
+        self._pool = pool
+
+    @property
+    def missing(self) -> int:
+        """How many frames are not here yet."""
+        return not self.digest
+
+    def put(self, index: int, frame: bytes) -> None:
+        """Take the frame; the same again is ignored.
+
+        Raises LearnerError for one that is damaged or of other versions.
+        """
+        if index:
+            raise LearnerError(f"version {self.version} is one frame of scalars, not {index + 1}")
+        if self.digest:
+            return
+        try:
+            found = decode_seeds(frame)
+        except CodecError as error:
+            raise LearnerError(
+                f"the scalars of version {self.version} cannot be decoded: {error}"
+            ) from error
+        rounds, steps, probes = found.scalars.shape
+        if not found.first <= self._since < found.first + rounds == self.version:
+            raise LearnerError(
+                f"scalars from version {found.first} to {found.first + rounds}, expected from"
+                f" {self._since} to {self.version}"
+            )
+        done = self._since - found.first  # the parameter server may not know yet
+        keys = direction_keys(self._seed, self._since, rounds - done, steps, probes)
+        scalars = found.scalars[done:].ravel()
+
+        def replay_chunk(number: int) -> bytes:
+            start, stop = self._manifest.chunk_range(number)
+            chunk = self.target[start:stop]
+            chunk[:] = self._base[start:stop]
+            add_signs(chunk, start, keys, scalars)
+            return chunk_digest(chunk)
+
+        digests = self._pool.each(replay_chunk, range(self._manifest.chunks))
+        self.digest = vector_digest(digests)[:DIGEST_CHARACTERS]
+
+    def write_to(self, new: Vector, pool: ChunkPool) -> None:
+        """Do nothing: the version is in the target."""

@@ -80,6 +80,8 @@ class Work:
     finite: bool
     facts: dict[str, float] = field(factory=dict)
     """See `fsl_async.roles.sync.delta.FACTS`."""
+    scalars: Vector | None = None
+    """Of a round of zeroth order: its projected gradients, float32 (K, P), which are the delta."""
 
 
 @frozen
@@ -116,8 +118,12 @@ class ExchangePort(Protocol):
         """Exchange a model of this manifest, whose first weights are `own`."""
         ...
 
-    def put_snapshot(self, sequence: int, snapshot: Vector, work: Work) -> None:
-        """Take a snapshot for delta `sequence`; from here on nothing writes the vector."""
+    def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
+        """Take a snapshot for delta `sequence`; from here on nothing writes the vector.
+
+        None: the delta is `work.scalars`, and the model goes back to the base with the next
+        version. Raises TaskError where the run has no such scalars.
+        """
         ...
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 from torch import nn
 
 from fsl_async.errors import TaskError
@@ -28,10 +29,12 @@ from fsl_async.learn.client.ports import (
     RebaseOrder,
     RoundOrder,
     SnapshotOrder,
+    Vector,
     Work,
 )
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.models.exchanged import View
+from fsl_async.roles.sync.delta import ORDER
 
 
 class Training:
@@ -132,10 +135,16 @@ class Training:
                 return self._round.number
             self.attend()
 
-    def end_round(self) -> bool:
-        """Copy the weights for the round's delta and wait for its version; False once stopped."""
+    def end_round(self, scalars: Vector | None = None) -> bool:
+        """Copy the weights for the round's delta and wait for its version; False once stopped.
+
+        scalars: of a round of zeroth order, float32 (K, P): they are the delta, and the weights are
+        not copied. Raises TaskError where the run takes no such scalars.
+        """
         order, self._round = self._round, None
-        if order is not None:
+        if order is not None and scalars is not None:
+            self._put_scalars(order.sequence, scalars)
+        elif order is not None:
             self._snapshot(order.sequence, hold=True)
         return self.attend()
 
@@ -177,6 +186,16 @@ class Training:
         self.orders.hold(hold)  # before the answer, which may bring the resume
         work = Work(tokens, steps, metrics, finite, dict(self.facts))
         self._exchange.put_snapshot(sequence, snapshot, work)
+
+    def _put_scalars(self, sequence: int, scalars: Vector) -> None:
+        tokens, steps, metrics = self.meter.take()
+        finite = bool(np.isfinite(scalars).all())
+        if not finite:
+            metrics["nonfinite"] = 1.0  # as in `_snapshot`
+        facts = {**self.facts, ORDER: 0.0}
+        work = Work(tokens, steps, metrics, finite, facts, scalars)
+        self.orders.hold(True)  # before the answer, which may bring the resume
+        self._exchange.put_snapshot(sequence, None, work)
 
     def _move(self, move: Move) -> Moved:
         assert self._weights is not None

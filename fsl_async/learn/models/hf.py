@@ -97,13 +97,13 @@ def _config(transformers: Any, family: str, sizes: Mapping[str, Any]) -> Any:
     return config
 
 
-def extra(name: str) -> Any:
-    """Import a module of the extra `hf`, or say how to get it."""
+def extra(name: str, of: str = "hf") -> Any:
+    """Import a module of the extra `of`. ConfigError: it is not installed, and how to get it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"{name} cannot be imported ({error}): pip install 'fsl-async[hf]'"
+            f"{name} cannot be imported ({error}): pip install 'fsl-async[{of}]'"
         ) from error
 
 

@@ -20,7 +20,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "s
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 HEADS = frozenset({"lm_head", "embed_out", "score", "classifier", "head"})
-"""Last names of output layers, which get no adapters."""
+"""Names of output layers, which get no adapters."""
 
 MOST_JSON_BYTES = 100 << 20
 """The format's own limit for a header."""
@@ -48,8 +48,8 @@ class Linear:
 
     @property
     def is_head(self) -> bool:
-        """Whether it is an output layer."""
-        return self.name.rpartition(".")[2] in HEADS
+        """Whether it is an output layer, or a part of one, like classifier.dense."""
+        return not HEADS.isdisjoint(self.name.split("."))
 
 
 @attrs.frozen(slots=True)
@@ -157,7 +157,6 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with path.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            # A header above the format's limit is cut, and then is no JSON.
             entries = _object(stream.read(min(size, MOST_JSON_BYTES)))
             held = stream.seek(0, 2) - 8 - size
         entries.pop("__metadata__", None)
@@ -172,9 +171,7 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise _damaged(path, error) from error
     if held < needed:
-        raise ConfigError(
-            f"{str(path)!r} is short: {held:,} of {needed:,} bytes of weights; copy the base again"
-        )
+        raise ConfigError(f"{str(path)!r} is short or damaged: copy the base again")
     return shapes
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from fsl_async.config.settings_tuning import Objective, TuneConfig
 from fsl_async.learn.models.forward import evaluating
+from fsl_async.learn.models.hf import extra
 from fsl_async.learn.tune.tokens import UNTRAINED, TokenBatch, Tokenized
 
 EVALUATED_BATCH = 8
@@ -177,10 +178,10 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     """Within it the layers that peft put into `model` add nothing.
 
     What trains is the same afterwards: peft itself would make both factors of every adapter train.
+    Weights that train whole (tune.full) stay as they are.
     """
-    layers: list[Any] = [
-        part for part in model.modules() if callable(getattr(part, "enable_adapters", None))
-    ]
+    kind = extra("peft.tuners.tuners_utils").BaseTunerLayer
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, kind)]
     were_off = [layer.disable_adapters for layer in layers]
     trained = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:

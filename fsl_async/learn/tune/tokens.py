@@ -411,7 +411,8 @@ def _template_parts(
         whole = render(len(turns), asks=False)
         spans = []
         for number in answers[-1:] if last_only else answers:
-            before, after = render(number, asks=True), render(number + 1, asks=False)
+            before = render(number, asks=True)
+            after = render(number + 1, asks=False) if turns[number + 1 :] else whole
             if whole.startswith(after) and after.startswith(before):
                 spans.append((len(before), len(after)))
     except Exception:  # noqa: BLE001 - templates are programs, and raise what they like

@@ -16,6 +16,7 @@ from typing import Any, Self
 from fsl_async.config import address as addresses
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
+from fsl_async.config.site_tuning import Order, SiteTuning
 from fsl_async.errors import DataError, FslError, StopError, TaskError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
@@ -217,6 +218,9 @@ def join(
     keys: str | Path | None = None,
     insecure: bool = False,
     allow: str | Iterable[str] | None = None,
+    rank: int = 0,
+    order: Order | None = None,
+    layers: str = "",
 ) -> Joined:
     """Join a run from a script of your own; see `fsl_async.join`."""
     from fsl_async.cluster.name_slot import check_name, claim_name
@@ -236,6 +240,7 @@ def join(
             run_dir=Path(run_dir) if run_dir is not None else None,
             keys=folder,
             policy=policy,
+            tuning=SiteTuning(rank=rank, order=order, layers=layers),
         )
         runtime = ClientRuntime(options, stop=current_stopper(), log=log)
         with _ending_on_error(runtime):

@@ -47,6 +47,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientRules
+from fsl_async.store.seed_step import directions_of
 from fsl_transport.loop import run as run_loop
 
 
@@ -388,6 +389,8 @@ class ClientNode:
             feedback=codec.feedback_up,
             whole=config.split.sends_whole,
             threads=codec.threads,
+            directions=directions_of(config),
+            only_scalars=config.tune.method == "zeroth",
         )
         # From here on both sides use the run's heartbeat and expiry.
         self._endpoint.adopt(transport_settings(config))

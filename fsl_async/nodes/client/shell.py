@@ -24,6 +24,7 @@ from fsl_async.nodes.wire import (
     eager_bytes,
     initial_stream,
     problem_of,
+    version_stream,
 )
 from fsl_async.roles.goodbye import Goodbye, reason_for_peers
 from fsl_async.roles.machine import (
@@ -44,6 +45,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import SERVER, ClientMachine
+from fsl_async.roles.sync.delta import ORDER
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.manifest import Manifest
 
@@ -123,6 +125,8 @@ class ClientShell:
         self._welcomed = welcomed
         self._end_training = end_training
         self._fetch: FetchProgress | None = None
+        self._scalars = "", b""
+        """The name that a stream of the scalars that came would have, and their frame."""
         self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
@@ -139,7 +143,7 @@ class ClientShell:
         self._executors: dict[type, Callable[[Any, int], None]] = {
             Send: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
             Note: lambda e, _: self._say(e),
-            DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
+            DeclineStream: lambda e, _: self._decline(e),
             Finish: self._finish,
             do.SendManifest: self._send_manifest,
             do.OfferInitial: self._offer_initial,
@@ -236,6 +240,8 @@ class ClientShell:
             case msg.Announce(version, digest, position):
                 self._announced(position)
                 self.node.feed(ev.VersionAnnounced(version, digest))
+            case msg.Scalars() as scalars:
+                self._take_scalars(scalars)
             case msg.Reject(code, text):
                 self.learner.refuse(code, text)
                 self.node.feed(HelloRefused(code, text))
@@ -244,6 +250,14 @@ class ClientShell:
                 self.node.feed(RunEnded(reason))
             case other:
                 raise MessageError(f"{type(other).__name__} is no message of a parameter server")
+
+    def _take_scalars(self, scalars: msg.Scalars) -> None:
+        version = scalars.version
+        if scalars.position != RunPosition():
+            self._announced(scalars.position)
+        self.node.feed(ev.VersionAnnounced(version, scalars.digest, comes=True))
+        self._scalars = version_stream("seeds", version), scalars.frame
+        self.node.feed(ev.FetchOffered(self._scalars[0], "seeds", version, 1))
 
     def _offered(self, event: tp.StreamOffered) -> None:
         match msg.from_wire(event.meta):
@@ -298,7 +312,7 @@ class ClientShell:
     def _offer_delta(self, effect: do.OfferDelta, number: int) -> None:
         delta = effect.delta
         sequence = delta.key.sequence
-        chunks = self._known_manifest().chunks
+        chunks = self.learner.delta_frames(sequence)
         source = CodedSource(
             chunks,
             self.worker,
@@ -307,6 +321,20 @@ class ClientShell:
         )
         if not self._shares_metrics:
             delta = evolve(delta, metrics={})
+        frame = self.learner.scalars_frame(sequence)
+        if frame is not None and delta.key.incarnation == self.machine.incarnation:
+            measured = msg.Measured(
+                sequence,
+                delta.base_digest,
+                delta.tokens,
+                delta.steps,
+                frame,
+                delta.metrics,
+                {name: fact for name, fact in delta.facts.items() if name != ORDER},
+            )
+            self.endpoint.send(SERVER, msg.to_wire(measured))
+            self.count(Direction.UP, 0, frame)
+            return
         meta = msg.to_wire(msg.DeltaMeta(delta))
         stream = delta_stream(delta.key.text)
         self.endpoint.offer(SERVER, stream, meta, source, eager_bytes(chunks))
@@ -322,17 +350,43 @@ class ClientShell:
         version = effect.version
         fetch = self._fetch
         if fetch is None or (fetch.kind, fetch.version) != (effect.kind, version):
-            kind: Kind = "update" if effect.kind == "update" else "full"
+            kind: Kind = "seeds" if effect.kind == "seeds" else "full"
+            if effect.kind == "update":
+                kind = "update"
             try:
                 self.learner.begin_fetch(kind, version)
             except Exception as error:  # noqa: BLE001 - the reason for declining
                 self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
                 self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number)
                 return
-            fetch = FetchProgress(kind, version, self._known_manifest().chunks)
+            chunks = 1 if kind == "seeds" else self._known_manifest().chunks
+            fetch = FetchProgress(kind, version, chunks)
         fetch.stream = effect.stream
+        name, frame = self._scalars
+        if effect.stream == name:
+            self._receive_scalars(effect, number, frame)
+            return
         self._fetch = fetch
         self.endpoint.accept(SERVER, effect.stream, _FetchSink(self, fetch), fetch.next_chunk)
+
+    def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:
+        version, self._fetch, self._scalars = effect.version, None, ("", b"")
+
+        def taken(_: None) -> None:
+            self.count(Direction.DOWN, 0, frame)
+            self.node.feed(ev.FetchReceived(version), number)
+
+        self.worker.submit(
+            lambda: self.learner.put_fetch(version, 0, frame),
+            taken,
+            lambda error: self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number),
+        )
+
+    def _decline(self, effect: DeclineStream) -> None:
+        if effect.stream == self._scalars[0]:
+            self._scalars = "", b""
+        else:
+            self.endpoint.decline(SERVER, effect.stream, effect.reason)
 
     def _replace_base(self, effect: do.ReplaceBase, number: int) -> None:
         version = effect.version

@@ -36,7 +36,7 @@ def weighting_of(config: Config) -> Weighting:
     if rule_of(config).by_rows:
         name = "uniform"
     elif name == "auto":
-        by_data = config.split.sends_whole or config.tune.method == "lora"
+        by_data = config.split.sends_whole or config.tune.is_on
         name = "tokens" if by_data else "batch"
     return weighting_named(name, config.sync.staleness_exponent)
 

@@ -53,10 +53,11 @@ from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
-from fsl_async.store.delta_kind import Dense, FullWeights
+from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings, VersionRecord
+from fsl_async.store.seed_step import directions_of
 from fsl_async.store.store import Store
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqListener
@@ -115,6 +116,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
         shards=config.shards,
+        history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
     )
 
 
@@ -123,13 +125,18 @@ def _store_settings(config: Config) -> StoreSettings:
     codec, adapters = config.codec, adapter_rule_of(config)
     # Versions in bases of their own have no mean.
     has_bases = adapters is not None and adapters.merges_products
+    kind: DeltaKind = FullWeights() if config.split.sends_whole else Dense()
+    directions = directions_of(config)
+    if directions is not None:
+        is_pure = config.tune.method == "zeroth"
+        kind = Seeds(directions) if is_pure else Mixed(directions)
     return StoreSettings(
         config.store.keep_versions,
         codec.spec_down,
         outer,
         codec.threads,
         rule=rule_of(config),
-        kind=FullWeights() if config.split.sends_whole else Dense(),
+        kind=kind,
         resident=config.store.resident and not config.split.sends_whole,
         may_keep_mean=not (
             config.run.rounds or config.run.tokens or config.run.seconds or has_bases
@@ -140,6 +147,7 @@ def _store_settings(config: Config) -> StoreSettings:
         adapters=adapters,
         adapter_scale=config.tune.scale,
         adapter_seed=config.run.seed,
+        history=config.tune.zo_history if kind.is_scalars else 0,
     )
 
 

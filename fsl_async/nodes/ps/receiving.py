@@ -69,6 +69,19 @@ class Receiving:
     """Client -> its deltas that have arrived and are being stored."""
     _incoming: dict[tuple[str, str], Callable[[], None]] = field(factory=dict, init=False)
     _problems: dict[tuple[str, str], str] = field(factory=dict, init=False)
+    _measured: dict[str, tuple[str, bytes]] = field(factory=dict, init=False)
+    """Client -> the name that a stream of its last scalars would have, and their frame."""
+
+    def measured(self, peer: str, stream: str, frame: bytes) -> None:
+        """Keep the frame of a delta of scalars until it is received or declined."""
+        self._measured[peer] = stream, frame
+
+    def declined(self, peer: str, stream: str) -> bool:
+        """Drop a delta of scalars; False: it is a stream."""
+        found = self._measured.get(peer, ("", b""))[0] == stream
+        if found:
+            del self._measured[peer]
+        return found
 
     def received(self, peer: str, stream: str) -> None:
         """Finish a stream whose chunks are all written."""
@@ -84,6 +97,7 @@ class Receiving:
 
     def left(self, peer: str) -> None:
         """Forget the streams of a session that is over."""
+        self._measured.pop(peer, None)
         for stream in {*self._incoming, *self._problems}:
             if stream[0] == peer:
                 self._incoming.pop(stream, None)
@@ -115,6 +129,9 @@ class Receiving:
         """Receive a delta into the spool, from the first missing chunk."""
         delta, peer, stream = effect.delta, effect.peer, effect.stream
         key = delta.key
+        if self._measured.get(peer, ("", b""))[0] == stream:
+            self._store_measured(effect, self._measured.pop(peer)[1], number)
+            return
 
         def begin() -> int | None:
             known = self.store.spool_begin(delta, effect.weight)
@@ -126,11 +143,41 @@ class Receiving:
                 self.endpoint.decline(peer, stream, "known")
                 return
             write = lambda index, frame: self.store.spool_write(key, index, frame)  # noqa: E731
+            finish = lambda: self._finish_delta(effect, number, broken)  # noqa: E731
             self._open(peer, stream, write, finish, next_chunk)
 
-        def finish() -> None:
-            self.storing[peer] += 1
-            self.worker.submit(lambda: self.store.spool_finish(key), stored, not_stored)
+        def broken(error: Exception) -> None:
+            self.endpoint.decline(peer, stream, CANNOT_STORE)
+            self.endpoint.cancel(peer, stream, CANNOT_STORE)
+            self.feed(StreamLost(peer, stream, str(error)), number)
+
+        self.worker.submit(begin, begun, broken)
+
+    def _store_measured(self, effect: do.ReceiveDelta, frame: bytes, number: int) -> None:
+        key = effect.delta.key
+
+        def write() -> bool:
+            is_new = self.store.spool_begin(effect.delta, effect.weight) is None
+            if is_new:
+                self.store.spool_write(key, 0, frame)
+            return is_new
+
+        def written(is_new: bool) -> None:
+            if is_new:  # else the acknowledgement is being sent
+                self.count(0, frame)
+                self._finish_delta(effect, number, broken)
+
+        def broken(error: Exception) -> None:
+            self.feed(StreamLost(effect.peer, effect.stream, str(error)), number)
+
+        self.worker.submit(write, written, broken)
+
+    def _finish_delta(
+        self, effect: do.ReceiveDelta, number: int, broken: Callable[[Exception], None]
+    ) -> None:
+        """Make a delta durable whose frames are all written."""
+        peer, key = effect.peer, effect.delta.key
+        self.storing[peer] += 1
 
         def over() -> None:
             self.storing[peer] -= 1
@@ -144,12 +191,7 @@ class Receiving:
             over()
             self.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
 
-        def broken(error: Exception) -> None:
-            self.endpoint.decline(peer, stream, CANNOT_STORE)
-            self.endpoint.cancel(peer, stream, CANNOT_STORE)
-            self.feed(StreamLost(peer, stream, str(error)), number)
-
-        self.worker.submit(begin, begun, broken)
+        self.worker.submit(lambda: self.store.spool_finish(key), stored, not_stored)
 
     def _open(
         self,

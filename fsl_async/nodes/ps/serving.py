@@ -11,6 +11,7 @@ from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.runtime import Worker
 from fsl_async.nodes.wire import eager_bytes, version_stream
 from fsl_async.roles.machine import Event, Note
+from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -111,41 +112,80 @@ class Serving:
 
     def serve(self, effect: do.SendVersion, number: int) -> None:
         """Offer a full version or an update."""
+
         # A version stays on disk until its client holds the newest one: a full version may take
         # longer to send than keep_versions last, and the client needs the updates after it next.
+        def failed(error: Exception) -> None:
+            self.say(Note(f"cannot serve version {effect.version}: {error}", "warning"))
+
+        if effect.kind == "seeds":
+            self.worker.submit(
+                lambda: self.store.read_seeds(effect.since, effect.version),
+                lambda frame: self._send_seeds(effect, number, frame),
+                failed,
+            )
+            return
         self._fetching[effect.peer] = effect.version
         self._keep_fetched()
         self.worker.submit(
             lambda: self.store.has_update(effect.version),
             lambda kept: self._send_version(effect, number, kept=kept),
-            lambda error: self.say(
-                Note(f"cannot serve version {effect.version}: {error}", "warning")
-            ),
+            failed,
         )
+
+    def _send_seeds(self, effect: do.SendVersion, number: int, frame: bytes | None) -> None:
+        if frame is None or len(frame) > MAX_BYTES:
+            announcement = msg.Announce(effect.version, effect.digest, effect.position)
+            self.endpoint.send(effect.peer, msg.to_wire(announcement))
+        if frame is None:
+            self._send_version(effect, number, kept=False)
+        elif len(frame) <= MAX_BYTES:
+            message = msg.Scalars(effect.version, effect.digest, frame, effect.position)
+            self.endpoint.send(effect.peer, msg.to_wire(message))
+            self.count(0, frame)
+            sent = ev.VersionSent(effect.peer, effect.kind, effect.version, len(frame))
+            self.feed(sent, number)
+        else:
+            self._offer(effect, number, 1, lambda _: frame, lambda _: frame)
 
     def _keep_fetched(self) -> None:
         oldest = min(self._fetching.values(), default=None)
         self.worker.submit(lambda: self.store.keep_from(oldest), lambda _: None, lambda _: None)
 
     def _send_version(self, effect: do.SendVersion, number: int, *, kept: bool) -> None:
-        if effect.kind == "update" and not kept:
+        if effect.kind != "full" and not kept:
             effect = do.SendVersion(effect.peer, "full", self.newest())
             self._fetching[effect.peer] = effect.version
             self._keep_fetched()
         version = effect.version
         store, is_update = self.store, effect.kind == "update"
         read_chunk = store.read_update if is_update else store.read_full
-        meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
-        chunks = self.manifest().chunks
+        self._offer(
+            effect,
+            number,
+            self.manifest().chunks,
+            lambda index: read_chunk(version, index),
+            lambda index: store.update_in_memory(version, index) if is_update else None,
+        )
+
+    def _offer(
+        self,
+        effect: do.SendVersion,
+        number: int,
+        chunks: int,
+        read: Callable[[int], bytes | None],
+        in_memory: Callable[[int], bytes | None],
+    ) -> None:
+        meta = msg.to_wire(msg.VersionMeta(effect.kind, effect.version))
         source = StoreSource(
             effect,
             chunks,
             self.worker,
-            lambda index: read_chunk(version, index),
-            in_memory=lambda index: store.update_in_memory(version, index) if is_update else None,
+            read,
+            in_memory=in_memory,
             count=self.count,
             failed=lambda error: self.read_failed(error, number),
         )
-        stream = version_stream(effect.kind, version)
+        stream = version_stream(effect.kind, effect.version)
         self._streams[(effect.peer, stream)] = (source, number)
         self.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))

@@ -37,6 +37,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
+from fsl_codecs import CodecError, decode_seeds
 
 
 @frozen
@@ -131,7 +132,7 @@ class ParameterServerShell:
         self._executors: dict[type, Callable[[Any, int], None]] = {
             Send: lambda e, _: endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: lambda e, _: around.say(e),
-            DeclineStream: lambda e, _: endpoint.decline(e.peer, e.stream, e.reason),
+            DeclineStream: lambda e, _: self._decline(e),
             Finish: lambda e, _: around.finished(e),
             do.CheckTransfers: lambda _, number: self._check_transfers(number),
             do.Admit: self.jobs.admit,
@@ -210,10 +211,27 @@ class ParameterServerShell:
                 self.node.feed(ev.VersionHeld(peer, version, digest))
                 if version == self.machine.version:
                     self._serving.caught_up(peer)
+            case msg.Measured() as measured:
+                self._measured(peer, measured)
             case msg.Skip(number, reason):
                 self.node.feed(ev.RoundSkipped(peer, number, reason))
             case other:
                 raise MessageError(f"{type(other).__name__} is no message of a client")
+
+    def _measured(self, peer: str, measured: msg.Measured) -> None:
+        member = self.machine.members.get(peer)
+        if member is None:
+            return
+        try:
+            base = decode_seeds(measured.frame).first
+        except CodecError as error:
+            raise MessageError(f"not a frame of scalars: {error}") from None
+        delta = measured.delta(peer, member.incarnation, base)
+        stream = delta_stream(delta.key.text)
+        self._receiving.measured(peer, stream, measured.frame)
+        # No other message reports the version that it is measured from.
+        self.node.feed(ev.VersionHeld(peer, base, measured.digest))
+        self.node.feed(ev.DeltaOffered(peer, stream, delta))
 
     def _attach(self, peer: str, attach: msg.Attach) -> None:
         manifest = self.manifest
@@ -236,7 +254,9 @@ class ParameterServerShell:
                 if event.stream_id != delta_stream(delta.key.text):
                     shown = event.stream_id[:80]
                     raise MessageError(f"stream {shown!r} carries delta {delta.key.text}")
-                if self._has_frames(event, self._store.kind.frames):
+                kind = self._store.kind
+                is_seeds = kind.has_seeds and event.chunks == 1
+                if is_seeds or self._has_frames(event, kind.frames):
                     self.node.feed(ev.DeltaOffered(event.peer, event.stream_id, delta))
             case msg.InitialMeta(fingerprint):
                 if not self._has_frames(event, lambda manifest: manifest.chunks):
@@ -254,6 +274,10 @@ class ParameterServerShell:
             return True
         self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
         return False
+
+    def _decline(self, effect: DeclineStream) -> None:
+        if not self._receiving.declined(effect.peer, effect.stream):
+            self.endpoint.decline(effect.peer, effect.stream, effect.reason)
 
     def _stream_failed(self, event: tp.StreamFailed) -> None:
         self._serving.failed(event.peer, event.stream_id)

@@ -187,7 +187,14 @@ class StoreJobs:
             self._say(Note(made.notice, "warning"))
         seconds = self._scheduler.time() - begun_at
         self._feed(
-            ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds, made.cosine),
+            ev.VersionCommitted(
+                made.version,
+                made.digest,
+                made.update_bytes,
+                seconds,
+                made.cosine,
+                dict(made.product_norms),
+            ),
             number,
         )
 

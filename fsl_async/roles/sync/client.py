@@ -315,6 +315,9 @@ class ClientMachine:
             if event.version == 0 and self.busy is None and self.base.version < 0:
                 self.busy, version_sync.adopted = "replacing", True
                 return [Note("published the initial weights"), do.AdoptInitial()]
+        version_sync.by_scalars = event.comes or version_sync.by_scalars
+        if event.comes and version_sync.asked is None and version_sync.base != version_sync.latest:
+            version_sync.asked = event.version
         if self.base == self.latest and self.model_version == event.version:
             return [version_sync.holding()]
         return self._advance()
@@ -363,9 +366,12 @@ class ClientMachine:
                 f" without the last {event.dropped_tokens} tokens"
             )
             effects.append(Note(text, "warning"))
-        if self.connected:
+        next_ones = self._advance()
+        trains = any(isinstance(one, do.BeginRound) for one in next_ones)
+        # Scalars that are measured from a version report that it is held.
+        if self.connected and not (self.version_sync.by_scalars and trains):
             effects.append(self.version_sync.holding())
-        return effects + self._advance()
+        return effects + next_ones
 
     def _report_version(self, version: int) -> list[Effect]:
         if version == self.model_version:  # the weights were not finite and are reset to it
@@ -396,6 +402,8 @@ class ClientMachine:
             if self.connected:
                 reason = "no token trained since the last snapshot"
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
+                if self.version_sync.by_scalars:
+                    effects.append(self.version_sync.holding())
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
         self.delta = Delta(

@@ -85,11 +85,18 @@ class ReceiveDelta(Effect, tag="receive_delta"):
 
 @frozen
 class SendVersion(Effect, tag="send_version"):
-    """Stream a version to a peer. kind: "update" (coded, from version - 1) or "full"."""
+    """Stream a version to a peer.
+
+    kind: "update" (coded, from version - 1), "seeds" (scalars, from version `since`) or "full".
+    position: of the announcement that goes with scalars.
+    """
 
     peer: str
     kind: str
     version: int
+    since: int = -1
+    digest: str = ""
+    position: RunPosition = field(factory=RunPosition)
 
 
 @frozen

@@ -238,6 +238,8 @@ class VersionCommitted(Event, tag="version_committed"):
     seconds: float
     cosine: float | None = None
     """How far the merged deltas agree (`fsl_async.roles.sync.agreement`)."""
+    product_norms: dict[str, float] = field(factory=dict)
+    """By client: how far it moved the products of adapters."""
 
 
 @frozen
@@ -340,15 +342,16 @@ class DeltaRefused(Event, tag="delta_refused"):
 
 @frozen
 class VersionAnnounced(Event, tag="version_announced"):
-    """The run is at `version`, which has `digest`."""
+    """The run is at `version`, which has `digest`. comes: it is sent with its announcement."""
 
     version: int
     digest: str
+    comes: bool = False
 
 
 @frozen
 class FetchOffered(Event, tag="fetch_offered"):
-    """The parameter server offers a stream of `version`. kind: "update" or "full"."""
+    """The parameter server offers a stream of `version`. kind: as in `SendVersion`."""
 
     stream: str
     kind: str

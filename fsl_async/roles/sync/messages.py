@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from attrs import field, frozen
 
 from fsl_async.roles.messages import Form, Message, Table, optional
-from fsl_async.roles.sync.delta import DIGEST, Delta, Key, OptionalDigest
+from fsl_async.roles.sync.delta import DIGEST, ORDER, Delta, DeltaKey, Key, OptionalDigest
 from fsl_async.roles.sync.progress import RunPosition
 
 RUN = Form("the name of a run", re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch)
@@ -21,7 +21,7 @@ Run = Annotated[str, RUN]
 OptionalRun = Annotated[str, optional(RUN)]
 Digest = Annotated[str, DIGEST]
 Code = Annotated[str, Form("a code", re.compile(r"[a-z][a-z0-9-]{0,63}").fullmatch)]
-VersionKind = Annotated[str, Form("a kind of version", {"update", "full"}.__contains__)]
+VersionKind = Annotated[str, Form("a kind of version", {"update", "seeds", "full"}.__contains__)]
 
 
 @frozen
@@ -48,6 +48,30 @@ class Holding(Message, tag="holding/1"):
 
     version: int
     digest: Digest
+
+
+@frozen
+class Measured(Message, tag="measured/1"):
+    """Client: a delta that is one frame of scalars (`fsl_codecs.seeds`), offered and sent at once.
+
+    It is of this session's client and incarnation; base and round are the round of the frame.
+    digest: of the base, which the client holds. facts: but for the order, which is 0. The answer is
+    that to the offer of a stream.
+    """
+
+    sequence: int
+    digest: Digest
+    tokens: int
+    steps: int
+    frame: bytes
+    metrics: dict[str, Any] = field(factory=dict)
+    facts: dict[str, Any] = field(factory=dict)
+
+    def delta(self, client: str, incarnation: int, base: int) -> Delta:
+        """The delta of a frame of round `base`."""
+        key = DeltaKey(client, incarnation, base, self.sequence)
+        facts = {ORDER: 0.0, **self.facts}
+        return Delta(key, self.digest, self.tokens, self.steps, base, self.metrics, facts)
 
 
 @frozen
@@ -111,6 +135,20 @@ class Announce(Message, tag="announce/2"):
 
 
 @frozen
+class Scalars(Message, tag="scalars/1"):
+    """Parameter server: an announcement, and what leads to that version in a run of zeroth order.
+
+    frame: the scalars of all versions since one that the client holds or held (`fsl_codecs.seeds`).
+    position: the default where it is about that of the last announcement in this session.
+    """
+
+    version: int
+    digest: Digest
+    frame: bytes
+    position: RunPosition = field(factory=RunPosition)
+
+
+@frozen
 class Reject(Message, tag="reject/1"):
     """Parameter server: this client cannot take part, for this reason."""
 
@@ -141,14 +179,19 @@ class DeltaMeta(Message, tag="delta_meta/3"):
 
 @frozen
 class VersionMeta(Message, tag="version_meta/1"):
-    """Stream of a version. kind: "update" (coded outer delta from version - 1) or "full" (fp32)."""
+    """Stream of a version.
+
+    kind: "update" (coded outer delta from version - 1), "seeds" (one frame of the scalars since an
+    earlier version) or "full" (fp32).
+    """
 
     kind: VersionKind
     version: int
 
 
 TABLE = Table(
-    Attach, Fetch, Holding, Skip, Publish, Call, Turn, Accepted, Declined, Announce, Reject, Stop,
+    Attach, Fetch, Holding, Measured, Skip, Publish, Call, Turn, Accepted, Declined, Announce,
+    Scalars, Reject, Stop,
     InitialMeta, DeltaMeta, VersionMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

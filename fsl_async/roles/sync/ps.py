@@ -118,6 +118,7 @@ class ParameterServerMachine:
             self.progress,
             trigger.selection.announces_to_all,
             trigger.trains,
+            rules.history,
         )
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
         self.membership = Membership(self.members, ShardLeases(rules.shards))

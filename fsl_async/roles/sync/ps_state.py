@@ -7,7 +7,7 @@ import enum
 from attrs import field, frozen, mutable
 
 from fsl_async.roles.sync.norm_guard import GuardRules
-from fsl_async.roles.sync.progress import DECAYS_FROM, RunLimits
+from fsl_async.roles.sync.progress import DECAYS_FROM, RunLimits, RunPosition
 from fsl_async.roles.sync.round import RoundRules
 
 EXIT_FAILED = 1
@@ -39,6 +39,8 @@ class ParameterServerRules:
     least_clients: int = 1  # that must have pending deltas for the aggregation rule
     aggregation: str = "mean"
     shards: int = 1
+    history: int = 0
+    """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""
     reduces: bool = False  # whether averages are reduced with those of other parameter servers
 
     @property
@@ -70,4 +72,5 @@ class Member:
     attached: bool = False
     version: int = -1
     shard: int = -1
+    position: RunPosition | None = None  # the last one announced
     agrees: bool = False  # its model is the run's

@@ -1,7 +1,10 @@
 """Decides which versions are announced and sent to which clients. Pure.
 
 Clients pull: a version is announced, and streamed to each client that asks: the coded update if it
-holds the version before (checked by digest), else the full version. Where clients train in rounds
+holds the version before (checked by digest), else the full version. In a run of zeroth order a
+version is scalars: a client that is behind gets those of all versions that it missed in one stream,
+up to `history` of them, even where the digest of its version is forgotten: it compares that of the
+result. Where clients train in rounds
 (Turn), a client that holds the version before waits for the new one: it is sent with its
 announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0072).
 
@@ -19,11 +22,13 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.progress import RunProgress
+from fsl_async.roles.sync.progress import RunPosition, RunProgress
 from fsl_async.roles.sync.ps_state import Member
 
 READ_AT = 2
 """Number of differing digests of one version at which the parameter server verifies its files."""
+SHOWN = 0.02
+"""Difference of two positions that is worth 100 bytes."""
 REMEMBERED_ALARMS = 8
 """Versions for which differing digests are counted."""
 
@@ -37,6 +42,7 @@ class Serving:
     progress: RunProgress
     chains: bool = True  # a client far behind gets update after update, else the full version
     pushes: bool = False  # a version is sent with its announcement
+    history: int = 0  # versions whose scalars a client replays at most; 0: versions are no scalars
     _pushed: dict[str, tuple[int, int]] = field(factory=dict)
     """Peer -> the version pushed to it, and the one that it held then."""
     _differing: dict[int, dict[str, int]] = field(factory=dict)
@@ -61,12 +67,26 @@ class Serving:
         """Announce the newest version to one client, and push it if the client waits for it."""
         announced = [self.announcement(peer, now)]
         held = self.members[peer].version
-        oldest = self.version - 1 if self.chains else 0
+        if self.history:
+            oldest = self.version - self.history
+        else:
+            oldest = self.version - 1 if self.chains else 0
         if not self.pushes or not max(0, oldest) <= held < self.version:
             return announced  # a client without a version may have published this one
         self._pushed[peer] = self.version, held
+        if self.history:
+            return [self._scalars(peer, held, now)]
         kind = "update" if self.chains else "full"
         return [*announced, do.SendVersion(peer, kind, self.version)]
+
+    def _scalars(self, peer: str, since: int, now: float) -> Effect:
+        """Send the scalars since a version, with the announcement of the newest one."""
+        position, member = self.progress.position(now), self.members[peer]
+        if member.position is not None and is_near(position, member.position):
+            position = RunPosition()
+        else:
+            member.position = position
+        return do.SendVersion(peer, "seeds", self.version, since, self.digest, position)
 
     def announce(self, now: float) -> list[Effect]:
         """Announce the newest version to all clients that attached a model."""
@@ -92,6 +112,11 @@ class Serving:
         known = self.deltas.digests.get(event.version, event.digest) == event.digest
         if self._pushed.pop(event.peer, None) == (self.version, event.version) and known:
             return []  # it was pushed already
+        if self.history:
+            replays = known and 0 < self.version - event.version <= self.history
+            if replays and event.version >= 0:
+                return [self._scalars(event.peer, event.version, now)]
+            return [do.SendVersion(event.peer, "full", self.version)]
         near = event.version == self.version - 1 or (self.chains and event.version < self.version)
         if near and self.deltas.digests.get(event.version) == event.digest:
             # However far the client is behind: on a slow path a full version would be outdated on
@@ -148,3 +173,12 @@ class Serving:
             for name, member in self.members.items()
             if member.attached and member.version != self.version
         }
+
+
+def is_near(position: RunPosition, other: RunPosition) -> bool:
+    """Whether a later position differs by less than SHOWN: in progress, or in tokens without it."""
+    if (position.is_planned, position.decays_from) != (other.is_planned, other.decays_from):
+        return False
+    if position.is_planned:
+        return abs(position.progress - other.progress) < SHOWN
+    return position.tokens - other.tokens < SHOWN * other.tokens

@@ -26,6 +26,7 @@ class VersionSync:
     here: int | None = None  # a version that has arrived and is not applied yet
     publishing: bool = False
     adopted: bool = False  # version 0 is this client's own weights
+    by_scalars: bool = False  # versions come as scalars, with their announcement
 
     def forget_session(self) -> None:
         """Forget open requests: they are valid in one session only."""
@@ -49,6 +50,7 @@ class VersionSync:
     def fits(self, event: ev.FetchOffered) -> bool:
         """Whether an offered stream applies to the base, and a version is missing."""
         follows = event.kind == "full" or event.version == self.base.version + 1
+        follows = follows or (event.kind == "seeds" and 0 <= self.base.version < event.version)
         return follows and self.base != self.latest and self.here is None
 
     def receive(self, event: ev.FetchOffered) -> list[Effect]:

@@ -27,6 +27,7 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.errors import FslError, StopError
 from fsl_async.files.private_files import make_folder
 from fsl_async.learn.client.fed import ClientContext, Fed
+from fsl_async.learn.client.ports import Vector
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions
@@ -62,12 +63,16 @@ class ReportingFed(Fed):
             yield number
 
     def end_round(
-        self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
+        self,
+        *,
+        samples: int,
+        metrics: Mapping[str, SupportsFloat] | None = None,
+        scalars: Vector | None = None,
     ) -> bool:
         """End the round as `Fed` does, and report it."""
         self._note()
         self.report()  # bytes sent so far; the version made from them is not fetched yet
-        going = super().end_round(samples=samples, metrics=metrics)
+        going = super().end_round(samples=samples, metrics=metrics, scalars=scalars)
         self._note()
         self.report()
         return going

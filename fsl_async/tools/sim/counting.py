@@ -295,6 +295,10 @@ class CountingStore:
         """Keep versions from this one on: a client fetches it."""
         self._serving_from = version
 
+    def read_seeds(self, since: int, version: int) -> bytes | None:
+        """Return None: versions are no scalars."""
+        return None
+
     def has_update(self, version: int) -> bool:
         """Whether the update to a version is kept."""
         return max(1, self.disk.oldest) <= version <= self.disk.models[-1].version
@@ -424,6 +428,14 @@ class CountingLearner:
         """Make the own number version 0."""
         self.base = Model(0, self._initial, digest_of("", 0, self._initial))
         return self.base.digest
+
+    def scalars_frame(self, sequence: int) -> bytes | None:
+        """Return None: a delta is chunks."""
+        return None
+
+    def delta_frames(self, sequence: int) -> int:
+        """Return the number of chunks."""
+        return CHUNKS
 
     def encode_delta(self, sequence: int, index: int) -> bytes:
         """Encode a chunk of a delta: its tokens, split in two."""

@@ -1,0 +1,180 @@
+"""Puts a Hugging Face `Trainer` into a run, with two more lines than training alone.
+
+    import fsl_async.hf
+    fsl_async.hf.patch(trainer, "fsl://ps.example.org:7100?key=...")
+    trainer.train()
+
+The `Trainer` (or a subclass, such as TRL's SFTTrainer) keeps its data, batches, optimizer, gradient
+accumulation, mixed precision, clipping, callbacks, evaluation and checkpoints. Different in a run:
+
+- The run decides how long training lasts, not `num_train_epochs` or `max_steps`. A callback that
+  stops training, such as EarlyStoppingCallback, ends this client's part.
+- Learning rates follow the run's progress (`fed.rate_factor`), starting from that of the script's
+  arguments, so that warm-up and decay happen once in a run and not once in a round.
+- The weights at the start are the run's: `resume_from_checkpoint` is left out. Those at the end are
+  of the run's last version: `load_best_model_at_end` is left out.
+- In a run that tunes a base model (`tune.method = lora`) a model without adapters gets the run's,
+  and the rest of it is frozen. One with adapters (a `PeftModel`) keeps its own.
+
+Needs the extra `hf`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import fsl_async
+from fsl_async.errors import TaskError
+from fsl_async.learn.client import loops
+from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.models.hf import extra
+
+ENDLESS = sys.maxsize
+"""Epochs and steps of a `Trainer` whose run ends them."""
+_SHARES = ("logging_steps", "eval_steps", "save_steps")
+"""Arguments that may be a share of all steps, below 1."""
+_MARK = "fsl_async_run"
+"""Attribute of a `Trainer` in a run."""
+
+
+def patch(
+    trainer: Any, server: str | None = None, *, fed: FedBase | None = None, **options: Any
+) -> FedBase | None:
+    """Join a run with the model of `trainer`, which `trainer.train()` then trains until the end.
+
+    server: the parameter server's host:port or fsl:// address; by default that of the environment
+        variable FSL_SERVER. With neither, nothing changes but one printed line.
+    fed: instead of `server`, in a task of `fsl-node --role client --task FILE.py:FUNCTION`.
+    options: those of `fsl_async.join`, such as name, keys, allow, rank, layers.
+    Returns fed; None where it trains alone.
+
+    On return the model has the run's weights. The last delta is sent when `train` returns, unless
+    it raised. Raises FslError in one line: for a run or a `Trainer` that do not fit, and what
+    `fsl_async.join`, `fed.lora` and `fed.attach` raise.
+    """
+    address = loops.address(server, fed, options)
+    if fed is None and address is None:
+        return None
+    _check(trainer)
+    with contextlib.ExitStack() as leaving:
+        if address is not None:
+            fed = leaving.enter_context(fsl_async.join(address, **options))
+        assert fed is not None
+        loops.hand_over(fed, trainer.model)
+        if fed.adapters is not None and trainer.optimizer is not None:
+            raise TaskError(
+                "Trainer(optimizers=...) has an optimizer from before the run's adapters: leave it"
+                " out, or give optimizer_cls_and_kwargs"
+            )
+        _InRun(trainer, fed, leaving.pop_all(), options.get("log", print))
+    return fed
+
+
+def _check(trainer: Any) -> None:
+    """Raise TaskError for a `Trainer` that a client cannot be."""
+    if hasattr(trainer, _MARK):
+        raise TaskError("fsl_async.hf.patch was called twice: a Trainer joins one run, once")
+    loops.check_alone(trainer.args.world_size, trainer.args.n_gpu)
+    for flag, name in (("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP")):
+        if getattr(trainer, flag, False):
+            raise TaskError(f"{name} divides the weights among devices: a client trains on one")
+
+
+class _InRun:
+    """Methods of one `Trainer` object, replaced by ones that follow the run.
+
+    Replaced in the object, not in a subclass: it exists already, and may be of any subclass.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        fed: FedBase,
+        leaving: contextlib.ExitStack,
+        log: Callable[[str], None],
+    ) -> None:
+        self.trainer, self.fed, self.log = trainer, fed, log
+        self.tally = loops.Tally()
+        self._leaving = leaving
+        self._train = trainer.train
+        self._plan = trainer.set_initial_training_values
+        self._create_optimizer = trainer.create_optimizer
+        self._training_step = trainer.training_step
+        trainer.train = self.train
+        trainer.set_initial_training_values = self.plan
+        trainer.create_optimizer = self.create_optimizer
+        trainer.create_scheduler = self.create_scheduler
+        trainer.training_step = self.training_step
+        trainer.args.load_best_model_at_end = False
+        trainer.model_init = None  # train would make another model with it
+        trainer.add_callback(_callback(self))
+        setattr(trainer, _MARK, self)
+
+    def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
+        """Train until the run ends, and leave it."""
+        if resume_from_checkpoint:
+            self.log(
+                f"resume_from_checkpoint is left out: the weights are version {self.fed.version} of"
+                " the run"
+            )
+        if not self.fed.running:
+            raise TaskError("trainer.train: this client's run has ended; make a new Trainer")
+        with self._leaving:
+            return self._train(None, *arguments, **named)
+
+    def plan(self, args: Any, *more: Any) -> tuple[Any, ...]:
+        """Numbers of epochs and steps, of which only those of one epoch are the script's."""
+        values = list(self._plan(args, *more))
+        steps = values[-1]
+        for name in _SHARES:
+            share = getattr(args, name)
+            if share is not None and 0 < share < 1:
+                setattr(args, name, max(1, math.ceil(share * steps)))
+        # Epochs; samples of all of them, from which the Trainer computes its speed; steps.
+        values[0], values[3], values[-1] = ENDLESS, values[3] * (ENDLESS / steps), ENDLESS
+        return tuple(values)
+
+    def create_optimizer(self, *arguments: Any, **named: Any) -> Any:
+        """Make that of the script, with all weights that train in some version."""
+        with loops.for_optimizer(self.fed):
+            return self._create_optimizer(*arguments, **named)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make a schedule by the run's progress."""
+        trainer = self.trainer
+        self.fed.track(optimizer or trainer.optimizer)
+        trainer.lr_scheduler = self.fed.scheduler(optimizer or trainer.optimizer)
+        return trainer.lr_scheduler
+
+    def training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        """Train a batch, and count it."""
+        shifts = getattr(self.trainer, "_loss_shifts_labels", False)
+        trained = loops.trained_in(inputs, shifts=shifts)
+        loss = self._training_step(model, inputs, *arguments, **named)
+        self.tally.add(trained, loss)
+        return loss
+
+
+def _callback(run: _InRun) -> Any:
+    """The callback that reports steps and ends training."""
+    base: Any = extra("transformers").TrainerCallback
+
+    class Sync(base):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            run.tally = loops.Tally()
+            for callback in run.trainer.callback_handler.callbacks:
+                if getattr(callback, "training_bar", None) is not None:
+                    callback.training_bar.total = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if not run.tally.report(run.fed):
+                control.should_training_stop = True
+                # What the Trainer does after the last step of its own count.
+                control.should_save |= args.save_strategy == "steps"
+                control.should_evaluate |= args.eval_strategy == "steps"
+
+    return Sync()

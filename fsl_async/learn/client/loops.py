@@ -1,0 +1,158 @@
+"""What the training loops of other frameworks need of a run: `fsl_async.hf`, `fsl_async.lightning`.
+
+Such a loop owns batches, backward passes and the optimizer. It hands the model over before it makes
+an optimizer, counts the batches of each optimizer step in a `Tally`, reports it with `fed.step`,
+and ends when that returns False.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from fsl_async.config.settings_tuning import TuneConfig
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.fed import FedBase
+
+SERVER = "FSL_SERVER"
+"""Environment variable with the parameter server's address."""
+IGNORED = -100
+"""Label of a token that is not trained, as in `torch.nn.functional.cross_entropy`."""
+HEADS = {"classifier", "score"}
+"""Modules of a Hugging Face classifier that are new in it."""
+
+
+def address(server: str | None, fed: FedBase | None, options: Mapping[str, Any]) -> str | None:
+    """Return the parameter server to join; None with `fed`, which is in a run, or without either.
+
+    Without either it prints a line. options: those for `fsl_async.join`. Raises TaskError for
+    arguments that exclude each other.
+    """
+    if fed is not None:
+        if server or options:
+            raise TaskError("fed= is a client in a run already: it takes no server and no options")
+        return None
+    server = server or os.environ.get(SERVER)
+    if not server:
+        options.get("log", print)(f"trains alone: no server is given, here or in {SERVER}")
+        return None
+    if options.get("order") == "zeroth":
+        raise TaskError(
+            "order='zeroth': this script trains by gradients; a client with --order zeroth, --base"
+            " and --data trains by losses"
+        )
+    return server
+
+
+def hand_over(fed: FedBase, model: nn.Module) -> None:
+    """Give `model` to the run: with the run's adapters where it tunes a base, else what trains.
+
+    A model that has adapters of its own keeps them, and they are exchanged. Raises TaskError for a
+    run that such a loop cannot train, and what `fed.lora` and `fed.attach` raise.
+    """
+    tune = TuneConfig(**fed.config.get("tune", {}))
+    if tune.method == "zeroth":
+        raise TaskError(
+            "this run trains by losses alone (tune.method = zeroth), and this script by gradients:"
+            " start a client with --base and --data instead"
+        )
+    if tune.method == "none":
+        fed.attach(model)
+    elif not any(hasattr(part, "peft_config") for part in model.modules()):
+        fed.lora(model, heads=new_heads(model))
+    elif tune.rule != "fedit":
+        raise TaskError(
+            f"this model has adapters of its own, and tune.rule = {tune.rule} merges those of the"
+            " run: give the trainer the base model alone"
+        )
+    else:
+        fed.attach(model)
+
+
+def new_heads(model: nn.Module) -> list[str]:
+    """Names of the weights of a classifier's head, which trains whole; none in other models."""
+    return [name for name, _ in model.named_parameters() if HEADS & set(name.split("."))]
+
+
+@contextmanager
+def for_optimizer(fed: FedBase) -> Iterator[None]:
+    """Within it all adapters that train in some version require gradients.
+
+    An optimizer that is made there has them all, also where a version trains one factor.
+    """
+    weights = [] if fed.adapters is None else fed.adapters.trained()
+    before = [weight.requires_grad for weight in weights]
+    for weight in weights:
+        weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for weight, does in zip(weights, before, strict=True):
+            weight.requires_grad_(does)
+
+
+def trained_in(batch: Any, *, shifts: bool = False) -> int | Tensor:
+    """How much of a batch is trained: labels that are not -100, or rows.
+
+    Rows where "labels" has one number per row, is not of integers, or is missing. shifts: the loss
+    shifts the labels, so the first one of a row is never predicted. A tensor of one number where
+    counting is left to a device.
+    """
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(batch, Mapping) and "shift_labels" in batch:
+        labels, shifts = batch["shift_labels"], False
+    if isinstance(labels, Tensor) and labels.dim() >= 2 and not labels.is_floating_point():
+        return (labels[..., 1:] if shifts else labels).ne(IGNORED).sum()
+    return _rows(batch) or 0
+
+
+def _rows(batch: Any) -> int | None:
+    """Length of the first tensor in `batch`."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return next((rows for one in batch if (rows := _rows(one)) is not None), None)
+    return None
+
+
+class Tally:
+    """What the batches of one optimizer step add up to."""
+
+    def __init__(self) -> None:
+        self._trained: int | Tensor = 0
+        self._loss: Tensor | None = None
+
+    def add(self, trained: int | Tensor, loss: Tensor | None) -> None:
+        """Count a batch. loss: its share in the loss of the step; the shares are added up.
+
+        Tensors stay on their device until `report`, so a batch waits for none.
+        """
+        self._trained = self._trained + trained
+        if loss is not None:
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+
+    def report(self, fed: FedBase) -> bool:
+        """Report the step, and begin the next one. False once the run has ended."""
+        trained, loss = int(self._trained), self._loss
+        self._trained, self._loss = 0, None
+        return fed.step(tokens=trained, metrics=None if loss is None else {"loss": float(loss)})
+
+
+def check_alone(processes: int, devices: int) -> None:
+    """Raise TaskError for a loop on several processes or devices, each of which has the weights."""
+    if processes > 1:
+        raise TaskError(
+            f"this script runs as {processes} processes of one training: a client is one process;"
+            " start it without torchrun, or each process as a client of its own"
+        )
+    if devices > 1:
+        raise TaskError(
+            f"this script would train copies of the model on {devices} devices: a client trains on"
+            " one; choose it with CUDA_VISIBLE_DEVICES=0"
+        )

@@ -1,0 +1,289 @@
+"""A Hugging Face Trainer that follows a run; LocalFed stands for the run."""
+
+import types
+
+import peft
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+import fsl_async.hf
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.fed import ClientContext, LocalFed
+
+LORA = {"tune": {"method": "lora", "rank": 2}}
+ROW = torch.tensor([1, 2, 3, 4, 5, 6])
+LABELS = torch.tensor([-100, -100, 3, 4, 5, 6])
+
+
+def config(**more):
+    return LlamaConfig(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=8,
+        pad_token_id=0,
+        **more,
+    )
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Make a Trainer of 3 steps on rows that are all the same."""
+
+    def make(model=None, row=None, **more):
+        named = {name: more.pop(name) for name in ("callbacks", "optimizers") if name in more}
+        arguments = {
+            "max_steps": 3,
+            "per_device_train_batch_size": 2,
+            "use_cpu": True,
+            "dataloader_pin_memory": False,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            **more,
+        }
+        torch.manual_seed(0)
+        rows = [row or {"input_ids": ROW, "labels": LABELS}] * 8
+        return Trainer(
+            model or LlamaForCausalLM(config()),
+            TrainingArguments(str(tmp_path), **arguments),
+            train_dataset=rows,
+            eval_dataset=rows[:2],
+            **named,
+        )
+
+    return make
+
+
+class Joined(LocalFed):
+    """What `fsl_async.join` returns."""
+
+    def __init__(self, **settings):
+        super().__init__(ClientContext("alice", config=settings), steps=5)
+        self.left = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, _, error, __):
+        self.left.append(error)
+
+
+def alone(*, steps=5, **settings):
+    """Make a run of one client."""
+    return LocalFed(ClientContext("alice", config=settings), steps=steps)
+
+
+def test_without_a_server_nothing_changes(made, monkeypatch, capsys):
+    """The same script must go on working outside of any run."""
+    monkeypatch.delenv("FSL_SERVER", raising=False)
+    trainer = made()
+    before = dict(vars(trainer))
+    assert fsl_async.hf.patch(trainer) is None
+    assert vars(trainer) == before
+    assert capsys.readouterr().out.startswith("trains alone")
+    assert trainer.train().global_step == 3
+
+
+def test_the_run_ends_training_and_steps_are_counted(made):
+    """Steps are those of the optimizer, tokens those that are trained, the loss their mean."""
+    trainer, fed = made(gradient_accumulation_steps=2, learning_rate=0.0), alone(steps=9)
+    with torch.no_grad():
+        loss = trainer.model(input_ids=ROW[None], labels=LABELS[None]).loss.item()
+    assert fsl_async.hf.patch(trainer, fed=fed) is fed
+    assert fed.model is trainer.model
+    assert trainer.train().global_step == 9
+    assert fed.status()["tokens"] == 9 * 2 * 2 * 4
+    assert [step for step, _ in fed.history] == list(range(1, 10))
+    assert all(metrics["loss"] == pytest.approx(loss, abs=1e-5) for _, metrics in fed.history)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, abs=1e-5)
+    with pytest.raises(TaskError, match="has ended"):
+        trainer.train()
+
+
+def test_an_epoch_is_the_scripts_own(made):
+    """Rows come in the order and number that the script alone would have."""
+    trainer, fed = made(max_steps=-1, num_train_epochs=1, logging_steps=0.5), alone(steps=10)
+    fsl_async.hf.patch(trainer, fed=fed)
+    trainer.train()
+    assert trainer.state.epoch == 2.5  # of 4 steps each
+    logged = [one["step"] for one in trainer.state.log_history if "loss" in one]
+    assert logged == [2, 4, 6, 8, 10]  # half of the script's 4 steps
+
+
+class Rates(TrainerCallback):
+    """The learning rate of each step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **_):  # noqa: D102
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+
+def test_rates_follow_the_run(made):
+    """The Trainer's own warm-up would begin again in each round, and its decay end too early."""
+    rates = Rates()
+    trainer = made(callbacks=[rates], learning_rate=0.5, warmup_steps=100)
+    train = {"schedule": "constant", "warmup_steps": 3, "rewarm_steps": 3}
+    fsl_async.hf.patch(trainer, fed=alone(steps=6, train=train))
+    trainer.train()
+    assert rates.seen == [0.125, 0.125, 0.25, 0.375, 0.5, 0.5]
+
+
+def test_only_adapters_train_and_all_of_them(made):
+    """Also those that a rule trains in other versions than the first."""
+    trainer, fed = made(learning_rate=0.1, weight_decay=0.1), alone(**LORA)
+    before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
+    fsl_async.hf.patch(trainer, fed=fed)
+    trainer.train()
+    after = dict(trainer.model.named_parameters())
+    for name, weight in before.items():
+        kept = after.get(name, after.get(name.replace(".weight", ".base_layer.weight")))
+        assert torch.equal(kept, weight), name
+    moved = [name for name in after if ".lora_B." in name and after[name].abs().sum() > 0]
+    assert len(moved) == 7  # linear layers of a block
+    losses = [metrics["loss"] for _, metrics in fed.history]
+    assert losses[-1] < losses[0]
+
+
+def test_a_rule_that_trains_one_factor_in_turn(made, monkeypatch):
+    """Weights that do not train at first would be missing in the optimizer for ever."""
+    rule = types.SimpleNamespace(
+        exchanges_a=True,
+        keeps_tail=False,
+        has_patch=False,
+        changes_basis=True,
+        unequal_ranks=False,
+        trains_a=lambda version: version % 2 == 1,
+        trains_b=lambda version: version % 2 == 0,
+    )
+    monkeypatch.setattr("fsl_async.learn.client.fed.adapter_rule_named", lambda _: rule)
+    trainer, fed = made(), alone(**LORA)
+    fsl_async.hf.patch(trainer, fed=fed)
+    weights = {name: w for name, w in trainer.model.named_parameters() if ".lora_" in name}
+    trainer.train()
+    held = {id(w) for group in trainer.optimizer.param_groups for w in group["params"]}
+    assert held == {id(weight) for weight in weights.values()}
+    assert all(weight.requires_grad == (".lora_B." in name) for name, weight in weights.items())
+    assert len(trainer.optimizer.state) == len(weights) / 2
+    fed._new_version(1)
+    assert not trainer.optimizer.state  # moments of a basis that is gone
+    assert all(weight.requires_grad == (".lora_A." in name) for name, weight in weights.items())
+
+
+def test_a_classifier_trains_its_head_and_counts_rows(made):
+    """A head is new in the model: without it nothing could be learned."""
+    row = {"input_ids": ROW, "labels": torch.tensor(1)}
+    trainer = made(LlamaForSequenceClassification(config(num_labels=3)), row, learning_rate=0.1)
+    fed, before = alone(**LORA), trainer.model.score.weight.clone()
+    fsl_async.hf.patch(trainer, fed=fed)
+    trainer.train()
+    assert fed.status()["tokens"] == 5 * 2
+    assert not torch.equal(trainer.model.score.weight, before)
+    assert fed.adapters.view.tensors[-1].name == "score.weight"
+
+
+def test_mixed_precision_and_clipping(made):
+    """What is exchanged stays fp32."""
+    trainer = made(bf16=True, max_grad_norm=0.01, learning_rate=0.1, logging_steps=1)
+    fed = alone(**LORA)
+    fsl_async.hf.patch(trainer, fed=fed)
+    trainer.train()
+    assert {w.dtype for w in trainer.model.parameters() if w.requires_grad} == {torch.float32}
+    assert len([one for one in trainer.state.log_history if "grad_norm" in one]) == 5
+
+
+def test_the_last_step_evaluates_and_saves(made, tmp_path):
+    """As the Trainer does at the end of its own count."""
+    trainer = made(eval_strategy="steps", save_strategy="steps", load_best_model_at_end=True)
+    fsl_async.hf.patch(trainer, fed=alone(**LORA))
+    trainer.train()
+    assert [one["step"] for one in trainer.state.log_history if "eval_loss" in one] == [5]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+
+
+def test_other_weights_than_the_runs_are_left_out(made, tmp_path, capsys):
+    """They would go into a delta as if they had been trained."""
+    first = made(save_strategy="steps")
+    first.train()
+    second = made(LlamaForCausalLM(config()))
+    fed = alone()
+    fsl_async.hf.patch(second, fed=fed)
+    weights = [weight.clone() for weight in second.model.parameters()]
+    second.args.learning_rate = 0.0
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert "left out: the weights are version 0" in capsys.readouterr().out
+    assert second.state.global_step == 5
+    assert all(map(torch.equal, weights, second.model.parameters()))
+
+
+def test_trainers_that_cannot_join(made):
+    """One line before anything is joined or changed."""
+    trainer = made()
+    trainer.args._n_gpu = 2
+    with pytest.raises(TaskError, match="2 devices"):
+        fsl_async.hf.patch(trainer, fed=alone())
+    trainer.args._n_gpu = 0
+    fsl_async.hf.patch(trainer, fed=alone())
+    with pytest.raises(TaskError, match="twice"):
+        fsl_async.hf.patch(trainer, fed=alone())
+    model = LlamaForCausalLM(config())
+    optimizer = torch.optim.SGD(model.parameters())
+    trainer = made(model, optimizers=(optimizer, None))
+    with pytest.raises(TaskError, match="before the run's adapters"):
+        fsl_async.hf.patch(trainer, fed=alone(**LORA))
+
+
+def test_the_run_is_left_when_training_ends(made, monkeypatch):
+    """Only then is the last delta sent; a script that fails must not leave its session behind."""
+    fed, asked = Joined(), []
+    monkeypatch.setattr(
+        fsl_async, "join", lambda *server, **options: asked.append((server, options)) or fed
+    )
+    trainer = made()
+    assert fsl_async.hf.patch(trainer, "host:1", rank=2, allow="adapters") is fed
+    assert asked == [(("host:1",), {"rank": 2, "allow": "adapters"})]
+    assert fed.left == []
+    trainer.train()
+    assert fed.left == [None]
+
+    class Failing(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            raise KeyError("mine")
+
+    fed = Joined()
+    trainer = made(callbacks=[Failing()])
+    fsl_async.hf.patch(trainer, "host:1")
+    with pytest.raises(KeyError):
+        trainer.train()
+    assert [type(error) for error in fed.left] == [KeyError]
+
+    fed = Joined(tune={"method": "zeroth"})
+    with pytest.raises(TaskError):
+        fsl_async.hf.patch(made(), "host:1")
+    assert [type(error) for error in fed.left] == [TaskError]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_model_keeps_adapters_of_its_own(made):
+    """They are what trains, so they are what is exchanged."""
+    settings = peft.LoraConfig(r=3, target_modules=["q_proj"])
+    trainer = made(peft.get_peft_model(LlamaForCausalLM(config()), settings), learning_rate=0.1)
+    fed = alone(**LORA)
+    fsl_async.hf.patch(trainer, fed=fed)
+    trainer.train()
+    assert fed.adapters is None
+    assert fed.model is trainer.model
+    losses = [metrics["loss"] for _, metrics in fed.history]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,258 @@
+"""Samples as token ids: what is trained, cut, padded and shuffled.
+
+A token is a byte (tiny_base).
+"""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from fsl_async.errors import DataError
+
+if not importlib.util.find_spec("transformers"):
+    pytest.skip("needs the extra hf", allow_module_level=True)
+
+import tiny_base
+from tiny_base import BEGIN, END, PAD
+
+from fsl_async.learn.tune.records import Records
+from fsl_async.learn.tune.tokens import UNTRAINED, tokenize
+
+
+def tokens(tmp_path, rows, objective="lm", *, context=64, tokenizer=None, **more):
+    path = tmp_path / "notes.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    read = Records(path, objective, more.get("labels", ()))
+    return tokenize(read, tokenizer or tiny_base.tokenizer(), objective, context=context, **more)
+
+
+def spell(tokenizer, ids):
+    """Text of ids, with special tokens."""
+    return tokenizer.decode(ids)
+
+
+def trained_text(found, tokenizer, row=0):
+    labels = found.batch([row]).labels[0]
+    return spell(tokenizer, labels[labels != UNTRAINED])
+
+
+def whole_text(found, tokenizer, row=0):
+    batch = found.batch([row])
+    return spell(tokenizer, batch.ids[0][batch.mask[0] == 1])
+
+
+ROW = {"prompt": "2+2?", "completion": "four"}
+CHAT = {
+    "messages": [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c?"},
+        {"role": "assistant", "content": "d"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "chat", "trained_on", "texts"),
+    [
+        (ROW, False, "completion", ("<s>2+2?\nfour</s>", "four</s>")),
+        (ROW, False, "all", ("<s>2+2?\nfour</s>", "2+2?\nfour</s>")),
+        (ROW, True, "completion", ("<user>2+2?</s><assistant>four</s>", "four</s>")),
+        ({"prompt": "x ", "completion": "y"}, False, "completion", ("<s>x y</s>", "y</s>")),
+        ({"text": "abc"}, False, "completion", ("<s>abc</s>", "abc</s>")),
+        (
+            CHAT,
+            True,
+            "completion",
+            ("<user>a?</s><assistant>b</s><user>c?</s><assistant>d</s>", "b</s>d</s>"),
+        ),
+        (
+            CHAT,
+            False,
+            "completion",
+            ("<s>User: a?\nAssistant: b</s>\nUser: c?\nAssistant: d</s>", " b</s> d</s>"),
+        ),
+    ],
+)
+def test_what_is_trained(tmp_path, row, chat, trained_on, texts):
+    """The completion and its end, or all, by the chat template where there is one."""
+    tokenizer = tiny_base.tokenizer(chat=chat)
+    found = tokens(tmp_path, [row], tokenizer=tokenizer, trained_on=trained_on)
+    assert (whole_text(found, tokenizer), trained_text(found, tokenizer)) == texts
+    assert found.tokens == found.batch([0]).trained
+
+
+def test_the_first_token_is_never_trained(tmp_path):
+    """Nothing predicts it: a tokenizer without a begin token would count one token too many."""
+    tokenizer = tiny_base.tokenizer()
+    tokenizer.bos_token = None
+    found = tokens(tmp_path, [{"text": "abc"}], tokenizer=tokenizer)
+    assert trained_text(found, tokenizer) == "bc</s>"
+    assert found.tokens == 3
+
+
+def test_a_template_that_rewrites_earlier_turns_trains_the_last(tmp_path):
+    """Templates of thinking models drop thoughts from earlier turns."""
+    tokenizer = tiny_base.tokenizer(chat=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>"
+        "{{ m.content if loop.last or m.role == 'user' else '' }}!"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    found = tokens(tmp_path, [CHAT], tokenizer=tokenizer)
+    assert whole_text(found, tokenizer) == "<user>a?!<assistant>!<user>c?!<assistant>d!"
+    assert trained_text(found, tokenizer) == "d!"
+
+
+def test_a_sample_that_the_template_refuses_is_counted(tmp_path):
+    """Many templates raise for roles that they do not have."""
+    tokenizer = tiny_base.tokenizer(chat=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+        "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tool = {"messages": [{"role": "tool", "content": "x"}, *CHAT["messages"]]}
+    found = tokens(tmp_path, [CHAT, tool], tokenizer=tokenizer)
+    assert len(found) == 1
+    assert "1 skipped (refused by the chat template)" in found.summary
+
+
+def test_samples_are_cut_and_those_without_trained_tokens_left_out(tmp_path):
+    """A prompt above the context leaves nothing to learn; the line for people counts it."""
+    rows = [
+        ROW,
+        {"prompt": "p" * 6, "completion": "c" * 50},
+        {"prompt": "p" * 80, "completion": "c"},
+    ]
+    rows.append({"prompt": "p"})
+    found = tokens(tmp_path, rows, context=16)
+    assert len(found) == 2
+    batch = found.batch([0, 1])
+    assert batch.ids.shape == (2, 16)
+    assert batch.mask.sum(1).tolist() == [11, 16]
+    # <s>2+2?\nfour</s> trains 5 of 11, <s>pppppp\ncccccccc 8 of 16
+    assert (batch.labels != UNTRAINED).sum(1).tolist() == [5, 8]
+    assert found.tokens == batch.trained == 13
+    assert found.summary == (
+        "notes.jsonl: prompt + completion, 2 rows, 2 cut at 16 tokens, 1 skipped (no trained"
+        " token), 1 skipped (the first: notes.jsonl, line 4: no completion), 48 % of tokens trained"
+    )
+    with pytest.raises(DataError, match="no sample has a trained token within 8 tokens"):
+        tokens(tmp_path, rows[2:], context=8)
+
+
+def test_padding_is_told_by_the_mask(tmp_path):
+    """With the end token as padding, the end of a completion is trained and padding is not."""
+    tokenizer = tiny_base.tokenizer(pad_is_end=True)
+    found = tokens(tmp_path, [ROW, {"text": "long", **ROW, "completion": "12345678"}],
+                   tokenizer=tokenizer)  # fmt: skip
+    batch = found.batch([0, 1])
+    assert found.pad == END
+    assert batch.mask[0].tolist() == [1] * 11 + [0] * 4
+    assert batch.ids[0, 10:].tolist() == [END] * 5
+    assert batch.labels[0, 10:].tolist() == [END] + [UNTRAINED] * 4
+    tokenizer = tiny_base.tokenizer()
+    tokenizer.pad_token = None
+    assert tokens(tmp_path, [ROW], tokenizer=tokenizer).pad == END
+
+
+def test_classify_keeps_the_end_token_of_a_cut_text(tmp_path):
+    """An encoder was trained with it; labels are one a sample."""
+    rows = [{"text": "x" * n, "label": n % 2} for n in (2, 20, 5)]
+    found = tokens(
+        tmp_path,
+        rows,
+        "classify",
+        context=8,
+        labels=("no", "yes"),
+        tokenizer=tiny_base.tokenizer(encoder=True),
+    )
+    batch = found.batch([0, 1, 2])
+    x = batch.ids[0, 1]
+    assert batch.ids[1].tolist() == [BEGIN, *[x] * 6, END]
+    assert batch.ids[0].tolist() == [BEGIN, x, x, END, *[PAD] * 4]
+    assert batch.labels.tolist() == [0, 0, 1]
+    assert found.tokens == batch.trained == 3
+    assert found.summary == (
+        "notes.jsonl: text + label, 3 rows, 1 cut at 8 tokens, no 67 %, yes 33 %"
+    )
+
+
+def test_classify_leaves_no_padding_id_at_the_end(tmp_path):
+    """Decoders read the last token that is no padding, by its id."""
+    tokenizer = tiny_base.tokenizer(encoder=True, pad_is_end=True)
+    found = tokens(tmp_path, [{"text": "ab", "label": 0}], "classify", labels=("a", "b"),
+                   tokenizer=tokenizer)  # fmt: skip
+    assert whole_text(found, tokenizer) == "<s>ab"
+
+
+def test_preferences_are_two_sequences(tmp_path):
+    """Chosen and rejected are side by side, so that a batch is one forward pass."""
+    rows = [{"prompt": "p", "chosen": "yes", "rejected": "n"}, {"prompt": "q" * 99, "chosen": "a",
+            "rejected": "b"}]  # fmt: skip
+    tokenizer = tiny_base.tokenizer()
+    found = tokens(tmp_path, rows, "dpo", tokenizer=tokenizer)
+    assert len(found) == 1
+    batch = found.batch([0])
+    texts = [spell(tokenizer, row[row != UNTRAINED]) for row in batch.labels]
+    assert texts == ["yes</s>", "n</s>"]
+    assert batch.rows.tolist() == [0]
+    assert found.tokens == 6
+
+
+def numbered(tmp_path, count=10, labels=None):
+    rows = [{"text": f"{n:03}", "label": labels[n] if labels else 0} for n in range(count)]
+    return tokens(tmp_path, rows, "classify", labels=("a", "b"))
+
+
+def test_every_epoch_has_each_sample_once_in_an_order_of_its_own(tmp_path):
+    """The order follows from (seed, name, epoch), and a relaunched client continues in it."""
+    data = numbered(tmp_path)
+
+    def rows(count, **more):
+        given = {"seed": 1, "name": "site-a"} | more
+        batches = data.shuffled(4, **given)
+        return [next(batches).rows.tolist() for _ in range(count)]
+
+    found = rows(10)
+    flat = [row for batch in found for row in batch]
+    epochs = [flat[start : start + 10] for start in range(0, 40, 10)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert rows(10) == found
+    assert rows(3, start=7) == found[7:]
+    assert rows(10, name="site-b") != found
+    assert rows(10, seed=2) != found
+    large = data.shuffled(25, seed=1, name="site-a")
+    assert next(large).rows.tolist() + next(large).rows.tolist()[:15] == flat
+
+
+def test_the_last_part_is_held_out(tmp_path):
+    """The last of each label: files are often sorted by label, and one class shows nothing."""
+    data = numbered(tmp_path, 20, labels=[0] * 10 + [1] * 10)
+    train, held = data.split(0.2)
+    assert held.rows.tolist() == [8, 9, 18, 19]
+    assert train.rows.tolist() == [*range(8), *range(10, 18)]
+    assert held.label_counts(2) == [2, 2]
+    assert held.batch([3]).ids.tolist() == data.batch([19]).ids.tolist()
+    texts = tokens(tmp_path, [{"text": f"{n}"} for n in range(10)])
+    train, held = texts.split(0.3)
+    assert held.rows.tolist() == [7, 8, 9]
+    assert train.tokens + held.tokens == texts.tokens
+    assert texts.split(0.02)[1].rows.tolist() == [9], "at least one"
+    assert texts.split(0.0)[1] is None
+    sizes = [len(batch.rows) for batch in texts.batches(4)]
+    assert sizes == [4, 4, 2]
+
+
+def test_many_samples_are_tokenized_in_pieces(tmp_path):
+    """Pieces must not change the samples or their order."""
+    data = tokens(tmp_path, [{"text": f"{n:04}"} for n in range(600)])
+    tokenizer = tiny_base.tokenizer()
+    assert [whole_text(data, tokenizer, n) for n in (0, 255, 256, 599)] == [
+        f"<s>{n:04}</s>" for n in (0, 255, 256, 599)
+    ]
+    assert data.ids.dtype == np.int32

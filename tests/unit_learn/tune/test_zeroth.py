@@ -1,0 +1,209 @@
+"""Projected gradients of a round, and steps along directions, against closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.tune.directions import add_steps, add_unpacked, unpacked
+from fsl_async.learn.tune.zeroth import probe_round, probing
+from fsl_async.store.seed_step import Directions
+from fsl_codecs import add_signs, direction_keys
+
+VALUES = 300
+RUN = Directions(seed=11, steps=3, probes=4, rate=0.05)
+
+
+def signs(number, k, p):
+    keys = direction_keys(RUN.seed, number, 1, RUN.steps, RUN.probes)
+    values = np.zeros(VALUES, np.float32)
+    add_signs(values, 0, keys[None, RUN.probes * k + p], np.ones(1, np.float32))
+    return values.astype(np.float64)
+
+
+def vector(seed):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(VALUES).astype("f4"))
+
+
+# --- directions ---
+
+
+def test_bits_are_unpacked_lowest_first():
+    assert unpacked(torch.tensor([1, 0x82], dtype=torch.uint8)).tolist() == [
+        *(1, 0, 0, 0, 0, 0, 0, 0),
+        *(0, 1, 0, 0, 0, 0, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 10_007])
+def test_torchs_operations_and_the_codec_give_the_same_bits(count, monkeypatch):
+    monkeypatch.setattr("fsl_async.learn.tune.directions._PIECE_WORDS", 3)
+    generator = np.random.default_rng(count)
+    values = generator.standard_normal(count).astype(np.float32)
+    keys = direction_keys(3, 5, 1, 2, 3)
+    steps = generator.standard_normal(6).astype(np.float32) * np.float32(1e-3)
+    by_codec, by_torch = torch.from_numpy(values.copy()), torch.from_numpy(values.copy())
+    add_steps(by_codec, keys, steps)
+    add_unpacked(by_torch, keys, steps)
+    assert by_codec.numpy().tobytes() == by_torch.numpy().tobytes()
+    add_signs(values, 0, keys, steps)
+    assert by_codec.numpy().tobytes() == values.tobytes()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_gpu_holds_the_same_bits():
+    values = np.random.default_rng(1).standard_normal(5_000_001).astype(np.float32)
+    keys, steps = direction_keys(3, 5, 1, 1, 3), np.array([1e-3, -2e-5, 3e-7], np.float32)
+    there = torch.from_numpy(values.copy()).cuda()
+    add_steps(there, keys, steps)
+    add_signs(values, 0, keys, steps)
+    assert there.cpu().numpy().tobytes() == values.tobytes()
+
+
+# --- projected gradients ---
+
+
+def test_the_projected_gradient_of_a_linear_loss_is_its_slope_along_each_direction():
+    """Central differences are exact for it, wherever the weights are."""
+    slope = vector(2).double()
+
+    def loss(weights, batch):
+        return float(slope @ weights.double()) * batch
+
+    found = probe_round(loss, vector(1), [1.0, 2.0, -1.0], RUN, number=7, mu=1e-2)
+    for k, batch in enumerate([1.0, 2.0, -1.0]):
+        for p in range(RUN.probes):
+            exact = batch * float(signs(7, k, p) @ slope.numpy())
+            assert found[k, p] == pytest.approx(exact, rel=1e-3, abs=1e-3)
+
+
+def test_later_steps_are_measured_from_weights_that_have_moved():
+    """Of a quadratic loss: its gradient at w is w, and central differences are exact."""
+
+    def loss(weights, _):
+        return 0.5 * float(weights.double() @ weights.double())
+
+    start = vector(1)
+    found = probe_round(loss, start, [None] * 3, RUN, number=0, mu=1e-2)
+    local = start.double().numpy()
+    for k in range(RUN.steps):
+        exact = [float(signs(0, k, p) @ local) for p in range(RUN.probes)]
+        assert found[k] == pytest.approx(exact, rel=1e-3, abs=1e-3)
+        for p in range(RUN.probes):
+            local = local - signs(0, k, p) * RUN.rate * exact[p] / RUN.probes
+
+
+def test_probing_writes_no_weight_of_the_caller():
+    start = vector(1)
+    before = start.numpy().tobytes()
+    seen = []
+    probe_round(lambda w, _: seen.append(w.clone()) or 1.0, start, [0] * 3, RUN, number=0, mu=1e-3)
+    assert start.numpy().tobytes() == before
+    above = start.numpy() + signs(0, 0, 0).astype(np.float32) * np.float32(1e-3)
+    below = start.numpy() - signs(0, 0, 0).astype(np.float32) * np.float32(1e-3)
+    assert seen[0].numpy().tobytes() == above.tobytes()
+    assert seen[1].numpy().tobytes() == below.tobytes(), "from the base, not from the other copy"
+
+
+def test_the_servers_version_is_the_mean_of_the_sites_local_models():
+    """Three sites with data of their own, one step each from the same base."""
+    run = Directions(seed=4, steps=1, probes=5, rate=0.01)
+    start, targets = vector(0), [vector(10 + i) for i in range(3)]
+    scalars = [
+        probe_round(
+            lambda w, target: 0.5 * float((w - target).double().square().sum()),
+            start,
+            [target],
+            run,
+            number=3,
+            mu=1e-2,
+        )
+        for target in targets
+    ]
+    keys = direction_keys(run.seed, 3, 1, 1, 5)
+    local = []
+    for own in scalars:
+        model = start.clone()
+        add_steps(model, keys, run.step(3, own.ravel()).scalars.ravel())
+        local.append(model.double())
+    mean = run.step(3, np.mean([one.ravel().astype(np.float64) for one in scalars], axis=0))
+    version = start.clone()
+    add_steps(version, keys, mean.scalars.ravel())
+    difference = (version.double() - sum(local) / 3).abs().max()
+    assert difference < 1e-6
+    before = sum(float((start - target).square().sum()) for target in targets)
+    assert sum(float((version - target).square().sum()) for target in targets) < before
+
+
+# --- a model ---
+
+
+class Model(nn.Module):
+    """A frozen layer, dropout, and a head that trains."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.frozen = nn.Linear(4, 6).requires_grad_(requires_grad=False)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        """Return logits."""
+        return self.head(self.dropout(torch.relu(self.frozen(x))))
+
+
+def test_a_models_projected_gradient_is_that_of_backpropagation():
+    model = Model()
+    weights = ModelWeights(model)
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+
+    def measure():
+        return nn.functional.cross_entropy(model(x), y)
+
+    model.eval()
+    measure().backward()
+    gradient = torch.cat([w.grad.view(-1) for w in model.head.parameters()]).double().numpy()
+    model.train()
+    model.frozen.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run = Directions(seed=1, steps=1, probes=6, rate=0.1)
+    with probing(weights) as (base, put):
+
+        def loss(vector, _):
+            put(vector)
+            return float(measure())
+
+        found = probe_round(loss, base, [None], run, number=2, mu=1e-3)
+    for p, key in enumerate(direction_keys(1, 2, 1, 1, 6)):
+        direction = np.zeros(len(gradient), np.float32)
+        add_signs(direction, 0, key[None], np.ones(1, np.float32))
+        assert found[0, p] == pytest.approx(float(direction @ gradient), abs=2e-3)
+    assert model.training
+    assert model.dropout.training
+    assert not model.frozen.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_model_is_as_before_after_an_error():
+    model = Model()
+    before = model.head.weight.detach().clone()
+
+    def fail():
+        with probing(ModelWeights(model)) as (base, put):
+            put(base + 1)
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        fail()
+    assert torch.equal(model.head.weight, before)
+    assert model.training
+
+
+def test_weights_in_which_steps_would_vanish_are_refused():
+    model = Model().bfloat16()
+    with pytest.raises(TaskError, match="fp32"), probing(ModelWeights(model)):
+        pass

@@ -1,0 +1,505 @@
+"""Runs of zeroth order: scalars in, scalars down, and the same bits however a version is made."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from deltas import delta_of, merged_of
+
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.aggregation import rule_named
+from fsl_async.store.checkpoint import WEIGHTS, Checkpoints
+from fsl_async.store.delta_kind import Dense, Mixed, Seeds
+from fsl_async.store.digest import digest_of
+from fsl_async.store.errors import FrameRefused, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.reading import read_version
+from fsl_async.store.records import StoreSettings
+from fsl_async.store.seed_step import Directions, SeedStep, frame_of, keys_of
+from fsl_codecs import (
+    CodecSpec,
+    add_signs,
+    decode,
+    decode_seeds,
+    direction_keys,
+    encode,
+    encode_seeds,
+)
+
+CHUNK = 64
+MANIFEST = Manifest.from_shapes([("layer.weight", (20, 8)), ("layer.bias", (9,))])
+SHAPE = (2, 3)
+RUN = Directions(seed=2**62 - 5, steps=2, probes=3, rate=1e-2)
+AVERAGE = OuterSettings("average")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
+
+
+def scalars_of(seed):
+    return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
+
+
+def signs(number):
+    """The directions of a round as vectors of +1 and -1, float64 (K * P, values)."""
+    found = []
+    for key in direction_keys(RUN.seed, number, 1, *SHAPE):
+        one = np.zeros(MANIFEST.values, np.float32)
+        add_signs(one, 0, key[None], np.ones(1, np.float32))
+        found.append(one)
+    return np.array(found, np.float64)
+
+
+def stepped(weights, number, mean):
+    """The version after round `number`, by plain fp32 additions."""
+    new = weights.copy()
+    for sign, g in zip(signs(number), np.ravel(mean), strict=True):
+        step = np.float32(-RUN.rate * float(g) / RUN.probes)
+        new += sign.astype(np.float32) * step  # times one is exact
+    return new
+
+
+def settings_of(**options):
+    return {"kind": Seeds(RUN), "outer": AVERAGE, "history": 1000, "keep_versions": 2, **options}
+
+
+def seeds_run(make_run, name="run", **options):
+    run = make_run(name, MANIFEST, **settings_of(**options))
+    run.start()
+    return run
+
+
+def key_of(name, base, sequence=None):
+    return DeltaKey(name, 1, base, base + 1 if sequence is None else sequence)
+
+
+def send(run, key, scalars, tokens=10, number=None):
+    one = delta_of(key, tokens, base_digest=run.store.digest, number=key.base)
+    assert run.store.spool_begin(one, float(tokens)) is None
+    frame = encode_seeds(key.base if number is None else number, scalars[None])
+    run.store.spool_write(key, 0, frame)
+    return run.store.spool_finish(key)
+
+
+def commit(run, weights):
+    for key, weight in weights.items():
+        if key not in run.store.accumulated:
+            run.store.accumulate(key, weight)
+    members = [merged_of(key, weight) for key, weight in weights.items()]
+    return run.store.commit(run.store.version + 1, members, 1 / sum(weights.values()))
+
+
+def one_round(run, names="ab"):
+    base = run.store.version
+    keys = [key_of(name, base) for name in names]
+    for number, key in enumerate(keys):
+        send(run, key, scalars_of(100 * base + number))
+    return commit(run, {key: 10.0 * (1 + i) for i, key in enumerate(keys)})
+
+
+def mean_of(base, count=2):
+    weights = [10.0 * (1 + i) for i in range(count)]
+    total = sum(w * scalars_of(100 * base + i).astype(np.float64) for i, w in enumerate(weights))
+    return total / sum(weights)
+
+
+with_both = pytest.mark.parametrize("resident", [False, True])
+
+
+@with_both
+def test_a_version_is_the_steps_of_the_mean_scalars(make_run, resident):
+    run = seeds_run(make_run, resident=resident)
+    weights = run.weights(0)
+    for base in range(3):
+        made = one_round(run)
+        weights = stepped(weights, base, mean_of(base))
+        assert run.weights(base + 1).tobytes() == weights.tobytes()
+        assert made.digest == digest_of(weights)
+        assert made.update_bytes == 24 + 4 * 6
+
+
+def test_the_mean_of_sites_models_is_the_model_of_the_mean_scalars(make_run):
+    """Within fp32: the sites' models are local steps from the same base."""
+    run = seeds_run(make_run)
+    base = run.weights(0)
+    one_round(run)
+    sites = [stepped(base, 0, scalars_of(i)).astype(np.float64) for i in range(2)]
+    expected = (10.0 * sites[0] + 20.0 * sites[1]) / 30.0
+    assert np.abs(run.weights(1) - expected).max() < 1e-6
+    assert np.abs(run.weights(1) - base).max() > 1e-3
+
+
+@with_both
+def test_a_delta_takes_one_frame_and_its_norm_is_that_of_its_vector(make_run, resident):
+    run = seeds_run(make_run, resident=resident)
+    stored = send(run, key_of("a", 0), scalars_of(1)).stored
+    assert stored.bytes == 8 + 4 + 24 + 24
+    vector = signs(0).T @ (RUN.rate / RUN.probes * scalars_of(1).ravel().astype(np.float64))
+    exact = float(np.linalg.norm(vector))
+    # Products of different directions: about 1 / sqrt(169).
+    assert stored.norm == pytest.approx(exact, rel=0.25)
+    closed = np.sqrt(MANIFEST.values) * RUN.rate / RUN.probes * np.linalg.norm(scalars_of(1))
+    assert stored.norm == pytest.approx(closed, rel=1e-6)
+
+
+@with_both
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scalars_that_are_not_finite_are_quarantined(make_run, resident, value):
+    run = seeds_run(make_run, resident=resident)
+    bad = scalars_of(3)
+    bad[1, 2] = value
+    result = send(run, key_of("bad", 0), bad)
+    assert result.problem == "it holds NaN or infinity"
+    send(run, key_of("good", 0), scalars_of(4))
+    base = run.weights(0)
+    commit(run, {key_of("good", 0): 10.0})
+    expected = stepped(base, 0, scalars_of(4).astype(np.float64))
+    assert run.weights(1).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (encode_seeds(0, scalars_of(0)[None, :1]), "1 x 3"),
+        (encode_seeds(0, np.zeros((2, *SHAPE), np.float32)), "2 rounds"),
+        (encode_seeds(1, scalars_of(0)[None]), "round 1"),
+        (encode_seeds(0, scalars_of(0)[None])[:-1], "cannot be decoded"),
+        (encode(np.zeros(CHUNK, np.float32), CodecSpec("fp32")), "cannot be decoded"),
+    ],
+)
+def test_frames_of_another_shape_or_round_are_refused(make_run, frame, text):
+    run = seeds_run(make_run)
+    key = key_of("a", 0)
+    run.store.spool_begin(delta_of(key, base_digest=run.store.digest))
+    with pytest.raises(FrameRefused, match=text):
+        run.store.spool_write(key, 0, frame)
+    run.store.spool_write(key, 0, encode_seeds(0, scalars_of(0)[None]))
+    with pytest.raises(FrameRefused):
+        run.store.spool_write(key, 1, encode_seeds(0, scalars_of(0)[None]))
+
+
+@with_both
+def test_a_restart_at_any_time_gives_the_same_digests(make_run, resident):
+    calm = seeds_run(make_run, "calm", resident=resident)
+    digests = [calm.store.digest, *(one_round(calm).digest for _ in range(6))]
+    run = seeds_run(make_run, resident=resident)
+    for base in range(6):
+        keys = [key_of(name, base) for name in "ab"]
+        send(run, keys[0], scalars_of(100 * base))
+        run.open()  # as after a crash: the accumulator is empty
+        send(run, keys[1], scalars_of(100 * base + 1))
+        run.store.accumulate(keys[0], 10.0)
+        commit(run, {keys[0]: 10.0, keys[1]: 20.0})
+        found = run.open()
+        assert (found.version, found.digest) == (base + 1, digests[base + 1])
+    assert digest_of(run.weights(6)) == digests[6]
+
+
+def test_the_ledger_alone_is_the_full_history(make_run):
+    run = seeds_run(make_run)
+    weights = run.weights(0)
+    for _ in range(5):
+        one_round(run)
+    lines = [json.loads(line) for line in (run.root / "ledger.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["fact"] == "version" and line["version"]:
+            step = SeedStep.from_json(line["seeds"])
+            assert step.round == line["version"] - 1
+            add_signs(weights, 0, *keys_of([step]))
+            assert digest_of(weights) == line["digest"]
+    assert digest_of(weights) == run.store.digest
+
+
+@with_both
+def test_300_missed_versions_are_one_frame_of_less_than_10_kb(make_run, resident):
+    few = Seeds(Directions(RUN.seed, 1, 5, RUN.rate))
+    run = make_run("one", MANIFEST, **settings_of(kind=few, resident=resident, history=300))
+    run.start()
+    weights, generator = run.weights(0), np.random.default_rng(0)
+    for base in range(301):
+        send(run, key_of("a", base), generator.standard_normal((1, 5)).astype(np.float32))
+        commit(run, {key_of("a", base): 10.0})
+        if not base:
+            weights = run.weights(1)
+    frame = run.store.read_seeds(1, run.store.version)
+    assert len(frame) == 24 + 300 * 20 == 6024
+    found = decode_seeds(frame)
+    assert found.first == 1
+    keys = direction_keys(RUN.seed, 1, 300, 1, 5)
+    add_signs(weights, 0, keys, found.scalars.ravel())
+    assert digest_of(weights) == run.store.digest
+    assert run.store.read_seeds(0, run.store.version) is None, "the history is bounded"
+    assert run.store.read_seeds(301, run.store.version) is None, "nothing is missing"
+    run.open()
+    assert run.store.read_seeds(1, run.store.version) == frame
+
+
+@with_both
+def test_the_ledgers_state_keeps_the_history(make_run, resident):
+    run = seeds_run(make_run, resident=resident, state_growth=0.0, history=4)
+    for _ in range(6):
+        one_round(run)
+    frame = run.store.read_seeds(2, run.store.version)
+    run.open()
+    assert run.store.read_seeds(2, run.store.version) == frame
+    assert run.store.read_seeds(1, run.store.version) is None
+
+
+@with_both
+def test_a_rollback_forgets_the_steps_after_it(make_run, resident):
+    run = seeds_run(make_run, resident=resident, keep_versions=4)
+    for _ in range(3):
+        one_round(run)
+    run.close()
+    run.open(from_version=2)
+    weights = run.weights(2)
+    assert run.store.read_seeds(2, run.store.version) is None
+    assert len(run.store.read_seeds(0, run.store.version)) == 24 + 2 * 24
+    for name in "ab":
+        run.store.accumulate(key_of(name, 2), 10.0)
+    commit(run, {key_of(name, 2): 10.0 for name in "ab"})
+    assert run.store.version == 3
+    steps = run.store._open.facts.book.seeds_between(2, 3)
+    add_signs(weights, 0, *keys_of(steps))
+    assert digest_of(weights) == run.store.digest
+
+
+def test_scalars_of_an_older_round_enter_without_weight(make_run):
+    """They came while their version was made: the directions of this round are others."""
+    run = seeds_run(make_run)
+    late, first = key_of("late", 0), key_of("a", 0)
+    send(run, first, scalars_of(1))
+    send(run, late, scalars_of(2))
+    commit(run, {first: 10.0})
+    on_time = key_of("b", 1)
+    send(run, on_time, scalars_of(3))
+    weights = run.weights(1)
+    commit(run, {late: 5.0, on_time: 10.0})
+    assert run.weights(2).tobytes() == stepped(weights, 1, scalars_of(3)).tobytes()
+    merged = run.store.records[-1].merged
+    assert {one.key: one.weight for one in merged} == {late: 0.0, on_time: 10.0}
+    later = key_of("late", 1)
+    send(run, later, scalars_of(4))
+    commit(run, dict.fromkeys((later,), 1.0))
+    assert run.weights(3).tobytes() == run.weights(2).tobytes(), "no scalars of this round"
+
+
+@with_both
+@pytest.mark.parametrize(
+    ("rule", "count"), [("median", 3), ("median", 4), ("trimmed", 5), ("multi-krum", 6)]
+)
+def test_robust_rules_act_on_scalars(make_run, resident, rule, count):
+    run = seeds_run(make_run, resident=resident, rule=rule_named(rule))
+    rows = [scalars_of(i) for i in range(count)]
+    rows[1] = np.full(SHAPE, 1e6, np.float32)
+    keys = [key_of(f"c{i}", 0) for i in range(count)]
+    for key, row in zip(keys, rows, strict=True):
+        send(run, key, row)
+    base = run.weights(0)
+    commit(run, dict.fromkeys(keys, 1.0))
+    if rule == "median":
+        mean = np.median(np.array(rows, np.float64), axis=0)
+    elif rule == "trimmed":
+        mean = np.sort(np.array(rows, np.float64), axis=0)[1:-1].mean(axis=0)
+    else:
+        used = [i for i, one in enumerate(run.store.records[-1].merged) if one.weight]
+        assert 1 not in used
+        assert len(used) == count - 3
+        mean = np.mean([rows[i].astype(np.float64) for i in used], axis=0)
+    expected = stepped(base, 0, mean)
+    assert np.abs(run.weights(1) - expected).max() < 1e-6
+    digest = run.store.digest
+    assert run.open().digest == digest
+
+
+def test_a_damaged_version_is_repaired_from_its_record(make_run):
+    run = seeds_run(make_run, keep_versions=3)
+    for _ in range(2):
+        one_round(run)
+    weights = run.weights(2)
+    path = Checkpoints(Files(), run.root).path(2) / WEIGHTS
+    run.close()
+    for spooled in (run.root / "spool").iterdir():
+        spooled.unlink()
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+    run.open()
+    assert run.weights(2).tobytes() == weights.tobytes()
+    assert any("steps in its record" in line for line in run.store.notices)
+
+
+def test_a_version_that_is_not_whole_is_read_from_its_record(make_run):
+    run = seeds_run(make_run, resident=True, snapshot_every=100, snapshot_thread=False)
+    for _ in range(3):
+        one_round(run)
+    folder = Checkpoints(Files(), run.root)
+    record = folder.load(3).record
+    found = read_version(Files(), folder, 3, MANIFEST)
+    assert digest_of(found.weights) == record.digest == run.store.digest
+
+
+def test_the_servers_memory_is_the_model_and_no_second_one(make_run):
+    """The sum of a round is scalars."""
+    run = seeds_run(make_run, resident=True)
+    keys = [key_of(name, 0) for name in "abcdefgh"]
+    for key in keys:
+        send(run, key, scalars_of(1))
+    tracemalloc.start()
+    for key in keys:
+        run.store.accumulate(key, 1.0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100_000
+    assert run.store._open.resident.vectors.residual is None
+    assert run.store._open.resident.vectors.momentum is None
+
+
+def test_only_averages_of_scalars_are_possible():
+    with pytest.raises(ValueError, match="averaged"):
+        StoreSettings(kind=Seeds(RUN))
+
+
+def test_steps_that_do_not_follow_each_other_fit_no_frame():
+    steps = [RUN.step(number, np.ones(6)) for number in (1, 2, 4)]
+    assert frame_of(steps) is None
+    assert frame_of(steps[:2]) is not None
+    other = Directions(RUN.seed, 3, 2, RUN.rate)
+    assert frame_of([steps[0], other.step(2, np.ones(6))]) is None
+
+
+def test_scalars_of_a_diverged_client_are_quarantined(make_run):
+    run = seeds_run(make_run)
+    result = send(run, key_of("a", 0), np.full(SHAPE, 1e30, np.float32))
+    assert "diverged" in result.problem
+
+
+# --- deltas of both orders in one run ---
+
+
+def dense_of(seed):
+    return np.random.default_rng(1000 + seed).standard_normal(MANIFEST.values).astype(np.float32)
+
+
+def mixed_run(make_run, name="mixed", **options):
+    given = {"kind": Mixed(RUN), "outer": AVERAGE, "codec_down": CodecSpec("fp32"), **options}
+    run = make_run(name, MANIFEST, **given)
+    run.start()
+    return run
+
+
+def vector_of(number, scalars):
+    return signs(number).T @ (RUN.rate / RUN.probes * scalars.ravel().astype(np.float64))
+
+
+@with_both
+def test_each_order_is_averaged_within_itself_then_they_are_added(make_run, resident):
+    run = mixed_run(make_run, resident=resident)
+    names = {"f1": 10.0, "z1": 70.0, "f2": 30.0, "z2": 20.0}
+    keys = {key_of(name, 0): weight for name, weight in names.items()}
+    base = run.weights(0)
+    for i, key in enumerate(keys):
+        if key.client.startswith("z"):
+            assert send(run, key, scalars_of(i)).stored.bytes == 60
+        else:
+            run.send(key, dense_of(i))
+    commit(run, keys)
+    first = (10 * dense_of(0).astype(np.float64) + 30 * dense_of(2)) / 40
+    zeroth = (70 * vector_of(0, scalars_of(1)) + 20 * vector_of(0, scalars_of(3))) / 90
+    assert np.abs(run.weights(1) - (base - first - zeroth)).max() < 1e-5
+    digest = run.store.digest
+    assert run.open().digest == digest
+    assert digest_of(run.weights(1)) == digest
+
+
+@with_both
+def test_where_all_are_dense_the_bits_are_those_of_a_dense_run(make_run, resident):
+    digests = []
+    for kind in (Dense(), Mixed(RUN)):
+        run = mixed_run(make_run, kind.name, kind=kind, resident=resident)
+        keys = {key_of(name, 0): 10.0 for name in "abc"}
+        for i, key in enumerate(keys):
+            run.send(key, dense_of(i))
+        digests.append(commit(run, keys).digest)
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("order", [["f1", "z1", "z2"], ["z2", "z1", "f1"]])
+def test_where_some_are_removed_or_come_later_the_sum_is_that_of_the_rest(make_run, order):
+    run = mixed_run(make_run)
+    alone = mixed_run(make_run, "alone")
+    keys = [key_of(name, 0) for name in order]
+    gone = key_of("z3", 0)
+    for one in (run, alone):
+        for i, key in enumerate(keys):
+            number = int(key.client[1]) + i * 0
+            if key.client.startswith("z"):
+                send(one, key, scalars_of(number))
+            else:
+                one.send(key, dense_of(number))
+            one.store.accumulate(key, 10.0)
+            if one is run and not i:
+                send(one, gone, scalars_of(9))
+                one.store.accumulate(gone, 55.0)
+        if one is run:
+            one.store.quarantine(gone, "test")
+        commit(one, dict.fromkeys(keys, 10.0))
+    assert run.store.digest == alone.store.digest
+
+
+def test_only_seeds_in_a_mixed_run(make_run):
+    run = mixed_run(make_run)
+    base = run.weights(0)
+    send(run, key_of("z", 0), scalars_of(5))
+    commit(run, {key_of("z", 0): 7.0})
+    assert np.abs(run.weights(1) - (base - vector_of(0, scalars_of(5)))).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", [Mixed(RUN), Dense()])
+def test_a_rule_gets_the_dense_values_of_a_delta_chunk_by_chunk(make_run, kind):
+    run = mixed_run(make_run, kind=kind)
+    key = key_of("f", 0)
+    run.send(key, dense_of(1))
+    wanted = {key: dense_of(1)}
+    if kind.has_seeds:
+        key = key_of("z", 0)
+        send(run, key, scalars_of(1))
+        wanted[key] = vector_of(0, scalars_of(1))
+    for one, expected in wanted.items():
+        found = []
+        frames = run.store._open.run.spool.frames(one, MANIFEST)
+        for length, add in zip(kind.parts(MANIFEST), kind.adders(MANIFEST, frames), strict=True):
+            part = np.zeros(length, np.float32)
+            add(part, 0.5)
+            found.append(part)
+        assert np.abs(np.concatenate(found) - expected / 2).max() < 1e-6
+
+
+def test_robust_rules_compare_the_dense_values_of_both(make_run):
+    run = mixed_run(make_run, rule=rule_named("median"))
+    base = run.weights(0)
+    for i, name in enumerate(("f1", "z1", "f2")):
+        key = key_of(name, 0)
+        if name.startswith("z"):
+            send(run, key, scalars_of(i))
+        else:
+            run.send(key, dense_of(i))
+    commit(run, {key_of(name, 0): 1.0 for name in ("f1", "z1", "f2")})
+    rows = [dense_of(0), vector_of(0, scalars_of(1)), dense_of(2)]
+    assert np.abs(run.weights(1) - (base - np.median(rows, axis=0))).max() < 1e-5
+
+
+def test_a_dense_delta_that_ends_early_is_not_taken_for_seeds(make_run):
+    run = mixed_run(make_run)
+    key = key_of("f", 0)
+    run.store.spool_begin(delta_of(key, base_digest=run.store.digest))
+    run.store.spool_write(key, 0, encode(np.zeros(CHUNK, np.float32), CodecSpec("fp32")))
+    with pytest.raises(StoreError, match="1 of 3 chunks"):
+        run.store.spool_finish(key)
+    assert len(decode(run.store.read_full(0, 0))) == CHUNK
