@@ -285,6 +285,61 @@ def test_a_failed_commit_takes_back_what_is_owed(tuning):
     assert np.array_equal(bad.vectors.owed, good.vectors.owed)
 
 
+class Fails(Files):
+    """A disk that fails once, at the n-th changing call."""
+
+    def __init__(self):
+        self.left = -1
+
+    def _count(self):
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(28, "No space left on device")
+
+    def write(self, descriptor, data, offset):
+        """Count."""
+        self._count()
+        super().write(descriptor, data, offset)
+
+    def sync(self, descriptor):
+        """Count."""
+        self._count()
+
+    def rename(self, source, target):
+        """Count."""
+        self._count()
+        super().rename(source, target)
+
+
+def test_a_commit_that_fails_at_any_call_is_repeated_with_the_same_bits(tuning):
+    """And the vectors of the version before are as they were, or it has not failed."""
+    through, broken = (tuning(name=name, snapshot_thread=False) for name in ("through", "broken"))
+    disk, failed = Fails(), 0
+    for made, files in ((through, None), (broken, disk)):
+        made.start()
+        made.run.open(files)
+    for version in range(1, 17):
+        through.round(RANKS)
+        keys = [DeltaKey(name, 1, version - 1, version) for name in RANKS]
+        for key in keys:
+            rank = RANKS[key.client]
+            broken.send(key, broken.delta(version, key.client, rank), rank)
+        before = {name: vector.copy() for name, vector in broken.vectors.named.items()}
+        disk.left = version
+        try:
+            made = broken.merge(keys)
+        except StoreError:
+            failed += 1
+            for name, vector in broken.vectors.named.items():
+                assert np.array_equal(vector, before[name]), name
+            disk.left = -1
+            made = broken.merge(keys)
+        disk.left = -1
+        assert made.digest == through.store.digest
+        assert np.array_equal(broken.vectors.owed, through.vectors.owed)
+    assert failed >= 8
+
+
 @pytest.mark.parametrize("rule", PRODUCT_RULES)
 def test_the_order_of_arrival_changes_nothing(tuning, rule):
     """Not a bit. Without coding, what fedsvd owes is rounding alone, which any change shows."""

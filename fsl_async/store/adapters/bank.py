@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fsl_async.store.adapters.base import AdapterRule, Merged
-from fsl_async.store.adapters.products import best, stacked, turned
+from fsl_async.store.adapters.products import Factors, best, stacked, turned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,22 @@ class Bank(AdapterRule):
     def merge(self, current: Current, sites: Sequence[Site], scale: float, draw: Draw) -> Merged:
         """See `AdapterRule.merge`."""
         del scale, draw
-        products = [(site.weight, site.factors) for site in sites]
+        products = _products(current.factors, sites)
         factors, owed = best(stacked(products + current.debts), current.factors.rows)
         return Merged(turned(factors, current.factors), owed=owed)
+
+
+def _products(held: Factors, sites: Sequence[Site]) -> list[tuple[float, Factors]]:
+    """Return the sites' products, with their weights.
+
+    Rows that a site has not moved are common to all such sites, and are taken once: a merge costs
+    what sites have trained, whatever the rank of the bank.
+    """
+    shares = np.zeros((held.rows, 1))
+    products = []
+    for site in sites:
+        a, b = site.factors.a, site.factors.b
+        still = np.all(a == held.a, axis=1) & np.all(b == held.b, axis=1)
+        shares[still] += site.weight
+        products.append((site.weight, Factors(a[~still], b[~still])))
+    return [(1.0, Factors(held.a, shares * held.b)), *products]
