@@ -79,7 +79,7 @@ class TuneConfig:
     targets: str = setting(
         "",
         "last names of the linear layers that get adapters, like q_proj,v_proj; empty = all but"
-        " heads",
+        " heads; none = only weights named by tune.full, and a new head, train",
         _must_be_names,
         fixed=True,
     )

@@ -32,7 +32,7 @@ from fsl_async.roles.split.methods import METHODS
 DELTAS, ADAPTERS, SCALARS = "deltas", "adapters", "scalars"
 ACTIVATIONS, LABELS, METRICS = "activations", "labels", "metrics"
 KINDS = (DELTAS, ADAPTERS, SCALARS, ACTIVATIONS, LABELS, METRICS)
-_IMPLIED = {DELTAS: frozenset({ADAPTERS})}
+_IMPLIED = {DELTAS: frozenset({ADAPTERS, SCALARS}), ADAPTERS: frozenset({SCALARS})}
 """Kinds that another one includes."""
 
 
@@ -110,8 +110,14 @@ def needs_of(config: Config) -> tuple[str, ...]:
     return (weights, ACTIVATIONS) if split.labels_at_home else (weights, ACTIVATIONS, LABELS)
 
 
-def receivers_of(config: Config, ps: str, split_server: str) -> dict[str, str]:
-    """Return the needed kinds with their receivers, `ps` or `split_server`, as text for people."""
-    weights = {DELTAS, ADAPTERS}
+def receivers_of(
+    config: Config, ps: str, split_server: str, *, is_zeroth: bool = False
+) -> dict[str, str]:
+    """Return the needed kinds with their receivers, `ps` or `split_server`, as text for people.
+
+    is_zeroth: this client sends scalars, whatever others of the run send.
+    """
+    weights = {DELTAS, ADAPTERS, SCALARS}
     servers = f"the parameter server at {ps}", f"the split server at {split_server}"
-    return {kind: servers[kind not in weights] for kind in needs_of(config)}
+    needed = (SCALARS,) if is_zeroth else needs_of(config)
+    return {kind: servers[kind not in weights] for kind in needed}

@@ -83,7 +83,7 @@ class ClientState:
     deltas_refused: int = 0
     deltas_quarantined: int = 0
     uploads: int = 0  # that the split server trained
-    facts: dict[str, float] = field(factory=dict)  # of its last delta: rank, order, epsilon
+    facts: dict[str, float] = field(factory=dict)  # of its last delta: rank, order
     label_shares: dict[str, float] = field(factory=dict)
     product_norm: float | None = None  # of its change in the newest version, with product rules
     up: Volume = field(factory=Volume)

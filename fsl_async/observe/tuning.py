@@ -1,6 +1,6 @@
-"""What sites of a run with adapters report: rank, order, labels, privacy; and how far each moves.
+"""What sites of a run with adapters report: rank, order, labels; and how far each moves.
 
-Ranks, orders and spent budgets come with every delta, shares of labels where a site allows metrics,
+Ranks and orders come with every delta, shares of labels where a site allows metrics,
 norms of products from the parameter server's merge. Pure.
 """
 
@@ -19,7 +19,7 @@ ONE_CLASS = 0.95
 FAR = 3.0
 """A site that moves the products this many times as far as the median is named."""
 MOST_LABELS = 16
-_FACTS = ("rank", "order", "epsilon")
+_FACTS = ("rank", "order")
 
 
 def saw_delta(client: ClientState, delta: Mapping[str, Any]) -> str:
@@ -67,6 +67,4 @@ def _words(client: ClientState) -> str:
     if client.product_norm is not None:
         parts.append(f"moves products by {client.product_norm:.3g}")
     parts += [f"{share:.0%} {label}" for label, share in client.label_shares.items()]
-    if "epsilon" in client.facts:
-        parts.append(f"epsilon {client.facts['epsilon']:.3g} spent")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Ranks, labels, privacy and norms of sites, as status shows them."""
+"""Ranks, labels and norms of sites, as status shows them."""
 
 import pytest
 
@@ -31,11 +31,11 @@ def test_a_peer_may_report_anything(facts):
     assert site_lines([client]) == []
 
 
-def test_zeroth_order_and_spent_privacy_are_shown():
-    """An operator sees which sites compute no gradients, and what their budgets are."""
+def test_zeroth_order_is_shown():
+    """An operator sees which sites compute no gradients."""
     client = ClientState("a")
-    saw_delta(client, {"facts": {"rank": 4.0, "order": 0.0, "epsilon": 2.345}})
-    assert site_lines([client]) == ["a: rank 4, zeroth order, epsilon 2.35 spent"]
+    saw_delta(client, {"facts": {"rank": 4.0, "order": 0.0}})
+    assert site_lines([client]) == ["a: rank 4, zeroth order"]
 
 
 def test_who_moves_far_is_measured_by_the_median():

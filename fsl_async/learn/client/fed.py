@@ -55,6 +55,7 @@ from fsl_async.learn.models.exchanged import View
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import ORDER, RANK
 from fsl_async.store.adapters import adapter_rule_named
+from fsl_async.store.adapters.hetlora import HetLoRA
 
 T = TypeVar("T")
 ADAPTER_RATE = 1e-3
@@ -185,6 +186,9 @@ class FedBase:
         site = self._context.tuning
         if site_rank is not None:
             site = attrs.evolve(site, rank=site_rank)
+        if self.is_zeroth:
+            self._check_zeroth(tune)
+            site = attrs.evolve(site, rank=0)  # a probe costs the same whatever the rank
         spec = AdapterSpec(
             rank=tune.adapter_rank,
             site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
@@ -199,6 +203,24 @@ class FedBase:
         self.adapters = Adapters(model, spec, rule)
         self._attach_adapters(model, self.adapters)
         return model
+
+    @property
+    def is_zeroth(self) -> bool:
+        """Whether this site measures losses alone, and sends scalars (`fed.end_round`)."""
+        return self._context.tuning.is_zeroth(TuneConfig(**self.config.get("tune", {})))
+
+    def _check_zeroth(self, tune: TuneConfig) -> None:
+        """Raise TaskError where the run cannot use a site of zeroth order."""
+        if self.config.get("sync", {}).get("trigger") == "clock":
+            raise TaskError(
+                "--order zeroth: this run syncs by the clock, and steps of zeroth order are made by"
+                " rounds; it needs --set sync.trigger=rounds"
+            )
+        if tune.method == "lora" and tune.rule == HetLoRA.name:
+            raise TaskError(
+                "--order zeroth: tune.rule = hetlora weighs sites by the norm of their products,"
+                " which are noise here; the run needs another rule"
+            )
 
     def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
         """Hand over a model with adapters."""
@@ -434,12 +456,17 @@ class Fed(FedBase):
 
     def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
         training, view = self._training, adapters.view
-        self._check_weights(model, view)
-        training.facts = {RANK: float(adapters.spec.site_rank), ORDER: 1.0}
+        if not self.is_zeroth:  # else no weights leave but those that the first version begins with
+            self._check_weights(model, view)
+        training.facts = {
+            RANK: float(adapters.spec.site_rank),
+            ORDER: 0.0 if self.is_zeroth else 1.0,
+        }
         training.on_version = self._new_version
         if self.config.get("sync", {}).get("trigger", "clock") != "clock":
             training.expect_rounds()
-            training.round_steps = int(self.config["tune"]["steps"])
+            if not self.is_zeroth:
+                training.round_steps = int(self.config["tune"]["steps"])
         training.attach(model, view)
 
     def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:

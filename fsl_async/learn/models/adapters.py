@@ -45,9 +45,9 @@ _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 class AdapterSpec:
     """Adapters of a run, and of one site in it.
 
-    targets: last names of linear layers; none: all but heads. full: patterns of names of weights
-    that train whole; heads: names of those that do in any case. layers: numbers of the blocks whose
-    adapters train at this site, like "0-2,5"; empty: all.
+    targets: last names of linear layers; none: all but heads; "none": no layer. full: patterns of
+    names of weights that train whole; heads: names of those that do in any case. layers: numbers of
+    the blocks whose adapters train at this site, like "0-2,5"; empty: all.
     """
 
     rank: int
@@ -75,8 +75,14 @@ class Adapters:
         model.requires_grad_(False)
         self._full = _full_names(model, spec)
         targets = _matching_layers(model, spec.targets, without=self._full)
-        _inject(model, targets, SITE, spec.site_rank, spec.scale)
-        if tail:
+        if not targets and not self._full:
+            raise ConfigError(
+                "tune.targets = none leaves nothing to train: name weights by tune.full",
+                "tune.full",
+            )
+        if targets:
+            _inject(model, targets, SITE, spec.site_rank, spec.scale)
+        if targets and tail:
             _inject(model, targets, TAIL, tail, spec.scale)
         self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
         for name, layer in self._layers.items():
@@ -89,7 +95,7 @@ class Adapters:
         self._trains_here = {
             name for name in self._layers if not spec.layers or _in_blocks(name, spec.layers)
         }
-        if not self._trains_here:
+        if targets and not self._trains_here:
             raise ConfigError(f"--layers {spec.layers}: no adapted layer is in these blocks")
         self.begin_version(0)
 
@@ -216,6 +222,8 @@ def _matching_layers(
     model: nn.Module, targets: Sequence[str], *, without: Sequence[str]
 ) -> list[str]:
     """Names of the linear layers to adapt; those that train whole are left out."""
+    if list(targets) == ["none"]:
+        return []
     whole = {name.rpartition(".")[0] for name in without}
     found = [name for name in linear_layers(model) if name not in whole]
     for target in targets:

@@ -1,10 +1,11 @@
 """Seeds derived by name, and the factors that adapters begin with. NumPy only: no torch."""
 
 import hashlib
-import math
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fsl_async.store.adapters.draws import drawn_a
 
 
 def derived_seed(seed: int, *parts: str | int) -> int:
@@ -18,6 +19,4 @@ def first_a(seed: int, layer: str, rank: int, columns: int) -> NDArray[np.float3
 
     seed: the run's. Uniform with variance 1 / (3 columns), drawn with the layer's name.
     """
-    rng = np.random.Generator(np.random.Philox(key=derived_seed(seed, "lora", layer)))
-    drawn = rng.random((rank, columns), dtype=np.float32)
-    return (2.0 * drawn - 1.0) / np.float32(math.sqrt(columns))
+    return drawn_a(derived_seed(seed, "lora", layer), 0, rank, columns)

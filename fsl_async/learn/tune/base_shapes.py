@@ -15,6 +15,8 @@ _TWO_LAYERS = frozenset({"roberta", "xlm-roberta", "camembert", "electra", "dist
 def adapted_layers(facts: BaseFacts, tune: TuneConfig) -> tuple[Linear, ...]:
     """The linear layers that get adapters. Raises ConfigError where there is none."""
     targets = [name for name in tune.targets.split(",") if name]
+    if targets == ["none"]:
+        return ()
     whole = {name.rpartition(".")[0] for name in _full_names(facts, tune)}
     found = tuple(
         layer

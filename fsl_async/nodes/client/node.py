@@ -407,7 +407,10 @@ class ClientNode:
         The first time, print what leaves this machine.
         """
         parts, policy = self._parts, self._parts.options.policy
-        needed = receivers_of(config, parts.address.tcp, self._split_place(config))
+        zeroth = config.tune.is_on and parts.options.tuning.is_zeroth(config.tune)
+        needed = receivers_of(
+            config, parts.address.tcp, self._split_place(config), is_zeroth=zeroth
+        )
         policy.require(needed, f"run {welcome.run}")
         if parts.welcome.done():
             return

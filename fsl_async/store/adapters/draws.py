@@ -35,10 +35,14 @@ class Draw:
 
         Its values lie between -1/sqrt(columns) and 1/sqrt(columns), as torch's linear layers start.
         """
-        words = np.random.Philox(
-            key=np.array([self.seed % 2**64, self.version << 32 | self.module], np.uint64)
-        ).random_raw(rows * columns)
-        # The middle of one of 2^24 equal steps of (-1, 1): exact in float64, rounded once to fp32.
-        places = (words >> np.uint64(64 - _BITS)).astype(np.float64)
-        unit = (2.0 * places + 1.0) * 2.0**-_BITS - 1.0
-        return (unit / math.sqrt(columns)).astype(np.float32).reshape(rows, columns)
+        return drawn_a(self.seed % 2**64, self.version << 32 | self.module, rows, columns)
+
+
+def drawn_a(first: int, second: int, rows: int, columns: int) -> NDArray[np.float32]:
+    """Return a factor as `Draw.a` does, by the two words of a key."""
+    key = np.array([first, second], np.uint64)
+    words = np.random.Philox(key=key).random_raw(rows * columns)
+    # The middle of one of 2^24 equal steps of (-1, 1): exact in float64, rounded once to fp32.
+    places = (words >> np.uint64(64 - _BITS)).astype(np.float64)
+    unit = (2.0 * places + 1.0) * 2.0**-_BITS - 1.0
+    return (unit / math.sqrt(columns)).astype(np.float32).reshape(rows, columns)
