@@ -201,6 +201,53 @@ def test_a_restart_at_any_time_gives_the_same_digests(make_run, resident):
     assert digest_of(run.weights(6)) == digests[6]
 
 
+def to_the_end(run):
+    """Complete a scenario of three rounds wherever it stands; returns the digests by version.
+
+    An offer of a known delta is answered, as the machine does.
+    """
+    book = run.store._open.facts.book
+    while run.store.version < 3:
+        base = run.store.version
+        keys = [key_of(name, base) for name in "ab"]
+        for number, key in enumerate(keys):
+            if book.known(key) is None:
+                send(run, key, scalars_of(100 * base + number))
+        commit(run, {key: 10.0 * (1 + i) for i, key in enumerate(keys)})
+    return run.store.digest
+
+
+@with_both
+@pytest.mark.parametrize("power", [None, "all"])
+def test_a_crash_at_any_call_gives_the_same_digests(make_run, crash_disk, resident, power):
+    """The history of scalars too, and no delta is merged twice."""
+    options = {"resident": resident, "snapshot_thread": False, "state_growth": 0.0}
+    calm = seeds_run(make_run, "calm", **options)
+    digest, history = to_the_end(calm), calm.store.read_seeds(0, 3)
+    weights = calm.weights(3).tobytes()
+    crashes = 0
+    for at in range(1, 400, 11):
+        run = seeds_run(make_run, f"at{at}", **options)
+        disk = crash_disk(run.root, at, "after")
+        try:
+            run.open(disk)
+            to_the_end(run)
+        except SystemExit:
+            crashes += 1
+            run.store = None
+            disk.bury(power)
+        else:
+            break
+        run.open()
+        assert to_the_end(run) == digest
+        assert run.store.read_seeds(0, 3) == history
+        assert run.weights(3).tobytes() == weights
+        lines = [json.loads(line) for line in (run.root / "ledger.jsonl").read_text().splitlines()]
+        merged = [one["key"] for line in lines for one in line.get("merged", ())]
+        assert len(merged) == len(set(merged)) == 6
+    assert crashes > 7
+
+
 def test_the_ledger_alone_is_the_full_history(make_run):
     run = seeds_run(make_run)
     weights = run.weights(0)

@@ -1,0 +1,165 @@
+"""A run of zeroth order by nodes in one process, over real sockets: bytes, and equal digests."""
+
+import json
+import re
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from fsl_async.accounting.traffic import CountedLink
+from fsl_async.config.load import load
+from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.tune.zeroth import probe_round, probing
+from fsl_async.nodes.client import joining
+from fsl_async.nodes.client.parts import ClientOptions
+from fsl_async.nodes.ps import node as node_ps
+from fsl_async.process.stopper import Stopper
+from fsl_async.store.digest import digest_of
+from fsl_async.store.seed_step import Directions, SeedStep, keys_of
+from fsl_codecs import add_signs
+
+ROUNDS = 30
+SETTINGS = {
+    "tune.method": "zeroth",
+    "tune.zo_rate": 0.02,
+    "run.rounds": ROUNDS,
+    "run.seed": 5,
+    "sync.clients": 2,
+    "sync.min_clients": 2,
+    "sync.quorum": 1.0,
+    "train.task": "own",
+    "listen.address": "tcp://127.0.0.1:0",
+}
+MESSAGE = re.compile(rb"\xa1m[\xa0-\xbf]([a-z_]+)/")
+
+
+def first_weights():
+    torch.manual_seed(0)
+    return torch.nn.Linear(40, 2)
+
+
+def make_task(finals):
+    """A site's training function: logistic regression from losses alone."""
+
+    def train(fed):
+        model = first_weights()
+        fed.attach(model)
+        weights = ModelWeights(model)
+        tune = fed.config["tune"]
+        run = Directions(
+            fed.config["run"]["seed"], tune["zo_steps"], tune["zo_probes"], tune["zo_rate"]
+        )
+        generator = torch.Generator().manual_seed(len(fed.client_name) + ord(fed.client_name))
+        x = torch.randn(64, 40, generator=generator)
+        y = (x[:, 0] > 0).long()
+
+        def loss_of(put):
+            def loss(vector, _):
+                put(vector)
+                return float(torch.nn.functional.cross_entropy(model(x), y))
+
+            return loss
+
+        for number in fed.rounds():
+            with probing(weights) as (base, put):
+                scalars = probe_round(loss_of(put), base, [None], run, number=number, mu=1e-2)
+            if not fed.end_round(samples=64, scalars=scalars):
+                break
+        vector = np.empty(weights.layout.values, np.float32)
+        weights.copy_out(vector)
+        finals[fed.client_name] = vector
+
+    return train
+
+
+def run_nodes(config, run_dir):
+    """Run a parameter server and the clients a and b to the end."""
+    listening, address, errors = threading.Event(), [], []
+
+    def guarded(work):
+        def wrapped():
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised by the test
+                errors.append(error)
+                listening.set()
+
+        return threading.Thread(target=wrapped, daemon=True)
+
+    def announce(at):
+        address.append(at)
+        listening.set()
+
+    def serve():
+        node_ps.serve(
+            config, run_dir, from_version=None, announce=announce, log=print, stop=Stopper()
+        )
+
+    def client(name):
+        policy = SitePolicy(frozenset(KINDS))
+        options = ClientOptions(address[0], name, "task.py:train", policy=policy)
+        joining.join_run(options, stop=Stopper(), log=print)
+
+    threads = [guarded(serve)]
+    threads[0].start()
+    assert listening.wait(30)
+    if not errors:
+        threads += [guarded(lambda name=name: client(name)) for name in ("a", "b")]
+        for thread in threads[1:]:
+            thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Bytes and messages that the nodes send, by name."""
+    sizes, counts = Counter(), Counter()
+    real = CountedLink.send
+
+    def send(self, peer, lane, frames, *rest):
+        found = MESSAGE.search(bytes(frames[0]))
+        name = found[1].decode() if found else "other"
+        sizes[name] += sum(len(frame) for frame in frames)
+        counts[name] += 1
+        return real(self, peer, lane, frames, *rest)
+
+    monkeypatch.setattr(CountedLink, "send", send)
+    return sizes, counts
+
+
+def test_a_round_takes_four_messages_of_less_than_400_bytes(tmp_path, sent, monkeypatch):
+    """And the ledger alone leads from the first weights to those of all nodes, to the bit."""
+    (tmp_path / "run").mkdir()
+    finals = {}
+    monkeypatch.setattr(joining, "load_task", lambda _: make_task(finals))
+    config = load(None, [f"{key}={json.dumps(value)}" for key, value in SETTINGS.items()])
+    run_nodes(config, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
+    versions = [line for line in lines if line["fact"] == "version"]
+    assert versions[-1]["version"] == ROUNDS
+    vector = np.empty(82, np.float32)
+    ModelWeights(first_weights()).copy_out(vector)
+    for line in versions[1:]:
+        add_signs(vector, 0, *keys_of([SeedStep.from_json(line["seeds"])]))
+        assert digest_of(vector) == line["digest"]
+        assert line["update_bytes"] == 44
+    assert finals["a"].tobytes() == finals["b"].tobytes() == vector.tobytes()
+    accepted = [line for line in lines if line["fact"] == "accepted"]
+    assert all(line["facts"]["order"] == 0 and line["bytes"] == 56 for line in accepted)
+    sizes, counts = sent
+    rounds = 2 * ROUNDS  # of a site
+    per_round = {name: sizes[name] / rounds for name in ("measured", "accepted", "turn")}
+    assert all(abs(counts[name] - rounds) <= 4 for name in ("measured", "turn", "accepted"))
+    assert counts["holding"] + counts["fetch"] <= 12
+    # A run of few rounds announces where it is in most of them: about 120 bytes.
+    scalars = 130 + 2
+    assert sum(per_round.values()) + scalars < 400, per_round
+    assert sizes["scalars"] / counts["scalars"] < scalars + 130
