@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from fsl_async.process.stopper import Stopper
     from fsl_async.tools.demo.play import Played
 
-BASE_STEPS = 300
+BASE_STEPS = 250
 """Steps in which the demo's base is made."""
-STEPS = 10
+STEPS = 6
 """Steps of a client in a round."""
 LIMIT_S = 3600.0
 """The run ends then even if its rounds are not done."""
-RATE, BATCH, CONTEXT = 6e-3, 8, 128
+RATE, BATCH, CONTEXT = 1e-2, 8, 128
 """AdamW's rate for adapters of the demo's base, records in a step, tokens of a record at most."""
 OTHER_RATE = 1e-3
 """The rate for a base of the user's."""
@@ -132,9 +132,11 @@ class LoraDemo(DemoNodes):
 
 
 class LoraPlay(Demo):
-    """Plays the run. It ends after its rounds, once the killed client has caught up."""
+    """Plays the run. It ends after its rounds, when the killed client trains again."""
 
     settings: LoraDemo
+    _back_at: int | None = None
+    """The version at which the killed client had caught up."""
 
     def _is_time_to_kill(self) -> bool:
         state = self.played.state
@@ -144,9 +146,12 @@ class LoraPlay(Demo):
 
     def _stop_at(self) -> float:
         played = self.played
-        is_back = played.killed_s is not None and played.caught_up_s is not None
-        is_done = played.state.ps.version >= self.settings.rounds
-        return 0.0 if is_done and is_back else self.settings.seconds
+        version = played.state.ps.version
+        if self._back_at is None and played.killed_s is not None:
+            self._back_at = version if played.caught_up_s is not None else None
+        # The killed client takes part in the round after the one that it missed.
+        is_back = self._back_at is not None and version > self._back_at
+        return 0.0 if is_back and version >= self.settings.rounds else self.settings.seconds
 
 
 def introduction(demo: LoraDemo) -> list[str]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 RECORD_CHARACTERS = 320
-"""About the length of a record: whole paragraphs until it is reached."""
-HELD_OUT_SHARE = 0.15
+"""A record is as many whole paragraphs as fit, and at least one."""
+HELD_OUT_SHARE = 0.125
 TRAIN_FILE, TEST_FILE = "train.jsonl", "test.jsonl"
 
 _WORD = re.compile(r"[a-z]{3,}")
@@ -48,7 +48,7 @@ def records_of(text: str, characters: int = RECORD_CHARACTERS) -> list[str]:
     """Cut a text at blank lines into records of about so many characters."""
     found: list[str] = []
     for paragraph in filter(None, map(str.strip, _BLANK_LINES.split(text))):
-        if found and len(found[-1]) + len(paragraph) < characters:
+        if found and len(found[-1]) + len(paragraph) + 2 <= characters:
             found[-1] += f"\n\n{paragraph}"
         else:
             found.append(paragraph)
