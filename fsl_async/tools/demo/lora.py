@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fsl_async.process.stopper import Stopper
     from fsl_async.tools.demo.play import Played
 
-BASE_STEPS = 250
+BASE_STEPS = 200
 """Steps in which the demo's base is made."""
 STEPS = 6
 """Steps of a client in a round."""
@@ -74,7 +74,7 @@ class LoraDemo(DemoNodes):
     @property
     def kill_at(self) -> int:
         """The version at which a client is killed."""
-        return max(1, self.rounds // 3)
+        return max(1, self.rounds // 4)
 
     @property
     def base_folder(self) -> Path:

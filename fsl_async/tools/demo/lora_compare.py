@@ -30,8 +30,6 @@ from fsl_async.tools.evaluation import load_last
 
 Tables = dict[str, dict[str, Any]]
 
-WRITTEN_TOKENS = 48
-
 
 def tables_of(job: Mapping[str, Any]) -> Tables:
     """The run's configuration, with the base's folder."""
@@ -48,6 +46,8 @@ def alone(tables: Tables, name: str, data: str, steps: int) -> LocalFed:
         "data": {**tables["data"], "path": data},
         # What a rule changes between versions has no meaning in one process.
         "tune": {**tables["tune"], "rule": "fedit", "rank": rank},
+        # A process that knows its end trains best with a rate that falls towards it.
+        "train": {**tables["train"], "schedule": "wsd"},
     }
     context = ClientContext(name, seed=tables["run"]["seed"], config=own, log=lambda _: None)
     fed = LocalFed(context, steps=steps)
@@ -65,16 +65,6 @@ def federated(tables: Tables, run_dir: str) -> tuple[torch.nn.Module, dict[str, 
     weights = ModelWeights(base.model, fed.adapters.view)
     record = load_last(Path(run_dir), weights)
     return base.model, {"version": record.version, "values": weights.layout.values}
-
-
-def written(model: Any, tokenizer: Any, prompt: str) -> str:
-    """What a model writes after a prompt: at each step the most probable token."""
-    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        for _ in range(WRITTEN_TOKENS):
-            best = model(input_ids=ids, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
-            ids = torch.cat([ids, best], 1)
-    return str(tokenizer.decode(ids[0], skip_special_tokens=True))
 
 
 def _base(tables: Tables) -> Base:

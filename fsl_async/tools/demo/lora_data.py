@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RECORD_CHARACTERS = 320
 """A record is as many whole paragraphs as fit, and at least one."""
-HELD_OUT_SHARE = 0.125
+HELD_OUT_SHARE = 0.1
 TRAIN_FILE, TEST_FILE = "train.jsonl", "test.jsonl"
 
 _WORD = re.compile(r"[a-z]{3,}")
