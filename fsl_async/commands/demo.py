@@ -6,13 +6,14 @@ import sysconfig
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from fsl_async.commands.client import check_corpus, check_data
+from fsl_async.commands.client import check_base, check_corpus, check_data
 from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
+from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import (
     ExitCode,
     FslError,
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
     from fsl_async.observe.ledger_audit import Audit
     from fsl_async.process.stopper import Stopper
-    from fsl_async.tools.demo.play import Played
-    from fsl_async.tools.demo.settings import DemoSettings, Places
+    from fsl_async.tools.demo.lora import LoraDemo
+    from fsl_async.tools.demo.play import Demo, Played
+    from fsl_async.tools.demo.settings import DemoNodes, DemoSettings, Places
     from fsl_async.tools.demo.split import SplitDemo
     from fsl_async.tools.evaluation import Evaluated
 
@@ -45,22 +47,29 @@ _OPTIONS = {
     "data.path": "--data",
     "model.preset": "--preset",
     "model.context": "--preset",
+    "tune.rank": "--rank",
+    "tune.rule": "--rule",
 }
 
 
 @click.command("demo")
-@click.argument("what", default="pretrain", type=click.Choice(["pretrain", "split"]))
+@click.argument("what", default="pretrain", type=click.Choice(["pretrain", "split", "lora"]))
 @click.option(
     "--data",
+    multiple=True,
     metavar="PATH",
-    help="Train on this text; default: the source of Python's standard library.",
+    help="Train on this text; default: the source of Python's standard library. lora: a jsonl file"
+    " of records, once for each client; default: the English of Python's help().",
 )
 @click.option(
     "--seconds", type=Finite(10.0, 86_400.0),
     help="Call the last round this long after the start; the end takes some seconds more."
-    " [default: 40; more with long round trips]",
+    " [default: 40; more with long round trips; lora: when its rounds are done]",
 )  # fmt: skip
-@click.option("--clients", default=3, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--clients", type=click.IntRange(1, 64),
+    help="How many. [default: 3; lora: one for each --data]",
+)  # fmt: skip
 @click.option(
     "--format", "codec", default="uniform", show_default=True,
     type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]),
@@ -97,21 +106,32 @@ _OPTIONS = {
     default=12,
     show_default=True,
     type=click.IntRange(3, 10**6),
-    help="split: rounds to train.",
+    help="split, lora: rounds to train.",
 )
 @click.option(
     "--method", default="fsl-sage", show_default=True, help="split: how to train.",
     type=click.Choice(names_of(lambda method: method.has_server)),
 )  # fmt: skip
+@click.option(
+    "--base", type=click.Path(path_type=Path), metavar="MODEL_DIR",
+    help="lora: the model to tune; default: a small one that the demo makes.",
+)  # fmt: skip
+@click.option(
+    "--rule", default="fedit", show_default=True, type=click.Choice(get_args(AdapterRuleName)),
+    help="lora: how adapters are merged.",
+)  # fmt: skip
+@click.option(
+    "--rank", type=click.IntRange(1, 4096), help="lora: of the adapters. [default: 8; bank: 16]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects, the result last.")
 def command(
     *,
     what: str,
     rounds: int,
     method: str,
-    data: str | None,
+    data: tuple[str, ...],
     seconds: float | None,
-    clients: int,
+    clients: int | None,
     codec: str,
     every_s: float | None,
     seed: int,
@@ -120,13 +140,16 @@ def command(
     dry_run: bool,
     net: str | None,
     links: bool,
+    base: Path | None,
+    rule: AdapterRuleName,
+    rank: int | None,
     as_json: bool,
 ) -> int:
     """Show a whole run on this machine: real processes, real sockets, real training.
 
-    A parameter server and its clients train a small GPT. One client gets SIGKILL, is launched again
-    and catches up. The exit code is 0 when it did and no acknowledged delta was lost or merged
-    twice, else 1.
+    A parameter server and its clients train a small GPT, or with `lora` adapters of a small Llama.
+    One client gets SIGKILL, is launched again and catches up. The exit code is 0 when it did and no
+    acknowledged delta was lost or merged twice, else 1.
     """
     from attrs import evolve
 
@@ -135,12 +158,35 @@ def command(
     from fsl_async.tools.demo.settings import DemoSettings, lengths
 
     output = Output(as_json=as_json, waits=False)
-    if links and (net is not None or what == "split"):
+    if links and (net is not None or what != "pretrain"):
         raise UsageError(
             "--links is for a demo on this machine without --net, where links can be cut anyway,"
-            " and not for demo split"
+            " and not for demo split and demo lora"
         )
-    text = str(check_data(data)) if data else ""
+    if what == "lora":
+        from fsl_async.tools.demo.lora import LIMIT_S, STEPS, LoraDemo
+
+        lora = LoraDemo(
+            base="" if base is None else str(check_base(base)),
+            files=tuple(Path(check_data(path)) for path in data),
+            rule=rule,
+            rank=rank or 0,
+            rounds=rounds,
+            steps=STEPS,
+            seconds=LIMIT_S if seconds is None else seconds,
+            clients=clients or len(data) or 3,
+            format=codec,
+            seed=seed,
+            run_dir=Path(),
+            late_s=_late_s(net),
+        )
+        return _lora(lora, run_dir, output, net, dry_run=dry_run)
+    if len(data) > 1:
+        raise UsageError(f"--data is given {len(data)} times, and demo {what} takes one text")
+    if base is not None:
+        raise UsageError("--base is for demo lora")
+    text = str(check_data(data[0])) if data else ""
+    clients = clients or 3
     if what == "split":
         from fsl_async.tools.demo.split import SplitDemo
 
@@ -272,16 +318,63 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
     return int(ExitCode.BUG) if seen.faults else 0
 
 
-def _play(settings: DemoSettings, output: Output, stopper: Stopper) -> Played:
+def _lora(
+    demo: LoraDemo, run_dir: Path | None, output: Output, net: str | None, *, dry_run: bool
+) -> int:
+    """Play `demo lora`; returns the exit code."""
+    import asyncio
+
+    from attrs import evolve
+
+    from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.process.stopper import Stopper, stop_on_signals
+    from fsl_async.tools.demo import lora
+
+    config = resolved(load(None, demo.overrides(), _OPTIONS))
+    lora.check(demo)
+    network = _network(net, demo.names)
+    if dry_run:
+        if output.as_json:
+            output.result(to_dict(config))
+        else:
+            output.say(*to_toml(config, comments=False).rstrip().split("\n"))
+        return 0
+    begun = time.monotonic()
+    demo = demo.at(make_run_dir(run_dir, output.say).resolve())
+    for line in lora.introduction(demo):
+        output.say(line)
+    stopper = Stopper()
+    with stop_on_signals(stopper):
+        lora.deal(demo)
+        asyncio.run(lora.make_base(demo, output.say, stopper))
+        digest = lora.digest_of(demo.base_folder)
+        with network(output) as places:
+            played = _play(evolve(demo, places=places), output, stopper, lora.LoraPlay)
+        if stopper.requested:
+            raise stopper.error(f"the demo was ended by {stopper.reason}")
+        output.say("training without federation, to compare: each site alone, and all in one place")
+        result = asyncio.run(lora.conclude(demo, played, digest, stopper, begun))
+    for line in ["", *result.lines]:
+        output.say(line)
+    for line in result.problems:
+        output.warn(line)
+    if output.as_json:
+        output.result(result.summary)
+    return int(ExitCode.BUG) if result.problems else 0
+
+
+def _play(
+    settings: DemoNodes, output: Output, stopper: Stopper, kind: type[Demo] | None = None
+) -> Played:
     import asyncio
 
     from fsl_async.observe.table import open_view
     from fsl_async.tools.demo.play import Demo
 
-    view = open_view(output, ends_at=time.time() + settings.seconds)
+    view = open_view(output, ends_at=time.time() + settings.seconds if kind is None else None)
     try:
         # In the main thread: on Linux children die with the thread that launched them.
-        return asyncio.run(Demo(settings, view, stopper).play())
+        return asyncio.run((kind or Demo)(settings, view, stopper).play())
     finally:
         view.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.observe.ledger_audit import audit_run, read_ledger
 
 KEYS = [
     "rounds", "clients", "tokens", "loss_first", "loss_last", "eval_loss", "bytes_raw",
@@ -145,3 +145,50 @@ def test_a_clients_error_is_the_demos_own(tmp_path):
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: data ")
     assert gone_within(run_dir, 5.0)
+
+
+@pytest.mark.slow
+def test_the_demo_of_adapters(tmp_path):
+    """A killed client must train again, and the run's adapters must fit held-out records."""
+    pytest.importorskip("peft", reason="needs the extra hf")
+    from tiny_base import write_llama
+
+    base, files = write_llama(tmp_path / "base"), []
+    for site in ("red", "blue"):
+        files.append(tmp_path / f"{site}.jsonl")
+        rows = [{"text": f"number {n} of the {site} ones is {n * n}"} for n in range(96)]
+        files[-1].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    run_dir = tmp_path / "run"
+    data = [part for path in files for part in ("--data", str(path))]
+    done = subprocess.run(
+        [*FSL_NODE, "demo", "lora", "--base", str(base), *data, "--rank", "2", "--rounds", "4",
+         "--run-dir", str(run_dir), "--json"],
+        capture_output=True, text=True, timeout=200 * UNIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["clients"], result["rank"], result["rule"]) == (2, 2, "fedit")
+    assert (result["deltas_lost"], result["deltas_doubled"]) == (0, 0)
+    assert (result["relaunches"], result["base_unchanged"]) == (1, True)
+    assert result["rounds"] >= 4
+    assert result["loss_federated"] < result["loss_base"]
+    assert sorted(result["loss_alone_by_site"]) == ["client-1", "client-2"]
+    # 2 blocks of width 32: q, o 32x32; k, v 32x16; gate, up, down 32x64.
+    values = 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))
+    assert result["bytes_up_fp32"] == 4 * values
+    assert 0 < result["bytes_up"] < result["bytes_up_fp32"]
+    kinds = [json.loads(line).get("event") for line in done.stdout.splitlines()]
+    for kind in ("killed", "gone", "relaunched", "caught up", "version", "end"):
+        assert kind in kinds
+    assert gone_within(run_dir, 2.0)
+
+    facts, _ = read_ledger(run_dir / "ledger.jsonl")
+    steps = [fact["steps"] for fact in facts if fact["fact"] == "accepted"]
+    assert sum(steps) == result["steps"]
+    shown = subprocess.run(
+        [*FSL_NODE, "status", str(run_dir), "--json"],
+        capture_output=True, text=True, timeout=60 * UNIT_S, check=True,
+    )  # fmt: skip
+    status = json.loads(shown.stdout)
+    assert (status["phase"], status["rounds"]) == ("ended", result["rounds"])
+    assert status["deltas_merged"] == result["deltas_merged"]

@@ -32,7 +32,7 @@ from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.run_state import RunState
 from fsl_async.tools.chaos.links import FOLDER
-from fsl_async.tools.demo.settings import SERVER, DemoSettings
+from fsl_async.tools.demo.settings import SERVER, DemoNodes
 from fsl_async.tools.proxy import Proxy
 from fsl_transport.text import peer_text
 
@@ -77,7 +77,7 @@ class Played:
 class Demo:
     """One demo; call `play`."""
 
-    def __init__(self, settings: DemoSettings, view: View, stop: Stopper) -> None:
+    def __init__(self, settings: DemoNodes, view: View, stop: Stopper) -> None:
         self.settings = settings
         self.played = Played()
         self._view = view

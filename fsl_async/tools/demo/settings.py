@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from attrs import evolve, field, frozen
 
@@ -31,6 +31,9 @@ TRAINING: dict[str, str | float] = {
 
 
 LOOPBACK = "127.0.0.1"
+
+# Processes share the cores, and waiting threads would cost more than they gain.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def lengths(late_s: float) -> tuple[float, float]:
@@ -75,16 +78,14 @@ def places_in(lab: Laboratory) -> Places:
 
 
 @frozen(kw_only=True)
-class DemoSettings:
-    """The user's choices. data: empty for the standard library's source. Times in seconds."""
+class DemoNodes:
+    """What the demos of a parameter server and its clients have in common. Times in seconds."""
 
-    data: str
     seconds: float
+    """When to call the last round, if nothing else ends the demo."""
     clients: int
     format: str
-    every_s: float
     seed: int
-    preset: str
     run_dir: Path
     places: Places = HERE
     links: bool = False
@@ -92,7 +93,7 @@ class DemoSettings:
     late_s: float = 0.0
     """A round trip's time beyond `SHORT_TRIP_S`."""
 
-    def at(self, run_dir: Path) -> DemoSettings:
+    def at(self, run_dir: Path) -> Self:
         """The same in another run directory."""
         return evolve(self, run_dir=run_dir)
 
@@ -110,6 +111,23 @@ class DemoSettings:
     def victim(self) -> str:
         """The client that is killed: not the first, which often publishes the first weights."""
         return self.names[min(1, self.clients - 1)]
+
+    def server(self) -> Child:
+        """The parameter server, on a free port."""
+        raise NotImplementedError
+
+    def client(self, name: str, address: str) -> Child:
+        """One client of the parameter server at `address`."""
+        raise NotImplementedError
+
+
+@frozen(kw_only=True)
+class DemoSettings(DemoNodes):
+    """The user's choices. data: empty for the standard library's source. Times in seconds."""
+
+    data: str
+    every_s: float
+    preset: str
 
     def overrides(self) -> list[str]:
         """The run's configuration, in the form of --set."""
@@ -151,7 +169,5 @@ def node_child(name: str, arguments: list[str]) -> Child:
     """A node of this program as a child process."""
     # -P: files of the current directory must not be imported instead of ours.
     argv = (sys.executable, "-P", "-m", "fsl_async.cli", *arguments)
-    # One thread each: clients share the cores, and waiting threads would cost more than they gain.
-    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     # A user's site policy (site.toml in the keys folder) does not apply to nodes of a demo.
-    return Child(name, argv, env={**threads, "FSL_KEYS": str(NO_KEYS)})
+    return Child(name, argv, env={**ONE_THREAD, "FSL_KEYS": str(NO_KEYS)})
