@@ -135,7 +135,9 @@ def sent(monkeypatch):
     return sizes, counts
 
 
-def test_a_round_takes_four_messages_of_less_than_400_bytes(tmp_path, sent, monkeypatch):
+def test_a_round_takes_four_messages_and_less_than_400_bytes_but_for_positions(
+    tmp_path, sent, monkeypatch
+):
     """And the ledger alone leads from the first weights to those of all nodes, to the bit."""
     (tmp_path / "run").mkdir()
     finals = {}
