@@ -99,6 +99,12 @@ class TuneConfig:
         "", "of classify: the names of the labels, like negative,positive", _must_be_labels,
         fixed=True,
     )  # fmt: skip
+    balance: bool = setting(
+        True,
+        "of classify: sites draw as many rows of each label that they have, and weigh by how"
+        " balanced their labels are, so that sites of one label do not move the threshold",
+        fixed=True,
+    )
     trained_on: TrainedOn = setting(
         "completion", "of lm: completion (not the prompt) | all", fixed=True
     )

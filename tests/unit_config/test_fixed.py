@@ -39,6 +39,7 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "tune.full",
         "tune.objective",
         "tune.labels",
+        "tune.balance",
         "tune.trained_on",
         "tune.context",
         "tune.base_check",

@@ -384,6 +384,7 @@ def test_defaults_are_the_documented_ones():
             "full": "",
             "objective": "lm",
             "labels": "",
+            "balance": True,
             "trained_on": "completion",
             "context": 512,
             "steps": 20,

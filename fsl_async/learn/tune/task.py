@@ -28,6 +28,7 @@ from fsl_async.learn.tune.privacy import Privacy
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
 from fsl_async.learn.tune.zeroth import probe_round, probing
+from fsl_async.roles.sync.delta import BALANCE
 from fsl_async.store.seed_step import Directions
 
 EVALUATED_SAMPLES = 256
@@ -171,8 +172,13 @@ class Site:
         if self.held is None:
             self.held_out.never()
         self.shares: dict[str, float] = {}
+        self._balances = False
         if tune.objective == "classify":
             counts = self.mine.label_counts(len(tune.label_names))
+            self._balances = tune.balance and not tune.is_private
+            if self._balances:
+                balance = self.mine.balance(len(tune.label_names))
+                fed.add_facts(lambda: {BALANCE: balance})
             self.shares = {
                 f"share_{name}": count / len(self.mine)
                 for name, count in zip(tune.label_names, counts, strict=True)
@@ -189,7 +195,9 @@ class Site:
         size = int(fed.config.get("train", {}).get("batch", 16))
         # A client that comes back does not begin with the same samples again.
         start = max(fed.version, 0) * int(fed.config.get("tune", {}).get("steps", 1))
-        drawn = self.mine.shuffled(size, seed=fed.seed, name=fed.client_name, start=start)
+        drawn = self.mine.shuffled(
+            size, seed=fed.seed, name=fed.client_name, start=start, balanced=self._balances
+        )
         while fed.running:
             yield next(drawn)
 

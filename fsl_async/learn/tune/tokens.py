@@ -152,24 +152,46 @@ class Tokenized:
         for start in range(0, len(self), size):
             yield self.batch(np.arange(start, min(start + size, len(self))))
 
-    def shuffled(self, size: int, *, seed: int, name: str, start: int = 0) -> Iterator[TokenBatch]:
+    def balance(self, classes: int) -> float:
+        """How equal the labels are: 0 for one label, 1 for equally many of each of `classes`.
+
+        (1 - sum of p_c^2) * C / (C - 1), with p_c the share of label c.
+        """
+        counts = np.array(self.label_counts(classes), np.float64)
+        shares = counts / max(1.0, counts.sum())
+        return float(1.0 - np.square(shares).sum()) * classes / (classes - 1)
+
+    def shuffled(
+        self, size: int, *, seed: int, name: str, start: int = 0, balanced: bool = False
+    ) -> Iterator[TokenBatch]:
         """Endless batches of `size` samples; each epoch has all samples once, in its own order.
 
         The order follows from (seed, name of the client, epoch). start: batches to leave out, so
         that a client continues where it was. A batch may hold the end of one epoch and the
-        beginning of the next. Raises DataError where there is no sample.
+        beginning of the next. balanced: an epoch has as many samples of each label as of the most
+        frequent one, in turns; those of others repeat. Raises DataError where there is no sample.
         """
         if not len(self):
             raise DataError("no sample is left to train on")
-        epoch, place = divmod(start * size, len(self))
-        order = epoch_order(seed, name, epoch, len(self))
+        groups = [np.arange(len(self))]
+        if balanced and self.labels is not None:
+            mine = self.labels[self.rows]
+            groups = [np.flatnonzero(mine == label) for label in np.unique(mine)]
+        longest = max(map(len, groups))
+
+        def ordered(epoch: int) -> Ints:
+            orders = [group[epoch_order(seed, name, epoch, len(group))] for group in groups]
+            return np.stack([np.resize(order, longest) for order in orders], 1).reshape(-1)
+
+        epoch, place = divmod(start * size, longest * len(groups))
+        order = ordered(epoch)
         while True:
             taken = [order[place : place + size]]
             count = len(taken[0])
             place += count
             while count < size:
                 epoch += 1
-                order = epoch_order(seed, name, epoch, len(self))
+                order = ordered(epoch)
                 taken.append(order[: size - count])
                 place = len(taken[-1])
                 count += place

@@ -21,12 +21,13 @@ DIGEST = Form("a digest", re.compile(r"[0-9a-f]{32}").fullmatch)
 OptionalDigest = Annotated[str, optional(DIGEST)]
 
 
-RANK, ORDER, EPSILON = "rank", "order", "epsilon"
+RANK, ORDER, BALANCE, EPSILON = "rank", "order", "balance", "epsilon"
 NOISE, SAMPLE_RATE, PRIVATE_STEPS = "noise", "sample_rate", "private_steps"
-FACTS = (RANK, ORDER, EPSILON, NOISE, SAMPLE_RATE, PRIVATE_STEPS)
-"""Facts of a delta: rank of its site's adapters, order of its steps (0: zeroth, 1: first), and the
-privacy budget that its site has spent so far, with what that follows from: noise in units of the
-clipping norm, probability of a record in a step, steps so far."""
+FACTS = (RANK, ORDER, BALANCE, EPSILON, NOISE, SAMPLE_RATE, PRIVATE_STEPS)
+"""Facts of a delta: rank of its site's adapters, order of its steps (0: zeroth, 1: first), balance
+of its site's labels (0: one label, 1: equally many of each), and the privacy budget that its site
+has spent so far, with what that follows from: noise in units of the clipping norm, probability of a
+record in a step, steps so far."""
 
 
 @frozen(order=True)

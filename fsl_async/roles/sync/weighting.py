@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
+from fsl_async.roles.sync.delta import BALANCE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fsl_async.roles.sync.delta import Delta, MergedDelta
 
 DEFAULT_STALENESS_EXPONENT = 0.5
+LEAST_BALANCE = 0.01
+"""Balance that a site of one label counts with."""
 
 
 class Weighting(Protocol):
@@ -73,11 +77,26 @@ class BatchWeighting:
         return _reciprocal(math.fsum(tokens / steps for tokens, steps in work.values()))
 
 
+def balance_factor(delta: Delta) -> float:
+    """The balance of the labels that a delta was trained on, if it reports one; at least 0.01.
+
+    A classifier's site moves the threshold between labels by those that it has, and a site of one
+    label moves nothing else (docs/QUALITY.md, Ranks and labels). So n rows with shares p_c count as
+    n * (1 - sum of p_c^2) * C / (C - 1): 1 for equally many of each. Not 0 for one label: where all
+    sites are so, all count the same.
+    """
+    reported = delta.facts.get(BALANCE, 1.0)
+    if isinstance(reported, bool) or not isinstance(reported, int | float):
+        return 1.0
+    return min(1.0, max(LEAST_BALANCE, reported)) if math.isfinite(reported) else LEAST_BALANCE
+
+
 @frozen
 class TokensWeighting:
     """Weighs deltas by their tokens: the average over the data, as in FedAvg.
 
-    A delta also grows with its number of steps, so a fast client counts almost twice.
+    A delta also grows with its number of steps, so a fast client counts almost twice. Rows with
+    labels count by their balance.
     """
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
@@ -85,11 +104,13 @@ class TokensWeighting:
     def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens times the staleness discount."""
         discount = staleness_discount(staleness, self.staleness_exponent)
-        return delta.tokens * discount
+        return delta.tokens * balance_factor(delta) * discount
 
     def scale(self, merged: Sequence[MergedDelta]) -> float:
         """One over the sum of tokens."""
-        return _reciprocal(float(sum(one.delta.tokens for one in merged)))
+        return _reciprocal(
+            math.fsum(one.delta.tokens * balance_factor(one.delta) for one in merged)
+        )
 
 
 @frozen

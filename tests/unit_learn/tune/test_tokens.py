@@ -205,7 +205,7 @@ def test_preferences_are_two_sequences(tmp_path):
 
 def numbered(tmp_path, count=10, labels=None):
     rows = [{"text": f"{n:03}", "label": labels[n] if labels else 0} for n in range(count)]
-    return tokens(tmp_path, rows, "classify", labels=("a", "b"))
+    return tokens(tmp_path, rows, "classify", labels=("a", "b", "c"))
 
 
 def test_every_epoch_has_each_sample_once_in_an_order_of_its_own(tmp_path):
@@ -228,6 +228,29 @@ def test_every_epoch_has_each_sample_once_in_an_order_of_its_own(tmp_path):
     assert rows(10, seed=2) != found
     large = data.shuffled(25, seed=1, name="site-a")
     assert next(large).rows.tolist() + next(large).rows.tolist()[:15] == flat
+
+
+def test_balanced_batches_hold_as_many_of_each_label(tmp_path):
+    """Rows of the rarer label repeat, all of them, and an epoch has all of the others once."""
+    found = numbered(tmp_path, 10, labels=[0] * 8 + [1] * 2)
+    batches = found.shuffled(4, seed=1, name="a", balanced=True)
+    epoch = [next(batches) for _ in range(4)]
+    assert all(sorted(batch.labels.tolist()) == [0, 0, 1, 1] for batch in epoch)
+    rows = np.concatenate([batch.rows for batch in epoch]).tolist()
+    assert sorted(rows) == sorted([*range(8), *[8, 9] * 4])
+    again = found.shuffled(4, seed=1, name="a", balanced=True, start=2)
+    assert next(again).rows.tolist() == epoch[2].rows.tolist()
+    one_label = numbered(tmp_path, 6, labels=[1] * 6).shuffled(3, seed=1, name="a", balanced=True)
+    assert sorted([*next(one_label).rows, *next(one_label).rows]) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "balance"),
+    [([0, 0, 1, 1], 2, 1.0), ([1, 1, 1], 2, 0.0), ([0, 1, 1, 1], 2, 0.75), ([0, 1, 2], 3, 1.0)],
+)
+def test_the_balance_of_labels(tmp_path, labels, classes, balance):
+    """Of two labels 4 p (1 - p); of any number 1 where all are equally frequent."""
+    assert numbered(tmp_path, len(labels), labels=labels).balance(classes) == pytest.approx(balance)
 
 
 def test_the_last_part_is_held_out(tmp_path):

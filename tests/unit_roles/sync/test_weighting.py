@@ -1,5 +1,6 @@
 """Weighting: each strategy against its definition, computed another way."""
 
+import attrs
 import numpy as np
 import pytest
 from deltas import delta_of, merged_of
@@ -130,3 +131,37 @@ def test_an_unknown_name_lists_the_known_ones():
     """The message names the valid values."""
     with pytest.raises(ValueError, match="batch, tokens, uniform, fednova"):
         weighting_named("median")
+
+
+@pytest.mark.parametrize(
+    ("reported", "counts_as"),
+    [
+        (1.0, 1.0),
+        (0.25, 0.25),
+        (0.0, 0.01),
+        (3.0, 1.0),
+        (-1.0, 0.01),
+        (float("nan"), 0.01),
+        (None, 1.0),
+        ("1", 1.0),
+        (True, 1.0),
+    ],
+)
+def test_rows_count_by_the_balance_of_their_labels(reported, counts_as):
+    """A site of one label hardly counts beside others; a peer may report anything."""
+    strategy = weighting_named("tokens")
+    facts = {} if reported is None else {"balance": reported}
+    even = delta_of(KEY, tokens=100, steps=10)
+    skewed = attrs.evolve(even, facts=facts)
+    assert strategy.weight(skewed, 0) == pytest.approx(counts_as * strategy.weight(even, 0))
+
+
+def test_where_all_sites_have_one_label_they_count_alike():
+    """Nothing is left to balance, and the mean must still be one."""
+    strategy = weighting_named("tokens")
+    merged = [
+        attrs.evolve(one, delta=attrs.evolve(one.delta, facts={"balance": 0.0}))
+        for one in (of_client(name, tokens=100, steps=10) for name in ("a", "b"))
+    ]
+    weights = [strategy.weight(one.delta, 0) * strategy.scale(merged) for one in merged]
+    assert weights == pytest.approx([0.5, 0.5])
