@@ -112,6 +112,7 @@ class _Node:
     def _there(self) -> None:
         process = self._process
         assert process is not None
+        assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
             record: dict[str, Any] = (
@@ -122,6 +123,9 @@ class _Node:
             self._put(record)
         if process.wait() and self.error is None:
             self.error = TaskError(f"{self.name} ended with {process.returncode}")
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # what was not read
+                pipe.close()
         self._put({"event": "ended", "node": self.name})
 
 

@@ -47,7 +47,8 @@ class TuningChoices:
     """One comparison. Every run has all of it in common but its method.
 
     data: records of each site. ranks: of each site, where a method allows that; empty: the run's
-    for all. held_out: records that versions are scored on; "": those that sites hold out, together.
+    for all. layers: numbers of the blocks that all sites train, like "3-5"; empty: all. held_out:
+    records that versions are scored on; "": those that sites hold out, together.
     target_accuracy, target_loss: from which on, with lm down to which, a method has reached its
     target; 0: none. sets: settings of the run, TABLE.KEY=VALUE.
     """
@@ -56,6 +57,7 @@ class TuningChoices:
     base: str
     data: tuple[str, ...]
     ranks: tuple[int, ...] = ()
+    layers: str = ""
     held_out: str = ""
     rounds: int = 10
     target_accuracy: float = 0.0

@@ -3,7 +3,7 @@
 For a thread, or as a process (where a network laboratory has a site for each node):
 
     python -m fsl_async.tools.compare.tuning.client client JSON    {"address", "name", "data",
-                                                                    "base", "rank"}
+                                                                    "base", "rank", "layers"}
 
 How a process reports and is ended: `fsl_async.tools.compare.processes`.
 """
@@ -72,8 +72,8 @@ class ReportingFed(Fed):
         )
 
 
-def join(  # noqa: PLR0917 - what a site is
-    address: str, name: str, data: str, base: str, rank: int, emit: Emit, stop: Stopper
+def join(
+    address: str, name: str, data: str, tuning: SiteTuning, *, emit: Emit, stop: Stopper
 ) -> None:
     """Train as one site until the run ends. Blocks. Raises FslError."""
     made: list[ReportingFed] = []
@@ -88,7 +88,7 @@ def join(  # noqa: PLR0917 - what a site is
             address,
             name,
             data=data,
-            tuning=SiteTuning(base, rank=rank),
+            tuning=tuning,
             policy=SitePolicy(frozenset(KINDS)),  # all nodes are this machine's
         ),
         stop=stop,
@@ -103,7 +103,9 @@ def join(  # noqa: PLR0917 - what a site is
 def main(arguments: list[str]) -> int:
     """Run a site as a process; see the module."""
     given = json.loads(arguments[1])
-    return play(lambda emit, stop: join(**given, emit=emit, stop=stop))
+    tuning = SiteTuning(given["base"], rank=given["rank"], layers=given["layers"])
+    address, name, data = given["address"], given["name"], given["data"]
+    return play(lambda emit, stop: join(address, name, data, tuning, emit=emit, stop=stop))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import FslError
 from fsl_async.learn.tune.base import quiet
 from fsl_async.process.stopper import Stopper
@@ -19,11 +20,11 @@ from fsl_async.tools.compare.outcome import Point
 from fsl_async.tools.compare.places import Loopback
 from fsl_async.tools.compare.processes import Emit
 from fsl_async.tools.compare.tuning import client
-from fsl_async.tools.compare.tuning.alone import score_alone
+from fsl_async.tools.compare.tuning.alone import train_alone
 from fsl_async.tools.compare.tuning.choices import LOCAL, POOLED, TuningChoices
 from fsl_async.tools.compare.tuning.outcome import Result, is_at_target, traffic_of
 from fsl_async.tools.compare.tuning.records import SiteRecords
-from fsl_async.tools.compare.tuning.scores import Score, Scorer
+from fsl_async.tools.compare.tuning.scores import Score, Scorer, TunedModel
 
 _MODULES = "fsl_async.tools.compare.tuning"
 _CENTRAL = "fedit"
@@ -100,10 +101,12 @@ class TuningComparison:
         return self.choices.rounds * self.choices.config(_CENTRAL).tune.steps
 
     def _alone(self, method: str, name: str, data: Any, steps: int) -> tuple[Score, float]:
-        config = self.choices.config(_CENTRAL)
-        found = score_alone(
-            config, self.choices.base, name, data, self.records.held, steps, stop=self._stop
+        choices = self.choices
+        tuned = TunedModel(
+            choices.config(_CENTRAL), choices.base, name, steps=steps, layers=choices.layers
         )
+        seconds = train_alone(tuned, data, stop=self._stop)
+        found = tuned.score(self.records.held), seconds
         whose = "" if method == name else f" {name}"
         self._say(f"{method}:{whose} {steps} steps, {words_of(found[0])}, {found[1]:,.1f} s")
         return found
@@ -168,16 +171,18 @@ class TuningRun(Run):
         """Start a site."""
         choices = self._choices
         number = choices.names.index(name)
-        given = {
+        given: dict[str, Any] = {
             "address": self.address,
             "name": name,
             "data": choices.data[number],
             "base": choices.base,
             "rank": choices.ranks_of(self.method)[number],
+            "layers": choices.layers,
         }
+        tuning = SiteTuning(choices.base, rank=given["rank"], layers=choices.layers)
 
         def job(emit: Emit, stop: Stopper) -> None:
-            client.join(**given, emit=emit, stop=stop)  # type: ignore[arg-type]
+            client.join(self.address, name, choices.data[number], tuning, emit=emit, stop=stop)
 
         prefix = self.places.prefix(name)
         self.start(name, (f"{_MODULES}.client", "client"), job, given, prefix)

@@ -9,6 +9,7 @@ import torch
 
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
+from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import ClientContext, LocalFed, choose_device
 from fsl_async.learn.client.pretrain import autocast
@@ -30,9 +31,15 @@ class Score(NamedTuple):
 
 
 class TunedModel:
-    """The base model with a run's adapters, all of the run's rank, in a `LocalFed`."""
+    """The base model with a run's adapters, all of the run's rank, in a `LocalFed`.
 
-    def __init__(self, config: Config, base: str, name: str, *, steps: int | None = None) -> None:
+    steps, layers: of training; the blocks whose adapters train.
+    """
+
+    def __init__(
+        self, config: Config, base: str, name: str, *, steps: int | None = None, layers: str = ""
+    ) -> None:
+        self.config = config
         tune = config.tune
         device = choose_device(config.train.device)
         if config.train.threads:
@@ -46,7 +53,12 @@ class TunedModel:
             bf16=device.type == "cuda",
         )
         context = ClientContext(
-            name, seed=config.run.seed, device=device, config=to_wire(config), log=lambda _: None
+            name,
+            seed=config.run.seed,
+            device=device,
+            config=to_wire(config),
+            log=lambda _: None,
+            tuning=SiteTuning(layers=layers),
         )
         self.fed = LocalFed(context, steps=steps)
         self.model = self.fed.lora(loaded.model, heads=loaded.drawn)
