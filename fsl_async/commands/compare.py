@@ -196,13 +196,12 @@ def command(
     from fsl_async.tools.compare.places import net_of
     from fsl_async.tools.compare.tuning.choices import is_tuning
 
-    paths = tuple(str(check_data(one)) for one in data)
     kind: Any
     if is_tuning(methods) or base is not None:
         _check_kind(_SPLIT_ONLY, "is of split learning, and --base tunes a model")
         kind = _Tuning(
             methods,
-            paths,
+            data,
             base=base,
             ranks=ranks,
             held_out=held_out,
@@ -212,7 +211,7 @@ def command(
         )
     else:
         _check_kind(_TUNING_ONLY, "needs --base MODEL_DIR, and methods like fedit,bank")
-        kind = _Split(methods, paths, **more)
+        kind = _Split(methods, data, **more)
     between = net_of(net, kind.choices.names)
     if png_path is not None:
         from fsl_async.tools.compare.plot import check_plot
@@ -290,7 +289,7 @@ class _Split:
             raise UsageError("--data: give one; methods of split learning divide it among clients")
         self.choices = Choices(
             methods=names,
-            data=data[0],
+            data=str(check_data(data[0])),
             target=0.5 if target is None else target,
             stops_at_target=stop_at_target,
             alpha=alpha or 0.0,
@@ -364,7 +363,7 @@ class _Tuning:
         self.choices = TuningChoices(
             methods=names,
             base=str(check_base(base)),
-            data=data,
+            data=tuple(str(check_data(one)) for one in data),
             ranks=parse_numbers("--ranks", ranks),
             held_out="" if held_out is None else str(check_data(held_out)),
             rounds=more["rounds"],

@@ -65,7 +65,12 @@ class _Node:
             make_folder(self._folder)
             with (self._folder / f"{self.name}.err").open("wb") as err:
                 self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=err,
+                    text=True,
+                    process_group=0,  # a terminal's Ctrl-C is this process's, which ends the nodes
                 )
             target = self._there
         self._thread = threading.Thread(target=target, name=self.name, daemon=True)

@@ -46,7 +46,14 @@ def records(path, rows):
     return str(path)
 
 
-def comparison(tmp_path, base, sites, **more):
+class Apart(Loopback):
+    """Sites are processes of their own, as in a network laboratory."""
+
+    def prefix(self, node):
+        return ()
+
+
+def comparison(tmp_path, base, sites, places=Loopback, **more):
     from fsl_async.tools.compare.tuning.records import load_records
     from fsl_async.tools.compare.tuning.runs import TuningComparison
 
@@ -63,7 +70,7 @@ def comparison(tmp_path, base, sites, **more):
         choices,
         load_records(choices),
         tmp_path / "out",
-        Loopback,
+        places,
         say=said.append,
         stop=Stopper(),
     )
@@ -72,7 +79,8 @@ def comparison(tmp_path, base, sites, **more):
 
 def test_one_site_in_a_run_learns_what_it_learns_alone(tmp_path, base):
     """The mean of one is itself: the scored version is that of training without a network."""
-    found, said = comparison(tmp_path, base, [9], held_out=records(tmp_path / "held.jsonl", 4))
+    held = records(tmp_path / "held.jsonl", 4)
+    found, said = comparison(tmp_path, base, [9], Apart, held_out=held)
     run, local = found.run("fedit"), found.local()
     assert [p.round for p in run.points] == [1, 2]
     assert run.points[1].loss < run.points[0].loss
