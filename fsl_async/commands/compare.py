@@ -192,6 +192,9 @@ def command(
     each round the joined model is scored on the data's test part; training and clock pause
     meanwhile. Bytes are those that the streams carried, both directions, all clients, the first
     download included.
+
+    With --base, rules of federated LoRA instead: a client for each --data, and beside them training
+    on all records in one process, and at each site alone. Bytes are those of a site in a round.
     """
     from fsl_async.tools.compare.places import net_of
     from fsl_async.tools.compare.tuning.choices import is_tuning

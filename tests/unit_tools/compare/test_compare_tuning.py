@@ -184,7 +184,7 @@ def test_the_table_has_means_over_seeds_and_over_sites():
     assert bank == ["bank", "2-4", "60.0±14.1%", "0.500±0.000", "2.0", "0.0", "4.0", "60"]
     assert local == ["local", "4", "60.0±14.1%", "0.500±0.141", "-", "-", "2.0", "-"]
     rest = "\n".join(shown[3:])
-    assert "over seeds. local: mean and standard deviation over sites." in rest
+    assert "±: standard deviation over seeds\nlocal: mean and standard deviation over" in rest
     assert "bank: target in round 1, after 0.00 MB and 2.0 s (with 1 of 2 seeds)" in rest
     assert "bank: adapters down 0.01 / 0.00, adapters up 4.00 / 2.00, sockets" in rest
 

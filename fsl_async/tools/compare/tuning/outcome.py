@@ -139,13 +139,10 @@ def lines(results: Sequence[Result]) -> list[str]:
     columns = _columns(results)
     rows = [[text(group) for text in columns.values()] for group in groups.values()]
     shown = [*drawn(list(columns), rows), ""]
-    notes = []
     if len({one.seed for one in results}) > 1:
-        notes.append("±: standard deviation over seeds.")
+        shown.append("±: standard deviation over seeds")
     if any(one.parts for one in results):
-        notes.append("local: mean and standard deviation over sites.")
-    if notes:
-        shown.append(" ".join(notes))
+        shown.append("local: mean and standard deviation over sites")
     for method, group in groups.items():
         shown += _target_lines(method, group)
     if any(one.sites for one in results):
