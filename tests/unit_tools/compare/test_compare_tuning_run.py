@@ -50,6 +50,8 @@ class Apart(Loopback):
     """Sites are processes of their own, as in a network laboratory."""
 
     def prefix(self, node):
+        """No words, and yet a process."""
+        del node
         return ()
 
 
