@@ -1,23 +1,34 @@
-"""`fsl-node compare`: one real run of each of several methods of split learning."""
+"""`fsl-node compare`: one real run of each of several methods of split learning, or of several
+rules of federated fine-tuning.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
+import attrs
 import click
+from click.core import ParameterSource
 
-from fsl_async.commands.client import check_data
+from fsl_async.commands.client import check_base, check_data
 from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output, encoded
+from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import UsageError
+from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, names_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fsl_async.process.stopper import Stopper
     from fsl_async.tools.compare.choices import Choices
     from fsl_async.tools.compare.outcome import Outcome
+    from fsl_async.tools.compare.places import Loopback
+    from fsl_async.tools.compare.tuning.outcome import Result
 
 _COUNT = click.IntRange(1, 1 << 30)
 _FORMATS = click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"])
@@ -27,13 +38,36 @@ _FILE = click.Path(path_type=Path)
 @click.command("compare")
 @click.option(
     "--methods", required=True, metavar="A,B,...",
-    help=f"{', '.join(names_of())}.",
+    help=f"{', '.join(names_of())}. With --base: {', '.join(get_args(AdapterRuleName))}.",
 )  # fmt: skip
 @click.option(
     "--data",
     required=True,
+    multiple=True,
     metavar="PATH",
-    help="Images or other labeled samples with a test part; or text.",
+    help="Images or other labeled samples with a test part; or text. With --base records as of"
+    " --role client, once for each site.",
+)
+@click.option(
+    "--base", type=_FILE, metavar="MODEL_DIR",
+    help="Tune this base model by rules of federated LoRA, and beside them on all records in one"
+    " process, and at each site alone.",
+)  # fmt: skip
+@click.option(
+    "--ranks", default="", metavar="A,B,...",
+    help="With --base: the rank of each site's adapters, where the rule allows unequal ones.",
+)  # fmt: skip
+@click.option(
+    "--eval", "held_out", metavar="PATH",
+    help="With --base: records that versions are scored on. [default: what sites hold out,"
+    " together]",
+)  # fmt: skip
+@click.option(
+    "--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE",
+    help="With --base: a setting of the run, such as tune.objective=classify.",
+)  # fmt: skip
+@click.option(
+    "--seeds", default="", metavar="A,B,...", help="With --base: repeat everything for each seed."
 )
 @click.option(
     "--model", default="small-cnn", show_default=True, metavar="NAME",
@@ -50,11 +84,15 @@ _FILE = click.Path(path_type=Path)
 @click.option("--clients", default=4, show_default=True, type=click.IntRange(1, 64))
 @click.option("--rounds", default=10, show_default=True, type=_COUNT)
 @click.option(
-    "--target-accuracy", "target", default=0.5, show_default=True, type=Finite(), metavar="A",
-    help="Accuracy on the held-out set, 0 to 1.",
+    "--target-accuracy", "target", type=Finite(), metavar="A",
+    help="Accuracy on the held-out set, 0 to 1. [default: 0.5; with --base none]",
+)  # fmt: skip
+@click.option(
+    "--target-loss", type=Finite(0, min_open=True), metavar="L",
+    help="With --base and tune.objective = lm: the loss down to which, instead.",
 )  # fmt: skip
 @click.option("--stop-at-target", is_flag=True, help="End a method's run at the target.")
-@click.option("--batch", default=32, show_default=True, type=_COUNT)
+@click.option("--batch", type=_COUNT, help="[default: 32; with --base 16]")
 @click.option(
     "--samples", default=0, type=click.IntRange(0, 1 << 40),
     help="Of a client in a round. [default: all it has, once]",
@@ -136,16 +174,17 @@ _FILE = click.Path(path_type=Path)
 def command(
     *,
     methods: str,
-    data: str,
-    target: float,
-    stop_at_target: bool,
-    alpha: float | None,
-    number_format: str,
+    data: tuple[str, ...],
+    base: Path | None,
+    ranks: str,
+    held_out: str | None,
+    sets: tuple[str, ...],
+    seeds: str,
     net: str | None,
     json_path: Path | None,
     png_path: Path | None,
     out: Path | None,
-    **more: object,
+    **more: Any,
 ) -> None:
     """Train with each method on the same data, from the same weights, and compare the costs.
 
@@ -153,21 +192,30 @@ def command(
     each round the joined model is scored on the data's test part; training and clock pause
     meanwhile. Bytes are those that the streams carried, both directions, all clients, the first
     download included.
-    """
-    from fsl_async.tools.compare.choices import Choices, parse_methods
-    from fsl_async.tools.compare.places import net_of
 
-    choices = Choices(
-        methods=parse_methods(methods),
-        data=str(check_data(data)),
-        target=target,
-        stops_at_target=stop_at_target,
-        alpha=alpha or 0.0,
-        up=number_format,
-        down=number_format,
-        **more,  # type: ignore[arg-type]
-    )
-    between = net_of(net, choices.names)
+    With --base, rules of federated LoRA instead: a client for each --data, and beside them training
+    on all records in one process, and at each site alone. Bytes are those of a site in a round.
+    """
+    from fsl_async.tools.compare.places import net_of
+    from fsl_async.tools.compare.tuning.choices import is_tuning
+
+    kind: Any
+    if is_tuning(methods) or base is not None:
+        _check_kind(_SPLIT_ONLY, "is of split learning, and --base tunes a model")
+        kind = _Tuning(
+            methods,
+            data,
+            base=base,
+            ranks=ranks,
+            held_out=held_out,
+            sets=sets,
+            seeds=seeds,
+            **more,
+        )
+    else:
+        _check_kind(_TUNING_ONLY, "needs --base MODEL_DIR, and methods like fedit,bank")
+        kind = _Split(methods, data, **more)
+    between = net_of(net, kind.choices.names)
     if png_path is not None:
         from fsl_async.tools.compare.plot import check_plot
 
@@ -176,37 +224,202 @@ def command(
     if json_path is not None:
         _check_writable("--json", json_path)
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.compare.comparison import Comparison
-    from fsl_async.tools.compare.outcome import row
-    from fsl_async.tools.compare.problem import check
-    from fsl_async.tools.compare.table import lines
 
-    for method in choices.methods:
-        check(choices, method)
+    kind.check()
     folder = _make_folder(out)
     output = Output()
-    output.say(
-        f"{', '.join(choices.methods)}: {choices.clients} clients, {between.words}; files: {folder}"
-    )
-    outcomes: list[Outcome] = []
+    clients = counted(len(kind.choices.names), "client")
+    output.say(f"{', '.join(kind.choices.methods)}: {clients}, {between.words}; files: {folder}")
+    found: list[Any] = []
     stopper = Stopper()
     with stop_on_signals(stopper):
-        comparison = Comparison(choices, folder, between.make, say=output.say, stop=stopper)
-        for method in choices.methods:
-            outcomes.append(comparison.run(method))
-            found = encoded(row(outcomes[-1], choices.as_dict())) + "\n"
+        for one, row in kind.results(folder, between.make, output.say, stopper):
+            found.append(one)
             for path in (folder / "compare.jsonl", json_path):
                 if path is not None:
-                    with path.open("w" if len(outcomes) == 1 else "a") as file:
-                        file.write(found)
+                    with path.open("w" if len(found) == 1 else "a") as file:
+                        file.write(encoded(row) + "\n")
     output.say("")
-    for line in lines(outcomes):
+    for line in kind.lines(found):
         output.say(line)
     if png_path is not None:
+        kind.draw(found, png_path, between.words)
+        output.say(f"picture: {png_path}")
+
+
+_TUNING_ONLY = {
+    "ranks": "--ranks", "held_out": "--eval", "sets": "--set", "seeds": "--seeds",
+    "target_loss": "--target-loss",
+}  # fmt: skip
+_SPLIT_ONLY = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        "model", "sizes", "cut", "auxiliary", "clients", "samples", "upload_every", "align_every",
+        "align_passes", "align_rate", "buffer_samples", "alpha", "mode", "in_flight",
+    )
+} | {"number_format": "--format"}  # fmt: skip
+
+
+def _check_kind(others: Mapping[str, str], words: str) -> None:
+    """Raise UsageError for an option of the other kind of comparison."""
+    context = click.get_current_context()
+    for name, option in others.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{option} {words}")
+
+
+class _Split:
+    """A comparison of methods of split learning."""
+
+    def __init__(
+        self,
+        methods: str,
+        data: tuple[str, ...],
+        *,
+        target: float | None,
+        target_loss: float | None,
+        stop_at_target: bool,
+        alpha: float | None,
+        number_format: str,
+        batch: int | None,
+        **more: Any,
+    ) -> None:
+        from fsl_async.tools.compare.choices import Choices, parse_methods
+
+        del target_loss
+        names = parse_methods(methods)
+        if len(data) > 1:
+            raise UsageError("--data: give one; methods of split learning divide it among clients")
+        self.choices = Choices(
+            methods=names,
+            data=str(check_data(data[0])),
+            target=0.5 if target is None else target,
+            stops_at_target=stop_at_target,
+            alpha=alpha or 0.0,
+            up=number_format,
+            down=number_format,
+            batch=batch or 32,
+            **more,
+        )
+
+    def check(self) -> None:
+        """Raise what would end a run."""
+        from fsl_async.tools.compare.problem import check
+
+        for method in self.choices.methods:
+            check(self.choices, method)
+
+    def results(
+        self,
+        folder: Path,
+        places: Callable[[], Loopback],
+        say: Callable[[str], None],
+        stop: Stopper,
+    ) -> Iterator[tuple[Outcome, dict[str, Any]]]:
+        """Run all; each with its row."""
+        from fsl_async.tools.compare.comparison import Comparison
+        from fsl_async.tools.compare.outcome import row
+
+        comparison = Comparison(self.choices, folder, places, say=say, stop=stop)
+        for method in self.choices.methods:
+            found = comparison.run(method)
+            yield found, row(found, self.choices.as_dict())
+
+    def lines(self, found: list[Outcome]) -> list[str]:
+        """The table."""
+        from fsl_async.tools.compare.table import lines
+
+        return lines(found)
+
+    def draw(self, found: list[Outcome], path: Path, net: str) -> None:
+        """The picture."""
         from fsl_async.tools.compare.plot import draw
 
-        draw(outcomes, png_path, _title(choices, between.words))
-        output.say(f"picture: {png_path}")
+        draw(found, path, _title(self.choices, net))
+
+
+class _Tuning:
+    """A comparison of rules of federated fine-tuning."""
+
+    def __init__(
+        self,
+        methods: str,
+        data: tuple[str, ...],
+        *,
+        base: Path | None,
+        ranks: str,
+        held_out: str | None,
+        sets: tuple[str, ...],
+        seeds: str,
+        **more: Any,
+    ) -> None:
+        from fsl_async.tools.compare.tuning.choices import (
+            TuningChoices,
+            parse_methods,
+            parse_numbers,
+        )
+
+        names = parse_methods(methods)
+        if base is None:
+            raise UsageError(f"--methods {names[0]}: needs --base MODEL_DIR")
+        self._seeds = parse_numbers("--seeds", seeds) or (more["seed"],)
+        self.choices = TuningChoices(
+            methods=names,
+            base=str(check_base(base)),
+            data=tuple(str(check_data(one)) for one in data),
+            ranks=parse_numbers("--ranks", ranks),
+            held_out="" if held_out is None else str(check_data(held_out)),
+            rounds=more["rounds"],
+            target_accuracy=more["target"] or 0.0,
+            target_loss=more["target_loss"] or 0.0,
+            stops_at_target=more["stop_at_target"],
+            batch=more["batch"] or 16,
+            learning_rate=more["learning_rate"],
+            seed=self._seeds[0],
+            sets=sets,
+        )
+
+    def check(self) -> None:
+        """Raise what would end a run."""
+        from fsl_async.tools.compare.tuning.records import load_records
+        from fsl_async.tools.compare.tuning.scores import TunedModel
+
+        self._records = load_records(self.choices)
+        for method in self.choices.methods:
+            TunedModel(self.choices.config(method), self.choices.base, method)
+
+    def results(
+        self,
+        folder: Path,
+        places: Callable[[], Loopback],
+        say: Callable[[str], None],
+        stop: Stopper,
+    ) -> Iterator[tuple[Result, dict[str, Any]]]:
+        """Run all, for each seed; each with its row."""
+        from fsl_async.tools.compare.tuning.outcome import row
+        from fsl_async.tools.compare.tuning.runs import TuningComparison
+
+        for seed in self._seeds:
+            choices = attrs.evolve(self.choices, seed=seed)
+            mine = folder if len(self._seeds) == 1 else folder / f"seed-{seed}"
+            if mine != folder:
+                say(f"seed {seed}")
+            comparison = TuningComparison(choices, self._records, mine, places, say=say, stop=stop)
+            for found in comparison.results():
+                yield found, row(found, choices.as_dict())
+
+    def lines(self, found: list[Result]) -> list[str]:
+        """The table."""
+        from fsl_async.tools.compare.tuning.outcome import lines
+
+        return lines(found)
+
+    def draw(self, found: list[Result], path: Path, net: str) -> None:
+        """The picture."""
+        from fsl_async.tools.compare.tuning.pictures import draw
+
+        sites = counted(len(self.choices.data), "site")
+        draw(found, path, f"{Path(self.choices.base).name}, {sites}, {net}")
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -10,15 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fsl_async.errors import StopError, TaskError
 from fsl_async.files.private_files import make_folder
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare import nodes
 from fsl_async.tools.compare.choices import Choices
-from fsl_async.tools.compare.outcome import Gathered, Outcome, is_reached
+from fsl_async.tools.compare.outcome import Gathered, Outcome, Point, is_reached
 from fsl_async.tools.compare.places import Loopback
+from fsl_async.tools.compare.processes import DRAINED, Emit
 
 START_S = 120.0
 END_S = 30.0
@@ -26,6 +28,7 @@ END_S = 30.0
 end.
 """
 _LOOK_S = 0.2
+_NODES = "fsl_async.tools.compare.nodes"
 
 
 class _Node:
@@ -44,10 +47,10 @@ class _Node:
         self,
         job: Callable[[Stopper], None],
         prefix: tuple[str, ...] | None,
-        role: str,
+        words: tuple[str, str],
         given: Mapping[str, Any],
     ) -> None:
-        """Run `job` in a thread, or with a `prefix` a process of `role` with `given`."""
+        """Run `job` in a thread, or with a `prefix` a process of `words`, (module, role)."""
         if prefix is None:
             target = lambda: self._here(job)  # noqa: E731
         else:
@@ -56,14 +59,18 @@ class _Node:
                 sys.executable,
                 "-P",
                 "-m",
-                "fsl_async.tools.compare.nodes",
-                role,
+                *words,
                 json.dumps(given),
             ]
             make_folder(self._folder)
             with (self._folder / f"{self.name}.err").open("wb") as err:
                 self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=err,
+                    text=True,
+                    process_group=0,  # a terminal's Ctrl-C is this process's, which ends the nodes
                 )
             target = self._there
         self._thread = threading.Thread(target=target, name=self.name, daemon=True)
@@ -75,10 +82,15 @@ class _Node:
 
     def drain(self) -> None:
         """Ask for an orderly end."""
-        self._stopper.request(reason=nodes.DRAINED)
+        self._stopper.request(reason=DRAINED)
+        self.tell("drain")
+
+    def tell(self, line: str) -> None:
+        """Send a process a line; nothing where it is none, or has ended."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write("drain\n")
-            self._process.stdin.flush()
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(f"{line}\n")
+                self._process.stdin.flush()
 
     def stop(self) -> None:
         """Ask for an immediate end."""
@@ -105,6 +117,7 @@ class _Node:
     def _there(self) -> None:
         process = self._process
         assert process is not None
+        assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
             record: dict[str, Any] = (
@@ -115,7 +128,29 @@ class _Node:
             self._put(record)
         if process.wait() and self.error is None:
             self.error = TaskError(f"{self.name} ended with {process.returncode}")
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # what was not read
+                pipe.close()
         self._put({"event": "ended", "node": self.name})
+
+
+class Compared(Protocol):
+    """What is common to the runs of a comparison."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of each run."""
+
+    @property
+    def stops_at_target(self) -> bool:
+        """Whether a run ends at the target."""
+
+    def turns(self, method: str) -> int:
+        """Versions of a round."""
 
 
 class Comparison:
@@ -138,57 +173,68 @@ class Comparison:
         and the stopper's.
         """
         places = self._make_places()
-        run = _Run(self, method, places)
-        try:
-            return run.play()
-        finally:
-            run.end()
-            places.close()
+        run = SplitRun(
+            self.choices, method, self.folder / method, places, say=self._say, stop=self._stop
+        )
+        with contextlib.closing(places), contextlib.closing(run):
+            run.play()
+            points = run.gathered.points()
+            return Outcome(method, points, self.choices.target, run.problem)
 
 
-class _Run:
+class Run:
     """One method's nodes."""
 
-    def __init__(self, contest: Comparison, method: str, places: Loopback) -> None:
-        self.choices, self.method, self.places = contest.choices, method, places
-        self.folder = contest.folder / method
-        self.gathered = Gathered(self.choices.turns(method))
-        self._say, self._stop = contest._say, contest._stop  # noqa: SLF001 - one class in two parts
+    end_s = END_S
+
+    def __init__(
+        self,
+        compared: Compared,
+        method: str,
+        folder: Path,
+        places: Loopback,
+        *,
+        say: Callable[[str], None],
+        stop: Stopper,
+    ) -> None:
+        self.method, self.places, self.folder = method, places, folder
+        self.gathered = Gathered(compared.turns(method))
+        self.problem = ""
+        self.address = ""
+        """Where clients reach the parameter server."""
+        self._compared, self._say, self._stop = compared, say, stop
         self._queue: queue.Queue[Mapping[str, Any]] = queue.Queue()
         self._nodes: list[_Node] = []
         self._joined: set[str] = set()
-        self._address = ""
         self._is_draining = False
-        self.problem = ""
 
-    def play(self) -> Outcome:
-        """See Comparison.run."""
-        choices, listen = self.choices, self.places.listen()
-        self._start(
-            "server",
-            lambda emit, stop: nodes.serve(choices, self.method, self.folder, emit, stop, listen),
-            {
-                "choices": choices.as_dict(),
-                "method": self.method,
-                "folder": str(self.folder),
-                "listen": listen,
-            },
-        )
-        self._until(lambda: bool(self._address), "the parameter server did not listen")
-        for name in choices.names:  # one by one: shards go by the order of arrival
-            self._start(
-                name,
-                lambda emit, stop, name=name: nodes.join(  # type: ignore[misc]
-                    self._address, name, emit, stop, data=choices.data
-                ),
-                {"address": self._address, "name": name, "data": choices.data},
-            )
+    def start_server(self) -> None:
+        """Start the parameter server, and other servers that the method needs."""
+        raise NotImplementedError
+
+    def start_client(self, name: str) -> None:
+        """Start a client."""
+        raise NotImplementedError
+
+    def line(self, point: Point) -> str:
+        """Of a point, for people."""
+        raise NotImplementedError
+
+    def is_at_target(self, point: Point) -> bool:
+        """Whether a run may stop here."""
+        raise NotImplementedError
+
+    def play(self) -> None:
+        """Run the nodes to their end. Raises the error of one that failed, and the stopper's."""
+        self.start_server()
+        self._until(lambda: bool(self.address), "the parameter server did not listen")
+        for name in self._compared.names:  # one by one: shards go by the order of arrival
+            self.start_client(name)
             self._until(lambda name=name: name in self._joined, f"{name} did not join")  # type: ignore[misc]
         self._until(lambda: not self._nodes[0].is_running, "", limit_s=None)
-        self._until(lambda: not any(n.is_running for n in self._nodes), "", limit_s=END_S)
-        return Outcome(self.method, self.gathered.points(), choices.target, self.problem)
+        self._until(lambda: not any(n.is_running for n in self._nodes), "", limit_s=self.end_s)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End all nodes."""
         for node in self._nodes:
             if node.is_running:
@@ -197,13 +243,22 @@ class _Run:
         for node in self._nodes:
             node.join(deadline)
 
-    def _start(
-        self, name: str, job: Callable[[nodes.Emit, Stopper], None], given: Mapping[str, Any]
+    def start(
+        self,
+        name: str,
+        words: tuple[str, str],
+        job: Callable[[Emit, Stopper], None],
+        given: Mapping[str, Any],
+        prefix: tuple[str, ...] | None,
     ) -> None:
+        """Start a node, as `_Node.start` does. The first one is the parameter server."""
         node = _Node(name, self._queue.put, self.folder)
         self._nodes.append(node)
-        role = "server" if name == "server" else "client"
-        node.start(lambda stop: job(self._queue.put, stop), self.places.prefix(name), role, given)
+        node.start(lambda stop: job(self._queue.put, stop), prefix, words, given)
+
+    def tell_server(self, line: str) -> None:
+        """Send the parameter server a line, where it is a process."""
+        self._nodes[0].tell(line)
 
     def _until(
         self, ready: Callable[[], bool], problem: str, *, limit_s: float | None = START_S
@@ -225,40 +280,84 @@ class _Run:
                 self.problem = self.problem or "not every node ended by itself"
                 return
             try:
-                self._take(self._queue.get(timeout=_LOOK_S))
+                self.take(self._queue.get(timeout=_LOOK_S))
             except queue.Empty:
                 continue
 
     def _take_all(self) -> None:
         while True:
             try:
-                self._take(self._queue.get_nowait())
+                self.take(self._queue.get_nowait())
             except queue.Empty:
                 return
 
-    def _take(self, record: Mapping[str, Any]) -> None:
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take a report of a node."""
         if self.gathered.take(record):
             if record["event"] == "scored":
                 self._scored(record)
         elif record["event"] == "listening":
             reached = self.places.listening(record["role"], record["address"])
             if record["role"] == "ps":
-                self._address = reached
+                self.address = reached
         elif record["event"] == "joined":
             self._joined.add(str(record["client"]))
         elif record["event"] == "failed":
             self.problem = str(record["text"])
+        else:
+            self.took(record)
+
+    def took(self, record: Mapping[str, Any]) -> None:
+        """Take a report that only this kind of run has."""
 
     def _scored(self, record: Mapping[str, Any]) -> None:
         points = self.gathered.points()
         at = int(record["version"]) // self.gathered.turns
         point = next(p for p in points if p.round == at)
         self._say(
-            f"{self.method}: round {point.round} of {self.choices.rounds}, accuracy "
-            f"{point.accuracy:.1%},"
-            f" {point.bytes / 1e6:,.2f} MB, {point.seconds:,.1f} s"
+            f"{self.method}: round {point.round} of {self._compared.rounds}, {self.line(point)}"
         )
-        reached = is_reached(self.choices.target, float(record["accuracy"]))
-        if reached and self.choices.stops_at_target and not self._is_draining:
+        if self._compared.stops_at_target and self.is_at_target(point) and not self._is_draining:
             self._is_draining = True
             self._nodes[0].drain()
+
+
+class SplitRun(Run):
+    """The nodes of a method of split learning."""
+
+    def __init__(self, choices: Choices, *more: Any, **rest: Any) -> None:
+        super().__init__(choices, *more, **rest)
+        self._choices = choices
+
+    def start_server(self) -> None:
+        """Start the parameter server, and the split server in its loop."""
+        choices, listen = self._choices, self.places.listen()
+        given = {
+            "choices": choices.as_dict(),
+            "method": self.method,
+            "folder": str(self.folder),
+            "listen": listen,
+        }
+
+        def job(emit: Emit, stop: Stopper) -> None:
+            nodes.serve(choices, self.method, self.folder, emit, stop, listen)
+
+        self.start("server", (_NODES, "server"), job, given, self.places.prefix("server"))
+
+    def start_client(self, name: str) -> None:
+        """Start a client on its part of the data."""
+        address, data = self.address, self._choices.data
+
+        def job(emit: Emit, stop: Stopper) -> None:
+            nodes.join(address, name, emit, stop, data=data)
+
+        given = {"address": address, "name": name, "data": data}
+        self.start(name, (_NODES, "client"), job, given, self.places.prefix(name))
+
+    def line(self, point: Point) -> str:
+        """Accuracy and costs so far."""
+        return f"accuracy {point.accuracy:.1%}, {point.bytes / 1e6:,.2f} MB, {point.seconds:,.1f} s"
+
+    def is_at_target(self, point: Point) -> bool:
+        """Whether the accuracy is that of the target."""
+        return point.accuracy is not None and is_reached(self._choices.target, point.accuracy)

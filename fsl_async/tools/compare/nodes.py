@@ -5,26 +5,22 @@ For a thread, or as a process (where a network laboratory has a site for each no
     python -m fsl_async.tools.compare.nodes server JSON    {"choices", "method", "folder", "listen"}
     python -m fsl_async.tools.compare.nodes client JSON    {"address", "name", "threads"}
 
-Each report is then a line of JSON on standard output. A line "drain" on standard input asks for an
-orderly end, the end of standard input for an immediate one.
+How it then reports and is ended: `fsl_async.tools.compare.processes`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
 import attrs
 import torch
 
 from fsl_async.config.site_policy import KINDS, SitePolicy
-from fsl_async.errors import FslError, StopError
 from fsl_async.files.private_files import make_folder
 from fsl_async.learn.client.fed import ClientContext, Fed
 from fsl_async.learn.client.ports import Vector
@@ -37,9 +33,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import Choices
 from fsl_async.tools.compare.problem import Scorer, config_of
-
-DRAINED = "the target is reached"
-Emit = Callable[[Mapping[str, Any]], None]
+from fsl_async.tools.compare.processes import Emit, leave, play
 
 
 class ReportingFed(Fed):
@@ -178,38 +172,17 @@ def join(
 def main(arguments: list[str]) -> int:
     """Run a node as a process; see the module."""
     role, given = arguments[0], json.loads(arguments[1])
-    stop = Stopper()
-    lock = threading.Lock()
 
-    def emit(record: Mapping[str, Any]) -> None:
-        with lock:
-            sys.stdout.write(json.dumps(record) + "\n")
-            sys.stdout.flush()
-
-    def watch() -> None:
-        for _ in sys.stdin:
-            stop.request(reason=DRAINED)
-        # also when the process that started this one has ended
-        stop.request(hard=True, reason="asked to stop")
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
+    def job(emit: Emit, stop: Stopper) -> None:
         if role == "server":
             choices = Choices.from_dict(given["choices"])
             serve(choices, given["method"], Path(given["folder"]), emit, stop, given["listen"])
         else:
             data, threads = given.get("data", ""), given.get("threads", 1)
             join(given["address"], given["name"], emit, stop, data=data, threads=threads)
-    except StopError:
-        return 0
-    except FslError as error:
-        emit({"event": "error", "text": error.message, "exit_code": error.exit_code})
-        return error.exit_code
-    return 0
+
+    return play(job)
 
 
 if __name__ == "__main__":
-    ended_with = main(sys.argv[1:])
-    sys.stdout.flush()
-    # Not sys.exit: a thread still reads standard input, and Python's shutdown would wait for it.
-    os._exit(ended_with)
+    leave(main(sys.argv[1:]))

@@ -125,7 +125,7 @@ class Gathered:
         before = sum(float(s["seconds"]) for v, s in self.scores.items() if v < version)
         return Point(
             round=version // self.turns,
-            accuracy=None if score is None else float(score["accuracy"]),
+            accuracy=None if score is None else score["accuracy"],
             loss=None if score is None else float(score["loss"]),
             seconds=round(max(0.0, end - start - before), 3),
             coded=_summed(reports, "coded"),
@@ -174,7 +174,7 @@ def row(outcome: Outcome, common: Mapping[str, Any]) -> dict[str, Any]:
         "reached": None if reached is None else reached_row(reached),
         "best_accuracy": outcome.best,
         "rounds": last.round if last else 0,
-        "points": [_point_row(point) for point in outcome.points],
+        "points": [point_row(point) for point in outcome.points],
     }
 
 
@@ -191,7 +191,8 @@ def reached_row(point: Point) -> dict[str, Any]:
     }
 
 
-def _point_row(point: Point) -> dict[str, Any]:
+def point_row(point: Point) -> dict[str, Any]:
+    """Return the figures of a point."""
     return {
         **reached_row(point),
         "loss": point.loss,

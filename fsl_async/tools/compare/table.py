@@ -15,38 +15,43 @@ WIDTH = 80
 def lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the lines printed at the end."""
     rows = cells(outcomes)
-    shown = _drawn(rows) or _aligned(rows)
+    shown = drawn(HEAD, rows)
     shown += [
         "",
         "MB by category, all clients, to the target, or else to the end:",
     ]
     for outcome in outcomes:
         parts = [f"{name} {size:,.3f}" for name, size in categories(outcome)]
-        shown += _wrapped(f"  {outcome.method}: ", parts)
+        shown += wrapped(f"  {outcome.method}: ", parts)
         if outcome.problem:
             shown.append(f"  {outcome.method}: {outcome.problem}"[:WIDTH])
     return shown
 
 
-def _drawn(rows: Sequence[Sequence[str]]) -> list[str]:
+def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table, its first column to the left, the others to the right."""
+    every = [head, *rows]
+    return _drawn(every) or _aligned(every)
+
+
+def _drawn(every: Sequence[Sequence[str]]) -> list[str]:
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for number, name in enumerate(HEAD):
+    for number, name in enumerate(every[0]):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for one in rows:
+    for one in every[1:]:
         table.add_row(*one)
     out = io.StringIO()
     Console(file=out, width=WIDTH, color_system=None).print(table)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    every = [HEAD, *rows]
-    widths = [max(len(row[column]) for row in every) for column in range(len(HEAD))]
+def _aligned(every: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
     return [
         "  ".join(
             cell.rjust(width) if number else cell.ljust(width)
@@ -56,7 +61,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _wrapped(begin: str, parts: Sequence[str]) -> list[str]:
+def wrapped(begin: str, parts: Sequence[str]) -> list[str]:
+    """Return parts with commas between them, on as many lines as they need."""
     found, line = [], begin
     for number, part in enumerate(parts):
         piece = part + ("," if number + 1 < len(parts) else "")

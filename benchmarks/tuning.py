@@ -1,0 +1,285 @@
+"""Rules of federated LoRA on movie reviews: accuracy and bytes, beside training alone.
+
+    python benchmarks/tuning.py CACHE              run what is missing in results/tuning.jsonl
+    python benchmarks/tuning.py CACHE --list       print what is missing
+    python benchmarks/tuning.py CACHE --rows 1     stop after one row
+    python benchmarks/tuning.py CACHE --one-class  sites of one class
+    python benchmarks/tuning.py CACHE --summary    print the table of the rows
+    python benchmarks/tuning.py CACHE --quick      a short run; its rows go to CACHE
+
+all-MiniLM-L6-v2 (`tuning_data`), LoRA on query and value of the top 3 blocks, the new head trained
+whole; sentences of rotten tomatoes, cut at 32 tokens, at 4 sites of unequal size; 12 rounds of 10
+steps of 16 samples, AdamW at 0.002, scale 2; 1,000 held-out sentences (standard error 1.3 points).
+
+    equal     all sites at rank 8
+    mixed     ranks 2, 4, 8, 16
+    pooled    one process on all records, 480 steps, rank 8
+    local     each site alone, 120 steps, rank 8
+    logistic  regression on frozen mean-pooled embeddings of all records (L2, C = 1)
+
+Runs are those of `fsl-node compare`: a parameter server in a process of its own, and sites as
+threads of this one, over loopback, with the default codec.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import attrs
+import click
+import torch
+import tuning_data
+
+from fsl_async.learn.tune.base import load_base
+from fsl_async.learn.tune.tokens import Tokenized
+from fsl_async.process.stopper import Stopper
+from fsl_async.tools.compare.places import Loopback
+from fsl_async.tools.compare.tuning.choices import LOCAL, POOLED, TuningChoices
+from fsl_async.tools.compare.tuning.outcome import Result, row
+from fsl_async.tools.compare.tuning.records import SiteRecords, load_records
+from fsl_async.tools.compare.tuning.runs import TuningComparison
+
+RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
+EQUAL = ("fedit", "fedex", "rolora", "ffa", "fedsvd", "flexlora", "bank")
+MIXED = ("flexlora", "bank", "flora", "hetlora")
+LOGISTIC = "logistic"
+RANKS = (2, 4, 8, 16)
+SEEDS = (0, 1, 2)
+SETTINGS = (
+    "tune.objective=classify",
+    f"tune.labels={','.join(tuning_data.LABELS)}",
+    "tune.targets=query,value",
+    "tune.context=32",
+    "tune.scale=2.0",
+    "train.schedule=constant",
+    "train.warmup_steps=0",
+)
+
+
+@attrs.frozen
+class Spec:
+    """A row. group: equal | mixed | alone."""
+
+    shards: str
+    group: str
+    method: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """What a row is found by."""
+        return "/".join((self.shards, self.group, self.method, str(self.seed)))
+
+
+@attrs.frozen
+class Size:
+    """How much is trained."""
+
+    rounds: int = 12
+    steps: int = 10
+    rows: int = 0
+    held_out: int = tuning_data.HELD_OUT
+    seeds: tuple[int, ...] = SEEDS
+    equal: tuple[str, ...] = EQUAL
+    mixed: tuple[str, ...] = MIXED
+
+
+QUICK = Size(
+    rounds=2, steps=2, rows=400, held_out=64, seeds=(0,), equal=("fedit",), mixed=("bank",)
+)
+
+
+def specs(shards: str, size: Size) -> Iterator[Spec]:
+    """All rows, seed by seed."""
+    for seed in size.seeds:
+        for method in (POOLED, LOCAL, LOGISTIC):
+            yield Spec(shards, "alone", method, seed)
+        for group, methods in (("equal", size.equal), ("mixed", size.mixed)):
+            for method in methods:
+                yield Spec(shards, group, method, seed)
+
+
+class Bench:
+    """The data, dealt and tokenized once; runs rows."""
+
+    def __init__(self, cache: Path, shards: str, size: Size) -> None:
+        one_class = shards == "one-class"
+        self._size = size
+        self._dealt = tuning_data.deal(
+            cache / f"{shards}-{size.rows}",
+            tuning_data.ONE_CLASS_SHARES if one_class else tuning_data.SHARES,
+            tuning_data.ONE_CLASS_POSITIVES if one_class else tuning_data.POSITIVES,
+            rows=size.rows,
+            held_out=size.held_out,
+        )
+        self._base = str(tuning_data.minilm())
+        self._records: SiteRecords = load_records(self.choices(Spec(shards, "equal", "fedit", 0)))
+
+    def choices(self, spec: Spec) -> TuningChoices:
+        """What `compare` would be given."""
+        is_mixed = spec.group == "mixed"
+        return TuningChoices(
+            methods=(spec.method if spec.group != "alone" else "fedit",),
+            base=self._base,
+            data=tuple(map(str, self._dealt.sites)),
+            held_out=str(self._dealt.held_out),
+            ranks=RANKS if is_mixed else (),
+            layers="3-5",
+            rounds=self._size.rounds,
+            batch=16,
+            learning_rate=2e-3,
+            seed=spec.seed,
+            sets=(*SETTINGS, f"tune.steps={self._size.steps}"),
+        )
+
+    def measure(self, spec: Spec) -> dict[str, Any]:
+        """Run a row."""
+        begun = time.perf_counter()
+        choices = self.choices(spec)
+        if spec.method == LOGISTIC:
+            accuracy, loss = self._logistic(spec.seed)
+            found: dict[str, Any] = {"method": LOGISTIC, "accuracy": accuracy, "loss": loss}
+        else:
+            with tempfile.TemporaryDirectory(prefix="tuning-") as folder:
+                found = row(self._run(spec, choices, Path(folder)), choices.as_dict())
+            del found["choices"]  # it has paths of this machine; the module says what it is
+        return {
+            **found,
+            **attrs.asdict(spec),
+            "bench": "tuning",
+            "key": spec.key,
+            "sites_counts": self._dealt.counts,
+            "wall_s": round(time.perf_counter() - begun, 1),
+        }
+
+    def _run(self, spec: Spec, choices: TuningChoices, folder: Path) -> Result:
+        comparison = TuningComparison(
+            choices,
+            self._records,
+            folder,
+            Loopback,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+            stop=Stopper(),
+        )
+        if spec.method == POOLED:
+            return comparison.pooled()
+        return comparison.local() if spec.method == LOCAL else comparison.run(spec.method)
+
+    def _logistic(self, seed: int) -> tuple[float, float]:
+        """Accuracy and loss of logistic regression on embeddings of all records."""
+        base = load_base(self._base, "classify", labels=tuning_data.LABELS, seed=seed)
+        trunk = base.model.base_model
+        train, held = (_embedded(trunk, one) for one in (self._records.all_trained, self._held))
+        weights = torch.zeros(train[0].shape[1] + 1, dtype=torch.float64, requires_grad=True)
+        solver = torch.optim.LBFGS([weights], max_iter=500, line_search_fn="strong_wolfe")
+
+        def loss_of(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            logits = values @ weights[:-1] + weights[-1]
+            return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+
+        def closure() -> torch.Tensor:
+            solver.zero_grad()
+            loss = loss_of(*train) + (weights[:-1] ** 2).sum() / (2 * len(train[1]))
+            loss.backward()
+            return loss
+
+        solver.step(closure)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            hits = ((held[0] @ weights[:-1] + weights[-1]) > 0) == (held[1] > 0.5)
+            return float(hits.double().mean()), float(loss_of(*held))
+
+    @property
+    def _held(self) -> Tokenized:
+        return self._records.held
+
+
+def _embedded(trunk: Any, data: Tokenized) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean over real tokens of the last block's output, float64 (samples, width), and labels."""
+    values, labels = [], []
+    with torch.no_grad():
+        for batch in data.batches(64):
+            mask = torch.from_numpy(batch.mask)
+            out = trunk(input_ids=torch.from_numpy(batch.ids), attention_mask=mask)
+            weights = mask[..., None].double()
+            values.append((out.last_hidden_state * weights).sum(1) / weights.sum(1))
+            labels.append(torch.from_numpy(batch.labels).double())
+    return torch.cat(values), torch.cat(labels)
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows by key."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {one["key"]: one for one in map(json.loads, lines)}
+
+
+def summary(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Mean and standard deviation over seeds, and bytes of a site in a round."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for one in rows.values():
+        groups.setdefault((one["shards"], one["group"], one["method"]), []).append(one)
+    head = f"{'shards':10}{'ranks':7}{'method':10}{'seeds':>5}{'accuracy':>15}{'loss':>8}"
+    shown = [head + f"{'kB up':>9}{'kB down':>9}{'PS MB':>7}"]
+    for (shards, group, method), found in sorted(groups.items()):
+        accuracies = [one["accuracy"] for one in found]
+        spread = f" ± {stdev(accuracies):.3f}" if len(found) > 1 else ""
+        loss = fmean(one["loss"] for one in found)
+        memory = [one["ps_memory_bytes"] / 1e6 for one in found if one.get("ps_memory_bytes")]
+        sent = [_coded(found, direction) for direction in ("up", "down")]
+        shown.append(
+            f"{shards:10}{group:7}{method:10}{len(found):>5}"
+            f"{f'{fmean(accuracies):.3f}{spread}':>15}{loss:>8.3f}"
+            f"{sent[0]:>9}{sent[1]:>9}{f'{max(memory):.0f}' if memory else '-':>7}"
+        )
+    return shown
+
+
+def _coded(rows: list[dict[str, Any]], direction: str) -> str:
+    sums = [
+        sum(size for name, size in sizes.items() if name.endswith(direction))
+        for one in rows
+        if (sizes := one.get("site_round_bytes", {}).get("coded"))
+    ]
+    return f"{fmean(sums) / 1e3:.1f}" if sums else "-"
+
+
+@click.command()
+@click.argument("cache", type=click.Path(path_type=Path))
+@click.option("--one-class", is_flag=True, help="Sites of one class.")
+@click.option("--quick", is_flag=True, help="A short run; its rows go to CACHE.")
+@click.option("--rows", "limit", default=0, help="Stop after this many rows; 0 = all.")
+@click.option("--list", "only_list", is_flag=True, help="Print what is missing.")
+@click.option("--summary", "only_summary", is_flag=True, help="Print the table of the rows.")
+def main(
+    *, cache: Path, one_class: bool, quick: bool, limit: int, only_list: bool, only_summary: bool
+) -> None:
+    """Run what is missing."""
+    torch.set_num_threads(1)
+    size = QUICK if quick else Size()
+    results = cache / "quick.jsonl" if quick else RESULTS
+    kept = read_rows(results)
+    wanted = specs("one-class" if one_class else "mixed", size)
+    missing = [spec for spec in wanted if spec.key not in kept]
+    if only_list:
+        print("\n".join(spec.key for spec in missing))
+        return
+    if missing and not only_summary:
+        bench = Bench(cache, missing[0].shards, size)
+        for spec in missing[: limit or None]:
+            found = bench.measure(spec)
+            kept[spec.key] = found
+            results.parent.mkdir(parents=True, exist_ok=True)
+            with results.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            print(spec.key, f"accuracy {found['accuracy']:.3f}, {found['wall_s']} s", flush=True)
+    print("\n".join(summary(kept)))
+
+
+if __name__ == "__main__":
+    main()

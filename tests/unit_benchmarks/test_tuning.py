@@ -1,0 +1,45 @@
+"""benchmarks/tuning.py: which rows it runs, and their summary. It trains only by hand."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("peft", reason="needs the extra hf")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def tuning(monkeypatch):
+    """The script."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("tuning")
+
+
+def test_every_row_is_another_and_rules_of_mixed_ranks_allow_them(tuning):
+    """A row that is missing is found by its key."""
+    from fsl_async.store.adapters import RULES
+
+    found = list(tuning.specs("mixed", tuning.Size()))
+    assert len({spec.key for spec in found}) == len(found) == 3 * (3 + 7 + 4)
+    assert all(RULES[spec.method].unequal_ranks for spec in found if spec.group == "mixed")
+    assert {spec.method for spec in found if spec.group != "alone"} == set(RULES)
+
+
+def test_the_summary_has_means_over_seeds(tuning):
+    """0.70 and 0.80 are 0.75 with a deviation of sqrt(2 x 0.05^2) = 0.071."""
+    rows = {
+        str(seed): {
+            "shards": "mixed",
+            "group": "equal",
+            "method": "fedit",
+            "accuracy": accuracy,
+            "loss": 0.5,
+            "ps_memory_bytes": 70_000_000,
+            "site_round_bytes": {"coded": {"adapters up": 1500.0, "adapters down": 500.0}},
+        }
+        for seed, accuracy in enumerate((0.7, 0.8))
+    }
+    (line,) = tuning.summary(rows)[1:]
+    words = ["mixed", "equal", "fedit", "2", "0.750", "±", "0.071", "0.500", "1.5", "0.5", "70"]
+    assert line.split() == words
