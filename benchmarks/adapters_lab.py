@@ -368,8 +368,8 @@ class Lab:
         shift = torch.zeros(2)
         if spec.prior:
             counts = np.bincount(self.data.labels[self.sites[site]].numpy(), minlength=2)
-            counts = counts + spec.prior_count
-            shift = spec.prior * torch.from_numpy(counts / counts.sum()).float().log()
+            smooth = counts + spec.prior_count
+            shift = spec.prior * torch.from_numpy(smooth / smooth.sum()).float().log()
         adapters = [
             [mine, tail] if has_tail else [mine] for mine, tail in zip(own, tails, strict=True)
         ]
@@ -438,11 +438,11 @@ def merge(
         # A cut is no work of the site's: what it trained is compared with what it started from.
         norms = []
         for site, rank in zip(sites, spec.ranks, strict=True):
-            cut = [
+            inside = [
                 change((a[:rank], b[:rank]), (was_a[:rank], was_b[:rank]), spec.scale)
                 for (a, b), (was_a, was_b) in zip(pairs(site), pairs(old), strict=True)
             ]
-            norms.append(math.hypot(*map(norm, cut)))
+            norms.append(math.hypot(*map(norm, inside)))
     middle = statistics.median(norms)
     factor = [1.0] * len(sites)
     if spec.norms == "clip":
@@ -566,7 +566,7 @@ def seeds(spec: Spec, some: Sequence[int] = SEEDS) -> list[Spec]:
 
 
 def groups() -> dict[str, list[Spec]]:
-    """The runs, by the question that they answer."""
+    """The runs, by what they are for."""
     two = (0, 1)
     mixed, equal = BASE, evolve(BASE, ranks=ONES, bank=8)
     made: dict[str, list[Spec]] = {}
@@ -644,6 +644,7 @@ def groups() -> dict[str, list[Spec]]:
         for spec, weights in ((mixed, "equal"), (equal, "shares"), (mixed, "shares"))
     ]
     made["exact"] = [evolve(spec, exact=True) for spec in (weighed, mixed)]
+    made["equal ranks, equal weights"] = seeds(equal)
     made["clip"] = [
         evolve(mixed, norms="clip", weights="shares", seed=1),
         evolve(mixed, norms="clip"),
@@ -763,7 +764,7 @@ def table_lines(specs: Sequence[Spec]) -> Iterator[str]:
 def table_command(names: tuple[str, ...]) -> None:
     """Prints the rows of the named groups, or of all."""
     made = groups()
-    for line in table_lines([spec for name in names or made for spec in made[name]]):
+    for line in table_lines(list(dict.fromkeys(s for name in names or made for s in made[name]))):
         print(line)
 
 
