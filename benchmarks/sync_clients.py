@@ -25,7 +25,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from attrs import Factory, define, field
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.ports import Kind
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Event, Note
@@ -116,7 +117,15 @@ class LightLearner:
     def drop_delta(self, sequence: int) -> None:
         """Nothing to do: all clients share the delta."""
 
-    def begin_fetch(self, kind: Literal["update", "full"], version: int) -> None:
+    def scalars_frame(self, sequence: int) -> bytes | None:
+        """Return None: deltas are vectors."""
+        return None
+
+    def delta_frames(self, sequence: int) -> int:
+        """Return the chunks of the model."""
+        return self._model.manifest.chunks
+
+    def begin_fetch(self, kind: Kind, version: int) -> None:
         """Get ready."""
         self._kind, self.crc = kind, 0
         self._digests = []
