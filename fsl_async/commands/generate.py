@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -26,7 +27,7 @@ from fsl_async.errors import RunDirError, UsageError
     help="Of a run: use version N. [default: the newest one]",
 )  # fmt: skip
 @click.option(
-    "--temperature", type=click.FloatRange(0.0, 100.0), default=0.7, show_default=True,
+    "--temperature", type=Finite(0.0, 100.0), default=0.7, show_default=True,
     metavar="T", help="0 takes the likeliest token each time; higher ones vary more.",
 )  # fmt: skip
 @click.option(

@@ -134,7 +134,8 @@ def make_plan(
             raise UsageError("--as-published counts in fp32: leave --format out")
         number_format, count = "fp32", PublishedAccounting()
     else:
-        number_format = number_format or ("bf16" if found.name in PLANNED else "uniform")
+        is_delta = found.name in {PRETRAIN.name, *TUNED}
+        number_format = number_format or ("uniform" if is_delta else "bf16")
         if number_format not in FORMATS:
             raise UsageError(f"--format {number_format[:80]!r}: use one of {', '.join(FORMATS)}")
         count = OurAccounting(FORMATS[number_format])

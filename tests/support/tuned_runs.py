@@ -90,7 +90,7 @@ def make_versions(run_dir, weights, config, versions=2):
     rng = np.random.default_rng(2)
     for version in range(1, versions + 1):
         delta = Delta(DeltaKey("a", version, version - 1, version), digest, 100, 5)
-        step = (0.2 * rng.standard_normal(len(start))).astype(np.float32)
+        step = (0.05 * rng.standard_normal(len(start))).astype(np.float32)
         store.spool_begin(delta)
         store.spool_write(delta.key, 0, encode(step, LOSSLESS))
         store.spool_finish(delta.key)

@@ -39,8 +39,8 @@ def test_what_a_configuration_needs(settings, needs):
 def test_by_default_only_deltas_leave():
     """By default a site must not lose more than pretraining needs."""
     policy = SitePolicy()
-    policy.require({"deltas": "x", "adapters": "x"}, "run r")
-    assert [kind for kind in KINDS if policy.lets(kind)] == ["deltas", "adapters"]
+    policy.require({"deltas": "x", "adapters": "x", "scalars": "x"}, "run r")
+    assert [kind for kind in KINDS if policy.lets(kind)] == ["deltas", "adapters", "scalars"]
     with pytest.raises(NotAllowedError) as refused:
         policy.require(receivers_of(load(None, SPLIT), "ps:1", "split:2"), "run r")
     assert refused.value.exit_code == 2
