@@ -41,7 +41,7 @@ def saw_delta(client: ClientState, delta: Mapping[str, Any]) -> str:
         return ""
     return (
         f"{client.name} has {share:.0%} {label} among its records: sites of one class pull a"
-        " classifier apart (docs/TUNING.md, Unequal sites)"
+        " classifier apart (docs/TUNING.md, Ranks and labels)"
     )
 
 

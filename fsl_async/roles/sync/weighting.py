@@ -81,7 +81,7 @@ def balance_factor(delta: Delta) -> float:
     """The balance of the labels that a delta was trained on, if it reports one; at least 0.01.
 
     A classifier's site moves the threshold between labels by those that it has, and a site of one
-    label moves nothing else (docs/QUALITY.md, Ranks and labels). So n rows with shares p_c count as
+    label moves nothing else (docs/TUNING.md, Ranks and labels). So n rows with shares p_c count as
     n * (1 - sum of p_c^2) * C / (C - 1): 1 for equally many of each. Not 0 for one label: where all
     sites are so, all count the same.
     """
