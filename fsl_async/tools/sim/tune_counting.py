@@ -57,7 +57,8 @@ def digest_after(parent: str, version: int, step: bytes) -> str:
 class TuneDisk(Disk):
     """What a parameter server has made durable.
 
-    steps: version -> its two scalars, of all versions. The store serves the newest only.
+    weights: of the deltas in the newest version. steps: version -> its two scalars, of all
+    versions; the store serves the newest only.
     """
 
     weights: dict[DeltaKey, float] = field(factory=dict)
@@ -94,7 +95,7 @@ class RoundStore(CountingStore):
         return evolve(made, merged=tuple(fresh))
 
     def _next(self, last: Model, average: Average, tokens: int) -> Model:
-        self.disk.weights |= {one.key: one.weight for one in average.merged}
+        self.disk.weights = {one.key: one.weight for one in average.merged}
         return super()._next(last, average, tokens)
 
     def read_full(self, version: int, index: int) -> bytes | None:

@@ -94,7 +94,7 @@ class TuneInvariants(Invariants):
             if isinstance(effect, do.Average):
                 self._check_average(effect, now)
         if isinstance(event, ev.VersionCommitted) and event.version:
-            self._check_weights(event.version, now)
+            self._check_weights(machine, event.version, now)
             self._check_kept(machine, event.version, now)
 
     def _check_average(self, effect: do.Average, now: float) -> None:
@@ -105,10 +105,14 @@ class TuneInvariants(Invariants):
                 self.violated(text, now)
             self.late_merged += staleness > 0
 
-    def _check_weights(self, version: int, now: float) -> None:
+    def _check_weights(self, machine: ParameterServerMachine, version: int, now: float) -> None:
+        fresh = 0
         for key, weight in self.disk.weights.items():
-            if self.disk.merged[key] == version and weight and key.base != version - 1:
+            fresh += weight > 0.0
+            if weight and key.base != version - 1:
                 self.violated(f"delta {key.text} has weight in version {version}", now)
+        if not fresh and not machine.end.asked:
+            self.violated(f"version {version} is made without a delta of its round", now)
 
     def _check_kept(self, machine: ParameterServerMachine, version: int, now: float) -> None:
         """Versions are kept for clients of which all hold later ones."""
