@@ -27,7 +27,7 @@ from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.delta_kind import DeltaKind, Seeds
 from fsl_async.store.errors import FrameRefused, LearnerError, StoreError
 from fsl_async.store.merging import AT_START, Average
-from fsl_async.store.records import Outcome, SpoolResult
+from fsl_async.store.records import Committed, Outcome, SpoolResult
 from fsl_async.store.seed_step import Directions
 from fsl_async.tools.sim.counting import (
     CHUNKS,
@@ -71,9 +71,38 @@ class TuneDisk(Disk):
 
 
 class RoundStore(CountingStore):
-    """A store that merges by a product rule: deltas of another round have no weight."""
+    """A store that merges by a product rule: deltas of another round have no weight.
+
+    fails: returns whether the disk fails now, before anything has changed.
+    """
 
     disk: TuneDisk
+
+    def __init__(
+        self,
+        disk: TuneDisk,
+        keep_versions: int,
+        clock: Callable[[], float],
+        later: Callable[[float, Callable[[], object]], object],
+        *,
+        fails: Callable[[], bool],
+    ) -> None:
+        super().__init__(disk, keep_versions, clock, later)
+        self._fails = fails
+
+    def _try_disk(self) -> None:
+        if self._fails():
+            raise StoreError("the disk is full")
+
+    def spool_finish(self, key: DeltaKey) -> SpoolResult:
+        """See `CountingStore.spool_finish`."""
+        self._try_disk()
+        return super().spool_finish(key)
+
+    def advance(self, average: Average) -> Committed:
+        """See `CountingStore.advance`."""
+        self._try_disk()
+        return super().advance(average)
 
     def keep_from(self, version: int | None) -> None:
         """See `CountingStore.keep_from`."""
@@ -114,9 +143,10 @@ class ZerothStore(RoundStore):
         clock: Callable[[], float],
         later: Callable[[float, Callable[[], object]], object],
         *,
+        fails: Callable[[], bool],
         history: int,
     ) -> None:
-        super().__init__(disk, keep_versions, clock, later)
+        super().__init__(disk, keep_versions, clock, later, fails=fails)
         self._history = history
         self._frames: dict[DeltaKey, tuple[Delta, bytes | None]] = {}
 
@@ -158,6 +188,7 @@ class ZerothStore(RoundStore):
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Make a delta durable, or exclude it if it is not finite."""
+        self._try_disk()
         delta, frame = self._frames.pop(key, (None, None))
         if delta is None:
             raise StoreError(f"delta {key.text} was not begun")
@@ -207,8 +238,8 @@ class ZerothStore(RoundStore):
 class RoundLearner(CountingLearner):
     """A training thread that trains rounds when it is called, and waits in between.
 
-    chance: decides in which rounds it trains nothing, and, in a run of zeroth order, measures what
-    is not finite (with the probability `fails`).
+    chance: decides in which rounds it trains nothing. fails: in a run of zeroth order, the
+    probability that it measures what is not finite, and that it cannot replay a frame.
     """
 
     def __init__(
@@ -341,6 +372,8 @@ class ZerothLearner(RoundLearner):
             found = decode_seeds(frame)
         except CodecError as error:
             raise LearnerError(str(error)) from error
+        if self._chance.random() < self._fails:
+            raise LearnerError("not enough memory")
         since, rounds = self.base.version, len(found.scalars)
         if not found.first <= since < found.first + rounds == version:
             text = f"scalars from {found.first} to {found.first + rounds}, expected from {since}"
