@@ -16,7 +16,7 @@ from fsl_async.roles.split.methods import METHODS, names_of
 
 _NOT_SIMULATED = {
     *("loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio", "run_dir"),
-    *("trace_sha256", "split"),
+    *("trace_sha256", "split", "tune"),
 }
 
 if TYPE_CHECKING:
@@ -48,6 +48,18 @@ def _split(
     return lambda settings, journal: simulate(settings, rules, keep_journal=journal)
 
 
+def _tune(mode: str) -> Callable[[SimulationSettings, Journal | None], Simulation]:
+    """A function that makes a simulation of tuning. Raises UsageError with all modes."""
+    from fsl_async.tools.sim.tune_simulation import MODES, TuneSettings, TuneSimulation
+
+    found = next((one for one in MODES if one == mode), None)
+    if found is None:
+        raise UsageError(f"--tune {mode}: no such mode: {', '.join(MODES)}")
+    return lambda settings, journal: TuneSimulation(
+        settings, TuneSettings(found), keep_journal=journal
+    )
+
+
 @click.command("sim")
 @click.option("--clients", default=100, show_default=True, type=click.IntRange(1, 100_000))
 @click.option("--hours", default=24.0, show_default=True, type=Finite(0, min_open=True))
@@ -57,7 +69,8 @@ def _split(
 )
 @click.option(
     "--every", "every_s", default=600.0, show_default=True, type=Finite(10.0),
-    metavar="SECONDS", help="Seconds from one sync to the next.",
+    metavar="SECONDS",
+    help="Seconds from one sync to the next; with --tune, how long a round waits for its clients.",
 )  # fmt: skip
 @click.option(
     "--split", "method", default="", metavar="METHOD",
@@ -66,6 +79,10 @@ def _split(
 @click.option(
     "--lockstep", is_flag=True, help="With --split: one client, and one upload, at a time."
 )
+@click.option(
+    "--tune", "mode", default="", metavar="MODE",
+    help="Simulate tuning by rounds: lora (a rule that merges products) or zeroth.",
+)  # fmt: skip
 @click.option("--journal", metavar="FILE", help="Also write every event and effect to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -77,6 +94,7 @@ def command(
     every_s: float,
     method: str,
     lockstep: bool,
+    mode: str,
     journal: str | None,
     as_json: bool,
 ) -> int:
@@ -88,6 +106,8 @@ def command(
     from fsl_async.tools.sim.report import report
     from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
+    if method and mode:
+        raise UsageError("--split and --tune are both set: a run tunes a model or splits one")
     output = Output(as_json=as_json)
     settings = SimulationSettings(
         clients=clients, hours=hours, seed=seed, faults=faults, every_s=every_s
@@ -104,6 +124,8 @@ def command(
             raise UsageError(f"--journal {journal}: {error.strerror}") from None
     if method:
         simulation = _split(method, lockstep=lockstep)(settings, writer)
+    elif mode:
+        simulation = _tune(mode)(settings, writer)
     else:
         simulation = Simulation(settings, keep_journal=writer)
     begun = time.monotonic()
@@ -123,6 +145,8 @@ def command(
     result: Report = report(simulation, time.monotonic() - begun, journal or "")
     if method:
         result = evolve(result, split=simulation.split_facts())
+    if mode:
+        result = evolve(result, tune=simulation.tune_facts())
     for violation in simulation.invariants.violations[:10]:
         output.warn(f"invariant violated {violation}")
     output.result(_shown(result, as_json=as_json))

@@ -243,6 +243,10 @@ class Simulation:
         """Return the figures of split learning; empty here."""
         return {}
 
+    def tune_facts(self) -> dict[str, Any]:
+        """Return the figures of tuning; empty here."""
+        return {}
+
     def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
         self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
 
