@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fsl_async.nodes.runtime import Journal
+    from fsl_async.observe.journal import JournalWriter
     from fsl_async.tools.sim.report import Report
     from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
@@ -58,6 +59,35 @@ def _tune(mode: str) -> Callable[[SimulationSettings, Journal | None], Simulatio
     return lambda settings, journal: TuneSimulation(
         settings, TuneSettings(found), keep_journal=journal
     )
+
+
+def _simulation_of(
+    method: str, mode: str, *, lockstep: bool
+) -> Callable[[SimulationSettings, Journal | None], Simulation]:
+    """A function that makes a simulation: of split learning, of tuning, or of pretraining."""
+    from fsl_async.tools.sim.simulation import Simulation
+
+    if method and mode:
+        raise UsageError("--split and --tune are both set: a run tunes a model or splits one")
+    if method:
+        return _split(method, lockstep=lockstep)
+    if mode:
+        return _tune(mode)
+    return lambda settings, journal: Simulation(settings, keep_journal=journal)
+
+
+def _journal_writer(file: str | None) -> JournalWriter | None:
+    """The writer of the journal, if it is kept. Raises UsageError."""
+    from pathlib import Path
+
+    from fsl_async.observe.journal import JournalWriter
+
+    if file is None:
+        return None
+    try:
+        return JournalWriter(Path(file), sum_up=None)
+    except OSError as error:
+        raise UsageError(f"--journal {file}: {error.strerror}") from None
 
 
 @click.command("sim")
@@ -104,30 +134,14 @@ def command(
     all held, 1 when one was violated.
     """
     from fsl_async.tools.sim.report import report
-    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+    from fsl_async.tools.sim.simulation import SimulationSettings
 
-    if method and mode:
-        raise UsageError("--split and --tune are both set: a run tunes a model or splits one")
     output = Output(as_json=as_json)
     settings = SimulationSettings(
         clients=clients, hours=hours, seed=seed, faults=faults, every_s=every_s
     )
-    writer = None
-    if journal is not None:
-        from pathlib import Path
-
-        from fsl_async.observe.journal import JournalWriter
-
-        try:
-            writer = JournalWriter(Path(journal), sum_up=None)
-        except OSError as error:
-            raise UsageError(f"--journal {journal}: {error.strerror}") from None
-    if method:
-        simulation = _split(method, lockstep=lockstep)(settings, writer)
-    elif mode:
-        simulation = _tune(mode)(settings, writer)
-    else:
-        simulation = Simulation(settings, keep_journal=writer)
+    writer = _journal_writer(journal)
+    simulation = _simulation_of(method, mode, lockstep=lockstep)(settings, writer)
     begun = time.monotonic()
     shows = sys.stderr.isatty() and not as_json
 
@@ -143,10 +157,9 @@ def command(
     if writer is not None:
         writer.close()
     result: Report = report(simulation, time.monotonic() - begun, journal or "")
-    if method:
-        result = evolve(result, split=simulation.split_facts())
-    if mode:
-        result = evolve(result, tune=simulation.tune_facts())
+    result = evolve(
+        result, split=simulation.split_facts() or None, tune=simulation.tune_facts() or None
+    )
     for violation in simulation.invariants.violations[:10]:
         output.warn(f"invariant violated {violation}")
     output.result(_shown(result, as_json=as_json))

@@ -330,7 +330,10 @@ class Simulation:
         incarnation = self._next_incarnation()
         machine = ClientMachine(ClientRules(), name, incarnation)
         chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
-        feed = lambda event: shell.node.feed(event)  # noqa: E731, PLW0108 - shell comes next
+
+        def feed(event: Event) -> None:
+            shell.node.feed(event)
+
         learner = self._learner(clock, feed, chance)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:

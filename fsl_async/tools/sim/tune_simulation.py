@@ -21,7 +21,6 @@ from typing import Any, Literal, cast
 
 from attrs import evolve, field, frozen, mutable
 
-import fsl_transport as tp
 from fsl_async.nodes.runtime import Journal
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync import effects as do
