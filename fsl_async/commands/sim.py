@@ -16,13 +16,14 @@ from fsl_async.roles.split.methods import METHODS, names_of
 
 _NOT_SIMULATED = {
     *("loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio", "run_dir"),
-    *("trace_sha256", "split"),
+    *("trace_sha256", "split", "tune"),
 }
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fsl_async.nodes.runtime import Journal
+    from fsl_async.observe.journal import JournalWriter
     from fsl_async.tools.sim.report import Report
     from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
@@ -48,6 +49,47 @@ def _split(
     return lambda settings, journal: simulate(settings, rules, keep_journal=journal)
 
 
+def _tune(mode: str) -> Callable[[SimulationSettings, Journal | None], Simulation]:
+    """A function that makes a simulation of tuning. Raises UsageError with all modes."""
+    from fsl_async.tools.sim.tune_simulation import MODES, TuneSettings, TuneSimulation
+
+    found = next((one for one in MODES if one == mode), None)
+    if found is None:
+        raise UsageError(f"--tune {mode}: no such mode: {', '.join(MODES)}")
+    return lambda settings, journal: TuneSimulation(
+        settings, TuneSettings(found), keep_journal=journal
+    )
+
+
+def _simulation_of(
+    method: str, mode: str, *, lockstep: bool
+) -> Callable[[SimulationSettings, Journal | None], Simulation]:
+    """A function that makes a simulation: of split learning, of tuning, or of pretraining."""
+    from fsl_async.tools.sim.simulation import Simulation
+
+    if method and mode:
+        raise UsageError("--split and --tune are both set: a run tunes a model or splits one")
+    if method:
+        return _split(method, lockstep=lockstep)
+    if mode:
+        return _tune(mode)
+    return lambda settings, journal: Simulation(settings, keep_journal=journal)
+
+
+def _journal_writer(file: str | None) -> JournalWriter | None:
+    """The writer of the journal, if it is kept. Raises UsageError."""
+    from pathlib import Path
+
+    from fsl_async.observe.journal import JournalWriter
+
+    if file is None:
+        return None
+    try:
+        return JournalWriter(Path(file), sum_up=None)
+    except OSError as error:
+        raise UsageError(f"--journal {file}: {error.strerror}") from None
+
+
 @click.command("sim")
 @click.option("--clients", default=100, show_default=True, type=click.IntRange(1, 100_000))
 @click.option("--hours", default=24.0, show_default=True, type=Finite(0, min_open=True))
@@ -57,7 +99,8 @@ def _split(
 )
 @click.option(
     "--every", "every_s", default=600.0, show_default=True, type=Finite(10.0),
-    metavar="SECONDS", help="Seconds from one sync to the next.",
+    metavar="SECONDS",
+    help="Seconds from one sync to the next; with --tune, how long a round waits for its clients.",
 )  # fmt: skip
 @click.option(
     "--split", "method", default="", metavar="METHOD",
@@ -66,6 +109,10 @@ def _split(
 @click.option(
     "--lockstep", is_flag=True, help="With --split: one client, and one upload, at a time."
 )
+@click.option(
+    "--tune", "mode", default="", metavar="MODE",
+    help="Simulate tuning by rounds: lora (a rule that merges products) or zeroth.",
+)  # fmt: skip
 @click.option("--journal", metavar="FILE", help="Also write every event and effect to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -77,6 +124,7 @@ def command(
     every_s: float,
     method: str,
     lockstep: bool,
+    mode: str,
     journal: str | None,
     as_json: bool,
 ) -> int:
@@ -86,26 +134,14 @@ def command(
     all held, 1 when one was violated.
     """
     from fsl_async.tools.sim.report import report
-    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+    from fsl_async.tools.sim.simulation import SimulationSettings
 
     output = Output(as_json=as_json)
     settings = SimulationSettings(
         clients=clients, hours=hours, seed=seed, faults=faults, every_s=every_s
     )
-    writer = None
-    if journal is not None:
-        from pathlib import Path
-
-        from fsl_async.observe.journal import JournalWriter
-
-        try:
-            writer = JournalWriter(Path(journal), sum_up=None)
-        except OSError as error:
-            raise UsageError(f"--journal {journal}: {error.strerror}") from None
-    if method:
-        simulation = _split(method, lockstep=lockstep)(settings, writer)
-    else:
-        simulation = Simulation(settings, keep_journal=writer)
+    writer = _journal_writer(journal)
+    simulation = _simulation_of(method, mode, lockstep=lockstep)(settings, writer)
     begun = time.monotonic()
     shows = sys.stderr.isatty() and not as_json
 
@@ -121,8 +157,9 @@ def command(
     if writer is not None:
         writer.close()
     result: Report = report(simulation, time.monotonic() - begun, journal or "")
-    if method:
-        result = evolve(result, split=simulation.split_facts())
+    result = evolve(
+        result, split=simulation.split_facts() or None, tune=simulation.tune_facts() or None
+    )
     for violation in simulation.invariants.violations[:10]:
         output.warn(f"invariant violated {violation}")
     output.result(_shown(result, as_json=as_json))

@@ -1,8 +1,9 @@
 """The parameter server's shell: leases of shards, versions kept for fetches, and restarts."""
 
+import numpy as np
 import pytest
 from deltas import delta_of
-from ps_shells import Later, Server
+from ps_shells import AtOnce, Later, Server
 
 import fsl_transport as tp
 from fsl_async.roles.sync import effects as do
@@ -11,6 +12,8 @@ from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.tools.sim.counting import CHUNKS, MANIFEST, Disk, Model, digest_of
+from fsl_async.tools.sim.tune_counting import TuneDisk, ZerothStore
+from fsl_codecs import encode_seeds
 
 KEY = DeltaKey("a", 1, 0, 0)
 OTHER = Manifest.from_shapes([("other", (3,))])
@@ -152,6 +155,60 @@ def test_a_fetched_version_is_kept_until_its_client_holds_the_newest(long_run):
     holding = msg.to_wire(msg.Holding(5, long_run.disk.models[5].digest))
     long_run.shell.on_transport(tp.MessageReceived("a", holding))
     assert long_run.store._serving_from is None
+
+
+def measured(sequence=1):
+    """A delta of scalars, measured from version 0."""
+    frame = encode_seeds(0, np.array([[[8.0, 0.5]]], np.float32))
+    digest = digest_of("", 0, 0)
+    return tp.MessageReceived("a", msg.to_wire(msg.Measured(sequence, digest, 8, 4, frame)))
+
+
+@pytest.fixture
+def scalars():
+    """A parameter server of zeroth order at version 0, whose worker may be made to wait."""
+    disk = TuneDisk(models=[Model(0, 0, digest_of("", 0, 0))])
+    store = ZerothStore(disk, 2, lambda: 0.0, lambda *_: None, fails=lambda: False, history=5)
+    worker = Later()
+    worker.submit = AtOnce().submit
+    server = Server(disk, worker=worker, store=store)
+    server.shell.machine.serving.history = 5
+    server.hello("a")
+    server.attach("a")
+    return server
+
+
+def test_a_version_that_scalars_are_measured_from_is_not_kept_any_more(scalars):
+    """Such a client sends no Holding."""
+    scalars.shell.on_transport(tp.MessageReceived("a", msg.to_wire(msg.Fetch(-1, ""))))
+    assert scalars.disk.kept_from == 0
+    scalars.shell.on_transport(measured())
+    assert scalars.disk.kept_from is None
+
+
+def test_a_delta_that_is_being_stored_is_not_judged_again(scalars):
+    """Its client offers it again in a new session, when the version after its base is made."""
+    server, worker = scalars, scalars.shell.jobs._worker
+    del worker.submit
+    server.shell.on_transport(measured())
+    server.shell.machine.deltas.max_staleness = -1  # as if versions had been made since
+    server.shell.on_transport(measured())
+    worker.work()
+    answers = [call[2]["m"] for call in server.endpoint.calls if call[0] == "send"]
+    assert answers[-1] == "accepted/1"
+    assert "declined/1" not in answers
+    server.shell.on_transport(measured())
+    assert server.endpoint.last("send")[2]["m"] == "accepted/1", "it is known"
+
+
+def test_a_delta_that_could_not_be_stored_is_judged_again(scalars):
+    server = scalars
+    server.store._fails = lambda: True
+    server.shell.on_transport(measured())
+    assert server.endpoint.last("send")[2]["code"] == "later"
+    server.store._fails = lambda: False
+    server.shell.on_transport(measured())
+    assert server.endpoint.last("send")[2]["m"] == "accepted/1"
 
 
 @pytest.mark.parametrize(

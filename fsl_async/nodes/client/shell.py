@@ -257,7 +257,7 @@ class ClientShell:
             self._announced(scalars.position)
         self.node.feed(ev.VersionAnnounced(version, scalars.digest, comes=True))
         self._scalars = version_stream("seeds", version), scalars.frame
-        self.node.feed(ev.FetchOffered(self._scalars[0], "seeds", version, 1))
+        self.node.feed(ev.FetchOffered(self._scalars[0], "seeds", version, 1, here=True))
 
     def _offered(self, event: tp.StreamOffered) -> None:
         match msg.from_wire(event.meta):

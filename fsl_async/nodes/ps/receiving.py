@@ -14,6 +14,7 @@ from fsl_async.nodes.runtime import Worker
 from fsl_async.roles.machine import Event, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import Committed, SpoolResult
 
@@ -71,6 +72,12 @@ class Receiving:
     _problems: dict[tuple[str, str], str] = field(factory=dict, init=False)
     _measured: dict[str, tuple[str, bytes]] = field(factory=dict, init=False)
     """Client -> the name that a stream of its last scalars would have, and their frame."""
+    _finishing: set[DeltaKey] = field(factory=set, init=False)
+    """Deltas of which every frame is here. They will be accepted, so no new offer is judged."""
+
+    def finishes(self, key: DeltaKey) -> bool:
+        """Whether a delta is here that is not stored yet; the answer is sent then."""
+        return key in self._finishing
 
     def measured(self, peer: str, stream: str, frame: bytes) -> None:
         """Keep the frame of a delta of scalars until it is received or declined."""
@@ -155,6 +162,7 @@ class Receiving:
 
     def _store_measured(self, effect: do.ReceiveDelta, frame: bytes, number: int) -> None:
         key = effect.delta.key
+        self._finishing.add(key)
 
         def write() -> bool:
             is_new = self.store.spool_begin(effect.delta, effect.weight) is None
@@ -163,11 +171,14 @@ class Receiving:
             return is_new
 
         def written(is_new: bool) -> None:
-            if is_new:  # else the acknowledgement is being sent
+            if is_new:
                 self.count(0, frame)
                 self._finish_delta(effect, number, broken)
+            else:  # the acknowledgement is being sent
+                self._finishing.discard(key)
 
         def broken(error: Exception) -> None:
+            self._finishing.discard(key)
             self.feed(StreamLost(effect.peer, effect.stream, str(error)), number)
 
         self.worker.submit(write, written, broken)
@@ -178,8 +189,10 @@ class Receiving:
         """Make a delta durable whose frames are all written."""
         peer, key = effect.peer, effect.delta.key
         self.storing[peer] += 1
+        self._finishing.add(key)
 
         def over() -> None:
+            self._finishing.discard(key)
             self.storing[peer] -= 1
             self.storing += Counter()  # drops the clients that have none
 

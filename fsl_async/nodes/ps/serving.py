@@ -104,6 +104,11 @@ class Serving:
         if self._fetching.pop(peer, None) is not None:
             self._keep_fetched()
 
+    def measured(self, peer: str, version: int) -> None:
+        """Stop keeping versions for a client that trains on one: the next come as scalars."""
+        if version >= self._fetching.get(peer, version + 1):
+            self.caught_up(peer)
+
     def left(self, peer: str) -> None:
         """Forget the streams of a session that is over."""
         for stream in [one for one in self._streams if one[0] == peer]:

@@ -228,10 +228,12 @@ class ParameterServerShell:
             raise MessageError(f"not a frame of scalars: {error}") from None
         delta = measured.delta(peer, member.incarnation, base)
         stream = delta_stream(delta.key.text)
-        self._receiving.measured(peer, stream, measured.frame)
         # No other message reports the version that it is measured from.
         self.node.feed(ev.VersionHeld(peer, base, measured.digest))
-        self.node.feed(ev.DeltaOffered(peer, stream, delta))
+        self._serving.measured(peer, base)
+        if not self._receiving.finishes(delta.key):
+            self._receiving.measured(peer, stream, measured.frame)
+            self.node.feed(ev.DeltaOffered(peer, stream, delta))
 
     def _attach(self, peer: str, attach: msg.Attach) -> None:
         manifest = self.manifest
@@ -254,6 +256,9 @@ class ParameterServerShell:
                 if event.stream_id != delta_stream(delta.key.text):
                     shown = event.stream_id[:80]
                     raise MessageError(f"stream {shown!r} carries delta {delta.key.text}")
+                if self._receiving.finishes(delta.key):
+                    self.endpoint.decline(event.peer, event.stream_id, "known")
+                    return
                 kind = self._store.kind
                 is_seeds = kind.has_seeds and event.chunks == 1
                 if is_seeds or self._has_frames(event, kind.frames):

@@ -296,6 +296,8 @@ class ClientMachine:
         if event.stream.startswith("initial:"):
             self.version_sync.publishing = False
             return []
+        if event.stream == self.version_sync.replaying:
+            self.version_sync.replaying = ""
         self.version_sync.later(now, self.rules.reoffer_s)  # the stream failed, not the session
         return []
 

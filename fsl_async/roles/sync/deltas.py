@@ -79,6 +79,15 @@ class DeltaBook:
         self.merging = ()
 
     @property
+    def fresh(self) -> int:
+        """How many pending deltas can make a version.
+
+        Without those that became older than `max_staleness` on their way: they enter a version of
+        others, where a rule that needs one base gives them no weight.
+        """
+        return sum(one.staleness <= self.max_staleness for one in self.pending.values())
+
+    @property
     def clients_pending(self) -> int:
         """How many clients have a pending delta."""
         return len({key.client for key in self.pending})

@@ -351,12 +351,16 @@ class VersionAnnounced(Event, tag="version_announced"):
 
 @frozen
 class FetchOffered(Event, tag="fetch_offered"):
-    """The parameter server offers a stream of `version`. kind: as in `SendVersion`."""
+    """The parameter server offers a stream of `version`. kind: as in `SendVersion`.
+
+    here: it is no stream, but scalars that came in a message.
+    """
 
     stream: str
     kind: str
     version: int
     chunks: int
+    here: bool = False
 
 
 @frozen

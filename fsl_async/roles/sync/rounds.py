@@ -121,7 +121,7 @@ class RoundCoordinator:
                 self._deadlines.set("round", cap_at)
                 return []
             return [do.CheckTransfers()]
-        pending = len(self.deltas.pending)
+        pending = self.deltas.fresh
         completion = self.trigger.completion
         verdict = completion.verdict(self.round, self._history, now, pending=pending)
         if verdict.action in {"next", "pass"}:

@@ -6,7 +6,8 @@ version is scalars: a client that is behind gets those of all versions that it m
 up to `history` of them, even where the digest of its version is forgotten: it compares that of the
 result. Where clients train in rounds
 (Turn), a client that holds the version before waits for the new one: it is sent with its
-announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0072).
+announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0072). With
+scalars no Fetch crosses it: each is answered.
 
 All clients that hold a version must hold the same bits. One that computed another digest gets the
 full version, and the operator an alarm. When that happens to a version again, the parameter server
@@ -75,9 +76,9 @@ class Serving:
             oldest = self.version - 1 if self.chains else 0
         if not self.pushes or not max(0, oldest) <= held < self.version:
             return announced  # a client without a version may have published this one
-        self._pushed[peer] = self.version, held
         if self.history:
             return [self._scalars(peer, held, now)]
+        self._pushed[peer] = self.version, held
         kind = "update" if self.chains else "full"
         return [*announced, do.SendVersion(peer, kind, self.version)]
 
@@ -90,6 +91,13 @@ class Serving:
         else:
             member.position = position
         return do.SendVersion(peer, "seeds", self.version, since, self.digest, position)
+
+    def _full(self, peer: str) -> Effect:
+        """Send the newest version in full; no scalars follow, and no round, until it is held."""
+        if self.history:
+            member = self.members[peer]
+            member.version = member.sent = -1
+        return do.SendVersion(peer, "full", self.version)
 
     def announce(self, now: float) -> list[Effect]:
         """Announce the newest version to all clients that attached a model."""
@@ -116,10 +124,11 @@ class Serving:
         if self._pushed.pop(event.peer, None) == (self.version, event.version) and known:
             return []  # it was pushed already
         if self.history:
+            # A client asks only for scalars that it did not get, or could not use.
             replays = known and 0 < self.version - event.version <= self.history
             if replays and event.version >= 0:
                 return [self._scalars(event.peer, event.version, now)]
-            return [do.SendVersion(event.peer, "full", self.version)]
+            return [self._full(event.peer)]
         near = event.version == self.version - 1 or (self.chains and event.version < self.version)
         if near and self.deltas.digests.get(event.version) == event.digest:
             # However far the client is behind: on a slow path a full version would be outdated on
@@ -139,8 +148,7 @@ class Serving:
                 f" which has {expected}; it gets the version in full"
             )
             alarm = Note(text, "warning", {"alarm": "digest", "client": event.peer})
-            again = do.SendVersion(event.peer, "full", self.version)
-            return [alarm, again, *self._differs(event.version, event.peer)]
+            return [alarm, self._full(event.peer), *self._differs(event.version, event.peer)]
         member.version = event.version
         self.forget(event.peer)
         return []

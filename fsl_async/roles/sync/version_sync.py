@@ -27,6 +27,7 @@ class VersionSync:
     publishing: bool = False
     adopted: bool = False  # version 0 is this client's own weights
     by_scalars: bool = False  # versions come as scalars, with their announcement
+    replaying: str = ""  # scalars that the worker replays, for which nothing else is taken
 
     def forget_session(self) -> None:
         """Forget open requests: they are valid in one session only."""
@@ -51,17 +52,19 @@ class VersionSync:
         """Whether an offered stream applies to the base, and a version is missing."""
         follows = event.kind == "full" or event.version == self.base.version + 1
         follows = follows or (event.kind == "seeds" and 0 <= self.base.version < event.version)
-        return follows and self.base != self.latest and self.here is None
+        is_free = self.here is None and not self.replaying
+        return follows and self.base != self.latest and is_free
 
     def receive(self, event: ev.FetchOffered) -> list[Effect]:
         """Accept an offered stream."""
         self.asked = event.version
         self.deadlines.cancel("fetch")
+        self.replaying = event.stream if event.here else ""
         return [do.ReceiveVersion(event.stream, event.kind, event.version)]
 
     def received(self, version: int) -> None:
         """Record that the frames of `version` have arrived."""
-        self.asked, self.here = None, version
+        self.asked, self.here, self.replaying = None, version, ""
         self.deadlines.cancel("fetch")
 
     def replaced(self, event: ev.BaseReplaced) -> str | None:

@@ -248,8 +248,7 @@ class CountingStore:
             disk.spool[one.key] = one.delta.tokens
             tokens += one.delta.tokens
         disk.tokens_merged += tokens
-        total = last.total + tokens
-        model = Model(version, total, digest_of(last.digest, version, total))
+        model = self._next(last, average, tokens)
         disk.models.append(model)
         disk.version_at = self._clock()
         if self._later is None:
@@ -261,6 +260,11 @@ class CountingStore:
             oldest = min(oldest, self._serving_from)
         disk.oldest = max(disk.oldest, oldest)
         return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
+
+    def _next(self, last: Model, average: Average, tokens: int) -> Model:
+        """The version that comes of an average of so many tokens."""
+        total = last.total + tokens
+        return Model(average.version, total, digest_of(last.digest, average.version, total))
 
     def _checkpoint(self, version: int) -> None:
         """Make a version whole, unless a later one has taken its place in memory."""
@@ -496,11 +500,12 @@ class CountingLearner:
 @mutable
 class VirtualWorker:
     """A worker on the virtual clock: jobs take `cost_s` each, one after another, and run at their
-    end.
+    end. Their results are reported `report_s` later.
     """
 
     clock: Scheduler
     cost_s: Callable[[], float]
+    report_s: float = 0.0
     _free_at: float = Factory(lambda: 0.0)
     _closed: bool = False
 
@@ -519,9 +524,15 @@ class VirtualWorker:
         try:
             result = job()
         except LearnError as error:
-            failed(error)
+            self._report(failed, error)
         else:
-            done(result)
+            self._report(done, result)
+
+    def _report(self, take: Callable[[T], None], result: T) -> None:
+        if self.report_s:
+            self.clock.call_at(self.clock.time() + self.report_s, take, result)
+        else:
+            take(result)
 
     def close(self) -> None:
         """Drop the queued jobs."""

@@ -45,6 +45,8 @@ class Report:
     trace_sha256: str | None
     split: dict[str, Any] | None = None
     """For split learning only: method, mode, outcomes of the uploads, bytes by category."""
+    tune: dict[str, Any] | None = None
+    """For tuning only: mode, deltas that were late, stale or quarantined, and fetches."""
 
 
 def report(simulation: Simulation, seconds: float, journal: str) -> Report:

@@ -172,6 +172,7 @@ class Simulation:
             keep_versions=settings.keep_versions,
             shards=settings.clients,
         )
+        self._weighting = "batch"
         self._incarnations = 0
         self._calm = False  # no new faults: the run is to end
         self._ending = False
@@ -225,8 +226,8 @@ class Simulation:
                 continue
             machine = server.shell.machine
             assert isinstance(machine, ParameterServerMachine)
-            is_time = self.scheduler.time() > calm_s and machine.phase is Phase.READY
-            if is_time and not machine.end.asked:
+            is_time = self.scheduler.time() > calm_s
+            if is_time and self._may_end(machine) and not machine.end.asked:
                 self._ending = True
                 server.shell.node.feed(DrainAsked("the simulated time is over"))
             if len(self._ended) == len(self.names):
@@ -234,8 +235,16 @@ class Simulation:
         if self._ending and not self.invariants.violations:
             self.invariants.run_ended(self._ended, self.names, self.scheduler.time())
 
+    def _may_end(self, machine: ParameterServerMachine) -> bool:
+        """Whether the parameter server may be asked to end now: between two rounds."""
+        return machine.phase is Phase.READY
+
     def split_facts(self) -> dict[str, Any]:
         """Return the figures of split learning; empty here."""
+        return {}
+
+    def tune_facts(self) -> dict[str, Any]:
+        """Return the figures of tuning; empty here."""
         return {}
 
     def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
@@ -258,7 +267,7 @@ class Simulation:
     def _launch_server(self) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
-        machine = ParameterServerMachine(self._rules, weighting_named("batch"), "sim")
+        machine = ParameterServerMachine(self._rules, weighting_named(self._weighting), "sim")
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
@@ -268,9 +277,7 @@ class Simulation:
                         self.invariants.delta_merged(merged.key, now)
             self.invariants.after_server(machine, event, effects, now)
 
-        store = CountingStore(
-            self.disk, self.settings.keep_versions, self.scheduler.time, clock.call_at
-        )
+        store = self._store(clock)
 
         def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
@@ -300,18 +307,34 @@ class Simulation:
         self.processes[SERVER_NAME] = _Process(clock, shell)
         shell.start(store.recover())
 
+    def _store(self, clock: ProcessClock) -> CountingStore:
+        """The store of a parameter server's process."""
+        return CountingStore(
+            self.disk, self.settings.keep_versions, self.scheduler.time, clock.call_at
+        )
+
+    def _learner(
+        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
+    ) -> CountingLearner:
+        """The training thread of a client's process."""
+        return CountingLearner(
+            clock,
+            on_event,
+            step_s=chance.uniform(0.5, 1.5) * STEP_S,
+            tokens_per_step=TOKENS_PER_STEP,
+            initial=chance.getrandbits(40),
+        )
+
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
         machine = ClientMachine(ClientRules(), name, incarnation)
         chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
-        learner = CountingLearner(
-            clock,
-            lambda event: shell.node.feed(event),  # noqa: PLW0108 - shell comes next
-            step_s=chance.uniform(0.5, 1.5) * STEP_S,
-            tokens_per_step=TOKENS_PER_STEP,
-            initial=chance.getrandbits(40),
-        )
+
+        def feed(event: Event) -> None:
+            shell.node.feed(event)
+
+        learner = self._learner(clock, feed, chance)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.roles.machine import Send, StreamLost
+from fsl_async.roles.machine import DeclineStream, Send, StreamLost, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -58,7 +58,8 @@ def test_a_version_goes_with_its_announcement(server):
     assert announced(effects) == []
     found = next(one for one in effects if isinstance(one, do.SendVersion))
     assert found.digest == "d1"
-    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [], "it was sent already"
+    again = sent(server.feed(ev.FetchAsked("a", 0, "d0")))
+    assert again == [("a", "seeds", 0, 1)], "it could not use what was sent"
 
 
 def test_a_client_that_was_away_gets_all_missed_versions_at_once(server):
@@ -83,11 +84,46 @@ def test_a_client_too_far_behind_gets_the_version_in_full(server):
     assert sent(server.feed(ev.FetchAsked("b", 1, "alien"))) == [("b", "full", -1, 6)]
 
 
+def test_a_client_that_fetches_a_version_in_full_waits_for_nothing_else(server):
+    """Scalars would end its fetch, and a round would wait for it."""
+    for _ in range(HISTORY + 1):
+        advance(server)
+    server.feed(ev.FetchAsked("b", 0, "d0"))
+    server.fire()
+    server.store(DeltaKey("b", 1, 6, 7))  # of the round that is open
+    effects = [*server.store(DeltaKey("a", 1, 6, 7)), *server.committed(7)]
+    assert sent(effects) == [("a", "seeds", 6, 7)]
+    assert "b" in announced(effects)
+    called = [one.peer for one in server.fire() if isinstance(one, Send)]
+    assert called == ["a"]
+    server.hold("b", 6)
+    assert sent(server.feed(ev.FetchAsked("b", 6, "d6"))) == [("b", "seeds", 6, 7)]
+
+
+def test_no_version_is_made_of_late_deltas_alone(make_server):
+    """Their directions are not those of the round: it waits for a delta of its own."""
+    server = make_server(
+        trigger="rounds", history=HISTORY, max_staleness=0, min_clients=2, round_cap_s=100.0
+    ).begin("a", "b")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    at_cap = server.feed(TimerFired(), after_s=101.0)
+    assert any(isinstance(one, do.Average) for one in at_cap)
+    server.store(DeltaKey("b", 1, 0, 1), number=0)  # while the version is made
+    server.committed(1)
+    server.fire()
+    assert server.machine.deltas.fresh == 0 < len(server.machine.deltas.pending)
+    at_cap = server.feed(TimerFired(), after_s=101.0)
+    assert not any(isinstance(one, do.Average) for one in at_cap)
+    made = server.store(DeltaKey("a", 1, 1, 2))
+    merged = next(one.merged for one in made if isinstance(one, do.Average))
+    assert [(one.key.client, one.staleness) for one in merged] == [("b", 1), ("a", 0)]
+
+
 def test_a_forgotten_digest_is_compared_at_the_client(server):
     """It compares the digest of the result."""
     advance(server, holds=False)
     del server.machine.deltas.digests[0]
-    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == []  # pushed
     assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "seeds", 0, 1)]
 
 
@@ -175,6 +211,34 @@ def test_scalars_fit_any_version_before(trained):
     trained.feed(ev.VersionAnnounced(300, "d300", comes=True))
     offered = trained.feed(ev.FetchOffered("seeds:300", "seeds", 300, 1))
     assert offered == [do.ReceiveVersion("seeds:300", "seeds", 300)]
+
+
+def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look):
+    """The worker replays a frame from the base as it is: nothing may take its place."""
+    trained.acknowledge(trained.key(1))
+    for version in (1, 2):
+        trained.feed(ev.VersionAnnounced(version, f"d{version}", comes=True))
+        stream = f"seeds:{version}"
+        taken = trained.feed(ev.FetchOffered(stream, "seeds", version, 1, here=True))
+        assert isinstance(taken[0], do.ReceiveVersion if version == 1 else DeclineStream)
+    full = trained.feed(ev.FetchOffered("full:2", "full", 2, 2))
+    assert isinstance(full[0], DeclineStream)
+    assert trained.feed(ev.FetchReceived(1)) == [do.ReplaceBase(1)]
+    trained.replaced(1)
+    assert msg.Fetch(1, "d1") in look.sent(trained.rebased(1)), "at once"
+
+
+def test_after_a_replay_that_fails_scalars_are_taken_again(trained):
+    trained.feed(ev.VersionAnnounced(1, "d1", comes=True))
+    trained.feed(ev.FetchOffered("seeds:1", "seeds", 1, 1, here=True))
+    trained.lose()
+    trained.welcome()
+    trained.feed(ev.VersionAnnounced(2, "d2", comes=True))
+    declined = trained.feed(ev.FetchOffered("seeds:2", "seeds", 2, 1, here=True))
+    assert isinstance(declined[0], DeclineStream), "the worker goes on in a new session"
+    trained.feed(StreamLost("ps", "seeds:1", "not enough memory"))
+    offered = trained.feed(ev.FetchOffered("seeds:2", "seeds", 2, 1, here=True))
+    assert offered == [do.ReceiveVersion("seeds:2", "seeds", 2)]
 
 
 def test_scalars_that_fail_are_asked_for_later(trained, look):

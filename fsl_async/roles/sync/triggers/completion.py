@@ -35,7 +35,7 @@ class Completion(Protocol):
     def verdict(
         self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
     ) -> Verdict:
-        """Decide. pending: acknowledged deltas that wait to be merged, late ones included."""
+        """Decide. pending: acknowledged deltas that can make a version, late ones included."""
         ...
 
 

@@ -1,0 +1,212 @@
+"""Tuning by rounds in the simulator: complete runs, and proof that the invariants can fail."""
+
+import functools
+import json
+
+import pytest
+from attrs import evolve
+from click.testing import CliRunner
+
+from fsl_async.commands import sim as sim_command
+from fsl_async.errors import UsageError
+from fsl_async.nodes.ps.serving import Serving as ShellServing
+from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.effects import SendVersion
+from fsl_async.roles.sync.version_serving import Serving
+from fsl_async.roles.sync.version_sync import VersionSync
+from fsl_async.tools.sim import simulation as module
+from fsl_async.tools.sim.faults import FaultProfile
+from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.tune_counting import RoundStore, ZerothLearner, ZerothStore
+from fsl_async.tools.sim.tune_simulation import MODES, TuneSettings, TuneSimulation
+
+WORSE = FaultProfile(
+    client_kill_every_s=1200.0,
+    client_return_s=(5.0, 60.0),
+    reset_every_s=600.0,
+    partition_every_s=1200.0,
+    partition_s=(10.0, 200.0),
+    server_kill_every_s=900.0,
+    server_return_s=(2.0, 20.0),
+    jitter_s=0.3,
+    drop=0.005,
+    duplicate=0.003,
+    reorder=0.01,
+)
+"""Links are cut for longer than the history lasts, and processes die every few minutes."""
+SHORT_S, LONG_S = 12.0, 3600.0
+"""Caps of a round. Many clients need longer than the short one; a client that hangs for the long
+one is found."""
+
+
+def run(mode, every_s, *, faults="storm", seed=1, hours=0.4, clients=6):
+    """Run a small simulation and return it."""
+    settings = SimulationSettings(clients, hours, seed, faults, every_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.PROFILES, "storm", WORSE)
+        simulation = TuneSimulation(settings, TuneSettings(mode))
+        simulation.run()
+    return simulation
+
+
+storm = functools.cache(run)
+
+
+@pytest.mark.parametrize("every_s", [SHORT_S, LONG_S])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_storm_breaks_no_invariant(mode, every_s):
+    """What makes these runs special has happened in them."""
+    simulation = storm(mode, every_s)
+    assert simulation.invariants.violations == []
+    assert {"client killed", "server killed", "partition"} <= set(simulation.counts.kinds)
+    facts = simulation.tune_facts()
+    assert facts["full_fetches"] > 6
+    if every_s == SHORT_S:
+        assert facts["late"] > 3
+        assert facts["stale"] > 30
+    if mode == "zeroth":
+        assert facts["quarantined"] > 1
+        assert facts["replays"] > 100
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize("every_s", [8.0, 14.0, LONG_S])
+@pytest.mark.parametrize("mode", MODES)
+def test_many_storms_break_no_invariant(mode, every_s, seed):
+    assert run(mode, every_s, seed=seed, hours=1.0, clients=8).invariants.violations == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_faults_every_client_takes_part(mode):
+    """Only rounds in which a client trains nothing are without it."""
+    simulation = run(mode, 60.0, faults="none", hours=0.2)
+    assert simulation.invariants.violations == []
+    assert simulation.participation.share > 0.97
+    facts = simulation.tune_facts()
+    assert facts["late"] == facts["stale"] == facts["quarantined"] == 0
+    assert facts["full_fetches"] == 5, "all but the first client, when they join"
+
+
+def test_the_same_seed_gives_the_same_trace():
+    one = storm("zeroth", LONG_S)
+    assert one.trace.hexdigest() == run("zeroth", LONG_S).trace.hexdigest()
+
+
+def _weigh_late(monkeypatch):
+    monkeypatch.setattr(RoundStore, "average", lambda self, *a: super(RoundStore, self).average(*a))
+
+
+def _version_of_late(monkeypatch):
+    monkeypatch.setattr(DeltaBook, "fresh", property(lambda self: len(self.pending)))
+
+
+def _keep_versions(monkeypatch):
+    monkeypatch.setattr(ShellServing, "measured", lambda self, peer, version: None)
+
+
+def _take_during_a_replay(monkeypatch):
+    original = VersionSync.receive
+
+    def receive(self, event):
+        return original(self, evolve(event, here=False))
+
+    monkeypatch.setattr(VersionSync, "receive", receive)
+
+
+def _leave_a_fetch_unanswered(monkeypatch):
+    original = Serving.announce_to
+
+    def announce_to(self, peer, now):
+        held = max(self.members[peer].version, self.members[peer].sent)
+        effects = original(self, peer, now)
+        if isinstance(effects[0], SendVersion):
+            self._pushed[peer] = self.version, held
+        return effects
+
+    monkeypatch.setattr(Serving, "announce_to", announce_to)
+
+
+def _serve_one_step_more(monkeypatch):
+    original = ZerothStore.read_seeds
+
+    def read_seeds(self, since, version):
+        return original(self, max(0, since - 1), version)
+
+    def begin(self, kind, version):
+        base(self, kind, version)
+        if kind == "seeds" and self.base.version:
+            self.base = evolve(self.base, version=self.base.version - 1)
+
+    base = ZerothLearner.begin_fetch
+    monkeypatch.setattr(ZerothStore, "read_seeds", read_seeds)
+    monkeypatch.setattr(ZerothLearner, "begin_fetch", begin)
+
+
+def _lose_a_step(monkeypatch):
+    original = ZerothStore.read_seeds
+
+    def read_seeds(self, since, version):
+        if version - since == 2:
+            self.disk.steps[version - 1], kept = bytes(8), self.disk.steps[version - 1]
+            frame = original(self, since, version)
+            self.disk.steps[version - 1] = kept
+            return frame
+        return original(self, since, version)
+
+    monkeypatch.setattr(ZerothStore, "read_seeds", read_seeds)
+
+
+def _forget_quarantine(monkeypatch):
+    original = ZerothStore.spool_finish
+
+    def finish(self, key):
+        result = original(self, key)
+        return evolve(result, problem=None)
+
+    monkeypatch.setattr(ZerothStore, "spool_finish", finish)
+
+
+def _decline_silently(monkeypatch):
+    original = VersionSync.later
+
+    def later(self, now, pause_s):
+        original(self, now, pause_s)
+        self.deadlines.cancel("fetch")
+
+    monkeypatch.setattr(VersionSync, "later", later)
+
+
+@pytest.mark.parametrize(
+    ("defect", "mode", "every_s", "seed"),
+    [
+        (_weigh_late, "lora", SHORT_S, 1),
+        (_version_of_late, "lora", SHORT_S, 1),
+        (_keep_versions, "zeroth", LONG_S, 4),
+        (_take_during_a_replay, "zeroth", SHORT_S, 3),
+        (_leave_a_fetch_unanswered, "zeroth", LONG_S, 1),
+        (_serve_one_step_more, "zeroth", SHORT_S, 1),
+        (_lose_a_step, "zeroth", SHORT_S, 1),
+        (_forget_quarantine, "zeroth", LONG_S, 1),
+        (_decline_silently, "zeroth", LONG_S, 1),
+    ],
+)
+def test_a_defect_is_found(defect, mode, every_s, seed, monkeypatch):
+    """Each injected defect violates an invariant."""
+    defect(monkeypatch)
+    assert run(mode, every_s, seed=seed, hours=0.2).invariants.violations
+
+
+def test_the_command_prints_what_happened():
+    arguments = ["--tune", "zeroth", "--clients", "2", "--hours", "0.1", "--json"]
+    result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    printed = json.loads(result.output.splitlines()[-1])
+    assert printed["tune"]["mode"] == "zeroth"
+    assert printed["rounds"] >= 5
+
+
+@pytest.mark.parametrize("arguments", [["--tune", "full"], ["--tune", "lora", "--split", "psl"]])
+def test_what_cannot_be_simulated_is_refused(arguments):
+    result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
+    assert isinstance(result.exception, UsageError)
