@@ -1,7 +1,7 @@
 """Fine-tuning at two sites behind firewalls of their own, on slow links, through a relay.
 
     sudo bin/netlab-setup                              # once: what slow links need here
-    sudo .venv/bin/python examples/two_firewalls.py    # about three minutes; Ctrl-C removes all
+    sudo .venv/bin/python examples/two_firewalls.py    # about four minutes; Ctrl-C removes all
 
     site-a |firewall|---- 1 Mbit/s, 150 ms each way ----+
                                                         +-- relay --|firewall| ps
@@ -45,7 +45,7 @@ from fsl_async.tools.netlab.host import MissingError, require
 from fsl_async.tools.netlab.laboratory import Laboratory, which
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 PS, RELAY, SITES = "ps", "relay", ("site-a", "site-b")
 CUT = SITES[1]
@@ -69,7 +69,7 @@ COMMON = {
     "tune.labels": ",".join(LABELS),
     "tune.context": 64,
     "train.batch": 16,
-    "train.learning_rate": 5e-3,
+    "train.learning_rate": 2e-3,
     "train.schedule": "constant",
     "train.threads": 1,
     "train.device": "cpu",
@@ -256,6 +256,11 @@ def close_firewalls(lab: Laboratory) -> None:
 # --- a run ---
 
 
+def merged(version: Mapping[str, Any]) -> list[str]:
+    """The sites of which a version has a delta."""
+    return sorted(entry["key"].split("/")[0] for entry in version["merged"])
+
+
 class Run:
     """The nodes of one run, in their sites. Leaving the `with` block ends them."""
 
@@ -294,7 +299,6 @@ class Run:
     def start(self) -> None:
         """Start the parameter server, the relay, and a client at each site."""
         settings = {**COMMON, **RUNS[self.method], "run.name": self.method}
-        settings["run.rounds"] = self.rounds
         sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         keys = {node: ("--keys", str(self.data / f"keys-{node}")) for node in self._public}
         server, relay = (Address(self.lab.address(node), PORT) for node in (PS, RELAY))
@@ -329,39 +333,44 @@ class Run:
         if len(found) == len(SITES):
             self.wire.append((version, found))
 
-    def _check(self) -> bool:
-        """Whether the run is over. Raises FslError when a node has failed."""
+    def _is_over(self) -> bool:
+        """Whether all nodes but the relay have ended. Raises FslError when one has failed."""
         for name, node in self.nodes.items():
-            if node.poll():
+            fine = {None, 0, int(ExitCode.INTERRUPTED)} if name == PS else {None, 0}
+            if node.poll() not in fine:
                 lines = self.log.read_text(errors="replace").splitlines()
                 why = next((line for line in lines if '"error"' in line), "".join(lines[-1:]))
                 raise FslError(f"{name} ended with code {node.returncode}: {why}")
-        return all(self.nodes[name].poll() == 0 for name in (PS, *SITES))
+        return all(self.nodes[name].returncode is not None for name in (PS, *SITES))
 
     def play(self, cut_s: float) -> None:
-        """Follow the run to its end; cut and heal a link in the middle."""
-        shown, cut_at, healed = 0, None, False
+        """Follow the run to its end; cut and heal a link in the middle.
+
+        It ends after its rounds, but not before the site that was cut off takes part again.
+        """
+        shown, is_ending = 0, False
         begun = time.monotonic()
-        while True:
-            is_over, made = self._check(), self.versions()
-            now = time.monotonic()
+        cut_at = healed_at = 0.0
+        while not self._is_over():
+            made, now = self.versions(), time.monotonic()
             if len(made) > shown:
                 self._count(made[-1]["version"])
             for before, one in pairwise(made[max(0, shown - 1) :]):
-                names = sorted(entry["key"].split("/")[0] for entry in one["merged"])
                 took = one["at"] - before["at"]
-                say(f"  version {one['version']:3} after {took:5.1f} s: {', '.join(names)}")
+                say(f"  version {one['version']:3} after {took:5.1f} s: {', '.join(merged(one))}")
             shown = len(made)
-            if cut_at is None and shown > self.rounds // 2:
+            if not cut_at and shown > self.rounds // 2:
                 self.lab.cut(f"{CUT}:{RELAY}")
                 cut_at = now
                 say(f"  the link of {CUT} is cut")
-            if cut_at is not None and not healed and now > cut_at + cut_s:
+            if cut_at and not healed_at and now > cut_at + cut_s:
                 self.lab.heal(f"{CUT}:{RELAY}")
-                healed = True
+                healed_at = now
                 say(f"  the link of {CUT} is healed after {now - cut_at:.0f} s")
-            if is_over:
-                return
+            is_whole = healed_at and CUT in merged(made[-1])
+            if is_whole and shown > self.rounds and not is_ending:
+                self.nodes[PS].send_signal(signal.SIGINT)  # one last round
+                is_ending = True
             if now > begun + LIMIT_S:
                 raise FslError(f"the run did not end within {LIMIT_S:.0f} s")
             time.sleep(0.1)
@@ -399,10 +408,12 @@ class Run:
         }
 
     def _on_the_wire(self, site: str) -> dict[str, float]:
-        """Bytes of a round at a site's interface, medians, so that the cut does not count."""
+        """Bytes of a round at a site's interface: medians of the rounds that it took part in."""
+        names = [merged(one) for one in self.versions()]
         each = [
             [(b - a) / (last - first) for a, b in zip(before[site], after[site], strict=True)]
             for (first, before), (last, after) in pairwise(self.wire)
+            if all(site in names[version] for version in range(first + 1, last + 1))
         ]
         down, up = (statistics.median(column) for column in zip(*each, strict=True))
         return {"wire_up": up, "wire_down": down}
@@ -444,15 +455,12 @@ def laboratory() -> Laboratory:
 
     Raises MissingError without Linux or root.
     """
+    require()
     shaped = True
     try:
         which()
     except MissingError as error:
-        if os.geteuid() != 0 or sys.platform != "linux":
-            raise MissingError(
-                "network namespaces need Linux and root: run this with sudo"
-            ) from None
-        say(f"no shaping here, the links are as fast as this machine: {error.message}")
+        say(f"no shaping here, links are as fast as this machine is: {error.message}")
         shaped = False
     return Laboratory([*SITES, RELAY, PS], pairs=PAIRS, shaped=shaped)
 
@@ -460,8 +468,8 @@ def laboratory() -> Laboratory:
 def main() -> None:
     """Make the sites, run, remove them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lora", type=int, default=10, metavar="ROUNDS", help="0: not this run")
-    parser.add_argument("--zeroth", type=int, default=40, metavar="ROUNDS", help="0: not this run")
+    parser.add_argument("--lora", type=int, default=16, metavar="ROUNDS", help="0: not this run")
+    parser.add_argument("--zeroth", type=int, default=60, metavar="ROUNDS", help="0: not this run")
     parser.add_argument("--cut", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--dir", type=Path, help="keep records, logs and run directories here")
     options = parser.parse_args()
