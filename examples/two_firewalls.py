@@ -274,6 +274,7 @@ class Run:
         self._public = public
         self.wire: list[tuple[int, dict[str, tuple[int, int]]]] = []
         """Bytes that the sites' interfaces have received and sent, by version."""
+        self._untold: list[tuple[int, float, str]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -356,17 +357,16 @@ class Run:
             if len(made) > shown:
                 self._count(made[-1]["version"])
             for before, one in pairwise(made[max(0, shown - 1) :]):
-                took = one["at"] - before["at"]
-                say(f"  version {one['version']:3} after {took:5.1f} s: {', '.join(merged(one))}")
+                self._tell(one["version"], one["at"] - before["at"], ", ".join(merged(one)))
             shown = len(made)
             if not cut_at and shown > self.rounds // 2:
                 self.lab.cut(f"{CUT}:{RELAY}")
                 cut_at = now
-                say(f"  the link of {CUT} is cut")
+                self._tell_rest(f"  the link of {CUT} is cut")
             if cut_at and not healed_at and now > cut_at + cut_s:
                 self.lab.heal(f"{CUT}:{RELAY}")
                 healed_at = now
-                say(f"  the link of {CUT} is healed after {now - cut_at:.0f} s")
+                self._tell_rest(f"  the link of {CUT} is healed after {now - cut_at:.0f} s")
             is_whole = healed_at and CUT in merged(made[-1])
             if is_whole and shown > self.rounds and not is_ending:
                 self.nodes[PS].send_signal(signal.SIGINT)  # one last round
@@ -374,6 +374,22 @@ class Run:
             if now > begun + LIMIT_S:
                 raise FslError(f"the run did not end within {LIMIT_S:.0f} s")
             time.sleep(0.1)
+        self._tell_rest()
+
+    def _tell(self, version: int, seconds: float, names: str) -> None:
+        """Take a version; several of the same sites make one line where there are many."""
+        if self._untold and (names != self._untold[0][2] or len(self._untold) >= self.rounds / 12):
+            self._tell_rest()
+        self._untold.append((version, seconds, names))
+
+    def _tell_rest(self, event: str = "") -> None:
+        if self._untold:
+            versions, seconds, names = zip(*self._untold, strict=True)
+            which = f"{versions[0]:3}" if len(versions) == 1 else f"{versions[0]:3}-{versions[-1]}"
+            say(f"  version {which:6} {statistics.mean(seconds):5.1f} s a round: {names[0]}")
+            self._untold.clear()
+        if event:
+            say(event)
 
     def digests(self) -> dict[str, str]:
         """The digest of the last version, as each node computed it over its own weights."""
