@@ -169,6 +169,23 @@ def test_sites_see_their_own_links_only(lab):
     assert "unreachable" in done.stderr
 
 
+def test_links_without_shaping_can_be_cut(backend, sweeper):
+    """They need no netem, so they are there where namespaces are."""
+    with Laboratory(["a", "b"], shaped=False) as plain:
+        sweeper(plain.name)
+        assert plain.backend == "veth without shaping"
+        assert plain.round_trip_ms("a", "b") < 45
+        plain.cut("a")
+        assert pings_of(plain) == 0
+        plain.heal("a")
+        assert pings_of(plain) == 3
+
+
+def pings_of(plain):
+    """Echoes of three pings between two sites."""
+    return plain.probe("a", "ping", plain.address("b"), "3", "0.01", "0.3")["received"]
+
+
 def test_congestion_control_of_a_site(lab):
     """Machines have different defaults, so measurements set it."""
     read = ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]

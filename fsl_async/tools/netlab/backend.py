@@ -9,7 +9,7 @@ from fsl_async.tools.netlab import host, machine
 from fsl_async.tools.netlab.machine import Machine
 from fsl_async.tools.netlab.plan import Link, Plan
 from fsl_async.tools.netlab.profiles import LinkSettings
-from fsl_async.tools.netlab.veth import Veth
+from fsl_async.tools.netlab.veth import Unshaped, Veth
 
 
 class Backend(Protocol):
@@ -39,7 +39,7 @@ def choose(name: str = "") -> type[Backend]:
     Pairs of veth with netem where the kernel has sch_netem, else a router VM whose kernel has it.
     Raises MissingError with what is missing and what to do.
     """
-    known: dict[str, type[Backend]] = {Veth.name: Veth, Machine.name: Machine}
+    known: dict[str, type[Backend]] = {one.name: one for one in (Veth, Machine, Unshaped)}
     if name:
         return known[name]
     host.require()

@@ -24,6 +24,7 @@ from fsl_async.tools.netlab.backend import Backend, choose
 from fsl_async.tools.netlab.host import LabError
 from fsl_async.tools.netlab.plan import CONGESTION
 from fsl_async.tools.netlab.records import LinkState, Process, Record
+from fsl_async.tools.netlab.veth import Unshaped
 from fsl_async.tools.running import running
 
 PROBE_S = 60.0
@@ -76,6 +77,9 @@ class Laboratory:
     `profile` is set on all links; `pairs` are the links, by default a star around the first site.
     With `lasting` it stays until `down`, also when this process ends. Raises MissingError where it
     cannot be had; methods raise UsageError for names that are not there.
+
+    With `shaped` false links can be cut and have no other setting, and all that is needed are root
+    and network namespaces.
     """
 
     def __init__(
@@ -87,10 +91,11 @@ class Laboratory:
         congestion: str = CONGESTION,
         name: str = "",
         lasting: bool = False,
+        shaped: bool = True,
     ) -> None:
         self._plan = plan.make(name or f"p{os.getpid()}-{next(_NUMBERS)}", sites, pairs, congestion)
         settings = profiles.profile(profile)
-        self._lasting = lasting
+        self._lasting, self._shaped = lasting, shaped
         self._record = Record(
             name=self._plan.name,
             backend="",
@@ -130,7 +135,8 @@ class Laboratory:
 
     def up(self) -> None:
         """Make the laboratory; the remains of crashed ones are removed first."""
-        backend_name = which()
+        host.require()
+        backend_name = which() if self._shaped else Unshaped.name
         for name in records.names():
             if name != self.name:
                 _sweep(name)

@@ -1,6 +1,7 @@
-"""Backend for kernels with sch_netem: a link is a pair of veth devices, one in each namespace.
+"""Backends of veth devices: a link is a pair of them, one in each namespace.
 
-Netem is on the egress of both.
+`Veth` is for kernels with sch_netem, which is on the egress of both. `Unshaped` has no netem, so it
+needs nothing but namespaces.
 """
 
 from __future__ import annotations
@@ -55,3 +56,15 @@ class Veth:
             host.run(["tc", "-netns", end.site.namespace, "-s", "qdisc", "show", "dev", end.device])
             for end in link.ends
         )
+
+
+class Unshaped(Veth):
+    """Links that can be cut and have no other setting: no delay, no loss, no rate."""
+
+    name = "veth without shaping"
+
+    def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
+        """Cut a link or heal it: a queue with room for no packet drops all of them."""
+        for end in link.ends:
+            which = ["dev", end.device, "root", "pfifo", "limit", "0" if cut else "1000"]
+            host.run(["tc", "-netns", end.site.namespace, "qdisc", "replace", *which])
