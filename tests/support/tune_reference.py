@@ -44,14 +44,7 @@ class Site:
             trained_on=tune.trained_on,
             labels=tune.label_names,
         )
-        spec = AdapterSpec(
-            rank=tune.adapter_rank,
-            site_rank=rank,
-            scale=tune.scale,
-            seed=seed,
-            targets=[name for name in tune.targets.split(",") if name],
-            heads=base.drawn,
-        )
+        spec = AdapterSpec.of(tune, seed=seed, heads=base.drawn, site_rank=rank)
         self.rank = rank
         self.model = base.model.train()
         self.adapters = Adapters(self.model, spec, self.rule)

@@ -59,12 +59,7 @@ def write_base(folder, kind, template=""):
 def adapted(base, tune, site_rank=None):
     """(model, its ModelWeights, the base): as a client of that rank has them."""
     found = load_base(base, tune.objective, labels=tune.label_names, seed=SEED)
-    rank = tune.adapter_rank
-    spec = AdapterSpec(
-        rank=rank, site_rank=site_rank or rank, scale=tune.scale, seed=SEED,
-        targets=list(filter(None, tune.targets.split(","))),
-        full=list(filter(None, tune.full.split(","))), heads=found.drawn,
-    )  # fmt: skip
+    spec = AdapterSpec.of(tune, seed=SEED, heads=found.drawn, site_rank=site_rank)
     adapters = Adapters(found.model, spec, adapter_rule_named(tune.rule))
     return found.model, ModelWeights(found.model, adapters.view), found
 

@@ -189,16 +189,12 @@ class FedBase:
         if self.is_zeroth:
             self._check_zeroth(tune)
             site = attrs.evolve(site, rank=0)  # a probe costs the same whatever the rank
-        spec = AdapterSpec(
-            rank=tune.adapter_rank,
-            site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
-            scale=tune.scale,
+        spec = AdapterSpec.of(
+            tune,
             seed=self.seed,
-            targets=[name for name in tune.targets.split(",") if name],
-            full=[name for name in tune.full.split(",") if name],
             heads=heads,
+            site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
             layers=site.layers,
-            checks_base=tune.base_check == "values",
         )
         self.adapters = Adapters(model, spec, rule)
         self._attach_adapters(model, self.adapters)

@@ -21,13 +21,14 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.learn.models.hf import extra
@@ -59,6 +60,29 @@ class AdapterSpec:
     heads: Sequence[str] = ()
     layers: str = ""
     checks_base: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        tune: TuneConfig,
+        *,
+        seed: int,
+        heads: Sequence[str] = (),
+        site_rank: int | None = None,
+        layers: str = "",
+    ) -> Self:
+        """Those of a run; site_rank: None for the run's."""
+        return cls(
+            rank=tune.adapter_rank,
+            site_rank=tune.adapter_rank if site_rank is None else site_rank,
+            scale=tune.scale,
+            seed=seed,
+            targets=[name for name in tune.targets.split(",") if name],
+            full=[name for name in tune.full.split(",") if name],
+            heads=heads,
+            layers=layers,
+            checks_base=tune.base_check == "values",
+        )
 
 
 class Adapters:

@@ -7,7 +7,6 @@ of zeroth order measures losses in directions that follow from the run's seed, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -26,6 +25,7 @@ from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.privacy import Privacy
 from fsl_async.learn.tune.records import Records
+from fsl_async.learn.tune.steps import GradientSteps
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
 from fsl_async.learn.tune.zeroth import probe_round, probing
 from fsl_async.roles.sync.delta import BALANCE
@@ -57,23 +57,10 @@ def train(fed: FedBase) -> None:
 
 
 def _train_by_gradients(fed: FedBase, site: Site) -> None:
-    optimizer = fed.optimizer(site.model)
-    scheduler = fed.scheduler(optimizer)
-    trained = [weight for group in optimizer.param_groups for weight in group["params"]]
-    clip_norm = float(fed.config.get("train", {}).get("clip_norm", 1.0)) or math.inf
-    site.model.train()
+    steps = GradientSteps(fed, site.model, site.objective)
     for batch in site.batches():
-        with autocast(fed.device):
-            loss, count, metrics = site.objective.loss(site.model, batch)
-        if count:
-            loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(trained, clip_norm)
-        is_skipped = not bool(torch.isfinite(norm))
-        if not is_skipped:
-            optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-        metrics |= {"skipped": is_skipped, **site.shares, **site.held_out.due()}
+        count, metrics = steps.step(batch)
+        metrics |= {**site.shares, **site.held_out.due()}
         if not fed.step(tokens=count, metrics=metrics):
             break
 

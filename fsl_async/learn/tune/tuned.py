@@ -27,16 +27,7 @@ class Tuned:
         self.tune = tune
         self.base: Base = load_base(path, tune.objective, labels=tune.label_names, seed=seed)
         self.model = self.base.model
-        spec = AdapterSpec(
-            rank=tune.adapter_rank,
-            site_rank=tune.adapter_rank,
-            scale=tune.scale,
-            seed=seed,
-            targets=[name for name in tune.targets.split(",") if name],
-            full=[name for name in tune.full.split(",") if name],
-            heads=self.base.drawn,
-            checks_base=tune.base_check == "values",
-        )
+        spec = AdapterSpec.of(tune, seed=seed, heads=self.base.drawn)
         self.adapters = Adapters(self.model, spec, adapter_rule_named(tune.rule))
         self._weights = ModelWeights(self.model, self.adapters.view)
         self._check(path, manifest)
