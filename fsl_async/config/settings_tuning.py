@@ -135,13 +135,6 @@ class TuneConfig:
         1e-3, "zeroth order: distance of a probe from the weights", span(above=0, most=10)
     )
     zo_rate: float = setting(1e-3, "zeroth order: learning rate", span(above=0, most=10))
-    zo_pool: int = setting(
-        0,
-        "zeroth order: directions are drawn from a pool of this many, so that a client that was"
-        " away needs one number of each (FedKSeed); 0 = new ones in each round",
-        span(least=0, most=65_536),
-        fixed=True,
-    )
     zo_history: int = setting(
         1000,
         "zeroth order: versions that a returning client replays at most; else it fetches all"
@@ -192,5 +185,3 @@ class TuneConfig:
     def __attrs_post_init__(self) -> None:
         if self.is_on and self.objective == "classify" and not self.labels:
             raise SettingError("tune.labels", "must name the labels of classify, like no,yes")
-        if self.zo_pool and self.method != "zeroth":
-            raise SettingError("tune.zo_pool", "needs tune.method = zeroth")

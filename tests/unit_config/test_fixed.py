@@ -45,7 +45,6 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "tune.base_check",
         "tune.zo_probes",
         "tune.zo_steps",
-        "tune.zo_pool",
         "tune.dp_epsilon",
         "tune.dp_delta",
         "tune.dp_clip",

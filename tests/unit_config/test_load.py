@@ -394,7 +394,6 @@ def test_defaults_are_the_documented_ones():
             "zo_steps": 1,
             "zo_mu": 1e-3,
             "zo_rate": 1e-3,
-            "zo_pool": 0,
             "zo_history": 1000,
             "dp_epsilon": 0.0,
             "dp_delta": 1e-5,

@@ -70,7 +70,7 @@ def best_dense(matrix, rank):
 
 
 def test_the_settings_name_every_rule():
-    """A rule that nobody can ask for, or that does not exist, is a mistake."""
+    """A rule outside of the configuration, or one that does not exist, is a mistake."""
     assert list(RULES) == list(AdapterRuleName.__args__)
     with pytest.raises(ValueError, match="there are fedit, ffa"):
         adapter_rule_named("lora")

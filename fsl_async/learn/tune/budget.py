@@ -11,7 +11,7 @@ lock, so that two processes of one client spend one budget.
 The name of the file is RUN@CLIENT.json: a budget is that of a client's name in a run's name. Two
 runs are two budgets: a record that takes part in both has lost the sum of their epsilons (and of
 their deltas), and so has one that is in the data of two clients. Nothing adds that up. A run that
-begins anew under the same name goes on with the old budget. Whoever removes the file forgets what
+begins anew under the same name goes on with the old budget. Removing the file forgets what
 was spent.
 
 No torch and no Opacus in here.

@@ -33,7 +33,7 @@ long, fails at q = 1 and overflows at loose budgets (Opacus 1.6).
 Of Opacus we use the accountant and the hooks that give gradients by record. Clipping and noise are
 here, because its optimizer takes noise from torch's generators, which are predictable from their
 output, and its `secure_mode` needs torchcsprng, which no longer builds. Samples and noise here are
-from the operating system's generator (os.urandom): whoever knew the seed could subtract the noise.
+from the operating system's generator (os.urandom): with a seed the noise could be subtracted.
 As in `secure_mode`, each noise value is half the sum of four Gaussians in float64, so that the gaps
 between floating point numbers reveal nothing (Holohan and Braghin, arXiv:2107.10138).
 """

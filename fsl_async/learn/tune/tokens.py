@@ -11,7 +11,7 @@ Prompt and completion are tokenized apart: a prompt alone then has the tokens th
 with. The first token of a sequence has nothing in front that could predict it, so it is never
 trained, and the number of trained tokens is the number of predicted ones.
 
-Padding is told by the attention mask, never by its id: where a tokenizer pads with its end token,
+The attention mask marks padding, never its id: where a tokenizer pads with its end token,
 the ids cannot tell the end of a completion, which is trained, from padding.
 """
 
