@@ -58,9 +58,17 @@ _FILE = click.Path(path_type=Path)
     help="With --base: the rank of each site's adapters, where the rule allows unequal ones.",
 )  # fmt: skip
 @click.option(
+    "--orders", default="", metavar="A,B,...",
+    help="With --base: the order of each site's steps, first or zeroth.",
+)  # fmt: skip
+@click.option(
     "--eval", "held_out", metavar="PATH",
     help="With --base: records that versions are scored on. [default: what sites hold out,"
     " together]",
+)  # fmt: skip
+@click.option(
+    "--score-every", type=click.IntRange(1), metavar="ROUNDS",
+    help="With --base: score every so-manieth version, and the last.  [default: 1]",
 )  # fmt: skip
 @click.option(
     "--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE",
@@ -177,7 +185,9 @@ def command(
     data: tuple[str, ...],
     base: Path | None,
     ranks: str,
+    orders: str,
     held_out: str | None,
+    score_every: int | None,
     sets: tuple[str, ...],
     seeds: str,
     net: str | None,
@@ -207,7 +217,9 @@ def command(
             data,
             base=base,
             ranks=ranks,
+            orders=orders,
             held_out=held_out,
+            score_every=score_every,
             sets=sets,
             seeds=seeds,
             **more,
@@ -248,8 +260,8 @@ def command(
 
 
 _TUNING_ONLY = {
-    "ranks": "--ranks", "held_out": "--eval", "sets": "--set", "seeds": "--seeds",
-    "target_loss": "--target-loss",
+    "ranks": "--ranks", "orders": "--orders", "held_out": "--eval", "sets": "--set",
+    "score_every": "--score-every", "seeds": "--seeds", "target_loss": "--target-loss",
 }  # fmt: skip
 _SPLIT_ONLY = {
     name: f"--{name.replace('_', '-')}"
@@ -348,7 +360,9 @@ class _Tuning:
         *,
         base: Path | None,
         ranks: str,
+        orders: str,
         held_out: str | None,
+        score_every: int | None,
         sets: tuple[str, ...],
         seeds: str,
         **more: Any,
@@ -357,6 +371,7 @@ class _Tuning:
             TuningChoices,
             parse_methods,
             parse_numbers,
+            parse_orders,
         )
 
         names = parse_methods(methods)
@@ -368,8 +383,10 @@ class _Tuning:
             base=str(check_base(base)),
             data=tuple(str(check_data(one)) for one in data),
             ranks=parse_numbers("--ranks", ranks),
+            orders=parse_orders(orders),
             held_out="" if held_out is None else str(check_data(held_out)),
             rounds=more["rounds"],
+            score_every=score_every or 1,
             target_accuracy=more["target"] or 0.0,
             target_loss=more["target_loss"] or 0.0,
             stops_at_target=more["stop_at_target"],

@@ -13,10 +13,12 @@ from fsl_async.tools.compare import table
 from fsl_async.tools.compare.outcome import Gathered, Point
 from fsl_async.tools.compare.tuning.choices import (
     METHODS,
+    ZEROTH,
     TuningChoices,
     is_tuning,
     parse_methods,
     parse_numbers,
+    parse_orders,
 )
 from fsl_async.tools.compare.tuning.outcome import Result, lines, row, traffic_of
 from fsl_async.tools.compare.tuning.pictures import draw
@@ -34,7 +36,8 @@ def test_all_rules_have_one_rank_and_train_by_rounds():
     """A bank's default would be larger, and rules that allow the clock would train otherwise."""
     for method in METHODS:
         config = choices().config(method)
-        assert (config.tune.rule, config.tune.adapter_rank) == (method, 8)
+        if method != ZEROTH:
+            assert (config.tune.rule, config.tune.adapter_rank) == (method, 8)
         assert config.sync.trigger == "rounds"
         assert config.sync.clients == 2
 
@@ -67,6 +70,8 @@ def test_records_are_held_out_where_none_are_given():
         ({"ranks": (2, 4), "methods": ("fedit", "ffa")}, "none of the methods allows .*, bank do"),
         ({"ranks": (2, 4), "sets": ("tune.rank=3",)}, "between 1 and the run's rank, which is 3"),
         ({"ranks": (0, 4)}, "between 1 and the run's rank, which is 4"),
+        ({"orders": ("first",)}, "--orders: 1 orders, and 2 sites"),
+        ({"orders": ("first", "zeroth"), "methods": ("fedit", "zeroth")}, "sites of the method"),
         ({"sets": ("tune.rule=ffa",)}, "--set tune.rule: is set by --methods"),
         ({"sets": ("run.seed=1",)}, "is set by --seed or --seeds"),
         ({"stops_at_target": True}, "there is no target"),
@@ -101,6 +106,30 @@ def test_names_and_numbers_are_read():
     for text in ("2,x", "-1"):
         with pytest.raises(UsageError, match=r"--ranks .* write numbers like 2,4,8"):
             parse_numbers("--ranks", text)
+
+
+def test_orders_are_read():
+    """A site's order is what its command line would have."""
+    assert parse_orders("") == ()
+    found = choices(orders=parse_orders("first, Zeroth"))
+    assert [found.order_of(site) for site in (0, 1)] == ["first", "zeroth"]
+    assert choices().order_of(0) is None
+    with pytest.raises(UsageError, match="'second' is no order; known: first, zeroth"):
+        parse_orders("first,second")
+
+
+def test_training_alone_makes_as_many_steps_as_a_site():
+    """Zeroth order counts steps of its own, unless rules are compared with it."""
+    sets = ("tune.steps=3", "tune.zo_steps=2")
+    assert choices("fedit", rounds=5, sets=sets).steps == 15
+    assert choices("fedit", "zeroth", rounds=5, sets=sets).steps == 15
+    assert choices("zeroth", rounds=5, sets=sets).steps == 10
+
+
+def test_not_all_versions_need_a_score():
+    """The last one has a score whatever the step, and the base has none."""
+    found = choices(rounds=7, score_every=3)
+    assert [v for v in range(8) if found.is_scored(v)] == [3, 6, 7]
 
 
 def test_choices_survive_json():

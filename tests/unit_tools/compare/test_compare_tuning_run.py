@@ -96,6 +96,20 @@ def test_one_site_in_a_run_learns_what_it_learns_alone(tmp_path, base):
     assert said[1].startswith("fedit: round 2 of 2, loss ")
 
 
+def test_sites_of_both_orders_take_part(tmp_path, base):
+    """The one without gradients sends a number for each direction, not its adapters."""
+    held = records(tmp_path / "held.jsonl", 2)
+    sets = (*STEADY, "tune.zo_steps=2", "tune.zo_probes=3")
+    orders = ("first", "zeroth")
+    found, _ = comparison(tmp_path, base, [4, 4], held_out=held, orders=orders, sets=sets)
+    run = found.run("fedit")
+    assert [p.round for p in run.points] == [1, 2]
+    first, zeroth = (run.sites[f"client-{n}"]["payload"] for n in (1, 2))
+    adapters = {"adapters down": 4 * 2 * 2 * (32 + 32 + 32 + 16)}
+    assert first == {**adapters, "adapters up": adapters["adapters down"]}
+    assert zeroth == {**adapters, "scalars up": 4 * 2 * 3}
+
+
 def test_sites_hold_records_back_for_all(tmp_path, base):
     """Without --eval the held-out parts of all sites are scored on, and no site trains on them."""
     sets = (*STEADY, "data.holdout=0.25")

@@ -13,15 +13,18 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
 from fsl_async.config.settings_tuning import RANK
+from fsl_async.config.site_tuning import Order
 from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import described
 from fsl_async.roles.split.methods import METHODS as SPLIT
 from fsl_async.store.adapters import RULES
 
+ZEROTH = "zeroth"
 METHODS: Mapping[str, Mapping[str, str]] = {
-    rule: {"tune.method": "lora", "tune.rule": rule} for rule in RULES
+    **{rule: {"tune.method": "lora", "tune.rule": rule} for rule in RULES},
+    ZEROTH: {"tune.method": "zeroth"},
 }
-"""Settings of each method. Zeroth order would be one more: {"tune.method": "zeroth"}."""
+"""Settings of each method."""
 
 POOLED, LOCAL = "pooled", "local"
 """One process on all records; each site alone on its own."""
@@ -47,19 +50,22 @@ class TuningChoices:
     """One comparison. Every run has all of it in common but its method.
 
     data: records of each site. ranks: of each site, where a method allows that; empty: the run's
-    for all. layers: numbers of the blocks that all sites train, like "3-5"; empty: all. held_out:
-    records that versions are scored on; "": those that sites hold out, together.
-    target_accuracy, target_loss: from which on, with lm down to which, a method has reached its
-    target; 0: none. sets: settings of the run, TABLE.KEY=VALUE.
+    for all. orders: of each site's steps; empty: by the method. layers: numbers of the blocks that
+    all sites train, like "3-5"; empty: all. held_out: records that versions are scored on; "":
+    those that sites hold out, together. score_every: rounds; the last one is scored anyway.
+    target_accuracy, target_loss: from which on, with lm down
+    to which, a method has reached its target; 0: none. sets: settings of the run, TABLE.KEY=VALUE.
     """
 
     methods: tuple[str, ...]
     base: str
     data: tuple[str, ...]
     ranks: tuple[int, ...] = ()
+    orders: tuple[Order, ...] = ()
     layers: str = ""
     held_out: str = ""
     rounds: int = 10
+    score_every: int = 1
     target_accuracy: float = 0.0
     target_loss: float = 0.0
     stops_at_target: bool = False
@@ -69,36 +75,45 @@ class TuningChoices:
     sets: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        if self.ranks and len(self.ranks) != len(self.data):
-            raise UsageError(
-                f"--ranks: {len(self.ranks)} ranks, and {len(self.data)} sites: give one for each"
-                " --data"
-            )
-        if self.ranks and not any(map(self.is_unequal, self.methods)):
-            known = ", ".join(name for name, rule in RULES.items() if rule.unequal_ranks)
-            raise UsageError(f"--ranks: none of the methods allows unequal ranks; {known} do")
-        if not 0 <= self.target_accuracy <= 1:
-            raise UsageError(
-                f"--target-accuracy {self.target_accuracy:g}:"
-                " a share of right answers, above 0 and at most 1"
-            )
         if not 0 < self.learning_rate <= 10:
             raise UsageError(f"--learning-rate {self.learning_rate:g}: above 0, at most 10")
         for one in self.sets:
             key = one.partition("=")[0].strip()
             if key in _OWN:
                 raise UsageError(f"--set {key}: is set by {_OWN[key]}")
+        self._check_sites()
+        self._check_target()
+
+    def _check_sites(self) -> None:
+        for option, given in (("ranks", self.ranks), ("orders", self.orders)):
+            if given and len(given) != len(self.data):
+                raise UsageError(
+                    f"--{option}: {len(given)} {option}, and {len(self.data)} sites: give one for"
+                    " each --data"
+                )
+        if self.orders and ZEROTH in self.methods:
+            raise UsageError("--orders: all sites of the method zeroth are of zeroth order")
+        if self.ranks and not any(map(self.is_unequal, self.methods)):
+            known = ", ".join(name for name, rule in RULES.items() if rule.unequal_ranks)
+            raise UsageError(f"--ranks: none of the methods allows unequal ranks; {known} do")
+        rank = self.config(self.methods[0]).tune.adapter_rank
+        if self.ranks and not 1 <= min(self.ranks) <= max(self.ranks) <= rank:
+            raise UsageError(
+                f"--ranks: between 1 and the run's rank, which is {rank} (--set tune.rank=N)"
+            )
+
+    def _check_target(self) -> None:
+        if not 0 <= self.target_accuracy <= 1:
+            raise UsageError(
+                f"--target-accuracy {self.target_accuracy:g}:"
+                " a share of right answers, above 0 and at most 1"
+            )
         wrong = "accuracy" if self.by_loss else "loss"
         if (self.target_accuracy if self.by_loss else self.target_loss) > 0:
             right = "loss" if self.by_loss else "accuracy"
             raise UsageError(f"--target-{wrong}: this objective has --target-{right} instead")
         if self.stops_at_target and not self.target:
             raise UsageError("--stop-at-target: there is no target")
-        rank = self.config(self.methods[0]).tune.adapter_rank
-        if self.ranks and not 1 <= min(self.ranks) <= max(self.ranks) <= rank:
-            raise UsageError(
-                f"--ranks: between 1 and the run's rank, which is {rank} (--set tune.rank=N)"
-            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,6 +124,21 @@ class TuningChoices:
         """Versions of one round."""
         del method
         return 1
+
+    def is_scored(self, version: int) -> bool:
+        """Whether a version is scored."""
+        return version > 0 and (version % self.score_every == 0 or version == self.rounds)
+
+    def order_of(self, site: int) -> Order | None:
+        """The order of a site's steps; None: by the method."""
+        return self.orders[site] if self.orders else None
+
+    @property
+    def steps(self) -> int:
+        """Steps of a site in the whole run: by gradients, unless all methods are zeroth order."""
+        tune = self.config(self.methods[0]).tune
+        is_zeroth = set(self.methods) == {ZEROTH}
+        return self.rounds * (tune.zo_steps if is_zeroth else tune.steps)
 
     def is_unequal(self, method: str) -> bool:
         """Whether the method allows sites of unequal ranks."""
@@ -205,6 +235,16 @@ def parse_methods(text: str) -> tuple[str, ...]:
     if not found:
         raise UsageError(f"--methods: name at least one of {', '.join(METHODS)}")
     return tuple(found)
+
+
+def parse_orders(text: str) -> tuple[Order, ...]:
+    """Read "first,zeroth". Raises UsageError."""
+    orders: dict[str, Order] = {"first": "first", "zeroth": "zeroth"}
+    names = [part.strip().lower() for part in text.split(",")] if text else []
+    for name in names:
+        if name not in orders:
+            raise UsageError(f"--orders: {name[:80]!r} is no order; known: first, zeroth")
+    return tuple(orders[name] for name in names)
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:

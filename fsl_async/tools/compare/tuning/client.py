@@ -3,7 +3,8 @@
 For a thread, or as a process (where a network laboratory has a site for each node):
 
     python -m fsl_async.tools.compare.tuning.client client JSON    {"address", "name", "data",
-                                                                    "base", "rank", "layers"}
+                                                                    "base", "rank", "order",
+                                                                    "layers"}
 
 How a process reports and is ended: `fsl_async.tools.compare.processes`.
 """
@@ -14,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from torch import nn
 
@@ -100,10 +101,17 @@ def join(
             fed.report()
 
 
+def tuning_of(given: Mapping[str, Any]) -> SiteTuning:
+    """A site's own choices, from what a process is given."""
+    return SiteTuning(
+        given["base"], rank=given["rank"], order=given["order"], layers=given["layers"]
+    )
+
+
 def main(arguments: list[str]) -> int:
     """Run a site as a process; see the module."""
     given = json.loads(arguments[1])
-    tuning = SiteTuning(given["base"], rank=given["rank"], layers=given["layers"])
+    tuning = tuning_of(given)
     address, name, data = given["address"], given["name"], given["data"]
     return play(lambda emit, stop: join(address, name, data, tuning, emit=emit, stop=stop))
 

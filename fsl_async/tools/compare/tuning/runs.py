@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 
-from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import FslError
 from fsl_async.learn.tune.base import quiet
 from fsl_async.process.stopper import Stopper
@@ -78,14 +77,14 @@ class TuningComparison:
     def pooled(self) -> Result:
         """Train one process on all records, as many steps as all sites make."""
         choices = self.choices
-        steps = self._steps * len(choices.data)
+        steps = choices.steps * len(choices.data)
         score, seconds = self._alone(POOLED, POOLED, self.records.all_trained, steps)
         return attrs.evolve(self._result(POOLED), points=(self._end([score], seconds),))
 
     def local(self) -> Result:
         """Train each site alone, as many steps as it makes in a run; the mean over sites."""
         found = [
-            self._alone(LOCAL, name, data, self._steps)
+            self._alone(LOCAL, name, data, self.choices.steps)
             for name, data in zip(self.choices.names, self.records.trained, strict=True)
         ]
         scores = [score for score, _ in found]
@@ -95,10 +94,6 @@ class TuningComparison:
             points=(self._end(scores, max(seconds for _, seconds in found)),),
             parts=tuple((score.accuracy, score.loss) for score in scores),
         )
-
-    @property
-    def _steps(self) -> int:
-        return self.choices.rounds * self.choices.config(_CENTRAL).tune.steps
 
     def _alone(self, method: str, name: str, data: Any, steps: int) -> tuple[Score, float]:
         choices = self.choices
@@ -177,9 +172,10 @@ class TuningRun(Run):
             "data": choices.data[number],
             "base": choices.base,
             "rank": choices.ranks_of(self.method)[number],
+            "order": choices.order_of(number),
             "layers": choices.layers,
         }
-        tuning = SiteTuning(choices.base, rank=given["rank"], layers=choices.layers)
+        tuning = client.tuning_of(given)
 
         def job(emit: Emit, stop: Stopper) -> None:
             client.join(self.address, name, choices.data[number], tuning, emit=emit, stop=stop)

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
         def committed(version: int) -> None:
             emit({"event": "memory", "bytes": peak_bytes()})
-            if version and not ended.is_set():
+            if choices.is_scored(version) and not ended.is_set():
                 emit({"event": "committed", "version": version, "at": time.monotonic()})
                 scored.acquire()
 
