@@ -256,7 +256,7 @@ class Bench:
         """Accuracy and loss of logistic regression on embeddings of all records."""
         base = load_base(self._base, "classify", labels=tuning_data.LABELS, seed=seed)
         trunk = base.model.base_model
-        train, held = (_embedded(trunk, one) for one in (self._records.all_trained, self._held))
+        train, held = (_embedded(trunk, one) for one in (self._records.all_trained, self.held))
         weights = torch.zeros(train[0].shape[1] + 1, dtype=torch.float64, requires_grad=True)
         solver = torch.optim.LBFGS([weights], max_iter=500, line_search_fn="strong_wolfe")
 
@@ -276,7 +276,8 @@ class Bench:
             return float(hits.double().mean()), float(loss_of(*held))
 
     @property
-    def _held(self) -> Tokenized:
+    def held(self) -> Tokenized:
+        """What versions are scored on."""
         return self._records.held
 
 
