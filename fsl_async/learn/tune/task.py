@@ -8,7 +8,7 @@ of zeroth order measures losses in directions that follow from the run's seed, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,7 @@ from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
 from fsl_async.learn.tune.base import Base, load_base
+from fsl_async.learn.tune.kept import KeptOutputs
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.privacy import Privacy
 from fsl_async.learn.tune.records import Records
@@ -76,7 +77,7 @@ def _train_by_losses(fed: Fed, site: Site) -> None:
         drawn = list(islice(batches, tune.zo_steps))
         if len(drawn) < tune.zo_steps:
             break
-        with probing(weights) as (base, losses.put):
+        with losses.measuring(weights) as base:
             scalars = probe_round(losses, base, drawn, directions, number=number, mu=tune.zo_mu)
         metrics = {"loss": losses.take_mean(), **site.shares, **site.held_out.due()}
         count = sum(batch.trained for batch in drawn)
@@ -89,12 +90,23 @@ class _Losses:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self.put: Callable[[Tensor], None] = lambda _: None
-        """Sets the model's weights."""
+        self._put: Callable[[Tensor], None] = lambda _: None
+        # dpo switches adapters off and on, so that equal inputs do not make equal outputs.
+        self._kept = None if site.tune.objective == "dpo" else KeptOutputs(site.model)
+        self._batch: object = None
         self._found: list[float] = []
 
+    @contextmanager
+    def measuring(self, weights: ModelWeights) -> Iterator[Tensor]:
+        """A round's context; yields a copy of the model's weights."""
+        with probing(weights) as (base, self._put), self._kept or nullcontext():
+            yield base
+
     def __call__(self, vector: Tensor, batch: Any) -> float:
-        self.put(vector)
+        if self._kept is not None and batch is not self._batch:
+            self._kept.forget()
+            self._batch = batch
+        self._put(vector)
         self._found.append(self._site.objective.loss(self._site.model, batch).loss.item())
         return self._found[-1]
 
