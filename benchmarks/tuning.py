@@ -19,7 +19,7 @@ sentences of rotten tomatoes, cut at 32 tokens, at 4 sites of unequal size; batc
     orders     the top 3 blocks, 12 rounds of 10 steps; the sites with 22 % of the rows train by
                gradients; "first" without the others, "both" with them by zeroth order (4 steps of
                2 directions)
-    head       the head alone by zeroth order, 400 rounds of one step of 10 directions
+    scarce     the same where only the site with 4.5 % of the rows trains by gradients
 
     pooled     one process on all records, as many steps as all sites, rank 8
     local      each site alone, as many steps as in a run, rank 8
@@ -51,7 +51,7 @@ from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.tokens import Tokenized
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.places import Loopback
-from fsl_async.tools.compare.tuning.choices import LOCAL, METHODS, POOLED, ZEROTH, TuningChoices
+from fsl_async.tools.compare.tuning.choices import LOCAL, METHODS, POOLED, TuningChoices
 from fsl_async.tools.compare.tuning.outcome import Result, row
 from fsl_async.tools.compare.tuning.records import SiteRecords, load_records
 from fsl_async.tools.compare.tuning.runs import TuningComparison
@@ -99,13 +99,24 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-_ORDERS: tuple[Order, ...] = ("first", "zeroth", "first", "zeroth")
 _DEEP = Setting(
     _same("fedit", POOLED, "bank"),
     extra=(LOGISTIC, LOCAL, "fedex", "rolora", "ffa", "fedsvd", "flexlora"),
     rounds=24,
     layers="0-5",
     sets=("train.schedule=cosine", "tune.steps=10"),
+)
+_ORDERS = Setting(
+    {"first": "fedit", "both": "fedit"},
+    orders=("first", "zeroth", "first", "zeroth"),
+    sites={"first": (0, 2)},
+    sets=(
+        "train.schedule=constant",
+        "tune.steps=10",
+        "tune.zo_steps=4",
+        "tune.zo_probes=2",
+        "tune.zo_mu=0.01",
+    ),
 )
 SETTINGS_OF = {
     "deep": _DEEP,
@@ -115,29 +126,9 @@ SETTINGS_OF = {
     "one-class": Setting(
         _same("bank"), extra=("flexlora", LOCAL), shards="one-class", ranks=(2, 4, 8, 16)
     ),
-    "orders": Setting(
-        {"first": "fedit", "both": "fedit"},
-        orders=_ORDERS,
-        sites={"first": (0, 2)},
-        sets=(
-            "train.schedule=constant",
-            "tune.steps=10",
-            "tune.zo_steps=4",
-            "tune.zo_probes=2",
-            "tune.zo_mu=0.01",
-        ),
-    ),
-    "head": Setting(
-        _same(ZEROTH),
-        rounds=400,
-        layers="",
-        sets=(
-            "train.schedule=constant",
-            "tune.targets=none",
-            "tune.zo_probes=10",
-            "tune.zo_mu=0.01",
-            "tune.zo_rate=0.02",
-        ),
+    "orders": _ORDERS,
+    "scarce": attrs.evolve(
+        _ORDERS, orders=("first", "zeroth", "zeroth", "zeroth"), sites={"first": (0,)}
     ),
 }
 
@@ -167,7 +158,7 @@ class Size:
     settings: tuple[str, ...] = tuple(SETTINGS_OF)
 
 
-QUICK = Size(rounds=2, rows=400, held_out=64, seeds=(1,), settings=("one-class", "orders", "head"))
+QUICK = Size(rounds=2, rows=400, held_out=64, seeds=(1,), settings=("one-class", "orders"))
 
 
 def specs(size: Size) -> Iterator[Spec]:

@@ -25,9 +25,7 @@ class KeptOutputs:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [
-            _Kept(module) for module in _largest(model, lambda one: not _trains(one))
-        ]
+        self._modules = [_Kept(module) for module in _largest(model, lambda one: not _trains(one))]
 
     def __enter__(self) -> Self:
         for one in self._modules:

@@ -7,13 +7,13 @@ of zeroth order measures losses in directions that follow from the run's seed, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
@@ -28,9 +28,8 @@ from fsl_async.learn.tune.privacy import Privacy
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.steps import GradientSteps
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
-from fsl_async.learn.tune.zeroth import probe_round, probing
+from fsl_async.learn.tune.zeroth import measure_round
 from fsl_async.roles.sync.delta import BALANCE
-from fsl_async.store.seed_step import Directions
 
 EVALUATED_SAMPLES = 256
 """Held-out samples on which versions are measured during training."""
@@ -68,17 +67,16 @@ def _train_by_gradients(fed: FedBase, site: Site) -> None:
 
 def _train_by_losses(fed: Fed, site: Site) -> None:
     """Measure projected gradients, round by round; see `fsl_async.learn.tune.zeroth`."""
-    tune, losses = site.tune, _Losses(site)
-    directions = Directions(fed.seed, tune.zo_steps, tune.zo_probes, tune.zo_rate)
+    losses, steps = _Losses(site), site.tune.zo_steps
     assert fed.adapters is not None
     weights = ModelWeights(site.model, fed.adapters.view)
     batches = site.batches()
     for number in fed.rounds():
-        drawn = list(islice(batches, tune.zo_steps))
-        if len(drawn) < tune.zo_steps:
+        drawn = list(islice(batches, steps))
+        if len(drawn) < steps:
             break
-        with losses.measuring(weights) as base:
-            scalars = probe_round(losses, base, drawn, directions, number=number, mu=tune.zo_mu)
+        with losses:
+            scalars = measure_round(fed, weights, losses, drawn, number=number)
         metrics = {"loss": losses.take_mean(), **site.shares, **site.held_out.due()}
         count = sum(batch.trained for batch in drawn)
         if not fed.end_round(samples=count, metrics=metrics, scalars=scalars):
@@ -86,27 +84,27 @@ def _train_by_losses(fed: Fed, site: Site) -> None:
 
 
 class _Losses:
-    """The loss of a batch at any weights, and the mean of those computed."""
+    """The loss of a batch at the model's weights, and the mean of those computed."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._put: Callable[[Tensor], None] = lambda _: None
         # dpo switches adapters off and on, so that equal inputs do not make equal outputs.
         self._kept = None if site.tune.objective == "dpo" else KeptOutputs(site.model)
         self._batch: object = None
         self._found: list[float] = []
 
-    @contextmanager
-    def measuring(self, weights: ModelWeights) -> Iterator[Tensor]:
-        """A round's context; yields a copy of the model's weights."""
-        with probing(weights) as (base, self._put), self._kept or nullcontext():
-            yield base
+    def __enter__(self) -> None:
+        if self._kept is not None:
+            self._kept.__enter__()
 
-    def __call__(self, vector: Tensor, batch: Any) -> float:
+    def __exit__(self, *_: object) -> None:
+        if self._kept is not None:
+            self._kept.__exit__()
+
+    def __call__(self, batch: Any) -> float:
         if self._kept is not None and batch is not self._batch:
             self._kept.forget()
             self._batch = batch
-        self._put(vector)
         self._found.append(self._site.objective.loss(self._site.model, batch).loss.item())
         return self._found[-1]
 

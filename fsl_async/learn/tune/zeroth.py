@@ -17,14 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.fed import FedBase
 from fsl_async.learn.tune.directions import add_steps
 from fsl_async.store.seed_step import Directions
 from fsl_codecs import direction_keys
@@ -32,6 +35,31 @@ from fsl_codecs import direction_keys
 Loss = Callable[[Tensor, object], float]
 """The mean loss over a batch at a vector of weights, float32 (values,). It must be the same for the
 same batch: dropout off, no statistics updated."""
+
+
+def measure_round(
+    fed: FedBase,
+    weights: ModelWeights,
+    loss: Callable[[Any], float],
+    batches: Iterable[object],
+    *,
+    number: int,
+) -> NDArray[np.float32]:
+    """Measure the scalars of round `number`, as the run's [tune] table says: float32 (K, P).
+
+    For `fed.end_round`. weights: of the attached model. loss: of a batch at the model's present
+    weights; called without gradients, with the model in evaluation mode. batches: K, tune.zo_steps.
+    Raises TaskError for weights that are not fp32.
+    """
+    tune = TuneConfig(**fed.config["tune"])
+    directions = Directions(fed.seed, tune.zo_steps, tune.zo_probes, tune.zo_rate)
+    with probing(weights) as (base, put):
+
+        def at(vector: Tensor, batch: object) -> float:
+            put(vector)
+            return loss(batch)
+
+        return probe_round(at, base, batches, directions, number=number, mu=tune.zo_mu)
 
 
 def probe_round(

@@ -1,0 +1,119 @@
+"""Zeroth order on a head alone: accuracy, and bytes of a site in a round.
+
+    python benchmarks/tuning_head.py CACHE [--seeds 0,1,2] [--rounds 400] [--steps 1] [--probes 10]
+
+Four sites of unequal size (`tuning_data`, "mixed") run `examples/zeroth_head.py` on the mean of
+all-MiniLM-L6-v2's last states: 770 weights train, batches of 64. Nodes are processes on this
+machine, over loopback. Prints a JSON line for each seed and keeps it in results/tuning_head.jsonl:
+accuracy on 1,000 held-out sentences, bytes of scalars that a site sent in the whole run, and bytes
+of a round at its socket, each way (TCP's payload: heartbeats, acknowledgments and names too).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import click
+import torch
+import tuning_data
+from storm import node
+from torch import nn
+
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.observe.ledger_audit import LEDGER, read_ledger
+from fsl_async.tools.evaluation import load_last
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results" / "tuning_head.jsonl"
+sys.path.insert(0, str(ROOT / "examples"))
+
+
+def start(*words: object) -> Popen[str]:
+    """A node as a process that prints JSON."""
+    argv = node("", *words, "--json").argv
+    return Popen(argv, stdout=PIPE, text=True)
+
+
+def play(sites: tuple[Path, ...], run_dir: Path, settings: dict[str, object]) -> list[Any]:
+    """Run to the end; returns the clients' results."""
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    base = ("--base", tuning_data.minilm())
+    server = start("--role", "ps", "127.0.0.1:0", "--run-dir", run_dir, *base, *sets)
+    assert server.stdout is not None
+    address = next(json.loads(line)["address"] for line in server.stdout if '"listening"' in line)
+    threading.Thread(target=server.stdout.read, daemon=True).start()
+    clients = [
+        start(
+            "--role", "client", address, "--name", f"site-{number}", "--data", path, *base,
+            "--task", f"{ROOT / 'examples' / 'zeroth_head.py'}:train",
+            "--allow", "scalars,metrics", "--threads", 1,
+        )
+        for number, path in enumerate(sites)
+    ]  # fmt: skip
+    found = [json.loads(client.communicate()[0].splitlines()[-1]) for client in clients]
+    server.wait(60)
+    return found
+
+
+def accuracy_of(run_dir: Path, held_out: Path) -> float:
+    """Share of held-out sentences that the newest version has right."""
+    from zeroth_head import embedded
+
+    features, labels = embedded(tuning_data.minilm(), held_out)
+    head = nn.Linear(features.shape[1], 2)
+    load_last(run_dir, ModelWeights(head))
+    with torch.no_grad():
+        return float((head(features).argmax(1) == labels).double().mean())
+
+
+@click.command()
+@click.argument("cache", type=click.Path(path_type=Path))
+@click.option("--seeds", default="0,1,2")
+@click.option("--rounds", default=400)
+@click.option("--steps", default=1, help="K: steps of a round.")
+@click.option("--probes", default=10, help="P: directions of a step.")
+@click.option("--rate", default=0.05)
+def main(*, cache: Path, seeds: str, rounds: int, steps: int, probes: int, rate: float) -> None:
+    """Run them and print the rows."""
+    torch.set_num_threads(1)
+    dealt = tuning_data.deal(cache / "mixed-0")
+    for seed in map(int, seeds.split(",")):
+        settings = {
+            "tune.method": "zeroth",
+            "tune.zo_steps": steps,
+            "tune.zo_probes": probes,
+            "tune.zo_mu": 0.01,
+            "tune.zo_rate": rate,
+            "train.batch": 64,
+            "run.rounds": rounds,
+            "run.seed": seed,
+            "sync.clients": len(dealt.sites),
+            "sync.min_clients": len(dealt.sites),
+            "sync.quorum": 1.0,
+        }
+        with tempfile.TemporaryDirectory(prefix="tuning-head-") as made:
+            run_dir = Path(made) / "run"
+            results = play(dealt.sites, run_dir, settings)
+            facts = read_ledger(run_dir / LEDGER)[0]
+            row = {
+                "bench": "tuning_head",
+                "seed": seed,
+                "rounds": rounds,
+                "steps": steps,
+                "probes": probes,
+                "accuracy": accuracy_of(run_dir, dealt.held_out),
+                "scalar_bytes_of_site": 4 * steps * probes * rounds,
+                "deltas": sum(fact["fact"] == "accepted" for fact in facts),
+                "results": results,
+            }
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
