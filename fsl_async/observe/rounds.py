@@ -220,8 +220,11 @@ class ParameterServerFigures:
         # A client may report any number: what is no loss of a version of this run is left out.
         loss, bits = _small(metrics.get("eval_loss")), _small(metrics.get("eval_bits_per_byte"))
         version = _small(metrics.get("eval_version"), self.version)
+        accuracy = _small(metrics.get("eval_accuracy"), 1.0)
         if loss is not None and version is not None:
-            self.evaluations.append(Evaluation(int(version), loss, bits_per_byte=bits))
+            self.evaluations.append(
+                Evaluation(int(version), loss, bits_per_byte=bits, accuracy=accuracy)
+            )
 
     def _keep_loss(self, key: str, loss: float) -> None:
         """Keep the loss of an offered delta until it is merged; those of declined ones fall out."""

@@ -578,6 +578,16 @@ def test_held_out_losses_and_agreement_are_kept_and_shown(run):
     assert found["cosines"] == [0.25]
 
 
+@pytest.mark.parametrize(("reported", "kept"), [(0.75, 0.75), (1.5, None), ("x", None)])
+def test_a_held_out_loss_of_labels_has_its_accuracy(run, reported, kept):
+    """Without it the loss would be shown as one of tokens, with a perplexity."""
+    begin(run, "a")
+    metrics = {"eval_loss": 0.5, "eval_version": 0.0, "eval_accuracy": reported}
+    run.write(delta_with("a", metrics, number=0, sequence=1))
+    (found,) = run.state()[0].ps.evaluations
+    assert found.accuracy == kept
+
+
 def test_changes_that_cancel_each_other_are_one_line_of_advice(run):
     """Once, and not while deltas agree a little, as they do at the end of healthy runs."""
     begin(run, "a")
