@@ -179,6 +179,8 @@ def from_export(folder: Path, base: Path | None) -> tuple[Chat, str]:
     """
     from fsl_async.learn.tune.base import load_base, quiet
 
+    if _classifies(folder):
+        raise UsageError(f"{folder} classifies: its model writes no text")
     if not (folder / ADAPTER_CONFIG).is_file():
         if not (folder / CONFIG).is_file():
             raise RunDirError(
@@ -198,6 +200,15 @@ def from_export(folder: Path, base: Path | None) -> tuple[Chat, str]:
             f"{folder} does not fit base {str(base)!r}: {one_line(str(error))[:200]}"
         ) from error
     return Chat(model, loaded.tokenizer, loaded.context), _described(folder)
+
+
+def _classifies(folder: Path) -> bool:
+    """Whether a folder that `fsl-node export` wrote holds a classifier."""
+    try:
+        with (folder / NOTE).open("rb") as file:
+            return bool(json.load(file)["objective"] == "classify")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _described(folder: Path) -> str:

@@ -206,9 +206,11 @@ def test_wrong_calls_are_one_line(tmp_path, base, gpt_run):
     labels = ["tune.objective=classify", "tune.labels=a,b"]
     make_run(tmp_path / "labels", base, "tune.rank=2", *labels)
     run_command(export.command, tmp_path / "tuned", tmp_path / "adapter")
+    run_command(export.command, tmp_path / "labels", tmp_path / "classifier")
     wrong = [
         (tmp_path / "tuned", UsageError, "tunes a base model: give --base"),
         (tmp_path / "labels", UsageError, "its model writes no text"),
+        (tmp_path / "classifier", UsageError, "classifier classifies: its model writes no text"),
         (tmp_path / "adapter", UsageError, "holds adapters only: give --base"),
         (tmp_path, RunDirError, "neither a run directory with a ledger nor an export"),
     ]
