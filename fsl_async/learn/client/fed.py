@@ -419,6 +419,7 @@ class Fed(FedBase):
         self.meter = training.meter
         self._session = session
         self._rounds: RoundTraining | None = None
+        self._has_scalars = False  # this site sends scalars, which `step` cannot make
         self._waited_s = 0.0
 
     @property
@@ -448,7 +449,18 @@ class Fed(FedBase):
         the run ended meanwhile.
         """
         self._check_weights(model, exchange)
+        if TuneConfig(**self.config.get("tune", {})).is_on:
+            self._expect_rounds()
         self._training.attach(model, exchange)
+
+    def _expect_rounds(self) -> None:
+        """Have `step` train rounds of `tune.steps` steps, where the run has rounds."""
+        self._has_scalars = self.is_zeroth
+        if self.config.get("sync", {}).get("trigger", "clock") == "clock":
+            return
+        self._training.expect_rounds()
+        if not self._has_scalars:
+            self._training.round_steps = int(self.config["tune"]["steps"])
 
     def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
         training, view = self._training, adapters.view
@@ -459,10 +471,7 @@ class Fed(FedBase):
             ORDER: 0.0 if self.is_zeroth else 1.0,
         }
         training.on_version = self._new_version
-        if self.config.get("sync", {}).get("trigger", "clock") != "clock":
-            training.expect_rounds()
-            if not self.is_zeroth:
-                training.round_steps = int(self.config["tune"]["steps"])
+        self._expect_rounds()
         training.attach(model, view)
 
     def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
@@ -515,7 +524,15 @@ class Fed(FedBase):
             self._session.post_split(event)
 
     def rounds(self) -> Iterator[int]:
-        """The rounds that this client is called to train, until the run ends."""
+        """The rounds that this client is called to train, until the run ends.
+
+        Raises TaskError where `step` trains them.
+        """
+        if self._training.round_steps:
+            raise TaskError(
+                "fed.rounds: in this run fed.step trains the rounds, tune.steps steps each: call it"
+                " after each step, until it returns False"
+            )
         self._training.expect_rounds()
         while (number := self._timed(self._training.next_round)) is not None:
             if self._rounds is not None:
@@ -561,8 +578,14 @@ class Fed(FedBase):
         tokens: trained in this step on this client; the weight of its work in a merge.
         metrics: numbers to report, such as {"loss": 2.3}.
         Returns False once the run has ended; then leave the loop. Takes microseconds unless the
-        run asks something of the model.
+        run asks something of the model. Raises TaskError where this site measures losses only.
         """
+        if self._has_scalars:
+            raise TaskError(
+                "fed.step: this task trains by gradients, and its site measures losses only"
+                " (--order zeroth, or tune.method = zeroth): leave out --task, or send scalars by"
+                " fed.rounds and fed.end_round"
+            )
         self.meter.step_ended()
         self.meter.count(tokens, metrics)
         training = self._training

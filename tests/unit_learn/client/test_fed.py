@@ -8,10 +8,11 @@ import torch
 from client_sides import Sides
 from torch import nn
 
+from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed, choose_device
 from fsl_async.learn.client.orders import RunFinishedError
-from fsl_async.roles.sync.events import Snapshotted
+from fsl_async.roles.sync.events import Rebased, Snapshotted
 
 
 def connected(**place):
@@ -208,3 +209,58 @@ def test_facts_are_those_of_the_moment_a_delta_is_made():
         spent += 0.5
         assert fed.step(tokens=4)
         assert sides.events[-1].facts == {"epsilon": spent}
+
+
+BY_ROUNDS = {"tune": {"method": "lora", "steps": 3}, "sync": {"trigger": "rounds"}}
+
+
+def calling_a_round(**place):
+    """A Fed that is called to train a round as soon as it has weights; the run ends after it."""
+    events = []
+
+    def take(event):
+        events.append(event)
+        if isinstance(event, Rebased):
+            sides.exchange.begin_round(1, 0)
+        elif isinstance(event, Snapshotted):
+            sides.exchange.stop()
+
+    sides = Sides(publishes=True, take=take)
+    return Fed(sides.training, ClientContext("alice", **place)), events
+
+
+def test_a_loop_of_steps_on_an_attached_model_trains_whole_rounds(in_thread):
+    """A model with adapters of its own is attached as it is, and trains `tune.steps` steps too."""
+    fed, events = calling_a_round(config=BY_ROUNDS)
+
+    def train():
+        fed.attach(nn.Linear(1, 1))
+        while fed.step(tokens=4):
+            pass
+
+    in_thread(train)()
+    (found,) = [one for one in events if isinstance(one, Snapshotted)]
+    assert (found.steps, found.tokens) == (3, 12)
+
+
+def test_a_loop_that_asks_for_rounds_where_steps_make_them_is_told(in_thread):
+    """It would wait for a second round, and the run for its first."""
+    fed, _ = calling_a_round(config=BY_ROUNDS)
+
+    def train():
+        fed.attach(nn.Linear(1, 1))
+        with pytest.raises(TaskError, match="call it after each step"):
+            next(fed.rounds())
+
+    in_thread(train)()
+
+
+@pytest.mark.parametrize("tune", [{"method": "zeroth"}, {"method": "lora"}])
+def test_a_site_that_measures_losses_does_not_train_by_gradients(tune):
+    """Its deltas would count as those of losses, with a weight of their own."""
+    order = None if tune["method"] == "zeroth" else "zeroth"
+    config = {"tune": tune, "sync": {"trigger": "rounds"}}
+    fed, _ = connected(config=config, tuning=SiteTuning(order=order))
+    fed.attach(nn.Linear(1, 1))
+    with pytest.raises(TaskError, match="leave out --task"):
+        fed.step(tokens=4)
