@@ -212,6 +212,11 @@ class FedBase:
                 "--order zeroth: this run syncs by the clock, and steps of zeroth order are made by"
                 " rounds; it needs --set sync.trigger=rounds"
             )
+        if tune.is_private:
+            raise TaskError(
+                "--order zeroth: this run trains privately (tune.dp_epsilon), and what is computed"
+                " from losses gets no noise; leave --order out"
+            )
         if tune.method == "lora" and tune.rule == HetLoRA.name:
             raise TaskError(
                 "--order zeroth: tune.rule = hetlora weighs sites by the norm of their products,"

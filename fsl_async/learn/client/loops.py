@@ -60,6 +60,11 @@ def hand_over(fed: FedBase, model: nn.Module) -> None:
             "this run trains by losses alone (tune.method = zeroth), and this script by gradients:"
             " start a client with --base and --data instead"
         )
+    if tune.is_private:
+        raise TaskError(
+            "this run trains privately (tune.dp_epsilon), and this script adds no noise: start a"
+            " client with --base and --data instead"
+        )
     if tune.method == "none":
         fed.attach(model)
     elif not any(hasattr(part, "peft_config") for part in model.modules()):

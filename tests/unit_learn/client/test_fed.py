@@ -264,3 +264,12 @@ def test_a_site_that_measures_losses_does_not_train_by_gradients(tune):
     fed.attach(nn.Linear(1, 1))
     with pytest.raises(TaskError, match="leave out --task"):
         fed.step(tokens=4)
+
+
+def test_a_private_run_takes_no_scalars():
+    """They have no noise, and leave as soon as they are measured."""
+    tune = {"method": "lora", "rule": "ffa", "dp_epsilon": 4.0}
+    config = {"tune": tune, "sync": {"trigger": "rounds"}}
+    fed, _ = connected(config=config, tuning=SiteTuning(order="zeroth"))
+    with pytest.raises(TaskError, match="gets no noise"):
+        fed.lora(nn.Sequential(nn.Linear(1, 1)))

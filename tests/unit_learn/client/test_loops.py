@@ -88,3 +88,21 @@ def test_runs_that_such_a_loop_cannot_train_are_refused():
     loops.hand_over(fedit, model)
     assert fedit.adapters is None
     assert fedit.model is model
+
+
+@pytest.mark.parametrize(
+    ("tune", "why"),
+    [
+        ({"method": "zeroth"}, "by losses alone"),
+        ({"method": "lora", "rule": "ffa", "dp_epsilon": 4.0}, "adds no noise"),
+        ({"method": "lora", "rule": "bank"}, "adapters of its own"),
+    ],
+)
+def test_runs_that_such_a_loop_cannot_train(tune, why):
+    """One line, before any weight is handed over."""
+    model = nn.Linear(1, 1)
+    model.peft_config = {}
+    fed = LocalFed(ClientContext("alice", config={"tune": tune}))
+    with pytest.raises(TaskError, match=why):
+        loops.hand_over(fed, model)
+    assert fed.model is None
