@@ -217,6 +217,8 @@ class Committed:
     notice: str | None = None
     product_norms: Mapping[str, float] = field(factory=dict)
     """By client: how far it moved the products of adapters."""
+    late: tuple[DeltaKey, ...] = ()
+    """Deltas without a part in it: stored after a version that they were not computed from."""
 
 
 @frozen

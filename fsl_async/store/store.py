@@ -584,6 +584,16 @@ class Store:
             record.cosine,
             notice,
             {one.key.client: one.product_norm for one in record.merged if one.product_norm},
+            self._late(record),
+        )
+
+    def _late(self, record: VersionRecord) -> tuple[DeltaKey, ...]:
+        """Deltas that a run by rounds left out of a version, because they are of an older one."""
+        settings = self._settings
+        if settings.product_rule is None and not settings.kind.is_scalars:
+            return ()
+        return tuple(
+            one.key for one in record.merged if not one.weight and one.key.base < record.version - 1
         )
 
     def _take_snapshots(self) -> None:

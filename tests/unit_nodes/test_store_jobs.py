@@ -13,7 +13,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.records import Committed, StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -71,7 +71,7 @@ def weights(store):
     return decode(store.read_full(store.version, 0))
 
 
-def jobs_of(store, reduction=None):
+def jobs_of(store, reduction=None, say=lambda _: None):
     events = []
     feed = lambda event, cause=None: events.append(event)  # noqa: E731
     jobs = StoreJobs(
@@ -80,7 +80,7 @@ def jobs_of(store, reduction=None):
         feed,
         shards=1,
         scheduler=tp.VirtualScheduler(),
-        say=lambda _: None,
+        say=say,
         reduction=reduction,
     )
     return jobs, events
@@ -130,3 +130,14 @@ def test_an_average_that_fails_is_reported_once(store):
     jobs.commit(do.Commit(1), 3)
     assert [type(event) for event in events] == [ev.CommitFailed]
     assert store.version == 0
+
+
+def test_a_delta_that_counts_nothing_is_told(store):
+    """The version's line counts its client as merged."""
+    said = []
+    jobs, events = jobs_of(store, say=said.append)
+    jobs.committed(Committed(3, "d3", 1, 1, 0.5, late=(DeltaKey("a", 1, 1, 4),)), 0.0, 1)
+    (note,) = said
+    assert note.level == "warning"
+    assert note.text.startswith("delta a/1/1/4 is left out of version 3: it was stored too late")
+    assert isinstance(events[-1], ev.VersionCommitted)

@@ -469,8 +469,8 @@ def test_a_delta_of_an_older_version_is_left_out(tuning):
     for key in fresh:
         for made in (one, other):
             made.send(key, made.delta(2, key.client))
-    one.merge([late, *fresh])
-    other.merge(fresh)
+    assert one.merge([late, *fresh]).late == (late,)
+    assert other.merge(fresh).late == ()
     assert one.store.digest == other.store.digest
     assert [merged.weight for merged in one.store.records[-1].merged] == [0.0, 30.0, 40.0]
     before = one.vectors.owed.copy()

@@ -185,6 +185,12 @@ class StoreJobs:
         """Report a durable version to the machine."""
         if made.notice:
             self._say(Note(made.notice, "warning"))
+        for key in made.late:
+            text = (
+                f"delta {key.text} is left out of version {made.version}: it was stored too late"
+                f" for its round, which version {key.base} began"
+            )
+            self._say(Note(text, "warning"))
         seconds = self._scheduler.time() - begun_at
         self._feed(
             ev.VersionCommitted(
