@@ -45,6 +45,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Resolve the configuration, then run the parameter server; returns the exit code."""
+    from fsl_async.config.implied import with_implied
     from fsl_async.config.load import load, resolved, to_dict, to_toml
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
@@ -81,10 +82,11 @@ def command(
     )
     output = Output(as_json=as_json, waits=False)
     if dry_run:
+        complete = with_implied(filled)
         if as_json:
-            output.result(to_dict(filled))
+            output.result(to_dict(complete))
         else:
-            lines = to_toml(filled, comments=False).rstrip()
+            lines = to_toml(complete, comments=False).rstrip()
             if not loaded.train.threads:
                 line = f"threads = {filled.train.threads}\n"
                 lines = lines.replace(

@@ -298,6 +298,18 @@ def test_dry_run_resolves_defaults(capsys, monkeypatch):
     assert "\nthreads = 2\n" in out
 
 
+def test_dry_run_shows_and_checks_what_a_method_implies(capsys):
+    """A run that a start refuses is refused here too."""
+    args = ["--role", "ps", "--dry-run", "--set", "tune.method=lora", "--set", "tune.rule=bank"]
+    code, out, _ = run(capsys, *args, "--json")
+    assert code == 0
+    made = json.loads(out)
+    assert (made["sync"]["trigger"], made["outer"]["optimizer"]) == ("rounds", "average")
+    code, _, err = run(capsys, *args, "--set", "sync.trigger=turns")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "tune.rule = bank needs rounds" in err
+
+
 def test_text_too_short_for_the_clients_names_the_option(capsys, tmp_path):
     """A user who typed --clients does not know data.shards."""
     (tmp_path / "text.txt").write_text("x" * 2000)
