@@ -1,7 +1,7 @@
 """A Hugging Face `Trainer`, alone or in a run. Only the lines marked + are needed for a run.
 
     python examples/hf_trainer.py                                         # alone
-    fsl-node --role ps --set tune.method=lora --set run.rounds=20 127.0.0.1:7100
+    fsl-node --role ps --set tune.method=lora --set run.rounds=20 --set sync.every_s=5
     FSL_SERVER=127.0.0.1:7100 python examples/hf_trainer.py 1             # site 1 of the run
     FSL_SERVER=127.0.0.1:7100 python examples/hf_trainer.py 2
 

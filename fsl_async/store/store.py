@@ -39,7 +39,7 @@ from attrs import asdict, define, evolve
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
-from fsl_async.store.adapters import adapter_modules
+from fsl_async.store.adapters import adapter_modules, has_adapters
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError
 from fsl_async.store.facts import Facts
@@ -351,8 +351,10 @@ class Store:
             raise StoreError(
                 f"the run is at version {self.version}; its weights are never replaced"
             )
-        if self._settings.adapters is not None:
-            adapter_modules(manifest, self._settings.adapters)
+        rule = self._settings.adapters
+        # A mean is one of any tensors: a head alone, or a script's own adapters by their own names.
+        if rule is not None and (rule.merges_products or has_adapters(manifest)):
+            adapter_modules(manifest, rule)
         self.abort_initial()
         with disk("cannot write version 0"):
             self._initial = InitialWeights(self._files, self._open.run.checkpoints, manifest)

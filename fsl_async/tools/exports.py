@@ -124,6 +124,11 @@ def adapter_layout(run: KeptRun) -> AdapterLayout:
     try:
         return adapter_modules(run.manifest)
     except ManifestError as error:
+        if any(".lora_A." in one.name for one in run.manifest.tensors):
+            raise RunDirError(
+                f"{run.run_dir}: its adapters are those of a script (peft), not the run's: save"
+                " them in the script"
+            ) from None
         raise RunDirError(f"{run.run_dir}: {error}: export it with --merged") from None
 
 

@@ -310,3 +310,14 @@ def test_adapters_are_exported_without_torch(tmp_path, bases):
     ):
         subprocess.run([sys.executable, "-c", code, *map(str, words)], check=True, stdout=-1)
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+
+
+def test_adapters_of_a_script_are_not_exported(tmp_path, bases):
+    """Their names and scale are peft's."""
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    config = load(None, ["tune.method=lora"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(bases("llama")))
+    make_versions(tmp_path / "run", ModelWeights(peft.get_peft_model(model, settings)), config)
+    with pytest.raises(RunDirError, match="save them in the script"):
+        run_export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

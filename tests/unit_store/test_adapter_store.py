@@ -605,6 +605,19 @@ def test_other_tensors_are_refused(tuning):
         made.store.begin_initial(made.manifest)
 
 
+@pytest.mark.parametrize(
+    "names", [["head.weight"], ["q.lora_A.default.weight", "q.lora_B.default.weight"]]
+)
+def test_a_mean_takes_any_tensors(tuning, names):
+    """A head alone (tune.targets = none), and adapters that a script has made, by peft's names."""
+    made = tuning("fedit", manifest=Manifest.from_shapes([(name, (3, 4)) for name in names]))
+    made.run.open()
+    made.store.begin_initial(made.manifest)
+    half = Manifest.from_shapes([("q.lora_B", (3, 4)), ("q.lora_A", (3, 4))])
+    with pytest.raises(ManifestError, match="is not followed by its"):
+        made.store.begin_initial(half)
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"resident": False}, "in memory"),
     ({"outer": OuterSettings("nesterov")}, "no momentum"),

@@ -55,6 +55,7 @@ from fsl_async.learn.models.exchanged import View
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import ORDER, RANK
 from fsl_async.store.adapters import adapter_rule_named
+from fsl_async.store.adapters.fedit import FedIT
 from fsl_async.store.adapters.hetlora import HetLoRA
 
 T = TypeVar("T")
@@ -450,11 +451,17 @@ class Fed(FedBase):
 
         Raises NotAllowedError where this site lets LoRA adapters out and the model
         has other tensors, RefusedError where the run trains another model (its text names the first
-        tensor that differs), TaskError for a model that cannot be exchanged, RunFinishedError where
-        the run ended meanwhile.
+        tensor that differs), TaskError for a model that cannot be exchanged and for a run that
+        merges its own adapters (`lora`), RunFinishedError where the run ended meanwhile.
         """
         self._check_weights(model, exchange)
-        if TuneConfig(**self.config.get("tune", {})).is_on:
+        tune = TuneConfig(**self.config.get("tune", {}))
+        if tune.method == "lora" and tune.rule != FedIT.name:
+            raise TaskError(
+                f"fed.attach: tune.rule = {tune.rule} merges the run's own adapters: give the base"
+                " model to fed.lora"
+            )
+        if tune.is_on:
             self._expect_rounds()
         self._training.attach(model, exchange)
 

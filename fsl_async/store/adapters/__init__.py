@@ -16,7 +16,7 @@ from fsl_async.store.adapters.ffa import FFA
 from fsl_async.store.adapters.flexlora import FlexLoRA
 from fsl_async.store.adapters.flora import FLoRA
 from fsl_async.store.adapters.hetlora import HetLoRA
-from fsl_async.store.adapters.layout import AdapterLayout, Module, adapter_modules
+from fsl_async.store.adapters.layout import AdapterLayout, Module, adapter_modules, has_adapters
 from fsl_async.store.adapters.products import Factors
 from fsl_async.store.adapters.rolora import RoLoRA
 
@@ -32,6 +32,7 @@ __all__ = [
     "Site",
     "adapter_modules",
     "adapter_rule_named",
+    "has_adapters",
 ]
 
 RULES: dict[str, type[AdapterRule]] = {

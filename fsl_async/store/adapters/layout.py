@@ -90,6 +90,11 @@ def adapter_modules(manifest: Manifest, rule: AdapterRule | None = None) -> Adap
     return layout
 
 
+def has_adapters(manifest: Manifest) -> bool:
+    """Whether a tensor is a factor of a run's adapter, by its name."""
+    return any(one.name.endswith((A_SUFFIX, B_SUFFIX)) for one in manifest.tensors)
+
+
 def _module_of(name: str, suffix: str) -> str:
     return name.removesuffix(suffix)
 

@@ -273,3 +273,11 @@ def test_a_private_run_takes_no_scalars():
     fed, _ = connected(config=config, tuning=SiteTuning(order="zeroth"))
     with pytest.raises(TaskError, match="gets no noise"):
         fed.lora(nn.Sequential(nn.Linear(1, 1)))
+
+
+def test_a_rule_that_needs_the_runs_adapters_takes_no_other_model():
+    """The parameter server would refuse its tensors, again and again."""
+    fed, sides = connected(config={"tune": {"method": "lora", "rule": "bank"}})
+    with pytest.raises(TaskError, match=r"give the base model to fed\.lora"):
+        fed.attach(nn.Linear(1, 1))
+    assert not sides.events
