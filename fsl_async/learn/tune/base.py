@@ -26,7 +26,7 @@ from fsl_async.config.settings_tuning import Objective
 from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.data.counter import random_words
 from fsl_async.learn.models.forward import drawing
-from fsl_async.learn.models.hf import extra
+from fsl_async.learn.models.hf import collector_paused, extra
 from fsl_async.learn.tune.base_files import (
     TOKENIZERS,
     BaseFacts,
@@ -94,7 +94,7 @@ def load_base(
     elif importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"base {str(gguf)!r} is a GGUF file: pip install 'fsl-async[hf,gguf]'")
     tokenizer = load_tokenizer(path)
-    with quiet(), _one_line(root):
+    with quiet(), _one_line(root), collector_paused():
         load = _from_folder if gguf is None else _from_gguf
         model, missing = load(transformers, root, objective, labels, dtype)
     _check_missing(root, missing, objective)
@@ -124,7 +124,7 @@ def load_tokenizer(path: str | Path) -> Any:
             " the weights are from"
         )
     more = {} if gguf is None else {"gguf_file": gguf.name}
-    with quiet(), _one_line(root):
+    with quiet(), _one_line(root), collector_paused():
         return transformers.AutoTokenizer.from_pretrained(
             str(root), local_files_only=True, trust_remote_code=False, **more
         )

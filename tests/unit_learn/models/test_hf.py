@@ -4,6 +4,7 @@ Skipped without the extra `hf`.
 """
 
 import copy
+import gc
 import importlib.util
 
 import pytest
@@ -266,3 +267,16 @@ def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"pip install 'fsl-async\[hf\]'"):
         hf.build("gpt2", {})
+
+
+def test_the_collector_is_paused_and_runs_again():
+    """A process whose collector stayed off would grow; one that its user has off must keep that."""
+    with hf.collector_paused():
+        assert not gc.isenabled()
+        with hf.collector_paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ConfigError):
+        hf.extra("no_such_module")
+    assert gc.isenabled()
