@@ -339,21 +339,19 @@ def _lora(
         else:
             output.say(*to_toml(config, comments=False).rstrip().split("\n"))
         return 0
-    begun = time.monotonic()
     demo = demo.at(make_run_dir(run_dir, output.say).resolve())
     for line in lora.introduction(demo):
         output.say(line)
     stopper = Stopper()
+
+    async def play() -> Played:
+        with network(output) as places:
+            return await _played(evolve(demo, places=places), output, stopper, lora.LoraPlay)
+
     with stop_on_signals(stopper):
         lora.deal(demo)
-        asyncio.run(lora.make_base(demo, output.say, stopper))
-        digest = lora.digest_of(demo.base_folder)
-        with network(output) as places:
-            played = _play(evolve(demo, places=places), output, stopper, lora.LoraPlay)
-        if stopper.requested:
-            raise stopper.error(f"the demo was ended by {stopper.reason}")
-        output.say("training without federation, to compare: each site alone, and all in one place")
-        result = asyncio.run(lora.conclude(demo, played, digest, stopper, begun))
+        # In the main thread: on Linux children die with the thread that launched them.
+        result = asyncio.run(lora.demonstrate(demo, play, output.say, stopper))
     for line in ["", *result.lines]:
         output.say(line)
     for line in result.problems:
@@ -363,18 +361,22 @@ def _lora(
     return int(ExitCode.BUG) if result.problems else 0
 
 
-def _play(
-    settings: DemoNodes, output: Output, stopper: Stopper, kind: type[Demo] | None = None
-) -> Played:
+def _play(settings: DemoNodes, output: Output, stopper: Stopper) -> Played:
     import asyncio
 
+    # In the main thread: on Linux children die with the thread that launched them.
+    return asyncio.run(_played(settings, output, stopper))
+
+
+async def _played(
+    settings: DemoNodes, output: Output, stopper: Stopper, kind: type[Demo] | None = None
+) -> Played:
     from fsl_async.observe.table import open_view
     from fsl_async.tools.demo.play import Demo
 
     view = open_view(output, ends_at=time.time() + settings.seconds if kind is None else None)
     try:
-        # In the main thread: on Linux children die with the thread that launched them.
-        return asyncio.run((kind or Demo)(settings, view, stopper).play())
+        return await (kind or Demo)(settings, view, stopper).play()
     finally:
         view.close()
 

@@ -1,5 +1,6 @@
 """`demo lora`: how records are dealt, what runs, when it ends, what it prints."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -8,9 +9,10 @@ import pytest
 
 from fsl_async.commands import demo
 from fsl_async.config.load import load, resolved
-from fsl_async.errors import ConfigError, DataError, UsageError
+from fsl_async.errors import ConfigError, DataError, FslError, UsageError
 from fsl_async.observe.clients import ClientState
 from fsl_async.observe.ledger_audit import Audit
+from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo import lora, lora_data
 from fsl_async.tools.demo.lora import LoraDemo, LoraPlay
 from fsl_async.tools.demo.lora_summary import (
@@ -195,6 +197,82 @@ def test_the_run_ends_when_the_killed_client_trains_again(settings):
     assert play._stop_at() == settings.seconds
     ps.version = 10
     assert play._stop_at() == 0.0
+
+
+# --- the worker ---
+
+GOOD = """
+print("the base: learns")
+(run_dir / "base").mkdir()
+print('{"made": "base"}')
+while not (run_dir / "compare.json").exists():
+    time.sleep(0.01)
+for job in json.loads((run_dir / "compare.json").read_text()):
+    for one in job["jobs"]:
+        print(json.dumps({"name": one["name"], "loss": 0.5, "steps": one["steps"]}))
+"""
+
+
+@pytest.fixture
+def stands_in(tmp_path, monkeypatch):
+    """A function that lets `Worker` run a text as its program."""
+
+    def use(program):
+        head = "import json, pathlib, sys, time\nrun_dir = pathlib.Path(sys.argv[1])\n"
+        (tmp_path / "stand_in.py").write_text(head + program)
+        monkeypatch.setattr(lora.Worker, "module", "stand_in")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    return use
+
+
+def in_worker(demo, steps, said):
+    """What `Worker.compare` returns."""
+
+    async def ask():
+        async with lora.Worker(demo, said.append, Stopper()) as worker:
+            await worker.made_base()
+            return await worker.compare(steps)
+
+    demo.run_dir.mkdir()
+    return asyncio.run(ask())
+
+
+def test_both_sides_train_as_many_steps_as_the_run(settings):
+    """The comparison is honest only with the same number of steps and the same test."""
+    pooled, alone = lora.orders(settings, {"client-1": 20, "client-2": 14})
+    assert [one["steps"] for one in pooled["jobs"]] == [34]
+    assert [one["steps"] for one in alone["jobs"]] == [20, 14]
+    for key in ("overrides", "base", "test"):
+        assert pooled[key] == alone[key]
+
+
+def test_a_worker_makes_the_base_and_compares(settings, stands_in):
+    """Lines of progress are shown, records are collected."""
+    stands_in(GOOD)
+    said = []
+    found = in_worker(settings, {"client-1": 20, "client-2": 14}, said)
+    assert said == ["the base: learns"]
+    assert {name: one["steps"] for name, one in found.items()} == {
+        "client-1": 20, "client-2": 14, "pooled": 34,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "code"),
+    [
+        ('print("error: no memory"); print("more"); sys.exit(2)', "no memory", 2),
+        ('sys.exit("Traceback")', r"the worker ended \(exit code 1.*Traceback", 1),
+        ("", "the worker ended", 1),
+        (GOOD + 'print("error: no memory"); print("more"); sys.exit(2)', "no memory", 2),
+    ],
+)
+def test_a_worker_that_fails_is_one_line(settings, stands_in, program, text, code):
+    """Before the run it is the demo's error, after the run its problem."""
+    stands_in(program)
+    with pytest.raises(FslError, match=text) as caught:
+        in_worker(settings, {"client-1": 20}, [])
+    assert caught.value.exit_code == code
 
 
 # --- the result ---

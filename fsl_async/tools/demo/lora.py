@@ -3,9 +3,11 @@
 1  a small base model is made from the standard library's source (`lora_base`), unless given
 2  English records are dealt to the sites (`lora_data`), unless given
 3  a parameter server and the clients tune adapters by rounds; one client gets SIGKILL at a
-   third of them, is launched again and catches up; the others go on meanwhile
+   quarter of them, is launched again and catches up; the others go on meanwhile
 4  the same number of steps is trained without federation, by each site alone and by one process
    on all records (`lora_compare`), and all are measured on the held-out records of all sites
+
+A process of its own (`lora_work`) does 1, and 4 with a second one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
@@ -26,7 +28,7 @@ from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, ExitCode, FslError, UsageError
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.private_files import make_folder, replace_bytes
 from fsl_async.observe.ledger_audit import LEDGER, audit_run, read_ledger
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo import lora_data
@@ -35,7 +37,7 @@ from fsl_async.tools.demo.play import Demo
 from fsl_async.tools.demo.settings import EXPIRE_AFTER_S, HEARTBEAT_EVERY_S, ONE_THREAD, DemoNodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from fsl_async.process.stopper import Stopper
     from fsl_async.tools.demo.play import Played
@@ -51,9 +53,12 @@ RATE, BATCH, CONTEXT = 1e-2, 8, 128
 OTHER_RATE = 1e-3
 """The rate for a base of the user's."""
 POOLED = "pooled"
+ERROR = "error: "
+"""Begins a worker's line that tells why it ends."""
+ORDERS = "compare.json"
+"""A file in the run's directory: a list of two jobs, one for each of the worker's processes."""
 _TICK_S = 0.1
 _ONCE = RestartRules(budget=0)
-_ERROR = "error: "
 
 
 @frozen(kw_only=True)
@@ -135,6 +140,7 @@ class LoraPlay(Demo):
     """Plays the run. It ends after its rounds, when the killed client trains again."""
 
     settings: LoraDemo
+    evaluates_here = False
     _back_at: int | None = None
     """The version at which the killed client had caught up."""
 
@@ -209,18 +215,10 @@ def digest_of(folder: Path) -> str:
     return found.hexdigest()
 
 
-async def make_base(demo: LoraDemo, say: Callable[[str], None], stop: Stopper) -> None:
-    """Make the base in a process of its own, unless it is there. Raises FslError."""
-    if demo.base_folder.exists():
-        return
-    arguments = [str(demo.base_folder), str(demo.seed), str(demo.base_steps)]
-    await _Workers(demo.run_dir, say).run({"base": ("lora_base", *arguments)}, stop)
+def orders(demo: LoraDemo, steps: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The jobs of the two processes that train without federation, and measure all.
 
-
-async def compare(demo: LoraDemo, steps: dict[str, int], stop: Stopper) -> dict[str, Any]:
-    """Train without federation, and measure all; by name the loss and trained tokens.
-
-    steps: that each site has trained in the run. Raises FslError.
+    steps: that each site has trained in the run; the pooled records get their sum.
     """
     common = {
         "overrides": demo.overrides(),
@@ -236,20 +234,28 @@ async def compare(demo: LoraDemo, steps: dict[str, int], stop: Stopper) -> dict[
         "data": str(demo.run_dir / POOLED / lora_data.TRAIN_FILE),
         "steps": sum(steps.values()),
     }
-    jobs: dict[str, dict[str, Any]] = {
-        "alone": {**common, "jobs": alone},
-        POOLED: {**common, "jobs": [together], "run": str(demo.run_dir)},
-    }
-    found: dict[str, Any] = {}
+    return [
+        {**common, "jobs": [together], "run": str(demo.run_dir)},
+        {**common, "jobs": alone},
+    ]
 
-    def take(line: str) -> None:
-        if line.startswith("{"):
-            record = json.loads(line)
-            found[str(record.pop("name"))] = record
 
-    workers = {name: ("lora_compare", json.dumps(job)) for name, job in jobs.items()}
-    await _Workers(demo.run_dir, take).run(workers, stop)
-    return found
+async def demonstrate(
+    demo: LoraDemo,
+    play: Callable[[], Awaitable[Played]],
+    say: Callable[[str], None],
+    stop: Stopper,
+) -> Conclusion:
+    """Make the base, play the run, compare, sum up. Raises FslError, or when the user ends it."""
+    begun = time.monotonic()
+    async with Worker(demo, say, stop) as worker:
+        await worker.made_base()
+        digest = digest_of(demo.base_folder)
+        played = await play()
+        if stop.requested:
+            raise stop.error(f"the demo was ended by {stop.reason}")
+        say("training without federation, to compare: each site alone, and all in one place")
+        return await _conclude(demo, played, worker, digest=digest, stop=stop, begun=begun)
 
 
 @frozen
@@ -261,13 +267,10 @@ class Conclusion:
     problems: list[str]
 
 
-async def conclude(
-    demo: LoraDemo, played: Played, digest: str, stop: Stopper, begun: float
+async def _conclude(
+    demo: LoraDemo, played: Played, worker: Worker, *, digest: str, stop: Stopper, begun: float
 ) -> Conclusion:
-    """Audit the run, compare, sum up.
-
-    digest: of the base before the run. begun: time.monotonic() at the demo's start.
-    """
+    """digest: of the base before the run. begun: time.monotonic() at the demo's start."""
     audit, work, fault = None, {}, ""
     with contextlib.suppress(OSError):
         audit = audit_run(demo.run_dir)
@@ -275,7 +278,7 @@ async def conclude(
     measured: dict[str, Any] = {}
     if work:
         try:
-            measured = await compare(demo, {name: one.steps for name, one in work.items()}, stop)
+            measured = await worker.compare({name: one.steps for name, one in work.items()})
         except FslError as error:
             if stop.requested:
                 raise
@@ -302,48 +305,84 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-class _Workers:
-    """Modules of this package, run as processes side by side; `run` is the whole interface."""
+class Worker:
+    """The process that makes the base and compares: `lora_work`. Use as `async with`.
 
-    def __init__(self, run_dir: Path, on_line: Callable[[str], None]) -> None:
-        self._log = run_dir / "children.log"
-        self._on_line = on_line
-        self._last: dict[str, str] = {}
-        self._failed: FslError | None = None
+    It loads its libraries while the base is made or the run is played, not after.
+    """
 
-    async def run(self, modules: Mapping[str, tuple[str, ...]], stop: Stopper) -> None:
-        """Run them to their ends. Raises FslError if one fails, or when the user ends the demo.
+    module = "fsl_async.tools.demo.lora_work"
 
-        modules: by name of the process, a module and its arguments.
+    def __init__(self, demo: LoraDemo, say: Callable[[str], None], stop: Stopper) -> None:
+        self._demo = demo
+        self._say = say
+        self._stop = stop
+        self._made = demo.base_folder.exists()
+        self._found: dict[str, Any] = {}
+        """Records of `lora_compare.compare`, by name."""
+        self._last = self._error = ""
+        self._exited: ChildExited | None = None
+        self._end: asyncio.Task[Any] | None = None
+        self._children = Supervisor(
+            log_path=demo.run_dir / "children.log",
+            on_line=self._line,
+            on_change=self._changed,
+            rules=_ONCE,
+        )
+
+    async def __aenter__(self) -> Self:
+        demo = self._demo
+        steps = 0 if self._made else demo.base_steps
+        arguments = (str(demo.run_dir), str(demo.base_folder), str(demo.seed), str(steps))
+        argv = (sys.executable, "-P", "-m", self.module, *arguments)
+        self._children.start(Child("worker", argv, env=ONE_THREAD))
+        self._end = asyncio.create_task(self._children.wait())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._children.stop(grace_s=0.0)
+
+    async def made_base(self) -> None:
+        """Wait until the base is there. Raises FslError."""
+        await self._until(lambda: self._made)
+
+    async def compare(self, steps: Mapping[str, int]) -> dict[str, Any]:
+        """Train without federation, and measure all; by name the loss and trained tokens.
+
+        steps: that each site has trained in the run. Raises FslError.
         """
-        async with Supervisor(
-            log_path=self._log, on_line=self._line, on_change=self._changed, rules=_ONCE
-        ) as children:
-            for name, (module, *arguments) in modules.items():
-                argv = (sys.executable, "-P", "-m", f"fsl_async.tools.demo.{module}", *arguments)
-                children.start(Child(name, argv, env=ONE_THREAD))
-            waiting = asyncio.create_task(children.wait())
-            while not waiting.done() and self._failed is None and not stop.requested:
-                await asyncio.wait({waiting}, timeout=_TICK_S)
-            if not waiting.done():
-                await children.stop(grace_s=0.0)
-            await waiting
-        if stop.requested:
-            raise stop.error(f"the demo was ended by {stop.reason}")
-        if self._failed is not None:
-            raise self._failed
+        text = json.dumps(orders(self._demo, steps))
+        replace_bytes(self._demo.run_dir / ORDERS, text.encode())
+        assert self._end is not None
+        await self._until(self._end.done)
+        return self._found
 
-    def _line(self, name: str, text: str) -> None:
-        self._last[name] = text.strip() or self._last.get(name, "")
-        if not text.startswith(_ERROR):
-            self._on_line(text)
+    async def _until(self, is_done: Callable[[], bool]) -> None:
+        assert self._end is not None
+        while not self._stop.requested:
+            if self._end.done():
+                self._end.result()  # raises what reading its lines raised
+                if (end := self._exited) is not None and (end.code or not is_done()):
+                    what = f"the worker ended ({end.why}): {self._last}"
+                    code = end.code if self._error else ExitCode.BUG
+                    raise FslError(self._error or what, code)
+            if is_done():
+                return
+            await asyncio.sleep(_TICK_S)
+        raise self._stop.error(f"the demo was ended by {self._stop.reason}")
+
+    def _line(self, _: str, text: str) -> None:
+        self._last = text.strip() or self._last
+        if text.startswith(ERROR):
+            self._error = self._error or text.removeprefix(ERROR)
+        elif text.startswith('{"made"'):
+            self._made = True
+        elif text.startswith("{"):
+            record = json.loads(text)
+            self._found[str(record.pop("name"))] = record
+        elif not self._made:
+            self._say(text)
 
     def _changed(self, change: ChildStarted | ChildExited) -> None:
-        if isinstance(change, ChildStarted) or not change.code or self._failed is not None:
-            return
-        text = self._last.get(change.name, "")
-        if text.startswith(_ERROR):
-            self._failed = FslError(text.removeprefix(_ERROR), change.code)
-        else:
-            what = f"{change.name} ended ({change.why}): {text}"
-            self._failed = FslError(what, ExitCode.BUG)
+        if isinstance(change, ChildExited):
+            self._exited = change

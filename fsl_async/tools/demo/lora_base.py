@@ -1,13 +1,9 @@
 """The base model of `demo lora`: a small Llama that has read Python's standard library.
 
-    python -m fsl_async.tools.demo.lora_base FOLDER SEED STEPS
-
 Makes the tokenizer (byte-level BPE) and the model from the source in this Python's own folder, and
-writes a Hugging Face folder. Nothing is downloaded. Prints a line from time to time. Needs the
-extra `hf`.
+writes a Hugging Face folder. Nothing is downloaded. Needs the extra `hf`.
 """
 
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_async.errors import FslError
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.models.hf import extra
 from fsl_async.learn.tune.base import Base, quiet, save_base
@@ -149,22 +144,3 @@ def _train(
         if step % max(1, steps // LINES) == 0:
             spent = time.monotonic() - begun
             say(f"the base: step {step} of {steps}, loss {loss.item():.2f}, {spent:.0f} s")
-
-
-def main(arguments: list[str]) -> None:
-    """Make a base: a folder that does not exist yet, the seed, the number of steps."""
-    folder, seed, steps = Path(arguments[0]), int(arguments[1]), int(arguments[2])
-
-    def say(line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
-    try:
-        make_base(folder, seed=seed, steps=steps, say=say)
-    except FslError as error:
-        say(f"error: {error.message}")
-        raise SystemExit(int(error.exit_code)) from None
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,16 +1,9 @@
 """Trains adapters without federation, and measures them and the run on held-out records.
 
-    python -m fsl_async.tools.demo.lora_compare JOBS
-
-JOBS is JSON: the run's settings (overrides), the base's folder, the test's records, jobs with name,
-data and steps, and perhaps the run's directory. `demo lora` runs it; for each model it prints
-{"name", "loss", "steps", "tokens"}, losses in nats a token. Training is the built-in task, with
-plain LoRA of the run's rank.
+Training is the built-in task, with plain LoRA of the run's rank.
 """
 
-import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +11,6 @@ import torch
 
 from fsl_async.config.load import load, resolved, to_dict
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.errors import FslError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import ClientContext, LocalFed
 from fsl_async.learn.tune.base import Base, load_base
@@ -84,9 +76,12 @@ def _test_records(tables: Tables, base: Base, path: str) -> Tokenized:
     )
 
 
-def main(job: Mapping[str, Any]) -> None:
-    """Do the jobs."""
-    torch.set_num_threads(1)
+def compare(job: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Do a job. `tell` gets a record for each model: name, loss in nats a token, steps, tokens.
+
+    job: the run's settings (overrides), the base's folder, the test's records, jobs with name, data
+    and steps, and perhaps the run's directory, to measure the base and the run.
+    """
     tables = tables_of(job)
     base = _base(tables)
     tested = _test_records(tables, base, job["test"])
@@ -94,8 +89,7 @@ def main(job: Mapping[str, Any]) -> None:
 
     def report(name: str, model: torch.nn.Module, **more: Any) -> None:
         loss = objective.evaluate(model, tested, size=16)["eval_loss"]
-        sys.stdout.write(json.dumps({"name": name, "loss": loss, **more}) + "\n")
-        sys.stdout.flush()
+        tell({"name": name, "loss": loss, **more})
 
     if "run" in job:
         report("base", base.model, test_tokens=tested.tokens, test_records=len(tested))
@@ -105,11 +99,3 @@ def main(job: Mapping[str, Any]) -> None:
         fed = alone(tables, one["name"], one["data"], one["steps"])
         assert fed.model is not None
         report(one["name"], fed.model, steps=one["steps"], tokens=int(fed.status()["tokens"]))
-
-
-if __name__ == "__main__":
-    try:
-        main(json.loads(sys.argv[1]))
-    except FslError as error:
-        sys.stdout.write(f"error: {error.message}\n")
-        raise SystemExit(int(error.exit_code)) from None

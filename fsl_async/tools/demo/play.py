@@ -77,6 +77,9 @@ class Played:
 class Demo:
     """One demo; call `play`."""
 
+    evaluates_here = True
+    """Whether this process needs torch after the run."""
+
     def __init__(self, settings: DemoNodes, view: View, stop: Stopper) -> None:
         self.settings = settings
         self.played = Played()
@@ -176,10 +179,10 @@ class Demo:
         self._ending = True
         if not self._stop.requested:
             self._report("ending", "the time is over: one last round, then all nodes end")
+        loading = None
+        if self.evaluates_here and not self._stop.requested:
             # Load it while the nodes finish; the evaluation needs it next.
             loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
-        else:
-            loading = None
         drain_s = _DRAIN_S + self._extra_s
         stopping = asyncio.create_task(supervisor.stop_child(SERVER, drain_s, signal.SIGINT))
         await self._until(stopping.done, drain_s + 1.0)

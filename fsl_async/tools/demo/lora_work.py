@@ -1,0 +1,96 @@
+"""The process of `demo lora` that makes the base, and after the run trains without federation.
+
+    python -m fsl_async.tools.demo.lora_work RUN_DIR BASE SEED STEPS
+
+Imports transformers and peft once for two: its second process is a fork, and waits for its part of
+the comparison. With STEPS 0 the base is there. Prints {"made": BASE} when it is, reads ORDERS in
+RUN_DIR as soon as the demo has written it, and prints what `lora_compare` does. An error is a line
+that begins with "error: ", and the exit code. Needs the extra `hf`.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsl_async.errors import FslError
+from fsl_async.learn.models.hf import collector_paused, extra
+from fsl_async.tools.demo.lora import ERROR, ORDERS
+from fsl_async.tools.demo.lora_base import make_base
+from fsl_async.tools.demo.lora_compare import compare
+
+_TICK_S = 0.1
+
+
+def main(arguments: list[str]) -> None:
+    """Make the base, wait for the orders, compare."""
+    torch.set_num_threads(1)
+    run_dir, base, seed, steps = Path(arguments[0]), arguments[1], *map(int, arguments[2:])
+    with collector_paused():
+        extra("peft")
+        _ = extra("transformers").LlamaForCausalLM
+    # A fork is safe while there is one thread. Elsewhere the second process imports on its own.
+    kind: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    receive, send = kind.Pipe(duplex=False)
+    second = kind.Process(target=_second, args=(receive, send, os.getpid()), daemon=True)
+    second.start()
+    receive.close()
+    if steps:
+        make_base(Path(base), seed=seed, steps=steps, say=_print)
+    _print(json.dumps({"made": base}))
+    while not (run_dir / ORDERS).exists():
+        time.sleep(_TICK_S)
+    mine, other = json.loads((run_dir / ORDERS).read_text(encoding="utf-8"))
+    send.send(other)
+    compare(mine, _print_record)
+    second.join()
+    if second.exitcode:
+        raise SystemExit(second.exitcode)
+
+
+def _second(receive: Connection, send: Connection, parent: int) -> None:
+    """Compare by the order that the parent sends."""
+    if sys.platform == "linux":
+        # PR_SET_PDEATHSIG, as in the supervisor: end when the parent does.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    send.close()
+    if os.getppid() != parent:
+        return
+    torch.set_num_threads(1)
+    try:
+        order = receive.recv()
+    except EOFError:
+        return
+    guarded(compare, order, _print_record)
+
+
+def guarded(call: Any, *arguments: Any) -> None:
+    """Call, and print an error as the demo reads it."""
+    try:
+        call(*arguments)
+    except FslError as error:
+        _print(f"{ERROR}{error.message}")
+        raise SystemExit(int(error.exit_code)) from None
+
+
+def _print_record(record: Mapping[str, Any]) -> None:
+    _print(json.dumps(record))
+
+
+def _print(line: str) -> None:
+    # In one piece: the other process prints too.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    guarded(main, sys.argv[1:])
