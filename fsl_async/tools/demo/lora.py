@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from fsl_async.process.stopper import Stopper
     from fsl_async.tools.demo.play import Played
 
-BASE_STEPS = 200
+BASE_STEPS = 160
 """Steps in which the demo's base is made."""
 STEPS = 6
 """Steps of a client in a round."""
 LIMIT_S = 3600.0
 """The run ends then even if its rounds are not done."""
-RATE, BATCH, CONTEXT = 1e-2, 8, 128
+RATE, BATCH, CONTEXT = 1e-2, 4, 128
 """AdamW's rate for adapters of the demo's base, records in a step, tokens of a record at most."""
 OTHER_RATE = 1e-3
 """The rate for a base of the user's."""

@@ -18,9 +18,9 @@ from fsl_async.learn.models.hf import extra
 from fsl_async.learn.tune.base import Base, quiet, save_base
 
 VOCABULARY = 1024
-WIDTH, LAYERS, HEADS, CONTEXT = 96, 3, 4, 128
+WIDTH, LAYERS, HEADS, CONTEXT = 96, 2, 4, 128
 BATCH, WARMUP = 4, 20
-TOKENIZER_BYTES, CORPUS_BYTES = 300_000, 1_000_000
+TOKENIZER_BYTES, CORPUS_BYTES = 300_000, 500_000
 """Bytes of source that make the tokenizer, and that the model trains on."""
 LINES = 5
 """Lines of progress."""
@@ -37,7 +37,7 @@ def make_base(folder: Path, *, seed: int, steps: int, say: Callable[[str], None]
     weights = sum(weight.numel() for weight in model.parameters())
     say(
         f"the base: a Llama of {weights / 1e6:.1f} M parameters learns Python from"
-        f" {len(source) / 1e6:.0f} MB of the standard library's source"
+        f" {len(source) / 1e6:.1f} MB of the standard library's source"
     )
     _train(model, ids, seed=seed, steps=steps, say=say)
     model.eval()
