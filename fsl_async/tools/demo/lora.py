@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 BASE_STEPS = 160
 """Steps in which the demo's base is made."""
-STEPS = 6
+STEPS = 4
 """Steps of a client in a round."""
 LIMIT_S = 3600.0
 """The run ends then even if its rounds are not done."""
