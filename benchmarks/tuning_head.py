@@ -52,11 +52,14 @@ def play(sites: tuple[Path, ...], run_dir: Path, settings: dict[str, object]) ->
         start(
             "--role", "client", address, "--name", f"site-{number}", "--data", path, *base,
             "--task", f"{ROOT / 'examples' / 'zeroth_head.py'}:train",
-            "--allow", "scalars,metrics", "--threads", 1,
+            "--allow", "deltas,scalars,metrics", "--threads", 1,
         )
         for number, path in enumerate(sites)
     ]  # fmt: skip
     found = [json.loads(client.communicate()[0].splitlines()[-1]) for client in clients]
+    if any("error" in one for one in found):
+        server.kill()
+        raise SystemExit(str(found))
     server.wait(60)
     return found
 
@@ -108,11 +111,20 @@ def main(*, cache: Path, seeds: str, rounds: int, steps: int, probes: int, rate:
                 "steps": steps,
                 "probes": probes,
                 "accuracy": accuracy_of(run_dir, dealt.held_out),
-                "scalar_bytes_of_site": 4 * steps * probes * rounds,
+                "scalar_bytes_of_site": max(
+                    one["traffic"]["payload"]["scalars up"] for one in results
+                ),
                 "deltas": sum(fact["fact"] == "accepted" for fact in facts),
-                "results": results,
+                **{
+                    f"socket_bytes_of_round_{way}": round(
+                        fmean(one["traffic"]["sockets"][way] for one in results) / rounds, 1
+                    )
+                    for way in ("up", "down")
+                },
             }
         print(json.dumps(row), flush=True)
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Zeroth order on a model of your own: a linear head on the mean of a frozen encoder's last states.
 
     bin/fsl-node --role ps --base ENCODER --set tune.method=zeroth --set run.rounds=400 ...
-    bin/fsl-node --role client --base ENCODER --data reviews.jsonl --allow scalars,metrics
+    bin/fsl-node --role client --base ENCODER --data reviews.jsonl --allow deltas,scalars,metrics
         --task examples/zeroth_head.py:train ADDRESS
 
 ENCODER is a Hugging Face folder. Records are lines of {"text": ..., "label": "negative" or
 "positive"}. The encoder runs once; then each round costs a few products of small matrices, and
-sends `tune.zo_steps` times `tune.zo_probes` numbers.
+sends `tune.zo_steps` times `tune.zo_probes` numbers. The weights that the first client begins with
+are sent once, so a site must let deltas out as well.
 """
 
 import json
