@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from statistics import fmean
 from subprocess import PIPE, Popen
 from typing import Any
 
