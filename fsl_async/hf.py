@@ -30,7 +30,7 @@ from typing import Any
 import fsl_async
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import loops
-from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.models.hf import extra
 
 ENDLESS = sys.maxsize

@@ -26,7 +26,7 @@ from typing import Any
 import fsl_async
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import loops
-from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.models.hf import extra
 
 _Callback: Any = extra("lightning.pytorch", "lightning").Callback

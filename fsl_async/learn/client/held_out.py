@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from fsl_async.config.site_policy import METRICS
-from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.fed_base import FedBase
 
 
 class HeldOut:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.fed_base import FedBase
 
 SERVER = "FSL_SERVER"
 """Environment variable with the parameter server's address."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fsl_async.errors import DataError
-from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config

@@ -56,7 +56,7 @@ from torch import Tensor, nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, one_line
-from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.tune.budget import Budget, Spent, Wanted
 from fsl_async.roles.sync.delta import EPSILON, NOISE, PRIVATE_STEPS, SAMPLE_RATE
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.tune.objectives import Tuning
 from fsl_async.learn.tune.tokens import TokenBatch

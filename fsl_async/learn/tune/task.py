@@ -17,7 +17,8 @@ from torch import nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import Fed, FedBase
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE

@@ -20,7 +20,8 @@ from fsl_async.config.site_tuning import Order, SiteTuning
 from fsl_async.errors import DataError, FslError, StopError, TaskError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.learn.client.fed import ClientContext, Fed, choose_device
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed_base import ClientContext, choose_device
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.user_code import Task, load_task, own_failure
 from fsl_async.nodes.client.node import ClientRuntime, Summary

@@ -22,7 +22,8 @@ import torch
 
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.files.private_files import make_folder
-from fsl_async.learn.client.fed import ClientContext, Fed
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.ports import Vector
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.node import ClientRuntime

@@ -12,7 +12,8 @@ import torch
 from fsl_async.config.load import load, resolved, to_dict
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import ClientContext, LocalFed
+from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records

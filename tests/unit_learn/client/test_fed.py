@@ -10,7 +10,9 @@ from torch import nn
 
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import DataError, TaskError
-from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed, choose_device
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.roles.sync.events import Rebased, Snapshotted
 

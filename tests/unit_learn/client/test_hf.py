@@ -16,7 +16,8 @@ from transformers import (
 
 import fsl_async.hf
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed import ClientContext, LocalFed
+from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 
 LORA = {"tune": {"method": "lora", "rank": 2}}
 ROW = torch.tensor([1, 2, 3, 4, 5, 6])
@@ -168,7 +169,7 @@ def test_a_rule_that_trains_one_factor_in_turn(made, monkeypatch):
         trains_a=lambda version: version % 2 == 1,
         trains_b=lambda version: version % 2 == 0,
     )
-    monkeypatch.setattr("fsl_async.learn.client.fed.adapter_rule_named", lambda _: rule)
+    monkeypatch.setattr("fsl_async.learn.client.fed_base.adapter_rule_named", lambda _: rule)
     trainer, fed = made(), alone(**LORA)
     fsl_async.hf.patch(trainer, fed=fed)
     weights = {name: w for name, w in trainer.model.named_parameters() if ".lora_" in name}

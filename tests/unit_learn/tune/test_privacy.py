@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from fsl_async.errors import ConfigError, PrivacyError, TaskError
-from fsl_async.learn.client.fed import ClientContext, LocalFed
+from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import Adapters, AdapterSpec
 from fsl_async.learn.tune.budget import Budget, Wanted

@@ -21,7 +21,8 @@ from torch import nn
 
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
-from fsl_async.learn.client.fed import ClientContext, Fed
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions

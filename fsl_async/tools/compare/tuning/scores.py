@@ -11,7 +11,8 @@ from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import ClientContext, LocalFed, choose_device
+from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
