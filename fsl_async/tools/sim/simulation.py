@@ -199,7 +199,7 @@ class Simulation:
         try:
             while hour < self.settings.hours and not self.invariants.violations:
                 hour = min(hour + 1.0, self.settings.hours)
-                self.scheduler.run_until(hour * HOUR_S)
+                self._run_until(hour * HOUR_S)
                 gc.collect()
                 if progress is not None:
                     progress(hour)
@@ -209,6 +209,11 @@ class Simulation:
         finally:
             gc.enable()
         self.invariants.server_died(self.scheduler.time())
+
+    def _run_until(self, end_s: float) -> None:
+        """Run until `end_s`, or for a minute after the first violation at most."""
+        while not self.invariants.violations and self.scheduler.time() < end_s:
+            self.scheduler.run_until(min(self.scheduler.time() + 60.0, end_s))
 
     def _end(self) -> None:
         """End the run: no new faults; when all nodes are back, the parameter server is asked to
