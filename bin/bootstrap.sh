@@ -29,12 +29,14 @@ fsl_bootstrap() {
     fi
     echo "fsl-async: first use, installing into $venv (a few minutes)" >&2
     "$python" -m venv "$venv" || { echo "cannot make $venv with $python -m venv" >&2; return 2; }
-    # pip compiles its 12,000 files to bytecode one after another; compileall takes all cores. Some
-    # packages hold files that are no Python.
+    # pip compiles its 12,000 files to bytecode one after another; compileall takes all cores. Left
+    # out are those that few programs import; Python compiles them then. Some packages hold files
+    # that are no Python.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
         -c "$root/constraints.txt" -e "$root[dev,live]" >&2 ||
         { echo "pip install failed; the lines above say why" >&2; return 2; }
-    "$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" >/dev/null 2>&1 || true
+    "$venv/bin/python" -m compileall -qq -j 0 -x '/(tests|pip|transformers/models)/' \
+        "$venv/lib" >/dev/null 2>&1 || true
     echo "$wanted" >"$stamp"
     exec 9>&-
 }
