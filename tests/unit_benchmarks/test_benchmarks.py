@@ -52,7 +52,7 @@ def test_peers_of_a_sync_move_their_bytes():
     assert rows["copy"]["peak_above_start_over_model"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_one_delta_is_counted_on_both_loops():
     """It starts both nodes through their production functions, whose arguments change."""
     rows = rows_of("one_delta.py", "--rounds", "1")
@@ -133,7 +133,7 @@ def test_ledger_start_reads_few_lines_with_a_state():
     assert 1.0 < grown / whole["state_bytes"] <= 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_stripe_memory_opens_all_stripes():
     """Each client has two connections, and those of its other stripes."""
     rows = rows_of(

@@ -35,8 +35,8 @@ SHELLS = {
     "split": (SplitServerShell,),
 }
 STRIDE = {"clock": 41, "rounds": 67, "rough": 59}
-SPLIT_STRIDE = {"sl": 457, "splitfed-v1": 1013, "u-shape": 1291, "fsl-sage": 613, "lockstep": 241}
-CALL_STRIDE = 17
+SPLIT_STRIDE = {"sl": 919, "splitfed-v1": 2017, "u-shape": 2591, "fsl-sage": 1223, "lockstep": 487}
+CALL_STRIDE = 37
 
 
 @pytest.fixture(scope="module")

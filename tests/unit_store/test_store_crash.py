@@ -289,21 +289,27 @@ def calls_of_a_complete_run(run_root, crash_disk, settings=SETTINGS):
 RESIDENT = attrs.evolve(SETTINGS, resident=True, snapshot_thread=False)
 
 
+BEGIN = {None: 0, "all": 1, "names": 2, 1: 3}
+"""First call of a loss of power: with a stride of four, each call is the last one once."""
+
+
 # A crash before a call equals a crash after the previous one, so only one of them is tested.
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("settings", [SETTINGS, RESIDENT], ids=["from disk", "in memory"])
 @pytest.mark.parametrize(
-    ("mode", "power"),
+    "way",
     [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
+    ids=str,
 )
-def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power, settings):
+def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, way, settings, stride):
     """After a crash at any call of a commit, or of a checkpoint, nothing acknowledged is lost or
     counted twice, and the digests are the same.
     """
+    mode, power = way
     calls = calls_of_a_complete_run(run_root, crash_disk, settings)
     assert len(calls) > 150
-    for at, name in enumerate(calls, start=1):
-        if mode == "torn" and name != "write":
-            continue
+    places = [at for at, name in enumerate(calls, start=1) if mode == "after" or name == "write"]
+    for at in places[BEGIN[power] % stride :: stride if mode == "after" else min(stride, 2)]:
         root = run_root / str(at)
         root.mkdir()
         disk = crash_disk(root, at, mode)
@@ -318,7 +324,10 @@ def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power, se
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(("mode", "power"), [("torn", None), ("after", "all"), ("after", 1)])
+@pytest.mark.parametrize(
+    ("mode", "power"),
+    [("torn", None), ("after", "all"), pytest.param("after", 1, marks=pytest.mark.sweep)],
+)
 def test_a_crash_while_a_thread_writes_a_checkpoint_loses_nothing(
     run_root, crash_disk, mode, power
 ):
@@ -343,7 +352,13 @@ TWO_THREADS = attrs.evolve(SETTINGS, threads=2)
 
 
 @pytest.mark.parametrize(
-    ("mode", "power", "stride"), [("torn", None, 2), ("after", "all", 1), ("after", 1, 3)]
+    ("mode", "power", "stride"),
+    [
+        ("torn", None, 2),
+        ("after", "all", 2),
+        ("after", 1, 3),
+        pytest.param("after", "all", 1, marks=pytest.mark.sweep),
+    ],
 )
 def test_a_crash_among_several_threads_loses_nothing(run_root, crash_disk, mode, power, stride):
     """Two threads write a version; a crash stops one in any call, and the other wherever it is."""
@@ -366,7 +381,7 @@ def test_a_crash_among_several_threads_loses_nothing(run_root, crash_disk, mode,
     assert mode != "torn" or cut_short > 2, "more than one thread must be at work"
 
 
-@pytest.mark.parametrize("power", [None, "all"])
+@pytest.mark.parametrize("power", [pytest.param(None, marks=pytest.mark.sweep), "all"])
 def test_a_crash_during_recovery_loses_nothing(run_root, crash_disk, power):
     """A crash may also fall into recovery, which must then start over."""
     calls = calls_of_a_complete_run(run_root, crash_disk)
@@ -399,12 +414,15 @@ def test_a_crash_during_recovery_loses_nothing(run_root, crash_disk, power):
     assert crashes > 100
 
 
+# With a stride of two, each call fails once or six times.
+@pytest.mark.parametrize("stride", [2, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("failures", [1, 6])
-def test_a_failing_call_can_be_tried_again(run_root, crash_disk, failures):
+def test_a_failing_call_can_be_tried_again(run_root, crash_disk, failures, stride):
     """A full disk costs time, never data: after one or several failures the run goes on."""
     calls = calls_of_a_complete_run(run_root, crash_disk)
+    places = range(1 + failures % 2 if stride > 1 else 1, len(calls) + 1, stride)
     noticed = 0
-    for at in range(1, len(calls) + 1):
+    for at in places:
         root = run_root / str(at)
         root.mkdir()
         disk, promises = crash_disk(root, at, "error", failures), Promises()
@@ -413,7 +431,7 @@ def test_a_failing_call_can_be_tried_again(run_root, crash_disk, failures):
         noticed += promises.failures > 0
         check_end(root)
         shutil.rmtree(root)
-    assert noticed > len(calls) // 2
+    assert noticed > len(places) // 2
 
 
 @pytest.mark.parametrize("power", [None, "all"])

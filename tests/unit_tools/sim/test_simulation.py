@@ -34,7 +34,7 @@ def storm(seed):
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(3, 20))]
+    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (0, *range(3, 20)))]
 )
 def test_a_storm_breaks_no_invariant(seed):
     """For several seeds, with faults that were injected."""
@@ -54,7 +54,7 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
         server_kill_every_s=90.0, server_return_s=(1.0, 5.0), client_kill_every_s=600.0, drop=0.02
     )
     monkeypatch.setitem(module.PROFILES, "storm", worse)
-    simulation = simulate(hours=2.0, every_s=20.0)
+    simulation = simulate(hours=1.0, every_s=20.0)
     assert simulation.invariants.violations == []
     assert simulation.counts.kinds["server killed"] > 20
     assert len(simulation.disk.models) > 100
@@ -66,7 +66,7 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
 def test_buffered_merging_breaks_no_invariant(monkeypatch):
     """A trigger made of other parts drives complete runs in a storm."""
     monkeypatch.setitem(TRIGGERS, "clock", buffered_by_clock)
-    simulation = simulate()
+    simulation = simulate(hours=2.0)
     assert simulation.invariants.violations == []
     assert simulation.counts.relaunches > 0
     sizes = list(Counter(simulation.disk.merged.values()).values())
@@ -93,7 +93,7 @@ def test_without_faults_almost_every_client_takes_part():
     """A fault-free run loses nothing; a long step may miss the grace window, and its delta is
     merged a round later.
     """
-    simulation = simulate(faults="none")
+    simulation = simulate(hours=1.0, faults="none")
     assert simulation.counts.faults == 0
     assert simulation.participation.share > 0.99
     assert len(simulation.disk.merged) >= 6 * (len(simulation.disk.models) - 1) - 6
@@ -102,7 +102,7 @@ def test_without_faults_almost_every_client_takes_part():
 @pytest.mark.parametrize("faults", ["none", "storm"])
 def test_at_the_end_nothing_is_left_over(faults):
     """Every trained step is in the last version, and every client holds it."""
-    simulation = simulate(hours=1.0, faults=faults)
+    simulation = simulate(hours=0.5, faults=faults)
     assert simulation.invariants.violations == []
     assert simulation.invariants.tokens_unsent == 0
     learners = [simulation._ended[name] for name in simulation.names]
@@ -120,13 +120,14 @@ def test_the_end_can_fail(monkeypatch, without):
     else:
         at_once = lambda self, reason, now: (self.begin(reason, now), self.finish())[1]  # noqa: E731
         monkeypatch.setattr(RunEnd, "drain", at_once)
-    simulation = simulate(hours=1.0, faults="none")
+    simulation = simulate(hours=0.5, faults="none")
     assert simulation.invariants.violations or simulation.invariants.tokens_unsent > 0
 
 
 def test_the_same_seed_gives_the_same_trace():
     """A storm that found a defect can be repeated."""
-    one, same, other = storm(1), simulate(), storm(2)
+    one, same, other = (simulate(hours=0.5, seed=seed) for seed in (1, 1, 2))
+    assert one.counts.faults > 3
     assert one.trace.hexdigest() == same.trace.hexdigest()
     assert one.trace.hexdigest() != other.trace.hexdigest()
 

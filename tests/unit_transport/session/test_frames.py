@@ -174,14 +174,14 @@ NATURALS = [
 """Each integer of each message, but for its kind and for HELLO's version, which may be any."""
 
 
-@pytest.mark.parametrize("bad", [-1, 1 << 63, True, "1", None])
 @pytest.mark.parametrize(("fields", "position"), NATURALS)
-def test_counts_are_natural_numbers(fields, position, bad):
+def test_counts_are_natural_numbers(fields, position):
     """A negative one would make a negative window."""
-    wrong = (*fields[:position], bad, *fields[position + 1 :])
     payload = (b"12345",) if fields[0] == frames.CHUNK else ()
-    with pytest.raises(PeerError):
-        parse(raw(*wrong), *payload)
+    for bad in (-1, 1 << 63, True, "1", None):
+        wrong = (*fields[:position], bad, *fields[position + 1 :])
+        with pytest.raises(PeerError):
+            parse(raw(*wrong), *payload)
 
 
 def test_limits_come_before_everything():
@@ -234,7 +234,7 @@ values = st.recursive(
 
 
 @given(st.integers(0, 10), st.lists(values, max_size=8), st.booleans())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_wrong_fields(kind, fields, payload):
     """Fuzz: well-formed msgpack with any fields parses or gives PeerError."""
     try:
