@@ -173,6 +173,14 @@ def test_a_wrong_server_key_is_reported_at_both_ends(keyed, site):
     server.wait_for("that does not encrypt: give it the complete address")
 
 
+def replace_by(path, text):
+    """Replace a file in one step: the server never reads an empty list."""
+    new = path.with_name("new")
+    new.touch(path.stat().st_mode & 0o777)
+    new.write_text(text)
+    new.replace(path)
+
+
 def test_a_broken_list_changes_nothing_and_is_reported(keyed, site):
     """The file gets a wrong line while the run goes on."""
     server = keyed.serve()
@@ -180,9 +188,9 @@ def test_a_broken_list_changes_nothing_and_is_reported(keyed, site):
     server.wait_for("a joins")
     path = keyed.server_keys.allowed_path
     good = path.read_text()
-    path.write_text(good + "oops\n")
+    replace_by(path, good + "oops\n")
     server.wait_for("the list of keys stays as it was, 1 key: ")
-    path.write_text(good)
+    replace_by(path, good)
     server.wait_for("read the list of keys again: 1 key")
     newest = max((one["version"] for one in site.ledger("version")), default=0)
     site.wait_version(newest + 1)
