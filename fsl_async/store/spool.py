@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, evolve
 
+from fsl_async.roles.sync.delta import ORDER
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.frame_file import (
     FrameReader,
@@ -142,6 +143,10 @@ class Spool:
                 f"delta {key.text} has {part.writer.frames} of {wanted} chunks; "
                 f"finish it when all have arrived"
             )
+        if ORDER in part.delta.facts:
+            # It decides how the delta is weighed, so what was sent counts, not what was reported.
+            facts = {**part.delta.facts, ORDER: 0.0 if part.is_seeds else 1.0}
+            part.delta = evolve(part.delta, facts=facts)
         if not part.durable:
             try:
                 part.writer.sync()

@@ -105,10 +105,10 @@ class Tuning:
                 tensor[:] = 0.0
         return moved
 
-    def send(self, key, values, rank=RANK, spec=FP32):
-        """Spool a delta."""
+    def send(self, key, values, rank=RANK, spec=FP32, **more):
+        """Spool a delta. more: facts."""
         tokens = TOKENS[key.client]
-        facts = {"rank": float(rank)}
+        facts = {"rank": float(rank), **more}
         one = Delta(key, self.store.digest, tokens, 2, 1, {}, facts)
         assert self.store.spool_begin(one) is None
         for index in range(self.manifest.chunks):
@@ -175,6 +175,19 @@ class Full(Files):
 
     def sync(self, descriptor):
         """Do nothing."""
+
+
+def test_a_site_of_gradients_cannot_pass_for_one_of_losses(tuning):
+    """Averaged within an order of its own, it would weigh as much as all others together."""
+    digests = []
+    for name, reported in (("honest", 1.0), ("lying", 0.0)):
+        made = tuning(name=name)
+        made.start()
+        keys = [DeltaKey(client, 1, 0, 1) for client in "ab"]
+        for key, order in zip(keys, (1.0, reported), strict=True):
+            made.send(key, made.delta(1, key.client, RANK), order=order)
+        digests.append(made.merge(keys).digest)
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("rule", PRODUCT_RULES)

@@ -41,7 +41,7 @@ from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.exchanged import View
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import ORDER, RANK
+from fsl_async.roles.sync.delta import EPSILON, ORDER, RANK
 from fsl_async.store.adapters.fedit import FedIT
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Fed(FedBase):
         self.meter = training.meter
         self._session = session
         self._rounds: RoundTraining | None = None
-        self._has_scalars = False  # this site sends scalars, which `step` cannot make
+        self._refusal = ""  # why `step` cannot train
         self._waited_s = 0.0
 
     @property
@@ -103,11 +103,21 @@ class Fed(FedBase):
 
     def _expect_rounds(self) -> None:
         """Have `step` train rounds of `tune.steps` steps, where the run has rounds."""
-        self._has_scalars = self.is_zeroth
+        if self.is_zeroth:
+            self._refusal = (
+                "fed.step: this task trains by gradients, and its site measures losses only"
+                " (--order zeroth, or tune.method = zeroth): leave out --task, or send scalars by"
+                " fed.rounds and fed.end_round"
+            )
+        elif TuneConfig(**self.config["tune"]).is_private:
+            self._refusal = (
+                "fed.step: this run trains privately (tune.dp_epsilon), and this task adds no"
+                " noise: leave out --task"
+            )
         if self.config.get("sync", {}).get("trigger", "clock") == "clock":
             return
         self._training.expect_rounds()
-        if not self._has_scalars:
+        if not self.is_zeroth:
             self._training.round_steps = int(self.config["tune"]["steps"])
 
     def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
@@ -123,8 +133,13 @@ class Fed(FedBase):
         training.attach(model, view)
 
     def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
-        """Report numbers with every delta, whatever the site's policy for metrics."""
+        """Report numbers with every delta, whatever the site's policy for metrics.
+
+        A private run needs the epsilon spent, as `fsl_async.learn.tune.privacy` counts it.
+        """
         self._training.more_facts = facts
+        if EPSILON in facts():
+            self._refusal = ""
 
     def _check_weights(
         self, model: nn.Module, exchange: Sequence[str] | View | None = None
@@ -226,14 +241,11 @@ class Fed(FedBase):
         tokens: trained in this step on this client; the weight of its work in a merge.
         metrics: numbers to report, such as {"loss": 2.3}.
         Returns False once the run has ended; then leave the loop. Takes microseconds unless the
-        run asks something of the model. Raises TaskError where this site measures losses only.
+        run asks something of the model. Raises TaskError where this site measures losses only, or
+        has to add noise and does not.
         """
-        if self._has_scalars:
-            raise TaskError(
-                "fed.step: this task trains by gradients, and its site measures losses only"
-                " (--order zeroth, or tune.method = zeroth): leave out --task, or send scalars by"
-                " fed.rounds and fed.end_round"
-            )
+        if self._refusal:
+            raise TaskError(self._refusal)
         self.meter.step_ended()
         self.meter.count(tokens, metrics)
         training = self._training

@@ -277,6 +277,18 @@ def test_a_private_run_takes_no_scalars():
         fed.lora(nn.Sequential(nn.Linear(1, 1)))
 
 
+def test_a_task_without_noise_does_not_train_in_a_private_run():
+    """Each of its deltas would be declined, and it would train on."""
+    config = {"tune": {"method": "lora", "dp_epsilon": 4.0}}
+    fed, _ = connected(config=config)
+    fed.attach(nn.Linear(1, 1))
+    fed.add_facts(lambda: {"balance": 0.5})
+    with pytest.raises(TaskError, match="this task adds no"):
+        fed.step(tokens=4)
+    fed.add_facts(lambda: {"epsilon": 1.5})
+    assert fed.step(tokens=4)
+
+
 def test_a_rule_that_needs_the_runs_adapters_takes_no_other_model():
     """The parameter server would refuse its tensors, again and again."""
     fed, sides = connected(config={"tune": {"method": "lora", "rule": "bank"}})
