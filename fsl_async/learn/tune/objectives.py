@@ -10,7 +10,7 @@ Models are called as those of transformers: input_ids and attention_mask to .log
 # ruff: noqa: N806 - shapes are suffixes
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -98,9 +98,9 @@ class Lm(Tuning):
 
 
 class Classify(Tuning):
-    """Cross entropy of the label. labels: their number."""
+    """Cross entropy of the label. labels: their names."""
 
-    def __init__(self, labels: int) -> None:
+    def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
 
     def sums(self, model: nn.Module, batch: TokenBatch) -> Sums:
@@ -114,10 +114,11 @@ class Classify(Tuning):
     def evaluate(
         self, model: nn.Module, data: Tokenized, *, size: int = EVALUATED_BATCH
     ) -> dict[str, float]:
-        """The same, and eval_share_N: the share of label N among the samples."""
+        """The same, and eval_share_NAME: the share of a label among the samples."""
+        counts = data.label_counts(len(self._labels))
         shares = {
-            f"eval_share_{label}": samples / max(1, len(data))
-            for label, samples in enumerate(data.label_counts(self._labels))
+            f"eval_share_{name}": samples / max(1, len(data))
+            for name, samples in zip(self._labels, counts, strict=True)
         }
         return super().evaluate(model, data, size=size) | shares
 
@@ -167,7 +168,7 @@ def objective_of(tune: TuneConfig, reference: Reference | None = None) -> Tuning
     """The run's objective. reference: of dpo; by default the model with its adapters off."""
     kinds: Mapping[Objective, Callable[[], Tuning]] = {
         "lm": Lm,
-        "classify": lambda: Classify(len(tune.label_names)),
+        "classify": lambda: Classify(tune.label_names),
         "dpo": lambda: Dpo(tune.beta, reference or adapters_off),
     }
     return kinds[tune.objective]()

@@ -192,7 +192,7 @@ class Records:
             value = str(value).lower()
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if value is None or not isinstance(value, str | int) or not str(value).strip():
+        if value is None or not str(value).strip():
             raise _UnfitError(f"no {column}")
         name = str(value).strip()
         if name in self._labels:

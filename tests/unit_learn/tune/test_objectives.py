@@ -127,13 +127,13 @@ def test_labels(tmp_path):
     data = tokens(tmp_path, [{**row, "label": int(row["label"])} for row in rows], "classify")
     model = FavorsLabel(0, 1.5, classes=2)
     wanted = (4 * model.nats(0) + model.nats(1)) / 5
-    assert Classify(2).evaluate(model, data, size=2) == {
+    assert Classify(("no", "yes")).evaluate(model, data, size=2) == {
         "eval_loss": pytest.approx(wanted, rel=1e-6),
         "eval_accuracy": 0.8,
-        "eval_share_0": 0.8,
-        "eval_share_1": 0.2,
+        "eval_share_no": 0.8,
+        "eval_share_yes": 0.2,
     }
-    found = Classify(2).loss(model, data.batch([2, 3]))
+    found = Classify(("no", "yes")).loss(model, data.batch([2, 3]))
     assert (found.weight, found.metrics["accuracy"]) == (2, 0.5)
     assert found.loss.item() == pytest.approx((model.nats(0) + model.nats(1)) / 2, rel=1e-6)
 

@@ -131,9 +131,9 @@ def test_an_unknown_label_is_an_error_that_names_the_known_ones(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", [{"text": "x", "label": 1}, {"text": "x", "label": "maybe"}])
     with pytest.raises(DataError, match=r"a.jsonl', line 2: label 'maybe' .* negative, positive"):
         read(path, "classify")
-    for wrong in (2, -1, "2", 0.5):
+    for wrong in (2, -1, "2", 0.5, [1]):
         jsonl(path, [{"text": "x", "label": wrong}])
-        with pytest.raises(DataError, match=r"line 1|no row can be used"):
+        with pytest.raises(DataError, match=r"line 1: label .* is not a label"):
             read(path, "classify")
     for right in (0, "0", "negative", " negative ", 0.0):
         jsonl(path, [{"text": "x", "label": right}])
