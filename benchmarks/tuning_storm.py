@@ -81,7 +81,7 @@ class Play:
         return node(
             name, "--role", "client", "--name", name, "--base", self.choices.base,
             "--data", self.choices.data[number], "--rank", self.choices.ranks[number],
-            "--layers", self.choices.layers, "--allow", "adapters,metrics",
+            "--layers", self.choices.layers, "--allow", "deltas,metrics",
             "--run-dir", self.run_dir / "clients" / name, address,
         )  # fmt: skip
 
