@@ -17,22 +17,24 @@ def tuning(monkeypatch):
 
 
 def test_every_row_is_another_and_rules_of_mixed_ranks_allow_them(tuning):
-    """A row that is missing is found by its key."""
+    """A row that is found under another's key would never run."""
     from fsl_async.store.adapters import RULES
 
-    found = list(tuning.specs("mixed", tuning.Size()))
-    assert len({spec.key for spec in found}) == len(found) == 3 * (3 + 7 + 4)
-    assert all(RULES[spec.method].unequal_ranks for spec in found if spec.group == "mixed")
-    assert {spec.method for spec in found if spec.group != "alone"} == set(RULES)
+    found = list(tuning.specs(tuning.Size()))
+    assert len({spec.key for spec in found}) == len(found)
+    assert set(RULES) <= {spec.name for spec in found}
+    for spec in found:
+        setting = tuning.SETTINGS_OF[spec.setting]
+        if setting.ranks and setting.method(spec.name) in RULES:
+            assert RULES[setting.method(spec.name)].unequal_ranks
 
 
 def test_the_summary_has_means_over_seeds(tuning):
     """0.70 and 0.80 are 0.75 with a deviation of sqrt(2 x 0.05^2) = 0.071."""
     rows = {
         str(seed): {
-            "shards": "mixed",
-            "group": "equal",
-            "method": "fedit",
+            "setting": "deep",
+            "name": "fedit",
             "accuracy": accuracy,
             "loss": 0.5,
             "ps_memory_bytes": 70_000_000,
@@ -41,5 +43,5 @@ def test_the_summary_has_means_over_seeds(tuning):
         for seed, accuracy in enumerate((0.7, 0.8))
     }
     (line,) = tuning.summary(rows)[1:]
-    words = ["mixed", "equal", "fedit", "2", "0.750", "±", "0.071", "0.500", "1.5", "0.5", "70"]
+    words = ["deep", "fedit", "2", "0.750", "±", "0.071", "0.500", "1.5", "0.5", "70"]
     assert line.split() == words
