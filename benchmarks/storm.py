@@ -61,6 +61,15 @@ def node(name: str, *words: object) -> Child:
     return Child(name, argv, env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
 
 
+async def until(ready: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait for something; ends the program when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{what} did not happen within {seconds:g} s")
+        await asyncio.sleep(0.1)
+
+
 class Play:
     """One run."""
 
@@ -107,14 +116,6 @@ class Play:
         facts, _ = read_ledger(path) if path.exists() else ([], [])
         return [fact for fact in facts if fact["fact"] == "version"]
 
-    async def until(self, ready: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait for something; AssertionError when the time is over."""
-        deadline = time.monotonic() + seconds
-        while not ready():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{what} did not happen within {seconds:g} s")
-            await asyncio.sleep(0.1)
-
     def all_joined(self) -> bool:
         """Whether a version has merged every client."""
         return any(len(fact["merged"]) >= self.given.clients for fact in self.versions())
@@ -126,14 +127,14 @@ class Play:
             log_path=self.run_dir.parent / "children.log", on_line=self.line, rules=RULES
         ) as supervisor:
             supervisor.start(self.server())
-            await self.until(lambda: self.address, START_S, "listening")
+            await until(lambda: self.address, START_S, "listening")
             place = addresses.parse(self.address)
             links = []
             for name in self.names:
                 follow = self.run_dir / "links" / name
                 links.append(Proxy((place.host, place.port), follow=follow))
                 supervisor.start(self.client(name, links[-1].address))
-            await self.until(self.all_joined, START_S, "a sync of all clients")
+            await until(self.all_joined, START_S, "a sync of all clients")
             begun = time.time()
             await asyncio.sleep(given.calm)
             calm = [fact for fact in self.versions() if fact["at"] >= begun]

@@ -20,13 +20,12 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from storm import RULES, SERVER, START_S, node
+from storm import RULES, SERVER, START_S, node, until
 from tuning import Bench, Size, Spec
 
 from fsl_async.cluster.supervisor import Child, Supervisor
@@ -96,28 +95,20 @@ class Play:
         facts = read_ledger(path)[0] if path.exists() else []
         return max((fact["version"] for fact in facts if fact["fact"] == "version"), default=-1)
 
-    async def until(self, ready: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait for something; ends the program when the time is over."""
-        deadline = time.monotonic() + seconds
-        while not ready():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{what} did not come within {seconds:g} s")
-            await asyncio.sleep(0.2)
-
     async def play(self, seed: int) -> dict[str, Any]:
         """Run from start to end; returns the report of the chaos command, and more."""
         async with Supervisor(
             log_path=self.run_dir.parent / "children.log", on_line=self.line, rules=RULES
         ) as supervisor:
             supervisor.start(self.server())
-            await self.until(lambda: self.address, START_S, "the address")
+            await until(lambda: self.address, START_S, "the address")
             place = addresses.parse(self.address)
             links = []
             for number, name in enumerate(self.choices.names):
                 follow = self.run_dir / "links" / name
                 links.append(Proxy((place.host, place.port), follow=follow))
                 supervisor.start(self.client(number, links[-1].address))
-            await self.until(lambda: self.version() >= 1, START_S, "version 1")
+            await until(lambda: self.version() >= 1, START_S, "version 1")
             begun = time.monotonic()
             chaos = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "fsl_async.cli", "chaos", str(self.run_dir),
@@ -126,7 +117,7 @@ class Play:
                 stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
             rounds = self.choices.rounds
-            await self.until(lambda: self.version() >= rounds, RUN_S, "the last version")
+            await until(lambda: self.version() >= rounds, RUN_S, "the last version")
             seconds = time.monotonic() - begun
             chaos.send_signal(signal.SIGINT)
             out, _ = await chaos.communicate()

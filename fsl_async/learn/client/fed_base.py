@@ -85,7 +85,7 @@ class SplitPort(Protocol):
     """
 
     def open_split(self, training: Any, architecture: dict[str, str]) -> None:
-        """Open it, once; what comes is handed to `training`."""
+        """Open it, once; its messages go to `training`."""
 
     def post_split(self, event: Event) -> None:
         """Give its machine an event; nothing happens before it is opened."""

@@ -114,8 +114,7 @@ def extra(name: str, of: str = "hf") -> Any:
 def collector_paused() -> Iterator[None]:
     """Within it Python's cyclic garbage collector does not run.
 
-    Imports make many objects and little garbage. Those of torch, transformers and peft took 5.4
-    seconds of a core with it and 4.7 without (means of seven, torch 2.13, transformers 5.23).
+    Imports of torch, transformers and peft make many objects and little garbage.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -8,7 +8,7 @@ a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -18,14 +18,17 @@ from torch import Tensor, nn
 class KeptOutputs:
     """As a context: `model` computes its frozen parts once until `forget`.
 
-    A module takes part if none of its parameters requires a gradient. It must be in evaluation mode
+    changing: the weights that are set meanwhile, or views of them, whether they require a gradient
+    or not: some rules of merging let one factor rest for a round. A module takes part if it has
+    weights and none of those. It must be in evaluation mode
     and give the same outputs for the same inputs. Inputs are compared by value, so a module whose
     inputs differ is computed, and from then on nothing of it is kept; so is one whose outputs were
     written to in place. What is kept are the outputs of one batch, not what a backward pass needs.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [_Kept(module) for module in _largest(model, lambda one: not _trains(one))]
+    def __init__(self, model: nn.Module, changing: Iterable[Tensor]) -> None:
+        storages = {_storage(one) for one in changing}
+        self._modules = [_Kept(module) for module in _largest(model, storages)]
 
     def __enter__(self) -> Self:
         for one in self._modules:
@@ -82,19 +85,20 @@ class _Kept:
         return [one._version for one in _tensors((self._inputs, self._outputs))]  # noqa: SLF001
 
 
-def _trains(module: nn.Module) -> bool:
-    return any(one.requires_grad for one in module.parameters())
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
-def _largest(module: nn.Module, takes: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
-    """The largest modules with parameters that `takes` accepts; of lists of modules each one."""
+def _largest(module: nn.Module, changing: set[int]) -> Iterator[nn.Module]:
+    """The largest modules with weights of which none has one of these storages."""
     has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-    if has_forward and takes(module):
-        if any(True for _ in module.parameters()):
+    own = {_storage(one) for one in (*module.parameters(), *module.buffers())}
+    if has_forward and not own & changing:
+        if own:
             yield module
         return
     for child in module.children():
-        yield from _largest(child, takes)
+        yield from _largest(child, changing)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

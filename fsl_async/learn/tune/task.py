@@ -8,7 +8,7 @@ of zeroth order measures losses in directions that follow from the run's seed, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -76,7 +76,7 @@ def _train_by_losses(fed: Fed, site: Site) -> None:
         drawn = list(islice(batches, steps))
         if len(drawn) < steps:
             break
-        with losses:
+        with losses.keeping(weights):
             scalars = measure_round(fed, weights, losses, drawn, number=number)
         metrics = {"loss": losses.take_mean(), **site.shares, **site.held_out.due()}
         count = sum(batch.trained for batch in drawn)
@@ -89,18 +89,21 @@ class _Losses:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        # dpo switches adapters off and on, so that equal inputs do not make equal outputs.
-        self._kept = None if site.tune.objective == "dpo" else KeptOutputs(site.model)
+        self._kept: KeptOutputs | None = None
         self._batch: object = None
         self._found: list[float] = []
 
-    def __enter__(self) -> None:
-        if self._kept is not None:
-            self._kept.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        if self._kept is not None:
-            self._kept.__exit__()
+    @contextmanager
+    def keeping(self, weights: ModelWeights) -> Iterator[None]:
+        """Within it what does not depend on these weights is computed once a batch."""
+        # dpo switches adapters off and on, so that equal inputs do not make equal outputs.
+        if self._site.tune.objective == "dpo":
+            yield
+            return
+        changing = (piece for piece, _, _ in weights.pieces())
+        with KeptOutputs(self._site.model, changing) as self._kept:
+            yield
+        self._kept = None
 
     def __call__(self, batch: Any) -> float:
         if self._kept is not None and batch is not self._batch:

@@ -44,6 +44,11 @@ class Chain(nn.Module):
         return self.head(values)
 
 
+def trained(model):
+    """The weights that `losses` sets."""
+    return [one for one in model.parameters() if one.requires_grad]
+
+
 def losses(model, batches, repeats=3):
     """Outputs for each batch at changed weights of whatever trains."""
     found = []
@@ -58,7 +63,7 @@ def losses(model, batches, repeats=3):
 
 def kept_losses(model, batches):
     found = []
-    with torch.no_grad(), KeptOutputs(model) as kept:
+    with torch.no_grad(), KeptOutputs(model, trained(model)) as kept:
         for batch in batches:
             kept.forget()
             found += losses(model, [batch])
@@ -91,10 +96,21 @@ def test_blocks_below_the_first_that_trains_are_computed_once_a_batch():
     assert both(Chain(Block(), Block())) == [2, 2]  # only the head trains
 
 
+def test_a_weight_that_needs_no_gradient_and_is_set_is_not_frozen():
+    """Rules that train one factor at a time let the other rest, and zeroth order moves both."""
+    model = Chain(Block(), Block(), Block())
+    factor = model.blocks[1].linear.weight
+    with torch.no_grad(), KeptOutputs(model, [factor.view(-1)[2:5]]):
+        first = model(batches()[0])
+        factor += 1
+        assert not torch.equal(model(batches()[0]), first)
+    assert calls(model) == [1, 2, 2]
+
+
 def test_what_varies_is_not_kept():
     """The memory of a step is that of the outputs of a few blocks."""
     model = Chain(Block(), Block(frozen=False), Block())
-    with torch.no_grad(), KeptOutputs(model):
+    with torch.no_grad(), KeptOutputs(model, trained(model)):
         losses(model, batches()[:1])
         assert [block.made() is None for block in model.blocks] == [False, True, True]
 
@@ -110,14 +126,14 @@ def test_a_block_is_computed_again_when_another_one_has_written_to_its_output():
 
 def test_only_modules_of_frozen_weights_take_part_and_they_are_as_before():
     model = Chain(Block(), Block(frozen=False))
-    with KeptOutputs(model):
+    with KeptOutputs(model, trained(model)):
         assert "forward" in model.blocks[0].__dict__
         assert "forward" not in model.blocks[1].__dict__
         assert "forward" in model.blocks[0].__dict__
     assert "forward" not in model.blocks[0].__dict__
     mine = model.blocks[0].forward
     model.blocks[0].forward = mine  # as other libraries wrap it
-    with KeptOutputs(model):
+    with KeptOutputs(model, trained(model)):
         assert model.blocks[0].__dict__["forward"] is not mine
     assert model.blocks[0].__dict__["forward"] is mine
 
@@ -140,7 +156,7 @@ def test_inputs_that_are_no_values_are_never_the_same():
 
     reads, cache = Reads(), Cache()
     model = nn.Sequential(reads)
-    with torch.no_grad(), KeptOutputs(model):
+    with torch.no_grad(), KeptOutputs(model, trained(model)):
         assert model(cache).item() == 1.0
         cache.value = 2.0
         assert model(cache).item() == 2.0
@@ -178,7 +194,7 @@ def test_a_real_architecture_computes_its_frozen_blocks_once(tmp_path, kind):
     with torch.no_grad():
         before = objective.loss(base.model, batch).loss
         calls.clear()
-        with KeptOutputs(base.model):
+        with KeptOutputs(base.model, trained(base.model)):
             found = [objective.loss(base.model, batch).loss for _ in range(3)]
     assert [one.item() for one in found] == [before.item()] * 3
     assert len(calls) == 1
