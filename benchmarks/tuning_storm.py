@@ -29,6 +29,7 @@ from storm import RULES, SERVER, START_S, node, until
 from tuning import Bench, Size, Spec
 
 from fsl_async.cluster.supervisor import Child, Supervisor
+from fsl_async.commands.status_report import NodeStatus
 from fsl_async.config import address as addresses
 from fsl_async.config.load import to_dict
 from fsl_async.config.settings import Config
@@ -135,13 +136,9 @@ class Play:
         }
 
 
-async def _alarms(run_dir: Path) -> int:
-    status = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "fsl_async.cli", "status", str(run_dir), "--json",
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, _ = await status.communicate()
-    return int(json.loads(out)["ps"]["alarms"])
+def _alarms(run_dir: Path) -> int:
+    """Digests of sites that differ from the parameter server's, and damage on the disk."""
+    return NodeStatus(run_dir).state.ps.alarms
 
 
 def row_of(bench: Bench, seed: int, rounds: int, faults_per_hour: float) -> dict[str, Any]:
@@ -151,7 +148,7 @@ def row_of(bench: Bench, seed: int, rounds: int, faults_per_hour: float) -> dict
         play = Play(choices, Path(made), faults_per_hour)
         report = asyncio.run(play.play(seed))
         audit = audit_run(play.run_dir)
-        alarms = asyncio.run(_alarms(play.run_dir))
+        alarms = _alarms(play.run_dir)
         score = Scorer(play.config, choices.base, bench.held)(play.run_dir)
     return {
         "bench": "tuning_storm",
