@@ -1,0 +1,1 @@
+"""Groups of parameter servers: when they average what their groups gained, and over which cuts."""

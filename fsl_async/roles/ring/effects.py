@@ -1,0 +1,100 @@
+"""Effects of the machines of groups, as frozen values. A shell carries them out, in order."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from fsl_async.roles.machine import Effect
+from fsl_async.roles.ring.messages import View
+
+
+@frozen
+class TakeCut(Effect, tag="take_cut"):
+    """Hold merges, then make the newest version durable as the cut of `round`.
+
+    Ends in CutTaken or CutFailed.
+    """
+
+    round: int
+
+
+@frozen
+class ResumeMerges(Effect, tag="resume_merges"):
+    """Let the group merge again."""
+
+
+@frozen
+class StartRing(Effect, tag="start_ring"):
+    """Reduce with the members of a view. Ends in RingDone or RingFailed."""
+
+    view: View
+    rank: int
+
+
+@frozen
+class KillRing(Effect, tag="kill_ring"):
+    """End the process of a reduction. It ends in no event any more."""
+
+    reason: str
+
+
+@frozen
+class PassAddress(Effect, tag="pass_address"):
+    """Give the process of a reduction the address of another rank."""
+
+    key: str
+    blob: bytes
+
+
+@frozen
+class KeepAttempt(Effect, tag="keep_attempt"):
+    """Write the number of an attempt to the ledger. Ends in AttemptKept or LedgerFailed."""
+
+    round: int
+    attempt: int
+
+
+@frozen
+class KeepDecision(Effect, tag="keep_decision"):
+    """Write the decision of a round to the ledger. Ends in DecisionKept or LedgerFailed.
+
+    contributors: name -> begin and end of the tokens of its cut.
+    """
+
+    round: int
+    attempt: int
+    digest: str
+    contributors: dict[str, tuple[int, int]]
+
+
+@frozen
+class ReceiveGlobal(Effect, tag="receive_global"):
+    """Have G_`round` here: as the result of `attempt` if that has the digest, else by a stream.
+
+    Ends in GlobalHeld or GlobalLost.
+    """
+
+    round: int
+    attempt: int
+    digest: str
+
+
+@frozen
+class SendGlobal(Effect, tag="send_global"):
+    """Send the global weights held to a member; with the model if `model`."""
+
+    peer: str
+    model: bool
+
+
+@frozen
+class Adopt(Effect, tag="adopt"):
+    """Make a version of G_`round`, and of what the group merged that is not in it.
+
+    counted: the cut offered is in it. Ends in Adopted or AdoptFailed; merges go on afterwards.
+    """
+
+    round: int
+    attempt: int
+    digest: str
+    counted: bool

@@ -1,0 +1,81 @@
+"""A parameter server in a roster: its member, and the coordinator if it is the first. Pure.
+
+The coordinator's own group is a member like the others: their messages to each other stay in here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from fsl_async.roles.machine import Effect, Event, Send, TimerFired
+from fsl_async.roles.ring import events as ev
+from fsl_async.roles.ring.coordinator import RingCoordinator
+from fsl_async.roles.ring.member import COORDINATOR, RingMember
+from fsl_async.roles.ring.rules import RingRules
+
+
+class RingMachine:
+    """`handle` and `next_deadline` are the whole interface."""
+
+    def __init__(self, rules: RingRules) -> None:
+        self.rules = rules
+        self.member = RingMember(rules)
+        self.coordinator = RingCoordinator(rules) if rules.coordinates else None
+
+    @property
+    def round(self) -> int:
+        """The round of the global weights that the group has adopted; -1: none."""
+        return self.member.round
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        halves = [self.member, self.coordinator]
+        times = [one.deadlines.next() for one in halves if one is not None]
+        return min((time for time in times if time is not None), default=None)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return effects in the order in which they are to be carried out."""
+        if isinstance(event, TimerFired):
+            return self._timers(now)
+        if isinstance(event, ev.RingMessage):
+            return self._deliver(self._received(event, now), now)
+        effects: list[Effect] = []
+        if self.coordinator is not None:
+            effects += self.coordinator.handle(event, now)
+        if not (isinstance(event, ev.PeerHere | ev.PeerGone) and self.coordinator is not None):
+            effects += self.member.handle(event, now)
+        if self.coordinator is not None and isinstance(event, ev.RingRecovered):
+            effects += self.member.handle(ev.PeerHere(COORDINATOR), now)
+        if self.coordinator is not None and isinstance(event, ev.Adopted) and not event.round:
+            effects = [*self.coordinator.begun(event.digest, now), *effects]
+        return self._deliver(effects, now)
+
+    def _received(self, event: ev.RingMessage, now: float) -> list[Effect]:
+        if self.coordinator is None:
+            return self.member.received(event.message, now)
+        return self.coordinator.received(event.peer, event.message, now)
+
+    def _timers(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for half in (self.coordinator, self.member):
+            for name in half.deadlines.pop_due(now) if half is not None else ():
+                effects += half.timer(name, now)  # type: ignore[union-attr]
+        return self._deliver(effects, now)
+
+    def _deliver(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Give each half the messages of the other; return what is left, in order."""
+        if self.coordinator is None:
+            return effects
+        left: list[Effect] = []
+        waiting = deque(effects)
+        while waiting:
+            effect = waiting.popleft()
+            if isinstance(effect, Send) and effect.peer == COORDINATOR:
+                more = self.coordinator.received(self.rules.name, effect.message, now)
+            elif isinstance(effect, Send) and effect.peer == self.rules.name:
+                more = self.member.received(effect.message, now)
+            else:
+                left.append(effect)
+                continue
+            waiting.extendleft(reversed(more))
+        return left

@@ -1,0 +1,281 @@
+"""Decides what a parameter server does as a member of a ring. Pure.
+
+Rules
+- A group offers one cut for each round. The cut is durable before it is promised, and every attempt
+  of that round uses it: a group's tokens are in a round or not, whatever attempt succeeds.
+- Merges are held from the cut until the decision, at most `hold_s`. Training, uploads and their
+  acknowledgments are not. A group that merged meanwhile adopts "late": it keeps what it gained.
+- A result is durable before it is reported. Only the coordinator's decision makes it count.
+- Global weights are held here before they are adopted. Adopting makes a version, and ends the cut.
+- After every loss of the session the member asks for the newest decision. The answer says whether
+  its cut was in the round, so nothing is merged twice and nothing is lost.
+
+    state       event                    -> state       effects
+    FREE        Poll for its round          CUTTING     TakeCut
+    FREE        Poll, and there is a cut    FREE        Promise with the same cut
+    CUTTING     CutTaken                    FREE        Promise; timer "hold"
+    CUTTING     CutFailed                   FREE        ResumeMerges
+    FREE        View with its cut           REDUCING    StartRing
+    REDUCING    Address                     REDUCING    PassAddress
+    REDUCING    RingDone                    REPORTED    Reported
+    REDUCING    RingFailed                  FREE        Failed
+    REDUCING    Dropped, PeerGone           FREE        KillRing
+    any         Decided, newer              FETCHING    KillRing if it runs, ReceiveGlobal
+    FETCHING    GlobalHeld                  ADOPTING    Adopt
+    FETCHING    GlobalLost, PeerGone        FREE        AskGlobal: timer "ask", or the next session
+    ADOPTING    Adopted                     FREE        ResumeMerges, AskGlobal (reports the round)
+    ADOPTING    AdoptFailed                 ADOPTING    timer "adopt", then Adopt
+    any         timer "hold"                same        ResumeMerges
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+from fsl_async.roles.machine import Deadlines, Effect, Event, Note, Send
+from fsl_async.roles.messages import Message
+from fsl_async.roles.ring import effects as do
+from fsl_async.roles.ring import events as ev
+from fsl_async.roles.ring import messages as msg
+from fsl_async.roles.ring.rules import RingRules
+
+COORDINATOR = ""
+"""The peer of a member's messages."""
+
+
+class MemberPhase(enum.Enum):
+    """The phases of a member."""
+
+    FREE = "free"
+    CUTTING = "cutting"
+    REDUCING = "reducing"
+    REPORTED = "reported"
+    FETCHING = "fetching"
+    ADOPTING = "adopting"
+
+
+class RingMember:
+    """The state of one member. `handle` takes its events, `received` the coordinator's messages."""
+
+    def __init__(self, rules: RingRules) -> None:
+        self.rules = rules
+        self.phase = MemberPhase.FREE
+        self.round = -1
+        """Of the global weights that the group has adopted."""
+        self.digest = ""
+        self.since = -1
+        self.cut: ev.Cut | None = None
+        self.is_here = False
+        """Whether there is a session with the coordinator."""
+        self.holds = False
+        """Whether merges are held."""
+        self.attempt = 0
+        """The one under way, or reported."""
+        self.target: msg.Decided | None = None
+        self.deadlines = Deadlines()
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+            ev.RingRecovered: self._recovered,
+            ev.PeerHere: lambda _event, _now: self._arrived(),
+            ev.PeerGone: lambda event, _: self._gone(event.reason),
+            ev.CutTaken: self._cut_taken,
+            ev.CutFailed: self._cut_failed,
+            ev.RingDone: lambda event, _: self._ring_done(event),
+            ev.RingFailed: lambda event, _: self._ring_failed(event),
+            ev.GlobalHeld: lambda event, _: self._global_held(event),
+            ev.GlobalLost: self._global_lost,
+            ev.Adopted: lambda event, _: self._adopted(event),
+            ev.AdoptFailed: self._adopt_failed,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event of this process."""
+        handler = self._handlers.get(type(event))
+        return handler(event, now) if handler is not None else []
+
+    def received(self, message: Message, now: float) -> list[Effect]:
+        """Take one message of the coordinator."""
+        match message:
+            case msg.Poll(number):
+                return self._poll(number)
+            case msg.View():
+                return self._view(message)
+            case msg.Address(attempt, key, blob):
+                runs = self.phase is MemberPhase.REDUCING and attempt == self.attempt
+                return [do.PassAddress(key, blob)] if runs else []
+            case msg.Dropped():
+                return self._dropped(message)
+            case msg.Decided():
+                return self._decided(message)
+            case _:
+                return []
+
+    def timer(self, name: str, now: float) -> list[Effect]:
+        """Take one due deadline."""
+        if name == "hold":
+            text = f"global round {self.round} is not decided yet; this group merges again"
+            return [Note(text, "warning"), *self._resume()]
+        return self._adopt() if name == "adopt" else self._ask()
+
+    def _recovered(self, event: ev.RingRecovered, now: float) -> list[Effect]:
+        self.round, self.digest, self.since = event.round, event.digest, event.since
+        self.cut = event.cut
+        return []
+
+    # --- the session ---
+
+    def _ask(self) -> list[Effect]:
+        return [Send(COORDINATOR, msg.AskGlobal(self.round, self.digest))] if self.is_here else []
+
+    def _arrived(self) -> list[Effect]:
+        self.is_here = True
+        return self._ask()
+
+    def _gone(self, reason: str) -> list[Effect]:
+        self.is_here = False
+        effects: list[Effect] = []
+        if self.phase is MemberPhase.REDUCING:
+            effects += self._kill(reason)
+        if self.phase is MemberPhase.FETCHING:
+            self.phase, self.target = MemberPhase.FREE, None
+        if self.phase is MemberPhase.FREE:  # after a report there may be a decision
+            effects += self._resume()
+        return effects
+
+    def _resume(self) -> list[Effect]:
+        """Let the group merge, if that is held. While a cut is taken, it is answered first."""
+        if not self.holds or self.phase is MemberPhase.CUTTING:
+            return []
+        self.holds = False
+        self.deadlines.cancel("hold")
+        return [do.ResumeMerges()]
+
+    def _kill(self, reason: str) -> list[Effect]:
+        self.phase = MemberPhase.FREE
+        return [do.KillRing(reason)]
+
+    # --- from the poll to the report ---
+
+    def _poll(self, number: int) -> list[Effect]:
+        if self.phase in {MemberPhase.CUTTING, MemberPhase.FETCHING, MemberPhase.ADOPTING}:
+            return []
+        if number != self.round:
+            return self._ask()
+        effects: list[Effect] = []
+        if self.phase is MemberPhase.REDUCING:  # that attempt is over at the coordinator
+            effects += self._kill("another attempt begins")
+        self.phase = MemberPhase.FREE
+        if self.cut is not None:
+            return [*effects, self._promise(self.cut)]
+        self.phase, self.holds = MemberPhase.CUTTING, True
+        return [*effects, do.TakeCut(number)]
+
+    def _promise(self, cut: ev.Cut) -> Send:
+        behind = max(0, cut.round - self.since)
+        promise = msg.Promise(cut.round, cut.version, cut.digest, cut.begin, cut.end, behind)
+        return Send(COORDINATOR, promise)
+
+    def _cut_taken(self, event: ev.CutTaken, now: float) -> list[Effect]:
+        self.phase, self.cut = MemberPhase.FREE, event.cut
+        if not self.is_here:
+            return self._resume()
+        self.deadlines.set("hold", now + self.rules.hold_s)
+        return [self._promise(event.cut)]
+
+    def _cut_failed(self, event: ev.CutFailed, now: float) -> list[Effect]:
+        self.phase = MemberPhase.FREE
+        text = f"no part in global round {event.round}: {event.reason}"
+        return [Note(text, "warning"), *self._resume()]
+
+    def _view(self, view: msg.View) -> list[Effect]:
+        ranks = [share.name for share in view.members]
+        if self.phase in {MemberPhase.CUTTING, MemberPhase.FETCHING, MemberPhase.ADOPTING}:
+            return self._refuse(view, f"{self.rules.name} is {self.phase.value}")
+        cut = self.cut
+        if cut is None or cut.round != view.round or self.rules.name not in ranks:
+            return self._refuse(view, f"{self.rules.name} has no cut for round {view.round}")
+        rank = ranks.index(self.rules.name)
+        if view.members[rank].digest != cut.digest:
+            return self._refuse(view, f"{self.rules.name} has another cut for round {view.round}")
+        effects: list[Effect] = []
+        if self.phase is MemberPhase.REDUCING:
+            effects += self._kill("another attempt begins")
+        self.phase, self.attempt = MemberPhase.REDUCING, view.attempt
+        return [*effects, do.StartRing(view, rank)]
+
+    def _refuse(self, view: msg.View, reason: str) -> list[Effect]:
+        return [Send(COORDINATOR, msg.Failed(view.round, view.attempt, reason))]
+
+    def _dropped(self, message: msg.Dropped) -> list[Effect]:
+        if message.attempt != self.attempt:
+            return []
+        if self.phase is MemberPhase.REPORTED:
+            self.phase = MemberPhase.FREE
+        return self._kill(message.reason) if self.phase is MemberPhase.REDUCING else []
+
+    def _ring_done(self, event: ev.RingDone) -> list[Effect]:
+        if self.phase is not MemberPhase.REDUCING or event.attempt != self.attempt:
+            return []
+        self.phase = MemberPhase.REPORTED
+        return [Send(COORDINATOR, msg.Reported(self.round, event.attempt, event.digest))]
+
+    def _ring_failed(self, event: ev.RingFailed) -> list[Effect]:
+        if self.phase is not MemberPhase.REDUCING or event.attempt != self.attempt:
+            return []
+        self.phase = MemberPhase.FREE
+        text = f"attempt {event.attempt} of global round {self.round} failed: {event.reason}"
+        failed = msg.Failed(self.round, event.attempt, event.reason)
+        return [Note(text), Send(COORDINATOR, failed)]
+
+    # --- from the decision to the version ---
+
+    def _decided(self, message: msg.Decided) -> list[Effect]:
+        if message.round < self.round or (
+            message.round == self.round and message.digest != self.digest
+        ):
+            text = (
+                f"the coordinator is at global round {message.round} ({message.digest}), and this"
+                f" group at {self.round} ({self.digest}): restore the coordinator's run directory"
+            )
+            return [Note(text, "warning")]
+        if message.round == self.round:
+            return []
+        if self.phase in {MemberPhase.CUTTING, MemberPhase.ADOPTING}:
+            return []  # the promise, or the question after the adoption, gets the answer again
+        effects: list[Effect] = []
+        if self.phase is MemberPhase.REDUCING:
+            effects += self._kill("the round is decided")
+        self.phase, self.target = MemberPhase.FETCHING, message
+        receive = do.ReceiveGlobal(message.round, message.attempt, message.digest)
+        return [*effects, receive]
+
+    def _global_held(self, event: ev.GlobalHeld) -> list[Effect]:
+        if self.phase is not MemberPhase.FETCHING or self.target is None:
+            return []
+        if event.round != self.target.round:
+            return []
+        self.phase = MemberPhase.ADOPTING
+        return self._adopt()
+
+    def _adopt(self) -> list[Effect]:
+        target = self.target
+        assert target is not None, "a decision is adopted"
+        return [do.Adopt(target.round, target.attempt, target.digest, target.counted)]
+
+    def _global_lost(self, event: ev.GlobalLost, now: float) -> list[Effect]:
+        if self.phase is not MemberPhase.FETCHING:
+            return []
+        self.phase, self.target = MemberPhase.FREE, None
+        self.deadlines.set("ask", now + self.rules.retry_s)
+        return [Note(f"global weights {event.round} did not arrive: {event.reason}", "warning")]
+
+    def _adopted(self, event: ev.Adopted) -> list[Effect]:
+        self.round, self.digest, self.since = event.round, event.digest, event.since
+        self.cut, self.target, self.phase = None, None, MemberPhase.FREE
+        return [*self._resume(), *self._ask()]
+
+    def _adopt_failed(self, event: ev.AdoptFailed, now: float) -> list[Effect]:
+        self.deadlines.set("adopt", now + max(1.0, self.rules.retry_s))
+        text = f"global weights {event.round} could not be adopted: {event.reason}"
+        return [Note(f"{text}; it is tried again", "warning")]

@@ -1,0 +1,36 @@
+"""The rules of groups, read from the table [ring]. Pure."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+PIECE_VALUES = 1 << 24
+
+
+@frozen
+class RingRules:
+    """What the machines of groups decide by. Times in seconds.
+
+    roster: the names of all parameter servers; the first one coordinates. every: versions of the
+    coordinator's group from one global round to the next, 0: by `every_s`.
+    """
+
+    name: str
+    roster: tuple[str, ...]
+    every: int = 6
+    every_s: float = 0.0
+    hold_s: float = 120.0
+    grace_s: float = 10.0
+    retry_s: float = 0.5
+    staleness_exponent: float = 0.5
+    piece_values: int = PIECE_VALUES
+
+    @property
+    def coordinator(self) -> str:
+        """The name of the coordinator."""
+        return self.roster[0]
+
+    @property
+    def coordinates(self) -> bool:
+        """Whether this is the coordinator."""
+        return self.name == self.roster[0]
