@@ -4,8 +4,8 @@
 
 Prints one JSON row per line:
 
-    reduce       all members; seconds from the job to the last result on disk, synced. equal: whether
-                 all results have the same bytes
+    reduce       all members; seconds from the job to the last result on disk, synced. equal:
+                 whether all results have the same bytes
     floor        the same bytes added by NumPy in one process and written, with the same sync
     killed       one child gets SIGKILL in the middle: seconds until the other members have an error
     without      ... and until the others have a result without it
@@ -40,14 +40,19 @@ class Members:
         self.folder, self.values = folder, values
         self.results: dict[int, asyncio.Future[str]] = {}
         self.ranks: list[int] = []
-        self.processes = [
-            RingProcess(
-                lambda attempt, key, blob, me=me: self.pass_on(me, key, blob),
-                lambda attempt, me=me: self.results[me].set_result(""),
-                lambda attempt, reason, me=me: self.results[me].set_result(reason),
-            )
-            for me in range(count)
-        ]
+        self.processes = [self._process(me) for me in range(count)]
+
+    def _process(self, me: int) -> RingProcess:
+        def done(_: int) -> None:
+            self.results[me].set_result("")
+
+        def failed(_: int, reason: str) -> None:
+            self.results[me].set_result(reason)
+
+        def address(_: int, key: str, blob: bytes) -> None:
+            self.pass_on(me, key, blob)
+
+        return RingProcess(address, done, failed)
 
     def pass_on(self, me: int, key: str, blob: bytes) -> None:
         """Give an address to the others of the attempt."""
@@ -124,6 +129,12 @@ def child_of(pid: int) -> int:
     return int(found[0])
 
 
+async def until_longer(path: Path, least: float) -> None:
+    """Wait until a file has so many bytes, with a look each millisecond."""
+    while not path.exists() or path.stat().st_size < least:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0.001)
+
+
 async def measure(values: int, count: int, repeat: int) -> None:
     """Print all rows."""
 
@@ -165,8 +176,7 @@ async def measure(values: int, count: int, repeat: int) -> None:
             victim = count - 1
             members.begin(attempt, everyone)
             partial = members.out(victim, attempt)
-            while not partial.exists() or partial.stat().st_size < share * 4 * values:
-                await asyncio.sleep(0.001)
+            await until_longer(partial, share * 4 * values)
             pid = members.processes[victim].pid
             assert pid is not None
             begun = time.monotonic()

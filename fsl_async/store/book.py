@@ -13,6 +13,9 @@
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
                   again, `gone` those that are lost
+    begun, cut,
+    attempt,      global rounds (fsl_async.store.ring_book)
+    global
     renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
                   lists the remaining records up to it, `aside` the deltas that were in the spool;
                   those are unknown again, so a client without an answer may send one again
@@ -40,6 +43,7 @@ from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.errors import StoreError
 from fsl_async.store.records import decay_from, from_fact, to_fact
+from fsl_async.store.ring_book import RingBook
 from fsl_async.store.seed_step import SeedStep
 
 if TYPE_CHECKING:
@@ -94,6 +98,7 @@ class Book:
         self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
         self.provisional: set[str] = set()  # clients with a provisional lease
+        self.ring = RingBook()
         self.incarnations: dict[str, int] = {}
         # What versions not forgotten merged; None: it was not pending, so details are unknown. A
         # rollback makes those with details pending again.
@@ -110,6 +115,7 @@ class Book:
             "rollback": self._apply_rollback,
             "renewed": self._apply_renewed,
         }
+        self._learn_ring()
 
     def known(self, key: DeltaKey) -> Outcome | None:
         """Return the outcome of `key`; None when it was never acknowledged."""
@@ -197,6 +203,15 @@ class Book:
             )
         apply(fact)
 
+    def _learn_ring(self) -> None:
+        ring = self.ring
+        self._appliers |= {
+            "begun": ring.begun,
+            "cut": ring.offered,
+            "attempt": ring.attempted,
+            "global": ring.decide,
+        }
+
     def _apply_run(self, fact: Mapping[str, Any]) -> None:
         self.run = self.run or fact["run"]
 
@@ -259,6 +274,8 @@ class Book:
         self.version = version = fact["version"]
         self.digests[version] = fact["digest"]
         self.tokens_total = fact["tokens_total"]
+        if "ring" in fact:
+            self.ring.adopt(version, fact["ring"], self.tokens_total)
         if "seeds" in fact:
             self.seeds[version] = SeedStep.from_json(fact["seeds"])
         for old in [one for one in self.seeds if one <= version - self.history]:
@@ -337,6 +354,7 @@ class Book:
             "settled": {key.text: outcome for key, outcome in self.settled.values()},
             "accepted": [to_fact(delta) for delta in self.accepted],
             "provisional": sorted(self.provisional),
+            "ring": self.ring.to_json(),
             "details": [
                 [version, [[key.text, one and to_fact(one)] for key, one in details.items()]]
                 for version, details in self._details.items()
@@ -360,6 +378,8 @@ class Book:
         book.settled = _parse_settled(members["settled"])
         book.accepted.extend(map(from_fact, members["accepted"]))
         book.provisional = set(members["provisional"])
+        book.ring = RingBook.from_json(members["ring"])
+        book._learn_ring()
         book._details = {
             version: {DeltaKey.parse(key): one and from_fact(one) for key, one in entries}
             for version, entries in members["details"]

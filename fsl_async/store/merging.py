@@ -310,7 +310,7 @@ class Merging:
         """
         if not self._is_fixed or average.version != self._facts.book.version + 1:
             raise StoreError(f"version {average.version} has no average; take it first")
-        self._restore(average.version - 1)
+        self.restore(average.version - 1)
         self._is_fixed = False
         repaired: set[str] = set()
         while True:
@@ -326,14 +326,14 @@ class Merging:
                     self._kept.repair_newest(damage, self._manifest)
                 repaired.add(damage.file)
             except BaseException:
-                self._restore(average.version - 1)
+                self.restore(average.version - 1)
                 raise
             else:
                 self.sum.clear()
                 self._left_out.clear()
                 return checkpoint
 
-    def _restore(self, version: int) -> None:
+    def restore(self, version: int) -> None:
         """Take back what a failed commit did to the vectors in memory. StoreError: try again."""
         if self.resident is not None and self.resident.vectors.version != version:
             with disk(f"cannot read version {version} again"):

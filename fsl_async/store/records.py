@@ -20,6 +20,7 @@ from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.outer import OuterSettings
+from fsl_async.store.ring_book import Adoption
 from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
 
@@ -163,11 +164,15 @@ class VersionRecord:
     """
     seeds: SeedStep | None = None
     """In a run of zeroth order: the steps that lead from the version before to this one."""
+    ring: Adoption | None = None
+    """The global weights that the version is made of, instead of deltas."""
 
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
         members = {name: getattr(self, name) for name in fields_dict(type(self))}
-        seeds = members.pop("seeds")
+        seeds, ring = members.pop("seeds"), members.pop("ring")
+        if ring is not None:
+            members["ring"] = ring.to_json()
         if seeds is not None:
             members["seeds"] = seeds.to_json()
         return {**members, "merged": [_entry(one) for one in self.merged]}
@@ -188,6 +193,8 @@ class VersionRecord:
         members = {name: fact[name] for name in fields_dict(cls) if name in fact}
         if "seeds" in members:
             members["seeds"] = SeedStep.from_json(members["seeds"])
+        if "ring" in members:
+            members["ring"] = Adoption(**members["ring"])
         return cls(**{**members, "merged": merged})
 
 

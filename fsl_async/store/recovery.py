@@ -257,6 +257,7 @@ def _settle_version(
     newest = max([*versions, book.version])
     if from_version is not None:
         _check_there(versions, from_version)
+        _check_ring(book, from_version)
     target = newest if from_version is None else from_version
     if target < 0:
         return []
@@ -314,6 +315,17 @@ def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
         other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
         raise run.checkpoints.damaged(version, other, manifest)
     return checkpoint
+
+
+def _check_ring(book: Book, wanted: int) -> None:
+    """Refuse a version before the one that holds the newest global weights."""
+    ring = book.ring
+    if wanted < ring.version:
+        raise StoreError(
+            f"version {ring.version} holds global weights {ring.adopted_round}, and what was merged"
+            " before is in those of other groups too: the run goes back to that version at most,"
+            f" with --from-version {ring.version} or a newer one"
+        )
 
 
 def _check_there(versions: list[int], wanted: int) -> None:

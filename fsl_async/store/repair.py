@@ -97,7 +97,7 @@ class Repairer:
     ) -> str:
         """Restore file `name` of `damaged`; return its source, or "" when that is impossible."""
         fits = before.is_whole and before.record.digest == damaged.record.parent
-        if not fits or name not in damaged.files:
+        if not fits or name not in damaged.files or damaged.record.ring is not None:
             return ""
         # The mean before is read only for the mean, so its damage keeps nothing else from repair.
         share = damaged.record.mean_share if name == MEAN else 0.0

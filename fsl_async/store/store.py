@@ -56,6 +56,7 @@ from fsl_async.store.records import (
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
 from fsl_async.store.resident import Resident, memory_lacking, oldest_needed
+from fsl_async.store.ring_store import RingStore
 from fsl_async.store.seed_step import frame_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class _Open:
     facts: Facts
     kept: KeptVersions
     merging: Merging
+    ring: RingStore
     resident: Resident | None = None
 
 
@@ -161,7 +163,17 @@ class Store:
         merging = Merging(
             self._files, run, facts, versions, pool=self._pool, settings=self._settings
         )
-        self._parts = _Open(run, facts, versions, merging)
+        ring = RingStore(
+            self._files,
+            self._run_dir,
+            run,
+            facts=facts,
+            kept=versions,
+            merging=merging,
+            settings=self._settings,
+            pool=self._pool,
+        )
+        self._parts = _Open(run, facts, versions, merging, ring)
         merging.full_fetch = self._is_fetched_in_full
         if run.manifest is not None and not self._only_facts:
             self._is_recovering = True
@@ -235,6 +247,7 @@ class Store:
         """
         self.abort_initial()
         if self._parts is not None:
+            self._parts.ring.close()
             if self._parts.resident is not None:
                 self._parts.resident.close()
             self._parts.facts.close()
@@ -541,6 +554,25 @@ class Store:
     ) -> Committed:
         """Call `average` and `advance` with nothing between them."""
         return self.advance(self.average(version, merged, scale, position))
+
+    @property
+    def ring(self) -> RingStore:
+        """Cuts, results and decisions of global rounds."""
+        return self._open.ring
+
+    def adopt_global(
+        self, number: int, attempt: int, digest: str, *, counted: bool, keeps_momentum: bool
+    ) -> Committed:
+        """Make the next version of global weights; see `RingStore.make_version`."""
+        if self.version < 0:
+            self.start_run("run")
+        ring = self._open.ring
+        checkpoint = ring.make_version(
+            number, attempt, digest, counted=counted, keeps_momentum=keeps_momentum
+        )
+        made = self._adopt(checkpoint)
+        ring.adopted()
+        return made
 
     def _adopt(self, checkpoint: Checkpoint) -> Committed:
         """Take over a new version: apply it, write its ledger line, and remove unneeded files."""

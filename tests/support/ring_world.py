@@ -192,7 +192,7 @@ class Server:
             disk.theta = weights + disk.theta - reference
         if effect.counted:
             assert disk.cut is not None
-            disk.reference, disk.since = disk.cut.end, disk.cut.round
+            disk.reference = disk.cut.end
         if effect.counted or disk.tokens == disk.reference:
             disk.since = effect.round
         disk.version += 1

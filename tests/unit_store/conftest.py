@@ -75,6 +75,9 @@ class Run:
 
     def start(self, seed=0):
         self.open()
+        return self.publish(seed)
+
+    def publish(self, seed=0):
         self.store.begin_initial(self.manifest)
         for index, frame in enumerate(frames_of(self.manifest, noise(self.manifest, seed))):
             self.store.write_initial(index, frame)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 MAX_FRAME = 1 << 20
 HEAD_BYTES = 4

@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 16
 _MAX_REASON = 300
 
 
-class MessageStore(dist.Store):
+class MessageStore(dist.Store):  # type: ignore[misc, name-defined]
     """A store of torch.distributed whose keys come and go as frames."""
 
     def __init__(self, line: socket.socket, timeout_s: float) -> None:
@@ -100,16 +100,16 @@ def _mapped(path: Path | str, skip: int, values: int) -> NDArray[np.float32]:
     return mapped
 
 
-def _group(job: dict[str, Any], store: dist.Store) -> Any:
+def _group(job: dict[str, Any], store: Any) -> Any:
     """Connect all ranks. A device bound to `host`, so that no host name is looked up."""
-    options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - there is no public name
-    device = dist.ProcessGroupGloo.create_device(hostname=job["host"], lazy_init=False)
-    options._devices = [device]  # noqa: SLF001
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()  # noqa: SLF001 - there is no public name
+    options._devices = [gloo.create_device(hostname=job["host"], lazy_init=False)]  # noqa: SLF001
     options._timeout = timedelta(seconds=job["timeout_s"])  # noqa: SLF001
-    return dist.ProcessGroupGloo(store, job["rank"], len(job["weights"]), options)
+    return gloo(store, job["rank"], len(job["weights"]), options)
 
 
-def reduce_files(job: dict[str, Any], store: dist.Store) -> None:
+def reduce_files(job: dict[str, Any], store: Any) -> None:
     """Write the result of a job (`pipes`) to its `out`, synced.
 
     Raises RuntimeError (gloo, not finite) and OSError.
@@ -121,7 +121,7 @@ def reduce_files(job: dict[str, Any], store: dist.Store) -> None:
     # One buffer: memory that is touched first costs more than the reduction.
     buffer = torch.empty(min(piece, values), dtype=torch.float32)
     pace = Pace(job["bytes_per_s"])
-    options = dist.AllreduceOptions()
+    options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.SUM
     with open(job["base"], "rb") as head, open(job["out"], "xb", buffering=0) as out:  # noqa: PTH123
         os.fchmod(out.fileno(), 0o600)
@@ -136,7 +136,7 @@ def reduce_files(job: dict[str, Any], store: dist.Store) -> None:
             np.subtract(base[begin:end], room, out=room)
             if not np.isfinite(room).all():
                 raise RuntimeError("the sum is not finite: a group has diverged")
-            view = memoryview(room).cast("B")
+            view = room.data.cast("B")
             while view:
                 view = view[out.write(view) :]
             pace.add(room.nbytes)

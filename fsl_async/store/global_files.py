@@ -1,0 +1,134 @@
+"""Global files: cuts, results of reductions and global weights, as flat files beside a run.
+
+    run_dir/global/
+        g00000003.00000007.safetensors    G_3, as attempt 7 made it; G_0 is of attempt 0
+        cut-00000003.safetensors          the weights that the group offers in round 3
+        tmp-...                           incomplete
+
+A file has its name once it is complete and durable: written under its temporary name, synced,
+renamed, and the folder synced. Whether it counts is in the ledger (fsl_async.store.ring_book).
+Others are removed at a start and after each adoption.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, vector_digest
+from fsl_async.store.errors import StoreError
+from fsl_async.store.flat_file import VALUE_BYTES, FlatWriter, header_for
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.files import Files
+    from fsl_async.store.manifest import Manifest
+
+_RESULT = re.compile(r"g(\d{8,})\.(\d{8,})\.safetensors")
+_CUT = re.compile(r"cut-(\d{8,})\.safetensors")
+
+
+class GlobalFiles:
+    """The folder of one run directory. Methods raise OSError unchanged."""
+
+    def __init__(self, files: Files, run_dir: Path) -> None:
+        self._files = files
+        self.directory = run_dir / "global"
+
+    def make_directory(self) -> None:
+        """Create the folder, durably."""
+        self._files.make_directory(self.directory)
+        self._files.sync_directory(self.directory.parent)
+
+    def weights(self, number: int, attempt: int) -> Path:
+        """The path of global weights, existing or not."""
+        return self.directory / f"g{number:08d}.{attempt:08d}.safetensors"
+
+    def cut(self, number: int) -> Path:
+        """The path of the cut of a round."""
+        return self.directory / f"cut-{number:08d}.safetensors"
+
+    def temporary(self, path: Path) -> Path:
+        """The path of a file while it is incomplete."""
+        return path.with_name(f"tmp-{path.name}")
+
+    def write(self, path: Path, chunks: Iterable[NDArray[np.float32]], manifest: Manifest) -> str:
+        """Write a file; return the digest of its vector. StoreError: the chunks are not all."""
+        temporary = self.temporary(path)
+        with ExitStack() as closing:
+            writer = FlatWriter(self._files, temporary, manifest)
+            closing.callback(writer.close)
+            count = 0
+            for values in chunks:
+                writer.append(values)
+                count += 1
+            if count != manifest.chunks:
+                raise StoreError(f"{path.name} has {count} of {manifest.chunks} chunks")
+            writer.sync()
+            digest = writer.digest
+        self.publish(path)
+        return digest
+
+    def publish(self, path: Path) -> None:
+        """Give a complete and synced file its name, durably."""
+        self._files.rename(self.temporary(path), path)
+        self._files.sync_directory(self.directory)
+
+    def discard(self, path: Path) -> None:
+        """Remove the incomplete form of a file, if there is one."""
+        temporary = self.temporary(path)
+        if temporary.name in self._files.names(self.directory):
+            self._files.remove(temporary)
+
+    def digest(self, path: Path, manifest: Manifest) -> str:
+        """The digest of a file's vector, read; empty if it is no such file."""
+        try:
+            return vector_digest(map(chunk_digest, self.chunks(path, manifest)))[:DIGEST_CHARACTERS]
+        except StoreError:
+            return ""
+
+    def chunks(
+        self, path: Path, manifest: Manifest, first: int = 0
+    ) -> Generator[NDArray[np.float32]]:
+        """Yield the chunks of a file from `first` on, each valid until the next.
+
+        StoreError: it is missing, or not of this model.
+        """
+        header = header_for(manifest)
+        size = len(header) + manifest.values * VALUE_BYTES
+        try:
+            descriptor = self._files.open_existing(path)
+        except FileNotFoundError:
+            raise StoreError(f"{path.name} is missing") from None
+        try:
+            fits = self._files.size(descriptor) == size
+            if not fits or self._files.read(descriptor, len(header), 0) != header:
+                raise StoreError(f"{path.name} is not of this model")
+            buffer = np.empty(manifest.chunk_values(0), np.float32)
+            for index in range(first, manifest.chunks):
+                start, stop = manifest.chunk_range(index)
+                values = buffer[: stop - start]
+                at = len(header) + start * VALUE_BYTES
+                self._files.read_into(descriptor, values.data.cast("B"), at)
+                yield values
+        finally:
+            self._files.close(descriptor)
+
+    def clean(self, keep: Iterable[Path], results_of: int) -> None:
+        """Remove all files but `keep`, and the newest result for G_`results_of`."""
+        wanted = {path.name for path in keep}
+        names = self._files.names(self.directory)
+        found = ((name, _RESULT.fullmatch(name)) for name in names)
+        results = [name for name, match in found if match and int(match[1]) == results_of]
+        wanted |= set(sorted(results)[-1:])
+        for name in names:
+            is_ours = _RESULT.fullmatch(name) or _CUT.fullmatch(name) or name.startswith("tmp-")
+            if is_ours and name not in wanted:
+                self._files.remove(self.directory / name)

@@ -1,0 +1,444 @@
+"""Ring store: the durable side of global rounds at one parameter server.
+
+The arithmetic, in fp32:
+
+    exact   the version is G, to the bit: the group's cut is in G, and it merged nothing since
+    late    Theta' = G + (Theta - reference)    reference: the weights of the cut, if it is in G;
+                                                else the global weights before
+    new     a run without weights begins with G as version 0
+
+So every group that merged nothing between its cut and the decision holds the same weights. Momentum
+stays the group's, or begins again at zero; the coding error that was not sent yet does so always,
+because clients fetch such a version in full.
+
+All methods belong to the store's thread. A call that fails has changed nothing (StoreError).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import asdict
+
+from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.roles.ring.events import Cut
+from fsl_async.store.checkpoint import MEAN, MOMENTUM, WEIGHTS, VersionWriter, open_flat
+from fsl_async.store.delta_kind import decode_checked
+from fsl_async.store.digest import DIGEST_CHARACTERS
+from fsl_async.store.errors import FrameRefused, StoreError
+from fsl_async.store.flat_file import FlatWriter, header_for
+from fsl_async.store.global_files import GlobalFiles
+from fsl_async.store.kept_versions import disk
+from fsl_async.store.outer import check_finite, squared_norm
+from fsl_async.store.records import VersionRecord
+from fsl_async.store.recovery import MANIFEST_FILE
+from fsl_async.store.ring_book import Adoption
+from fsl_codecs import CodecSpec, bound, decode_into, encode_into, info
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.ring.events import RingRecovered
+    from fsl_async.store.checkpoint import Checkpoint
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.facts import Facts
+    from fsl_async.store.files import BytesLike, Files
+    from fsl_async.store.kept_versions import KeptVersions
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.merging import Merging
+    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.ring_book import RingBook
+
+_LOSSLESS = CodecSpec(format="fp32")
+
+
+class _Receiving:
+    """Global weights that arrive as frames."""
+
+    def __init__(self, number: int, attempt: int, digest: str, manifest: Manifest) -> None:
+        self.number, self.attempt, self.digest = number, attempt, digest
+        self.manifest = manifest
+        self.next_chunk = 0
+        self.scratch = np.empty(manifest.chunk_values(0), np.float32)
+        self.writer: FlatWriter | None = None
+
+
+class RingStore:
+    """Cuts, results, decisions and adoptions of one open run."""
+
+    def __init__(
+        self,
+        files: Files,
+        run_dir: Path,
+        run: RunDirectory,
+        *,
+        facts: Facts,
+        kept: KeptVersions,
+        merging: Merging,
+        settings: StoreSettings,
+        pool: ChunkPool,
+    ) -> None:
+        self._files = files
+        self._run_dir = run_dir
+        self._run = run
+        self._facts = facts
+        self._kept = kept
+        self._merging = merging
+        self._settings = settings
+        self._pool = pool
+        self._globals = GlobalFiles(files, run_dir)
+        self._receiving: _Receiving | None = None
+        self._offered_model: Manifest | None = None
+
+    @property
+    def _book(self) -> RingBook:
+        return self._facts.book.ring
+
+    @property
+    def _manifest(self) -> Manifest:
+        if self._run.manifest is None:
+            raise StoreError("this parameter server has no weights yet")
+        return self._run.manifest
+
+    @property
+    def model(self) -> Manifest | None:
+        """The run's model, or that of the global weights that arrive; None: unknown."""
+        return self._run.manifest or self._offered_model
+
+    def open(self) -> RingRecovered:
+        """Create the folder or remove what is not needed in it; return the state.
+
+        Comes before the other methods, for a parameter server in a roster only.
+        """
+        with disk("cannot open the folder of global weights"):
+            self._globals.make_directory()
+            self._clean()
+        return self.state
+
+    @property
+    def state(self) -> RingRecovered:
+        """The state for the machine."""
+        return self._book.recovered()
+
+    def _clean(self) -> None:
+        """Remove the files that no decision and no cut needs."""
+        book, files = self._book, self._globals
+        keep = [
+            files.weights(one.round, one.attempt) for one in (book.adopted, book.decided) if one
+        ]
+        keep += [files.cut(book.cut.round)] if book.cut else []
+        files.clean(keep, book.adopted_round + 1)
+
+    # --- from the first weights to the decision ---
+
+    def begin(self) -> str:
+        """Make the newest version G_0; return its digest. Nothing if that is done."""
+        book = self._facts.book
+        if self._book.adopted is not None:
+            return self._book.adopted.digest
+        with disk("cannot write global weights 0"):
+            path = self._globals.weights(0, 0)
+            digest = self._globals.write(path, self._weights(book.version), self._manifest)
+            fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
+            self._facts.record("begun", fact)
+        return digest
+
+    def take_cut(self, number: int) -> Cut:
+        """Make the newest version the cut of a round; the same one again, if there is one."""
+        book, held = self._facts.book, self._book
+        if held.adopted is None or held.adopted.round != number:
+            raise StoreError(f"the group is not in global round {number}")
+        if held.cut is not None:
+            return held.cut
+        with disk(f"cannot write the cut of global round {number}"):
+            path = self._globals.cut(number)
+            digest = self._globals.write(path, self._weights(book.version), self._manifest)
+            if digest != book.digests[book.version]:
+                raise StoreError(f"version {book.version} was read with another digest, {digest}")
+            cut = Cut(number, book.version, digest, held.reference, book.tokens_total)
+            self._facts.record("cut", asdict(cut))
+        return cut
+
+    def _weights(self, version: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the weights of the newest version, chunk by chunk."""
+        manifest = self._manifest
+        buffer = np.empty(manifest.chunk_values(0), np.float32)
+        for index in range(manifest.chunks):
+            values = buffer[: manifest.chunk_values(index)]
+            self._read_weights(version, index, values)
+            yield values
+
+    def _read_weights(self, version: int, index: int, out: NDArray[np.float32]) -> None:
+        frame = self._kept.read_full(version, index, self._manifest)
+        if frame is None:
+            raise StoreError(f"version {version} has no weights on disk")
+        decode_into(frame, out)
+
+    def keep_attempt(self, number: int, attempt: int) -> None:
+        """Record that this number of an attempt is used."""
+        with disk("cannot write the attempt to the ledger"):
+            self._facts.record("attempt", {"round": number, "attempt": attempt})
+
+    def keep_decision(
+        self, number: int, attempt: int, digest: str, contributors: dict[str, tuple[int, int]]
+    ) -> None:
+        """Record that G_`number` is the result of an attempt."""
+        if not self.has(number, attempt, digest):
+            raise StoreError(f"the result of attempt {attempt} is not here any more")
+        fact = {"round": number, "attempt": attempt, "digest": digest}
+        named = {name: list(tokens) for name, tokens in contributors.items()}
+        with disk("cannot write the decision to the ledger"):
+            self._facts.record("global", {**fact, "contributors": named})
+
+    # --- reductions ---
+
+    def begin_result(self, attempt: int) -> dict[str, Any]:
+        """Return what a reduction reads and writes: base, cut, out, skip, values.
+
+        Results of attempts before are removed: they are never decided any more.
+        """
+        held = self._book
+        if held.adopted is None or held.cut is None:
+            raise StoreError("there is no cut to reduce")
+        files, number = self._globals, held.adopted.round
+        with disk("cannot begin a reduction"):
+            path = files.weights(number + 1, attempt)
+            kept = files.weights(number, held.adopted.attempt)
+            files.clean([kept, files.cut(number)], -1)
+        return {
+            "base": files.weights(number, held.adopted.attempt),
+            "cut": files.cut(number),
+            "out": files.temporary(path),
+            "skip": len(header_for(self._manifest)),
+            "values": self._manifest.values,
+        }
+
+    def finish_result(self, attempt: int) -> str:
+        """Check and keep the result of an attempt, which is synced; return its digest."""
+        held = self._book
+        if held.adopted is None:
+            raise StoreError("there are no global weights")
+        path = self._globals.weights(held.adopted.round + 1, attempt)
+        with disk(f"cannot keep the result of attempt {attempt}"):
+            digest = self._globals.digest(self._globals.temporary(path), self._manifest)
+            if not digest:
+                raise StoreError(f"the result of attempt {attempt} is no weights of this model")
+            self._globals.publish(path)
+        return digest
+
+    # --- global weights of others ---
+
+    def has(self, number: int, attempt: int, digest: str) -> bool:
+        """Whether these global weights are here. Reads all of them."""
+        if self._run.manifest is None:
+            return False
+        with disk(f"cannot read global weights {number}"):
+            path = self._globals.weights(number, attempt)
+            return self._globals.digest(path, self._run.manifest) == digest
+
+    def use_model(self, manifest: Manifest) -> None:
+        """Take the model of global weights that will arrive, for a run without weights."""
+        if self._run.manifest is None:
+            self._offered_model = manifest
+
+    def receive(self, number: int, attempt: int, digest: str) -> None:
+        """Begin to receive global weights; what arrived before is dropped."""
+        self.stop_receiving()
+        manifest = self.model
+        if manifest is None:
+            raise StoreError("global weights came before their model")
+        self._receiving = _Receiving(number, attempt, digest, manifest)
+        with disk(f"cannot write global weights {number}"):
+            path = self._globals.temporary(self._globals.weights(number, attempt))
+            self._receiving.writer = FlatWriter(self._files, path, manifest)
+
+    def write_chunk(self, index: int, frame: BytesLike) -> None:
+        """Check and write a chunk, an fp32 frame, in order. Repeats are ignored."""
+        coming = self._receiving
+        if coming is None or coming.writer is None or index < coming.next_chunk:
+            return
+        if index > coming.next_chunk:
+            raise FrameRefused(f"chunk {index} of global weights came before {coming.next_chunk}")
+        values = decode_checked(frame, index, coming.manifest, coming.scratch)
+        if info(frame).format != "fp32":
+            raise FrameRefused(f"chunk {index} of global weights is not coded in fp32")
+        with disk(f"cannot write global weights {coming.number}"):
+            coming.writer.append(values)
+        coming.next_chunk += 1
+
+    def finish_receiving(self) -> None:
+        """Keep the global weights that arrived. StoreError: others were decided."""
+        coming = self._receiving
+        if coming is None or coming.writer is None:
+            raise StoreError("no global weights are arriving")
+        try:
+            with disk(f"cannot write global weights {coming.number}"):
+                _, digest = coming.writer.sync()
+                if digest[:DIGEST_CHARACTERS] != coming.digest:
+                    raise StoreError(
+                        f"global weights {coming.number} arrived with another digest than decided"
+                    )
+                self._globals.publish(self._globals.weights(coming.number, coming.attempt))
+        finally:
+            self.stop_receiving()
+
+    def stop_receiving(self) -> None:
+        """Drop global weights that are incomplete."""
+        coming, self._receiving = self._receiving, None
+        if coming is not None and coming.writer is not None:
+            coming.writer.close()
+            with suppress(OSError):
+                self._globals.discard(self._globals.weights(coming.number, coming.attempt))
+
+    def read_chunk(self, index: int) -> bytes | None:
+        """Return chunk `index` of the decided global weights as an fp32 frame; None: not here."""
+        decided = self._book.decided
+        if decided is None:
+            return None
+        with disk("cannot read global weights"):
+            path = self._globals.weights(decided.round, decided.attempt)
+            with closing(self._globals.chunks(path, self._manifest, index)) as chunks:
+                values = next(chunks)
+                coded = bytearray(bound(len(values), _LOSSLESS))
+                return bytes(memoryview(coded)[: encode_into(values, coded, _LOSSLESS)])
+
+    # --- adoption ---
+
+    def make_version(
+        self, number: int, attempt: int, digest: str, *, counted: bool, keeps_momentum: bool
+    ) -> Checkpoint:
+        """Make the next version of global weights; see the head of this file."""
+        with disk(f"cannot make a version of global weights {number}"):
+            if self._facts.book.version < 0:
+                self._write_model()
+            try:
+                return self._make(Adoption(number, attempt, digest, counted), keeps_momentum)
+            except BaseException:
+                self._merging.restore(self._facts.book.version)
+                raise
+
+    def _write_model(self) -> None:
+        """Write the model of a run that begins with global weights."""
+        manifest = self.model
+        assert manifest is not None, "its weights are here"
+        members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen}
+        self._files.write_whole(self._run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n")
+        self._files.sync_directory(self._run_dir)
+        self._run.manifest = manifest
+
+    def _make(self, adoption: Adoption, keeps_momentum: bool) -> Checkpoint:
+        manifest, book = self._manifest, self._facts.book
+        version, resident = book.version + 1, self._merging.resident
+        current = self._kept.get(book.version) if version else None
+        if resident is not None:
+            resident.make_way(version, must_finish=False)
+        with VersionWriter(self._files, self._run.checkpoints, version, manifest) as writer:
+            weights = writer.flat(WEIGHTS)
+            norm = self._write_weights(adoption, current, weights)
+            if current is not None:
+                for name in (MEAN, MOMENTUM) if keeps_momentum else (MEAN,):
+                    self._copy(name, current, writer)
+            stored = writer.seal(self._pool)
+            self._facts.begin_version(version)
+            record = VersionRecord(
+                version=version,
+                digest=weights.digest,
+                parent=current.record.digest if current is not None else "",
+                generation=book.generation,
+                fingerprint=manifest.fingerprint,
+                merged=(),
+                scale=0.0,
+                tokens_total=book.tokens_total,
+                update_bytes=0,
+                update_chunks=0,
+                update_norm=norm,
+                mean_share=current.record.mean_share if current is not None else 0.0,
+                ring=adoption,
+            )
+            checkpoint = writer.publish(record, stored)
+        if resident is not None:
+            resident.vectors.load(self._files, checkpoint)
+        return checkpoint
+
+    def _write_weights(
+        self, adoption: Adoption, current: Checkpoint | None, out: FlatWriter
+    ) -> float:
+        """Write the version's weights; return the L2 norm of the change."""
+        manifest, norm_squared = self._manifest, 0.0
+        path = self._globals.weights(adoption.round, adoption.attempt)
+        reference = self._reference(adoption)
+        room = np.zeros(manifest.chunk_values(0), np.float32)
+        with ExitStack() as opened:
+
+            def chunks(path: Path) -> Iterator[NDArray[np.float32]]:
+                return opened.enter_context(closing(self._globals.chunks(path, manifest)))
+
+            before = None if reference is None else chunks(reference)
+            for index, values in enumerate(chunks(path)):
+                theta = room[: len(values)]
+                if current is not None:
+                    self._read_weights(current.record.version, index, theta)
+                if before is not None:
+                    gained = next(before)
+                    np.subtract(theta, gained, out=gained)
+                    np.add(values, gained, out=values)
+                if current is not None:
+                    np.subtract(values, theta, out=theta)
+                    norm_squared += squared_norm(theta)
+                check_finite(manifest, index, norm_squared, values)
+                out.append(values)
+        if reference is None and out.digest != adoption.digest:
+            raise StoreError(f"global weights {adoption.round} were altered on disk")
+        return math.sqrt(norm_squared)
+
+    def _reference(self, adoption: Adoption) -> Path | None:
+        """The file of the weights from which the group's gain counts; None: it gained nothing."""
+        book, held = self._facts.book, self._book
+        if held.adopted is None:
+            return None
+        if adoption.counted:
+            if held.cut is None:
+                raise StoreError("there is no cut that was counted")
+            is_exact = held.cut.version == book.version
+            return None if is_exact else self._globals.cut(held.cut.round)
+        if held.version == book.version and book.digests[book.version] == held.adopted.digest:
+            return None
+        return self._globals.weights(held.adopted.round, held.adopted.attempt)
+
+    def _copy(self, name: str, current: Checkpoint, writer: VersionWriter) -> None:
+        """Copy a vector of the newest version, from memory or its file; zeros have none."""
+        manifest, resident = self._manifest, self._merging.resident
+        if resident is not None:
+            vector = resident.vectors.named.get(name)
+            if vector is not None:
+                out = writer.flat(name)
+                for index in range(manifest.chunks):
+                    start, stop = manifest.chunk_range(index)
+                    out.append(vector[start:stop])
+            return
+        reader = open_flat(self._files, current, name, manifest)
+        if reader is None:
+            return
+        out = writer.flat(name)
+        buffer = np.empty(manifest.chunk_values(0), np.float32)
+        with closing(reader):
+            for index in range(manifest.chunks):
+                values = buffer[: manifest.chunk_values(index)]
+                reader.read_into(index, values)
+                out.append(values)
+
+    def adopted(self) -> None:
+        """Remove files that are not needed after an adoption; a failure is made up for later."""
+        with suppress(OSError):
+            self._clean()
+
+    def close(self) -> None:
+        """Drop what is incomplete."""
+        self.stop_receiving()

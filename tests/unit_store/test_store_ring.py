@@ -1,0 +1,357 @@
+"""Global rounds in the store: cuts, results, decisions, adoption, and crashes at disk calls."""
+
+
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from crash_disk import CrashDisk
+from deltas import merged_of
+
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.digest import digest_of
+from fsl_async.store.errors import StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.outer import OuterSettings
+from fsl_codecs import CodecSpec
+
+LOSSY = CodecSpec(format="e4m3", entropy=False)
+NESTEROV = OuterSettings("nesterov", 0.7, 0.9)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Two chunks per vector, so that every loop over chunks is a loop."""
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 32)
+
+
+def reduce(jobs, shares, files=None):
+    """What helpers do, in NumPy: write the result of each job; return it."""
+    files = files or Files()
+    total = np.float32(0.0)
+    skip = jobs[0]["skip"]
+    read = lambda path: np.fromfile(path, "<f4", offset=skip)  # noqa: E731
+    for job, share in zip(jobs, shares, strict=True):
+        total = total + np.float32(share) * (read(job["base"]) - read(job["cut"]))
+    made = read(jobs[0]["base"]) - total
+    for job in jobs:
+        files.write_whole(job["out"], job["base"].read_bytes()[:skip] + made.tobytes())
+    return made
+
+
+def joined(first, other):
+    """Let a new group begin with the weights of another."""
+    state = first.store.ring.state
+    ring = other.store.ring
+    ring.open()
+    ring.use_model(first.store.manifest)
+    send_global(first, other, state.decided)
+    return other.store.adopt_global(
+        state.decided.round, state.decided.attempt, state.decided.digest,
+        counted=False, keeps_momentum=True,
+    )  # fmt: skip
+
+
+def send_global(first, other, decided):
+    ring = other.store.ring
+    ring.receive(decided.round, decided.attempt, decided.digest)
+    for index in range(first.store.manifest.chunks):
+        ring.write_chunk(index, first.store.ring.read_chunk(index))
+    ring.finish_receiving()
+
+
+def two_groups(make_run, **options):
+    first, other = make_run("first", **options), make_run("other", **options)
+    first.start()
+    first.store.ring.open()
+    first.store.ring.begin()
+    other.open()
+    joined(first, other)
+    return first, other
+
+
+def decide(groups, number, attempt, shares):
+    """A whole attempt, with its decision at the first group; returns the weights and digest."""
+    cuts = {name: run.store.ring.take_cut(number) for name, run in groups.items()}
+    first = next(iter(groups.values())).store.ring
+    first.keep_attempt(number, attempt)
+    jobs = [run.store.ring.begin_result(attempt) for run in groups.values()]
+    made = reduce(jobs, shares)
+    (digest,) = {run.store.ring.finish_result(attempt) for run in groups.values()}
+    tokens = {name: (cut.begin, cut.end) for name, cut in cuts.items()}
+    first.keep_decision(number + 1, attempt, digest, tokens)
+    assert digest == digest_of(made)
+    return made, digest
+
+
+def adopt(run, number, attempt, digest, *, counted=True, keeps_momentum=True):
+    return run.store.adopt_global(
+        number, attempt, digest, counted=counted, keeps_momentum=keeps_momentum
+    )
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_new_group_begins_with_the_weights_of_the_run(make_run, resident):
+    """It has the same version 0, and never publishes its own."""
+    first, other = two_groups(make_run, resident=resident)
+    assert other.store.version == 0
+    assert other.store.digest == first.store.digest
+    assert other.open().version == 0
+    assert other.store.ring.state.round == 0
+    with pytest.raises(StoreError, match="never replaced"):
+        other.store.begin_initial(other.manifest)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run, resident):
+    """Momentum is the group's, the coding error begins again, and the next rounds go on."""
+    options = {"resident": resident, "codec_down": LOSSY, "outer": NESTEROV}
+    first, other = two_groups(make_run, **options)
+    first.round(1, "a", "b")
+    other.round(1, "c")
+    made, digest = decide({"first": first, "other": other}, 0, 1, [2 / 3, 1 / 3])
+    for run in (first, other):
+        adopt(run, 1, 1, digest)
+        assert run.store.digest == digest
+        assert (run.weights(2) == made).all()
+        assert run.store.tokens_total > 0
+        (record,) = [one for one in run.store.records if one.version == 2]
+        assert record.ring.round == 1
+        assert not run.store.has_update(2)
+    first.round(3, "a")
+    digests = first.store.digest
+    first.open()
+    assert first.store.digest == digests
+    assert not first.store.notices
+    state = first.store.ring.state
+    assert (state.round, state.digest, state.cut) == (1, digest, None)
+    assert state.counted == {"first": 0, "other": 0}
+
+
+def test_momentum_can_begin_again(make_run):
+    """With `reset` the version has no momentum file, which is zeros."""
+    first, other = two_groups(make_run, outer=NESTEROV)
+    first.round(1, "a")
+    other.round(1, "c")
+    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    adopt(first, 1, 1, digest, keeps_momentum=False)
+    adopt(other, 1, 1, digest)
+    folder = "checkpoints/v00000002/momentum.safetensors"
+    assert not (first.root / folder).exists()
+    assert (other.root / folder).exists()
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_group_that_merged_on_keeps_what_it_gained(make_run, resident):
+    """Theta' = G + (Theta - cut) if the cut counts."""
+    first, other = two_groups(make_run, resident=resident)
+    first.round(1, "a")
+    other.round(1, "c")
+    made, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    cut = other.weights(1)
+    other.round(2, "d")
+    theta = other.weights(2)
+    adopt(other, 1, 1, digest)
+    assert (other.weights(3) == made + (theta - cut)).all()
+    assert other.store.ring.take_cut(1).begin == 10
+
+
+def test_a_group_that_was_left_out_keeps_all_that_it_gained(make_run):
+    """Theta' = G + (Theta - G before) if the cut does not count; its tokens wait for a round."""
+    first, other = two_groups(make_run)
+    first.round(1, "a")
+    other.round(1, "c")
+    other.store.ring.take_cut(0)
+    before, theta = other.weights(0), other.weights(1)
+    third = make_run("third")
+    third.open()
+    joined(first, third)
+    made, digest = decide({"first": first, "third": third}, 0, 1, [1.0, 0.0])
+    send_global(first, other, first.store.ring.state.decided)
+    adopt(other, 1, 1, digest, counted=False)
+    assert (other.weights(2) == made + (theta - before)).all()
+    cut = other.store.ring.take_cut(1)
+    assert (cut.begin, cut.end) == (0, 10)
+
+
+def test_deltas_that_wait_are_merged_after_an_adoption(make_run):
+    """The sum of the round is kept: what was accumulated before goes into the version after."""
+    # The step is the same for every version, and nothing is lost in coding.
+    options = {"outer": OuterSettings("average"), "codec_down": CodecSpec()}
+    first, other = two_groups(make_run, **options)
+    plain = make_run("plain", **options)
+    plain.start()
+    for run in (first, other, plain):
+        run.round(1, "a")
+    key = DeltaKey("b", 1, 1, 2)
+    for run in (first, plain):
+        run.send(key, np.full(run.manifest.values, 0.5, np.float32))
+        run.store.accumulate(key, 10.0)
+    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    adopt(first, 1, 1, digest)
+    assert first.store.digest == plain.store.digest == digest
+    made = first.store.commit(3, [merged_of(key, 10.0, tokens=10)], 0.1)
+    assert plain.store.commit(2, [merged_of(key, 10.0, tokens=10)], 0.1).digest == made.digest
+
+
+def test_a_cut_is_taken_once(make_run):
+    """Every attempt of a round has the same one, also after a restart and more versions."""
+    first, _ = two_groups(make_run)
+    first.round(1, "a")
+    cut = first.store.ring.take_cut(0)
+    first.round(2, "a")
+    assert first.store.ring.take_cut(0) == cut
+    first.open()
+    assert first.store.ring.state.cut == cut
+    assert first.store.ring.take_cut(0) == cut
+    with pytest.raises(StoreError, match="not in global round 1"):
+        first.store.ring.take_cut(1)
+
+
+def test_other_weights_than_decided_are_not_kept(make_run):
+    """A member's stream is checked by the digest of the decision."""
+    first, other = two_groups(make_run)
+    ring = other.store.ring
+    ring.receive(5, 9, "0" * 32)
+    for index in range(first.store.manifest.chunks):
+        ring.write_chunk(index, first.store.ring.read_chunk(index))
+    with pytest.raises(StoreError, match="another digest"):
+        ring.finish_receiving()
+    assert [path.name for path in (other.root / "global").iterdir()] == [
+        "g00000000.00000000.safetensors"
+    ]
+
+
+def test_a_result_that_was_altered_is_not_adopted(make_run):
+    """The digest is compared before the version exists; the run goes on."""
+    first, other = two_groups(make_run, resident=True)
+    first.round(1, "a")
+    other.round(1, "c")
+    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    (path,) = (first.root / "global").glob("g00000001.*")
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="altered"):
+        adopt(first, 1, 1, digest)
+    assert first.store.version == 1
+    first.round(2, "b")
+
+
+def test_a_rollback_stops_at_the_newest_global_weights(make_run):
+    """What was merged before may be in the weights of other groups."""
+    first, other = two_groups(make_run, keep_versions=5)
+    first.round(1, "a")
+    other.round(1, "c")
+    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    adopt(first, 1, 1, digest)
+    first.round(3, "a")
+    with pytest.raises(StoreError, match="--from-version 2"):
+        first.open(from_version=1)
+    assert first.open(from_version=2).version == 2
+
+
+# --- crashes ---
+
+
+def drive(run, files, *, late):
+    """A group's part in two rounds, from whatever state a crash left; returns the end."""
+    store = run.store
+
+    def version_of(number, name):
+        key = DeltaKey(name, 1, number - 1, number)
+        if store.known(key) is None:
+            run.send(key, np.full(run.manifest.values, number + 0.1, np.float32))
+        if store.version < number:
+            run.commit(key)
+
+    if store.version < 0:
+        store.start_run("run")
+        run.publish()
+    ring = store.ring
+    ring.open()
+    if ring.state.round < 0:
+        ring.begin()
+    version_of(1, "a")
+    if ring.state.round == 0:
+        ring.take_cut(0)
+        if late:
+            version_of(2, "b")
+        if ring.state.decided.round == 0:
+            attempt = ring.state.attempt + 1
+            ring.keep_attempt(0, attempt)
+            reduce([ring.begin_result(attempt)], [0.5], files)
+            digest = ring.finish_result(attempt)
+            ring.keep_decision(1, attempt, digest, {"a": (0, 10)})
+        decided = ring.state.decided
+        adopt(run, 1, decided.attempt, decided.digest)
+    version_of(4 if late else 3, "c")
+    end = store.ring.state
+    return store.digest, end.digest, end.round, end.cut, store.tokens_total
+
+
+def crashing(make_run, calls, *, late, resident, mode, power):
+    """Try these calls of the disk; yields what each run comes to, and whether it crashed."""
+    options = {
+        "resident": resident,
+        "snapshot_thread": False,
+        "codec_down": LOSSY,
+        "state_growth": 0.0,
+    }
+    for at in calls:
+        run = make_run(f"crash-{at}", **options)
+        run.root.mkdir()
+        disk = CrashDisk(run.root, at, mode)
+        try:
+            run.open(files=disk)
+            end = drive(run, disk, late=late)
+            run.close()
+        except (SystemExit, StoreError, OSError):  # OSError: of the helper's file
+            with suppress(SystemExit):
+                run.store.close()
+            run.store = None
+            if mode != "error":
+                disk.bury(power)
+            run.open()
+            end = drive(run, None, late=late)
+            run.close()
+        yield end, disk.fired
+        if not disk.fired:
+            return
+
+
+WAYS = [
+    (False, "after", None),
+    (True, "after", "all"),
+    (True, "torn", None),
+    (True, "error", None),
+    (False, "error", None),
+]
+
+
+def check_crashes(make_run, calls, way, *, late):
+    resident, mode, power = way
+    more = {"resident": resident, "mode": mode, "power": power}
+    ends = list(crashing(make_run, calls, late=late, **more))
+    assert not ends[-1][1]
+    assert sum(fired for _, fired in ends) == len(ends) - 1
+    assert len({end for end, _ in ends}) == 1, ends
+    return len(ends)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_crash_at_a_call_changes_no_outcome(make_run, way):
+    """Killed, without power, or with a full disk: the same end to the bit."""
+    begin = 1 + WAYS.index(way)
+    late = bool(begin % 2)
+    assert check_crashes(make_run, range(begin, 10_000, 11), way, late=late) > 10
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_crash_at_any_call_changes_no_outcome(make_run, way, late):
+    """The same for every call."""
+    assert check_crashes(make_run, range(1, 10_000), way, late=late) > 100
