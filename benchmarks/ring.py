@@ -131,7 +131,11 @@ def child_of(pid: int) -> int:
 
 async def until_longer(path: Path, least: float) -> None:
     """Wait until a file has so many bytes, with a look each millisecond."""
-    while not path.exists() or path.stat().st_size < least:  # noqa: ASYNC110 - no event
+
+    def is_short() -> bool:
+        return not path.exists() or path.stat().st_size < least
+
+    while is_short():  # noqa: ASYNC110 - a file has no event
         await asyncio.sleep(0.001)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from fsl_async.observe.ledger_audit import Audit
     from fsl_async.process.stopper import Stopper
+    from fsl_async.tools.demo.groups import GroupsDemo
     from fsl_async.tools.demo.lora import LoraDemo
     from fsl_async.tools.demo.play import Demo, Played
     from fsl_async.tools.demo.settings import DemoNodes, DemoSettings, Places
@@ -53,7 +54,9 @@ _OPTIONS = {
 
 
 @click.command("demo")
-@click.argument("what", default="pretrain", type=click.Choice(["pretrain", "split", "lora"]))
+@click.argument(
+    "what", default="pretrain", type=click.Choice(["pretrain", "split", "lora", "groups"])
+)
 @click.option(
     "--data",
     multiple=True,
@@ -148,8 +151,10 @@ def command(
     """Show a whole run on this machine: real processes, real sockets, real training.
 
     A parameter server and its clients train a small GPT, or with `lora` adapters of a small Llama.
-    One client gets SIGKILL, is launched again and catches up. The exit code is 0 when it did and no
-    acknowledged delta was lost or merged twice, else 1.
+    One client gets SIGKILL, is launched again and catches up. With `groups` three parameter servers
+    with clients of their own average now and then, and two of the servers get SIGKILL in a
+    reduction. The exit code is 0 when all came back and no acknowledged delta was lost or merged
+    twice, else 1.
     """
     from attrs import evolve
 
@@ -158,11 +163,7 @@ def command(
     from fsl_async.tools.demo.settings import DemoSettings, lengths
 
     output = Output(as_json=as_json, waits=False)
-    if links and (net is not None or what != "pretrain"):
-        raise UsageError(
-            "--links is for a demo on this machine without --net, where links can be cut anyway,"
-            " and not for demo split and demo lora"
-        )
+    _check_what(what, net, links=links)
     if what == "lora":
         from fsl_async.tools.demo.lora import LIMIT_S, STEPS, LoraDemo
 
@@ -186,6 +187,17 @@ def command(
     if base is not None:
         raise UsageError("--base is for demo lora")
     text = str(check_data(data[0])) if data else ""
+    if what == "groups":
+        made = _groups_demo(
+            data=text,
+            seconds=seconds or 90.0,
+            clients=clients or 2,
+            codec=codec,
+            every_s=every_s or 3.0,
+            seed=seed,
+            preset=preset,
+        )
+        return _groups(made, run_dir, output)
     clients = clients or 3
     if what == "split":
         from fsl_async.tools.demo.split import SplitDemo
@@ -242,6 +254,17 @@ def command(
                 f"the demo was ended by {stopper.reason}; its files are in {settings.run_dir}"
             )
         return _conclude(settings, played, output)
+
+
+def _check_what(what: str, net: str | None, *, links: bool) -> None:
+    """Raise UsageError for options that this demo does not take."""
+    if links and (net is not None or what != "pretrain"):
+        raise UsageError(
+            "--links is for a demo on this machine without --net, where links can be cut anyway,"
+            " and not for demo split, demo lora and demo groups"
+        )
+    if what == "groups" and net is not None:
+        raise UsageError("--net is not for demo groups, whose servers meet on this machine")
 
 
 def _late_s(net: str | None) -> float:
@@ -311,6 +334,59 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
         seen.faults.append(f"{found.rounds} of {demo.rounds} rounds were done")
     if found.back_s is None:
         seen.faults.append(f"{demo.victim} was not killed and launched again")
+    for fault in seen.faults:
+        output.warn(fault)
+    if output.as_json:
+        output.result(found)
+    return int(ExitCode.BUG) if seen.faults else 0
+
+
+def _groups_demo(
+    *, data: str, seconds: float, clients: int, codec: str, every_s: float, seed: int, preset: str
+) -> GroupsDemo:
+    """The settings of `demo groups`."""
+    from fsl_async.tools.demo.groups import GroupsDemo, free_ports
+
+    return GroupsDemo(
+        data=data,
+        groups=3,
+        clients=clients,
+        seconds=seconds,
+        every_s=every_s,
+        global_s=4 * every_s,
+        preset=preset or "0.5m",
+        number_format=codec,
+        seed=seed,
+        run_dir=Path(),
+        ports=free_ports(3),
+    )
+
+
+def _groups(demo: GroupsDemo, run_dir: Path | None, output: Output) -> int:
+    """Play `demo groups`; returns the exit code."""
+    import asyncio
+
+    from attrs import evolve
+
+    from fsl_async.config.load import load, resolved
+    from fsl_async.process.stopper import Stopper, stop_on_signals
+    from fsl_async.tools.demo.groups import Play, summarize, words
+
+    check_corpus(resolved(load(None, demo.overrides(), _OPTIONS)), _OPTIONS)
+    demo = evolve(demo, run_dir=make_run_dir(run_dir, output.say))
+    output.say(
+        f"{demo.groups} parameter servers with {demo.clients} clients each; a sync every"
+        f" {demo.every_s:g} s, a global round every {demo.global_s:g} s; two of the servers get"
+        f" SIGKILL in the middle of a reduction; files and logs: {demo.run_dir}"
+    )
+    stopper = Stopper()
+    with stop_on_signals(stopper):
+        seen = asyncio.run(Play(demo, output.say, stopper).play())
+        if stopper.requested:
+            raise stopper.error(f"the demo was ended by {stopper.reason}")
+    found = summarize(demo, seen)
+    for line in words(found):
+        output.say(line)
     for fault in seen.faults:
         output.warn(fault)
     if output.as_json:

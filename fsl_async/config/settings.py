@@ -28,6 +28,7 @@ from fsl_async.config.rules import (
     span,
     table_name,
 )
+from fsl_async.config.settings_ring import RingConfig
 from fsl_async.config.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import AddressError
@@ -363,6 +364,7 @@ class Config:
     store: StoreConfig = attrs.field(factory=StoreConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
     tune: TuneConfig = attrs.field(factory=TuneConfig)
+    ring: RingConfig = attrs.field(factory=RingConfig)
 
     @property
     def run_dir(self) -> Path:
@@ -378,6 +380,7 @@ class Config:
 _TABLES = (
     RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig,
     TransferConfig, DataConfig, ModelConfig, TrainConfig, StoreConfig, SplitConfig, TuneConfig,
+    RingConfig,
 )  # fmt: skip
 TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
 """The class of each TOML table."""

@@ -19,6 +19,7 @@ from fsl_async.roles.phrasing import counted
 from fsl_transport.zmq.curve import HandshakeFailed, KeyPair, ListenerCurve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from fsl_async.keys.allow_list import Refusal
@@ -63,15 +64,26 @@ def keys_for_listening(
 class AccessControl:
     """Controls access to one listener. Without keys it admits all, and reports encrypted ones."""
 
-    def __init__(self, keys: KeysFolder | None, run_dir: Path, reserved_name: str = "") -> None:
-        """Raises KeysError. reserved_name: for another node that joins with this same pair."""
+    def __init__(
+        self,
+        keys: KeysFolder | None,
+        run_dir: Path,
+        reserved_name: str = "",
+        servers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises KeysError.
+
+        reserved_name: for another node that joins with this same pair. servers: other parameter
+        servers, name -> public key.
+        """
         self._keys = keys
         self._pair: KeyPair | None = None
         self._admission: Admission | None = None
         if keys is not None:
             self._pair = keys.pair()
             holders = NameHolders(run_dir / FILE)
-            self._admission = Admission(keys, holders, {reserved_name: self._pair.public})
+            reserved = {reserved_name: self._pair.public, **(servers or {})}
+            self._admission = Admission(keys, holders, reserved)
         self._throttle = MessageThrottle()
         self._endpoint: tp.ListenerEndpoint | None = None
         self._timer: asyncio.TimerHandle | None = None

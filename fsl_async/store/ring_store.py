@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.ring.events import RingRecovered
+    from fsl_async.roles.ring.events import Decision, RingRecovered
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
@@ -297,10 +297,9 @@ class RingStore:
             with suppress(OSError):
                 self._globals.discard(self._globals.weights(coming.number, coming.attempt))
 
-    def read_chunk(self, index: int) -> bytes | None:
-        """Return chunk `index` of the decided global weights as an fp32 frame; None: not here."""
-        decided = self._book.decided
-        if decided is None:
+    def read_chunk(self, index: int, decided: Decision) -> bytes | None:
+        """Return chunk `index` of decided global weights as an fp32 frame; None: not here."""
+        if self._book.decided != decided:
             return None
         with disk("cannot read global weights"):
             path = self._globals.weights(decided.round, decided.attempt)

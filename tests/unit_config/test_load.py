@@ -29,7 +29,7 @@ from fsl_async.errors import ConfigError
 
 TABLE_LIST = (
     "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, store, split, "
-    "tune"
+    "tune, ring"
 )
 
 

@@ -1,7 +1,5 @@
 """Global rounds in the store: cuts, results, decisions, adoption, and crashes at disk calls."""
 
-
-
 from contextlib import suppress
 
 import numpy as np
@@ -58,7 +56,7 @@ def send_global(first, other, decided):
     ring = other.store.ring
     ring.receive(decided.round, decided.attempt, decided.digest)
     for index in range(first.store.manifest.chunks):
-        ring.write_chunk(index, first.store.ring.read_chunk(index))
+        ring.write_chunk(index, first.store.ring.read_chunk(index, first.store.ring.state.decided))
     ring.finish_receiving()
 
 
@@ -216,7 +214,7 @@ def test_other_weights_than_decided_are_not_kept(make_run):
     ring = other.store.ring
     ring.receive(5, 9, "0" * 32)
     for index in range(first.store.manifest.chunks):
-        ring.write_chunk(index, first.store.ring.read_chunk(index))
+        ring.write_chunk(index, first.store.ring.read_chunk(index, first.store.ring.state.decided))
     with pytest.raises(StoreError, match="another digest"):
         ring.finish_receiving()
     assert [path.name for path in (other.root / "global").iterdir()] == [

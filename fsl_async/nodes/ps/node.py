@@ -25,6 +25,7 @@ from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import to_wire
+from fsl_async.config.ring_rules import check_ring
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import needs_of
 from fsl_async.config.split_rules import with_split_server
@@ -37,6 +38,7 @@ from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
+from fsl_async.nodes.ps.joining_ring import join_ring
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
@@ -118,6 +120,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
         epsilon=config.tune.dp_epsilon,
+        publishes=not config.ring.is_on or next(iter(config.ring.servers)) == config.run.name,
     )
 
 
@@ -258,6 +261,7 @@ def prepared(
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)
     check_date(config)
+    check_ring(config)
     check_bindable(config.listen.address)
     if capacity is None:
         capacity = check_open_files(config)
@@ -266,7 +270,8 @@ def prepared(
     store = Store(run_dir, _store_settings(config), from_version=options.from_version)
     recovered = _recover(store, run_dir)
     try:
-        access = AccessControl(keys, run_dir)
+        servers = {name: one.key for name, one in config.ring.servers.items()}
+        access = AccessControl(keys, run_dir, servers=servers)
         keep_settings(run_dir, config, recovered.version)
         members = known_members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
@@ -450,6 +455,16 @@ class _Server:
                 ),
             ),
         )
+        self._ring = join_ring(
+            self._shell,
+            config,
+            store=taken.store,
+            worker=self._worker,
+            journal=self._journal,
+            writer=taken.writer,
+            keys=options.keys,
+            listener=self._endpoint,
+        )
 
     def _listen(self, handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
         self._endpoint = tp.ListenerEndpoint(
@@ -526,6 +541,8 @@ class _Server:
         finally:
             unsubscribe()
             decays.close()
+            if self._ring is not None:
+                await self._ring.aclose()
             await notifier.aclose()
             access.close()
             counted.close()

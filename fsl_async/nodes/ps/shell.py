@@ -15,6 +15,7 @@ import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
 from fsl_async.nodes.ports import Listener, Reduction, Store
 from fsl_async.nodes.ps.receiving import Receiving
+from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Worker
@@ -33,6 +34,7 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import group_hold
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
@@ -78,6 +80,7 @@ class ParameterServerShell:
         self.machine = machine
         self.facts = facts
         self.manifest: Manifest | None = None
+        self._ring: RingShell | None = None
         self.node = Node(machine, around.scheduler, self._execute, around.journal)
         self.endpoint = endpoint = around.listener(self.on_transport)
         # Client -> its manifest, before version 0: one may become the run's.
@@ -152,6 +155,8 @@ class ParameterServerShell:
             do.Reduce: self.jobs.reduce,
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
+            group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),
+            group_hold.CommitGlobal: lambda e, number: self._in_ring().commit(e, number),
         }
 
     def start(self, recovered: ev.Recovered) -> None:
@@ -162,11 +167,30 @@ class ParameterServerShell:
             # behind would be admitted, and each of its deltas refused as of an earlier incarnation.
             self.endpoint.remember(name, incarnation)
         self.node.feed(recovered)
+        if self._ring is not None:
+            self._ring.start()
+
+    def join_ring(self, make: Callable[[Group], RingShell]) -> RingShell:
+        """Take part in global rounds; before `start`."""
+        self._ring = ring = make(Group(feed=self.node.feed, committed=self.jobs.report,
+                                       use_model=self._use_run_model))  # fmt: skip
+        self.jobs.on_version = ring.version_made
+        return ring
+
+    def _in_ring(self) -> RingShell:
+        assert self._ring is not None, "the machine is asked by a ring"
+        return self._ring
+
+    def _use_run_model(self, manifest: Manifest) -> None:
+        self.manifest = manifest
 
     # --- from the transport ---
 
     def on_transport(self, event: tp.TransportEvent) -> None:
         """Take one event of the endpoint."""
+        if self._ring is not None and self._ring.is_of_ring(event):
+            self._ring.on_listener(event)
+            return
         handler = self._on_transport.get(type(event))
         if handler is None:
             return

@@ -52,6 +52,8 @@ class StoreJobs:
         self._say = say
         self._after_commit = after_commit
         self._reduction = reduction
+        self.on_version: Callable[[int], None] = lambda _: None
+        """Takes version 0, and each one made of deltas, after the machine."""
         self._average: Average | None = None
         self._begun_at = 0.0
 
@@ -182,6 +184,11 @@ class StoreJobs:
             self._feed(ev.CommitFailed(version, str(error)), number)
 
     def committed(self, made: Committed, begun_at: float, number: int) -> None:
+        """Report a durable version that is not of global weights."""
+        self.report(made, begun_at, number)
+        self.on_version(made.version)
+
+    def report(self, made: Committed, begun_at: float, number: int) -> None:
         """Report a durable version to the machine."""
         if made.notice:
             self._say(Note(made.notice, "warning"))

@@ -17,6 +17,7 @@ encrypts nor authenticates (docs/SECURITY.md).
 from __future__ import annotations
 
 import os
+import re
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -143,13 +144,20 @@ def reduce_files(job: dict[str, Any], store: Any) -> None:
         os.fsync(out.fileno())
 
 
+def reason_of(text: str) -> str:
+    """An error of gloo in one line, without its place in gloo's source and its advice."""
+    line = " ".join(text.split())
+    line = re.sub(r"^(\[\S*\.cc:\d+\] )+", "", line)
+    return line.partition(" This is typically caused by")[0][:_MAX_REASON]
+
+
 def run(job: dict[str, Any], line: socket.socket) -> int:
     """Reduce, and report on `line`; returns the exit code."""
     torch.set_num_threads(1)
     try:
         reduce_files(job, MessageStore(line, job["timeout_s"]))
     except Exception as error:  # noqa: BLE001 - any error is the reason of a failed attempt
-        reason = " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__
+        reason = reason_of(str(error)) or type(error).__name__
         line.sendall(pack({"is": "failed", "reason": reason}))
         return 1
     line.sendall(pack({"is": "done"}))

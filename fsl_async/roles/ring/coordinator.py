@@ -9,7 +9,8 @@ Rules
   never decided afterwards; the next one has the members that are here then, with the same cuts.
 - The line lists the contributors. A member that asks learns whether its cut was among them: a cut
   is of the round that the member is in, so the newest round that counted it answers that.
-- While it is away no round is decided, and groups go on by themselves.
+- While it is away no round is decided, and groups go on by themselves. A round that it had begun is
+  due when it is back.
 
     state      event                          -> state       effects
     IDLE       due, two members here             POLLING     Send Poll
@@ -131,6 +132,7 @@ class RingCoordinator:
     def _recovered(self, event: ev.RingRecovered, now: float) -> list[Effect]:
         self.decided, self.attempt = event.decided, event.attempt
         self.counted = dict(event.counted)
+        self.is_due = event.cut is not None  # a round that this process did not see decided
         if self.rules.every_s:
             self.deadlines.set("every", now + self.rules.every_s)
         return []

@@ -43,6 +43,7 @@ Rules
     any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
     ending       TransfersChecked              same         wait while bytes advance
+    any          HoldAsked, GlobalBrought      same         TakeGroupCut, CommitGlobal: `group_hold`
     DONE         anything but ClientHello      DONE         nothing
 """
 
@@ -71,6 +72,13 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.group_hold import (
+    GlobalBrought,
+    GlobalFailed,
+    GroupHold,
+    HoldAsked,
+    MergesResumed,
+)
 from fsl_async.roles.sync.membership import Membership
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.progress import RunLimits, RunProgress
@@ -139,6 +147,8 @@ class ParameterServerMachine:
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
         )
         self.end = RunEnd(shutdown, self.rounds, self.deadlines)
+        self.hold = GroupHold(self.rounds)
+        self.publishing.over = not rules.publishes
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
@@ -159,6 +169,10 @@ class ParameterServerMachine:
             ev.SendVersionFailed: self._send_failed,
             ev.VersionHeld: self._held,
             ev.Reduced: self.rounds.reduced,
+            HoldAsked: self.hold.asked,
+            MergesResumed: self.hold.resumed,
+            GlobalBrought: self.hold.asked,
+            GlobalFailed: self.hold.failed,
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,
@@ -355,17 +369,22 @@ class ParameterServerMachine:
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         tokens = self.deltas.advance(event.version, event.digest)
         self.progress.committed(event.version, tokens, now)
+        self.hold.committed()
         if event.version == 0:
             self.publishing.done()
             self.rounds.begin(now)
-            return [Note("version 0 is durable, training starts"), *self.serving.announce(now)]
+            note = Note("version 0 is durable, training starts")
+            if not self.rules.publishes:
+                return [note, *self.hold.began(self.members)]
+            return [note, *self.serving.announce(now), *self.hold.serve(now)]
         self.rounds.committed(now)
         limit = self.progress.limits.reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         to_all = self.rounds.trigger.selection.announces_to_all
         announced = self.serving.announce(now) if to_all else []
-        return [*announced, *self.admission.look_again(now), *self.end.settle(now)]
+        again = self.admission.look_again(now)
+        return [*announced, *again, *self.end.settle(now), *self.hold.serve(now)]
 
     def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
         if event.version == 0:

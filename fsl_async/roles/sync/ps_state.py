@@ -42,6 +42,7 @@ class ParameterServerRules:
     history: int = 0
     """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""
     epsilon: float = 0.0  # that a client may have spent; 0: the run is not private
+    publishes: bool = True  # whether a client publishes version 0; else it comes from other servers
     reduces: bool = False  # whether averages are reduced with those of other parameter servers
 
     @property

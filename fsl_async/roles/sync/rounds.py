@@ -50,6 +50,8 @@ class RoundCoordinator:
         self.serving = serving
         self.phase = Phase.EMPTY
         self.round: Round | None = None
+        self.is_held = False
+        """Whether a ring holds merges (`group_hold`)."""
         self._rules = rules
         self._deadlines = deadlines
         self._shutdown = shutdown
@@ -112,7 +114,8 @@ class RoundCoordinator:
 
     def evaluate(self, now: float) -> list[Effect]:
         """Carry out the trigger's verdict on the open round."""
-        if self.phase is not Phase.COLLECTING or self.round is None:
+        is_held = self.is_held and not self._shutdown.asked
+        if self.phase is not Phase.COLLECTING or self.round is None or is_held:
             return []
         cap_at = self.round.called_at + self.round.cap_s
         if self._shutdown.asked and self.round.missing():

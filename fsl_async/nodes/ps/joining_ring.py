@@ -1,0 +1,92 @@
+"""Makes the ring's shell of a parameter server, and its link to the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import fsl_transport as tp
+from fsl_async.config.ring_rules import ring_host, ring_rules
+from fsl_async.config.transport_settings import transport_settings
+from fsl_async.errors import AddressError
+from fsl_async.keys.dialling import HandshakeReports, curve_for
+from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.roles.machine import Note
+from fsl_transport.zmq.link import ZmqDialer
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
+    from fsl_async.keys.folder import KeysFolder
+    from fsl_async.nodes.ps.shell import ParameterServerShell
+    from fsl_async.nodes.runtime import Worker
+    from fsl_async.observe.journal import JournalWriter
+    from fsl_async.observe.reporter import Reporter
+    from fsl_async.store.store import Store
+
+ROLE = "group"
+"""The role of a parameter server in its hello to the coordinator."""
+
+
+def join_ring(
+    shell: ParameterServerShell,
+    config: Config,
+    *,
+    store: Store,
+    worker: Worker,
+    journal: Reporter,
+    writer: JournalWriter,
+    keys: KeysFolder | None,
+    listener: tp.ListenerEndpoint,
+) -> RingShell | None:
+    """Make the shell take part in global rounds; None without a roster. Raises FslError."""
+    if not config.ring.is_on:
+        return None
+    ring, rules, loop = config.ring, ring_rules(config), asyncio.get_running_loop()
+    options = RingOptions(
+        rules=rules,
+        servers={name: one.key if keys is not None else "" for name, one in ring.servers.items()},
+        host=ring_host(config),
+        timeout_s=ring.timeout_s,
+        bytes_per_s=ring.bytes_per_s,
+        keeps_momentum=ring.momentum == "keep",
+    )
+    dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
+    if not rules.coordinates:
+        place = ring.servers[rules.coordinator]
+        settings = transport_settings(config)
+        curve = None if keys is None or not place.key else curve_for(place, keys)
+        reports = HandshakeReports(
+            place,
+            curve.pair.public if curve is not None else "",
+            rules.name,
+            scheduler=loop,
+            journal=writer,
+            log=lambda line: journal.say(Note(line, "warning")),
+            is_reserved=True,
+        )
+        try:
+            link = ZmqDialer(place.tcp, rules.name, settings, curve, reports)
+        except tp.LocalError as error:
+            raise AddressError(f"ring.roster: {error}") from None
+
+        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+            return tp.DialerEndpoint(
+                link, loop, settings, take, rules.name, incarnation=time.time_ns(), role=ROLE
+            )
+
+    def make(group: Group) -> RingShell:
+        return RingShell(
+            options,
+            group,
+            store=store,
+            worker=worker,
+            scheduler=loop,
+            journal=journal,
+            say=journal.say,
+            listener=listener,
+            dialer=dialer,
+        )
+
+    return shell.join_ring(make)

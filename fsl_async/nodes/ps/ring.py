@@ -1,0 +1,495 @@
+"""The shell of a parameter server in a roster: messages and finished jobs in, effects out.
+
+It decides nothing. The machine is `fsl_async.roles.ring`; disk jobs go to the store's worker, sums
+to the helper (`ring_process`). With the group's own machine it exchanges the events and effects of
+`fsl_async.roles.sync.group_hold`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async.nodes.ps.receiving import Sink
+from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
+from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.wire import problem_of
+from fsl_async.roles.machine import Effect, Event, Note, Send
+from fsl_async.roles.messages import MessageError
+from fsl_async.roles.ring import effects as do
+from fsl_async.roles.ring import events as ev
+from fsl_async.roles.ring import messages as msg
+from fsl_async.roles.ring.machine import RingMachine
+from fsl_async.roles.ring.member import COORDINATOR
+from fsl_async.roles.ring.rules import RingRules
+from fsl_async.roles.sync import group_hold as group
+from fsl_async.store.errors import ManifestError
+from fsl_async.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from fsl_async.store.records import Committed
+    from fsl_async.store.store import Store
+
+REDIAL_S = 5.0
+
+
+@frozen(kw_only=True)
+class RingOptions:
+    """How a parameter server takes part. Times in seconds.
+
+    servers: the other ones, name -> public key; empty keys without encryption. host: IP address at
+    which the reduction listens.
+    """
+
+    rules: RingRules
+    servers: dict[str, str]
+    host: str
+    timeout_s: float
+    bytes_per_s: float
+    keeps_momentum: bool
+
+
+@frozen(kw_only=True)
+class Group:
+    """The part of the parameter server that the ring uses.
+
+    feed: gives the group's machine an event. committed: takes a version that is durable, when it
+    was begun, and the number of its effect. use_model: takes the run's model.
+    """
+
+    feed: Callable[[Event], None]
+    committed: Callable[[Committed, float, int], None]
+    use_model: Callable[[Manifest], None]
+
+
+class GlobalSource:
+    """Chunks of global weights, read by the worker."""
+
+    def __init__(self, chunks: int, worker: Worker, read: Callable[[int], bytes | None]) -> None:
+        self.chunks = chunks
+        self._worker, self._read = worker, read
+
+    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
+        """Read a chunk; None when it is not there any more."""
+        self._worker.submit(lambda: self._read(index), deliver, lambda _: deliver(None))
+
+
+class RingShell:
+    """Connects a RingMachine with the group, the store, the helper and the other servers."""
+
+    def __init__(
+        self,
+        options: RingOptions,
+        group: Group,
+        *,
+        store: Store,
+        worker: Worker,
+        scheduler: tp.Scheduler,
+        journal: Journal,
+        say: Callable[[Note], None],
+        listener: tp.ListenerEndpoint,
+        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None,
+    ) -> None:
+        """dialer: makes the endpoint towards the coordinator; None: this is the coordinator."""
+        self.machine = RingMachine(options.rules)
+        self._options, self._group = options, group
+        self._store, self._worker, self._scheduler = store, worker, scheduler
+        self._say = say
+        self._listener = listener
+        self.node = Node(self.machine, scheduler, self._execute, journal)
+        self.dialer = dialer(self._from_coordinator) if dialer is not None else None
+        self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or listener
+        self.process = RingProcess(self._address, self._summed, self._ring_failed)
+        self._reducing = 0
+        self._wanted: do.ReceiveGlobal | None = None
+        self._stream = ""
+        self._problem = ""
+        self._redial: tp.Cancellable | None = None
+        self._is_closed = False
+        self._refusals: set[str] = set()
+        self._executors: dict[type, Callable[[Any], None]] = {
+            Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
+            Note: say,
+            do.TakeCut: self._hold,
+            do.ResumeMerges: lambda _: group.feed(_resumed()),
+            do.StartRing: self._start_ring,
+            do.KillRing: lambda _: self._kill_ring(),
+            do.PassAddress: lambda e: self.process.address(e.key, e.blob),
+            do.KeepAttempt: self._keep_attempt,
+            do.KeepDecision: self._keep_decision,
+            do.ReceiveGlobal: self._receive,
+            do.SendGlobal: self._send_global,
+            do.Adopt: lambda e: group.feed(_brought(e)),
+        }
+
+    def start(self) -> None:
+        """Feed the state on disk, and dial the coordinator; once, after the group has started."""
+        state = self._store.ring.open()
+        if state.cut is not None:  # a view may come without a poll that takes a cut
+            self.process.start()
+        self.node.feed(state)
+        if self._options.rules.coordinates and self.machine.round < 0 and self._store.version >= 0:
+            self.began()
+        self._dial()
+
+    async def aclose(self) -> None:
+        """End the helper and the session with the coordinator."""
+        self._is_closed = True
+        self.node.close()
+        if self._redial is not None:
+            self._redial.cancel()
+        await self.process.aclose()
+        if self.dialer is not None:
+            self.dialer.disconnect("", "leaving")
+            await self.dialer.aclose()
+
+    def _execute(self, effect: Effect, number: int) -> None:
+        self._executors[type(effect)](effect)
+
+    # --- the group ---
+
+    def version_made(self, version: int) -> None:
+        """Take a version of deltas, or version 0."""
+        if version > 0:
+            self.node.feed(ev.GroupVersion(version))
+        elif self._options.rules.coordinates:
+            self.began()
+
+    def began(self) -> None:
+        """Make the first weights of the coordinator's group those of all groups."""
+        self._worker.submit(
+            self._store.ring.begin,
+            lambda digest: self.node.feed(ev.Adopted(0, 0, digest, 0)),
+            lambda error: self._say(Note(f"there are no global weights: {error}", "warning")),
+        )
+
+    def _hold(self, effect: do.TakeCut) -> None:
+        self.process.start()
+        self._group.feed(group.HoldAsked(effect.round))
+
+    def take_cut(self, effect: group.TakeGroupCut, number: int) -> None:
+        """Carry out an effect of the group: take a cut."""
+        self._worker.submit(
+            lambda: self._store.ring.take_cut(effect.round),
+            lambda cut: self.node.feed(ev.CutTaken(cut)),
+            lambda error: self.node.feed(ev.CutFailed(effect.round, str(error))),
+        )
+
+    def commit(self, effect: group.CommitGlobal, number: int) -> None:
+        """Carry out an effect of the group: make a version of global weights."""
+        begun_at, store = self._scheduler.time(), self._store
+
+        def commit() -> tuple[Committed, ev.RingRecovered]:
+            made = store.adopt_global(
+                effect.round,
+                effect.attempt,
+                effect.digest,
+                counted=effect.counted,
+                keeps_momentum=self._options.keeps_momentum,
+            )
+            return made, store.ring.state
+
+        def done(found: tuple[Committed, ev.RingRecovered]) -> None:
+            made, state = found
+            self._group.use_model(store.manifest)
+            self._group.committed(made, begun_at, number)
+            self.node.feed(ev.Adopted(state.round, effect.attempt, state.digest, state.since))
+
+        def failed(error: Exception) -> None:
+            self._group.feed(group.GlobalFailed(effect.round))
+            self.node.feed(ev.AdoptFailed(effect.round, str(error)))
+
+        self._worker.submit(commit, done, failed)
+
+    # --- reductions ---
+
+    def _start_ring(self, effect: do.StartRing) -> None:
+        view = effect.view
+        attempt = self._reducing = view.attempt
+        options = self._options
+
+        def begun(paths: dict[str, Any]) -> None:
+            if self._reducing != attempt or self._is_closed:
+                return
+            self.process.reduce(
+                RingJob(
+                    attempt=attempt,
+                    rank=effect.rank,
+                    weights=tuple(share.weight for share in view.members),
+                    piece_values=view.piece_values,
+                    host=options.host,
+                    timeout_s=options.timeout_s,
+                    bytes_per_s=options.bytes_per_s,
+                    **paths,
+                )
+            )
+
+        self._worker.submit(
+            lambda: self._store.ring.begin_result(attempt),
+            begun,
+            lambda error: self._ring_failed(attempt, str(error)),
+        )
+
+    def _kill_ring(self) -> None:
+        self._reducing = 0
+        self.process.kill()
+
+    def _address(self, attempt: int, key: str, blob: bytes) -> None:
+        """Send the address of this rank to the others, by the coordinator."""
+        message = msg.Address(attempt, key, blob)
+        if self.dialer is not None:
+            self.dialer.send(COORDINATOR, msg.to_wire(message))
+        else:
+            self.node.feed(ev.RingMessage(self._options.rules.name, message))
+
+    def _summed(self, attempt: int) -> None:
+        self._worker.submit(
+            lambda: self._store.ring.finish_result(attempt),
+            lambda digest: self.node.feed(ev.RingDone(attempt, digest)),
+            lambda error: self._ring_failed(attempt, str(error)),
+        )
+
+    def _ring_failed(self, attempt: int, reason: str) -> None:
+        if not self._is_closed:
+            self.node.feed(ev.RingFailed(attempt, reason))
+
+    # --- the coordinator's ledger, and global weights ---
+
+    def _keep_attempt(self, effect: do.KeepAttempt) -> None:
+        self._worker.submit(
+            lambda: self._store.ring.keep_attempt(effect.round, effect.attempt),
+            lambda _: self.node.feed(ev.AttemptKept(effect.attempt)),
+            lambda error: self.node.feed(ev.LedgerFailed(str(error))),
+        )
+
+    def _keep_decision(self, effect: do.KeepDecision) -> None:
+        self._worker.submit(
+            lambda: self._store.ring.keep_decision(
+                effect.round, effect.attempt, effect.digest, effect.contributors
+            ),
+            lambda _: self.node.feed(ev.DecisionKept(effect.round, effect.attempt)),
+            lambda error: self.node.feed(ev.LedgerFailed(str(error))),
+        )
+
+    def _receive(self, effect: do.ReceiveGlobal) -> None:
+        self._wanted = effect
+
+        def looked(found: tuple[bool, bool]) -> None:
+            is_here, has_model = found
+            if self._wanted is not effect:
+                return
+            if is_here:
+                self._wanted = None
+                self.node.feed(ev.GlobalHeld(effect.round))
+            elif self.dialer is not None:
+                fetch = msg.FetchGlobal(effect.round, not has_model)
+                self.dialer.send(COORDINATOR, msg.to_wire(fetch))
+            else:
+                reason = "the result that was decided is not on disk"
+                self.node.feed(ev.GlobalLost(effect.round, reason))
+
+        self._worker.submit(
+            lambda: (
+                self._store.ring.has(effect.round, effect.attempt, effect.digest),
+                self._store.ring.model is not None,
+            ),
+            looked,
+            lambda error: self.node.feed(ev.GlobalLost(effect.round, str(error))),
+        )
+
+    def _send_global(self, effect: do.SendGlobal) -> None:
+        assert self.machine.coordinator is not None
+        decided = self.machine.coordinator.decided
+        assert decided is not None, "there are global weights"
+        manifest, ring = self._store.manifest, self._store.ring
+        if effect.model:
+            model = msg.RingModel(manifest.to_wire(), manifest.frozen)
+            self._listener.send(effect.peer, msg.to_wire(model))
+        source = GlobalSource(
+            manifest.chunks, self._worker, lambda index: ring.read_chunk(index, decided)
+        )
+        meta = msg.to_wire(msg.GlobalMeta(decided.round, decided.digest))
+        self._listener.offer(effect.peer, f"global:{decided.round}", meta, source)
+
+    # --- from members (at the coordinator) ---
+
+    def is_of_ring(self, event: tp.TransportEvent) -> bool:
+        """Whether an event of the listener is that of a parameter server of the roster."""
+        return getattr(event, "peer", "") in self._options.servers
+
+    def on_listener(self, event: Any) -> None:
+        """Take one event of a parameter server that dials in."""
+        try:
+            match event:
+                case tp.HelloReceived():
+                    self._hello(event)
+                case tp.PeerUp(peer):
+                    self.node.feed(ev.PeerHere(peer))
+                case tp.PeerDown(peer, _, reason):
+                    self.node.feed(ev.PeerGone(peer, reason))
+                case tp.MessageReceived(peer, body):
+                    self.node.feed(ev.RingMessage(peer, msg.from_wire(body)))
+                case tp.StreamOffered(peer, stream):
+                    self._listener.decline(peer, stream, "not wanted")
+                case _:
+                    pass
+        except MessageError as error:
+            self._end(event.peer, problem_of(error))
+
+    def _end(self, peer: str, problem: str) -> None:
+        self._say(Note(f"{peer} broke the protocol of groups: {problem}", "warning"))
+        self._listener.disconnect(peer, "protocol")
+        self.node.feed(ev.PeerGone(peer, "protocol"))
+
+    def _hello(self, event: tp.HelloReceived) -> None:
+        refusal = self._refusal(event)
+        if refusal:
+            self._listener.refuse(event.peer, "name", refusal)
+        else:
+            self._listener.welcome(event.peer, msg.to_wire(msg.RingWelcome()))
+
+    def _refusal(self, event: tp.HelloReceived) -> str:
+        """Why a session under a name of the roster is refused; empty if it is not."""
+        peer = event.peer
+        if event.key != self._options.servers[peer]:
+            return f"ring.roster has another key for {peer}"
+        try:
+            is_server = isinstance(msg.from_wire(event.hello), msg.RingHello)
+        except MessageError:
+            is_server = False
+        if not is_server or not self._options.rules.coordinates:
+            return f"{peer} is the name of a parameter server; start with another --name"
+        return ""
+
+    # --- from the coordinator (at a member) ---
+
+    def _dial(self) -> None:
+        self._redial = None
+        if self.dialer is not None:
+            self.dialer.connect(lambda: msg.to_wire(msg.RingHello()))
+
+    def _from_coordinator(self, event: Any) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._take(event)
+        except (MessageError, ManifestError) as error:
+            name = self._options.rules.coordinator
+            text = f"{name} broke the protocol of groups: {problem_of(error)}; dialing again"
+            self._say(Note(text, "warning"))
+            assert self.dialer is not None
+            self.dialer.disconnect("", "protocol")
+            self._gone("protocol")
+            self._dial_later()
+
+    def _take(self, event: Any) -> None:
+        match event:
+            case tp.PeerUp():
+                self._refusals.clear()
+                self.node.feed(ev.PeerHere(COORDINATOR))
+            case tp.PeerDown():
+                self._gone(event.reason)
+            case tp.Refused(code, text):
+                self._refused(code, text)
+            case tp.Superseded():
+                self._refused("superseded", "another process of this name took over")
+            case tp.MessageReceived(_, body):
+                self._message(msg.from_wire(body))
+            case tp.StreamOffered():
+                self._offered(event)
+            case tp.StreamReceived(_, stream) if stream == self._stream:
+                self._received()
+            case tp.StreamFailed(_, stream, reason) if stream == self._stream:
+                self._lost(self._problem or reason)
+            case _:
+                pass
+
+    def _gone(self, reason: str) -> None:
+        self._wanted, self._stream = None, ""
+        self.node.feed(ev.PeerGone(COORDINATOR, reason))
+
+    def _refused(self, code: str, text: str) -> None:
+        self._gone(code)
+        if code not in self._refusals:
+            self._refusals.add(code)
+            name = self._options.rules.coordinator
+            self._say(
+                Note(f"{name} has no session for this group: {text}; trying again", "warning")
+            )
+        self._dial_later()
+
+    def _dial_later(self) -> None:
+        if self._redial is None and not self._is_closed:
+            self._redial = self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self._dial)
+
+    def _message(self, message: Any) -> None:
+        if not isinstance(message, msg.RingModel):
+            self.node.feed(ev.RingMessage(COORDINATOR, message))
+            return
+        manifest = Manifest.from_wire(message.manifest, message.frozen)
+        self._worker.submit(
+            lambda: self._store.ring.use_model(manifest), lambda _: None, lambda _: None
+        )
+
+    def _offered(self, event: tp.StreamOffered) -> None:
+        meta, wanted = msg.from_wire(event.meta), self._wanted
+        assert self.dialer is not None
+        is_wanted = (
+            wanted is not None
+            and isinstance(meta, msg.GlobalMeta)
+            and (meta.round, meta.digest) == (wanted.round, wanted.digest)
+        )
+        if not is_wanted or wanted is None:
+            self.dialer.decline(COORDINATOR, event.stream_id, "not wanted")
+            return
+        ring = self._store.ring
+
+        def begin() -> int:
+            ring.receive(wanted.round, wanted.attempt, wanted.digest)
+            return 0 if ring.model is None else ring.model.chunks
+
+        def begun(chunks: int) -> None:
+            if self._wanted is not wanted or self.dialer is None:
+                return
+            if chunks != event.chunks:
+                self.dialer.decline(COORDINATOR, event.stream_id, "wrong number of chunks")
+                self._lost("it had the wrong number of chunks")
+                return
+            self._stream, self._problem = event.stream_id, ""
+            sink = Sink(self._worker, ring.write_chunk, self._note_problem, lambda *_: None)
+            self.dialer.accept(COORDINATOR, event.stream_id, sink)
+
+        self._worker.submit(begin, begun, lambda error: self._lost(str(error)))
+
+    def _note_problem(self, text: str) -> None:
+        self._problem = text
+
+    def _received(self) -> None:
+        wanted, self._stream = self._wanted, ""
+        if wanted is None:
+            return
+
+        def held(_: None) -> None:
+            if self._wanted is wanted:
+                self._wanted = None
+                self.node.feed(ev.GlobalHeld(wanted.round))
+
+        self._worker.submit(
+            self._store.ring.finish_receiving, held, lambda error: self._lost(str(error))
+        )
+
+    def _lost(self, reason: str) -> None:
+        wanted, self._wanted, self._stream = self._wanted, None, ""
+        if wanted is not None:
+            self.node.feed(ev.GlobalLost(wanted.round, reason))
+
+
+def _resumed() -> group.MergesResumed:
+    return group.MergesResumed()
+
+
+def _brought(effect: do.Adopt) -> group.GlobalBrought:
+    return group.GlobalBrought(effect.round, effect.attempt, effect.digest, effect.counted)

@@ -1,0 +1,126 @@
+"""What a ring of parameter servers does to one group's versions. Pure.
+
+The ring takes a cut of the newest version, and merges are held from then on; later it brings global
+weights, which become a version. Both happen between two versions, never during a merge.
+
+    HoldAsked        TakeGroupCut, after a version that is being made; merges are held
+    MergesResumed    the open round goes on
+    GlobalBrought    CommitGlobal, after a version that is being made; VersionCommitted follows, or
+                     GlobalFailed
+
+Held, clients train and send deltas, which are acknowledged. The end of the run is not held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from fsl_async.roles.machine import Effect, EndSession, Event
+from fsl_async.roles.sync.ps_state import Member, Phase
+
+if TYPE_CHECKING:
+    from fsl_async.roles.sync.rounds import RoundCoordinator
+
+
+@frozen
+class HoldAsked(Event, tag="hold_asked"):
+    """Hold merges, and take a cut for global round `round`."""
+
+    round: int
+
+
+@frozen
+class MergesResumed(Event, tag="merges_resumed"):
+    """Merge again."""
+
+
+@frozen
+class GlobalBrought(Event, tag="global_brought"):
+    """Make a version of G_`round`. counted: the group's cut is in it."""
+
+    round: int
+    attempt: int
+    digest: str
+    counted: bool
+
+
+@frozen
+class GlobalFailed(Event, tag="global_failed"):
+    """Answers CommitGlobal: nothing has changed."""
+
+    round: int
+
+
+@frozen
+class TakeGroupCut(Effect, tag="take_group_cut"):
+    """Make the newest version durable as the cut of global round `round`."""
+
+    round: int
+
+
+@frozen
+class CommitGlobal(Effect, tag="commit_global"):
+    """Make `version` of G_`round`. Ends in VersionCommitted or GlobalFailed."""
+
+    version: int
+    round: int
+    attempt: int
+    digest: str
+    counted: bool
+
+
+class GroupHold:
+    """The ring's requests that wait for a version. It shares the coordinator's state."""
+
+    def __init__(self, rounds: RoundCoordinator) -> None:
+        self._rounds = rounds
+        self._waiting: deque[HoldAsked | GlobalBrought] = deque()
+        self._before: Phase | None = None
+        """The phase before a version of global weights that is being made."""
+
+    def asked(self, event: HoldAsked | GlobalBrought, now: float) -> list[Effect]:
+        """Do what the ring asks, once no version is being made."""
+        self._waiting.append(event)
+        return self.serve(now)
+
+    def serve(self, now: float) -> list[Effect]:
+        """Do what waits, if no version is being made."""
+        rounds, effects = self._rounds, list[Effect]()
+        while self._waiting and rounds.phase not in {Phase.MERGING, Phase.DONE}:
+            event = self._waiting.popleft()
+            if isinstance(event, HoldAsked):
+                rounds.is_held = True
+                effects.append(TakeGroupCut(event.round))
+                continue
+            self._before, rounds.phase = rounds.phase, Phase.MERGING
+            number = rounds.deltas.version + 1
+            commit = CommitGlobal(number, event.round, event.attempt, event.digest, event.counted)
+            effects.append(commit)
+        return effects
+
+    def resumed(self, event: MergesResumed, now: float) -> list[Effect]:
+        """Let the open round go on."""
+        self._rounds.is_held = False
+        return self._rounds.evaluate(now)
+
+    def failed(self, event: GlobalFailed, now: float) -> list[Effect]:
+        """Go on without the version of global weights; the ring brings them again."""
+        if self._before is None:
+            return []
+        self._rounds.phase, self._before = self._before, None
+        return [*self._rounds.evaluate(now), *self.serve(now)]
+
+    def committed(self) -> None:
+        """Note that a version is durable."""
+        self._before = None
+
+    def began(self, members: dict[str, Member]) -> list[Effect]:
+        """End sessions from before version 0: their models were compared with no run's model."""
+        return [
+            EndSession(name, "the run has a model now: attach again")
+            for name, member in list(members.items())
+            if member.attached or member.agrees
+        ]
