@@ -399,6 +399,18 @@ def test_defaults_are_the_documented_ones():
             "dp_delta": 1e-5,
             "dp_clip": 1.0,
         },
+        "ring": {
+            "roster": "",
+            "every": 6,
+            "every_s": 0.0,
+            "bind": "",
+            "insecure": False,
+            "momentum": "keep",
+            "hold_s": 120.0,
+            "grace_s": 10.0,
+            "timeout_s": 20.0,
+            "bytes_per_s": 0.0,
+        },
     }
 
 

@@ -1,0 +1,79 @@
+"""The table [ring]: every mistake is one line that says what to do."""
+
+import pytest
+
+from fsl_async.config.load import load
+from fsl_async.config.ring_rules import check_ring, ring_host, ring_rules
+from fsl_async.errors import ConfigError
+from fsl_async.roles.ring.rules import PIECE_VALUES
+
+ROSTER = "north=tcp://10.0.0.1:7100, south=fsl://10.0.0.2:7100"
+
+
+def loaded(*overrides):
+    return load(None, [f"ring.roster={ROSTER}", "run.name=south", *overrides])
+
+
+def test_the_first_name_coordinates():
+    """The roster is ordered, and each address may have a key."""
+    config = loaded("listen.address=tcp://10.0.0.2:7100")
+    check_ring(config)
+    rules = ring_rules(config)
+    assert rules.roster == ("north", "south")
+    assert not rules.coordinates
+    assert rules.coordinator == "north"
+    assert ring_host(config) == "10.0.0.2"
+    assert rules.piece_values == PIECE_VALUES
+
+
+def test_pieces_are_small_where_the_rate_is_limited():
+    """A heartbeat must not wait for seconds behind a piece."""
+    assert ring_rules(loaded("ring.bytes_per_s=1e6")).piece_values == 125_000
+    assert ring_rules(loaded("ring.every_s=60")).every == 0
+
+
+@pytest.mark.parametrize(
+    ("roster", "problem"),
+    [
+        ("north", "must be like north=fsl://"),
+        ("a=tcp://10.0.0.1:1, a=tcp://10.0.0.2:1", "names a twice"),
+        ("a=tcp://10.0.0.1:1", "two parameter servers or more"),
+        ("a=tcp://10.0.0.1:1, b=10.0.0.2", "b: 10.0.0.2: no port"),
+        ("a=tcp://*:1, b=tcp://10.0.0.2:1", "means every interface"),
+        ("a b=tcp://10.0.0.1:1, b=tcp://10.0.0.2:1", "must be like north=fsl://"),
+    ],
+)
+def test_a_wrong_roster(roster, problem):
+    """What is wrong is named with an example."""
+    with pytest.raises(ConfigError, match=problem):
+        load(None, [f"ring.roster={roster}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["run.name=east"], "east is not in ring.roster"),
+        (["sync.trigger=rounds"], "must be clock"),
+        (["tune.method=lora"], "remove ring.roster"),
+        (["ring.bind=8.8.8.8"], "a public address"),
+        (["listen.address=tcp://0.0.0.0:7100"], "set ring.bind"),
+        (["listen.address=tcp://example.org:7100"], "set ring.bind"),
+    ],
+)
+def test_what_cannot_be_a_group(overrides, problem):
+    """Checked before anything is created on disk."""
+    with pytest.raises(ConfigError, match=problem) as caught:
+        check_ring(loaded("listen.address=tcp://10.0.0.2:7100", *overrides))
+    assert "\n" not in caught.value.message
+
+
+def test_a_public_address_can_be_accepted():
+    """Only by a setting of its own."""
+    check_ring(loaded("ring.bind=8.8.8.8", "ring.insecure=true"))
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "localhost", "10.0.0"])
+def test_bind_is_an_address_of_this_machine(bind):
+    """No host name is looked up: Debian maps its own to 127.0.1.1."""
+    with pytest.raises(ConfigError, match="must be an IP address of this machine"):
+        load(None, [f"ring.bind={bind}"])
