@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _READ_BYTES = 1 << 16
+MEET_S = 60.0
+"""How long to wait for the others' addresses at least: their helpers may still import torch."""
 _MAX_REASON = 300
 
 
@@ -46,7 +48,7 @@ class MessageStore(dist.Store):  # type: ignore[misc, name-defined]
         super().__init__()
         self._line = line
         self._frames = Frames()
-        self._timeout_s = timeout_s
+        self._timeout_s = max(timeout_s, MEET_S)
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -62,8 +64,9 @@ class MessageStore(dist.Store):  # type: ignore[misc, name-defined]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for all `keys`. Raises RuntimeError after the timeout."""
-        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
-        deadline = time.monotonic() + min(seconds, self._timeout_s)
+        # gloo asks with the timeout of its collectives.
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
+        deadline = time.monotonic() + max(seconds, self._timeout_s)
         while missing := [key for key in keys if key not in self._values]:
             self._line.settimeout(max(0.001, deadline - time.monotonic()))
             try:

@@ -219,6 +219,7 @@ class RoundCoordinator:
     def committed(self, now: float) -> None:
         """Close the round whose version is durable, and set the next call."""
         called_at = self.round.called_at if self.round is not None else now
+        self._deadlines.cancel("round")
         self._failures = 0
         self.phase = Phase.READY
         self._round_over()

@@ -1,0 +1,113 @@
+"""A group in a ring: cuts and global weights come between two versions, and merges wait."""
+
+import pytest
+from machines import of
+
+from fsl_async.roles.machine import DrainAsked, EndSession
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.group_hold import (
+    CommitGlobal,
+    GlobalBrought,
+    GlobalFailed,
+    HoldAsked,
+    MergesResumed,
+    TakeGroupCut,
+)
+from fsl_async.roles.sync.ps import Phase
+
+BROUGHT = GlobalBrought(1, 4, "g1", counted=True)
+
+
+def key(client, sequence=1, base=0):
+    return DeltaKey(client, 1, base, sequence)
+
+
+@pytest.fixture
+def group(make_server):
+    """A group with two clients and an open round that both answer at once."""
+    server = make_server(every_s=10.0).begin("a", "b")
+    server.fire()
+    assert server.machine.phase is Phase.COLLECTING
+    return server
+
+
+def test_merges_wait_from_the_cut_on_and_uploads_do_not(group, look):
+    """Deltas are acknowledged meanwhile; the round is merged once merges are resumed."""
+    assert group.feed(HoldAsked(0)) == [TakeGroupCut(0)]
+    for client in ("a", "b"):
+        effects = group.store(key(client), number=0)
+        assert look.sent(effects, client) == [msg.Accepted(key(client))]
+        assert not of(effects, do.Average)
+    assert of(group.feed(MergesResumed()), do.Average)
+
+
+def test_a_cut_waits_for_a_version_that_is_being_made(group):
+    """And so does a version of global weights."""
+    group.store(key("a"), number=0)
+    group.store(key("b"), number=0)
+    assert group.machine.phase is Phase.MERGING
+    assert group.feed(HoldAsked(0)) == []
+    assert TakeGroupCut(0) in group.committed(1)
+    assert group.feed(BROUGHT) == [CommitGlobal(2, 1, 4, "g1", counted=True)]
+
+
+def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
+    """The open round ends with the version of global weights; nothing is merged twice."""
+    group.feed(HoldAsked(0))
+    group.store(key("a"), number=0)
+    assert group.feed(BROUGHT) == [CommitGlobal(1, 1, 4, "g1", counted=True)]
+    assert not of(group.store(key("b"), number=0), do.Average)
+    effects = group.committed(1)
+    assert look.sent(effects, "a") == [msg.Announce(1, "d1")]
+    assert group.feed(MergesResumed()) == []
+    for client in ("a", "b"):
+        group.hold(client, 1)
+    group.fire()
+    group.store(key("a", 2, 1), number=1)
+    (average,) = of(group.store(key("b", 2, 1), number=1), do.Average)
+    merged = [one.key for one in average.merged]
+    assert merged == [key("a"), key("b"), key("a", 2, 1), key("b", 2, 1)]
+    assert average.version == 2
+
+
+def test_a_version_that_cannot_be_written_changes_nothing(group):
+    """The round goes on; the ring brings the weights again."""
+    group.feed(BROUGHT)
+    assert group.machine.phase is Phase.MERGING
+    group.feed(GlobalFailed(1))
+    assert group.machine.phase is Phase.COLLECTING
+    group.store(key("a"), number=0)
+    assert of(group.store(key("b"), number=0), do.Average)
+    assert group.feed(BROUGHT) == []
+    assert of(group.committed(1), CommitGlobal)
+
+
+def test_the_end_of_the_run_is_not_held(group):
+    """A ring that is stuck must not keep a group from its last version."""
+    group.feed(HoldAsked(0))
+    group.store(key("a"), number=0)
+    group.feed(DrainAsked("Ctrl-C"))
+    assert of(group.store(key("b"), number=0), do.Average)
+
+
+def test_a_group_that_joins_publishes_nothing(make_server, look):
+    """Its clients wait for the run's weights, and show their models again then."""
+    server = make_server(publishes=False)
+    effects = server.join("a")
+    assert not look.sent(effects, "a")
+    assert server.feed(GlobalBrought(3, 9, "g", counted=False)) == [
+        CommitGlobal(0, 3, 9, "g", counted=False)
+    ]
+    assert [one.peer for one in of(server.committed(0), EndSession)] == ["a"]
+    assert server.machine.phase is Phase.READY
+
+
+def test_a_new_process_of_a_group_that_joined_goes_on(make_server):
+    """After version 0 such a group is like any other."""
+    server = make_server(publishes=False)
+    server.recover(0, "d0", digests={0: "d0"})
+    assert server.join("a")
+    assert isinstance(server.machine.handle(ev.FetchAsked("a", -1, ""), 0.0)[0], do.SendVersion)
