@@ -159,6 +159,7 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
     if ps.needs:
         needs = ", ".join(ps.needs)
         made.append(f"clients send: {needs}; and metrics, where their sites allow them")
+    made += state.groups.words()
     if found["next_sync_in_s"] is not None:
         made.append(f"next sync in {found['next_sync_in_s']:.0f} s")
     if node.starts > 1:

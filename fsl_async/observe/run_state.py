@@ -41,8 +41,9 @@ from typing import Any
 from attrs import asdict, field, fields, mutable
 
 from fsl_async.accounting.accounts import Account
-from fsl_async.observe import client_lines, segments
+from fsl_async.observe import client_lines, groups, segments
 from fsl_async.observe.clients import Line, News, client_dict
+from fsl_async.observe.groups import GroupFigures
 from fsl_async.observe.rounds import LINES, ParameterServerFigures
 from fsl_async.observe.run import NodeState, Run
 
@@ -84,6 +85,7 @@ class RunState(Run):
     ps: ParameterServerFigures = field(factory=ParameterServerFigures)
     split_server: SplitServerFigures = field(factory=SplitServerFigures)
     site: SiteFigures = field(factory=SiteFigures)
+    groups: GroupFigures = field(factory=GroupFigures)
     lines_odd: int = 0
 
     def apply(self, line: Line) -> list[News]:
@@ -124,6 +126,7 @@ class RunState(Run):
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
             "lines_odd": self.lines_odd,
+            "groups": self.groups.as_dict(),
             "bytes_up": asdict(ps.up),
             "bytes_down": asdict(ps.down),
             "evaluations": [asdict(one) for one in self.ps.evaluations],
@@ -239,9 +242,14 @@ def _of_ps(name: str) -> Handler:
     return lambda run, line: getattr(run.ps, name)(run, line)
 
 
+def _of_groups(change: Callable[[GroupFigures, Line], None]) -> Handler:
+    return lambda run, line: change(run.groups, line)
+
+
 _HANDLERS: dict[str, Handler] = {
     **client_lines.HANDLERS,
     **{kind: _of_ps(name) for kind, name in LINES.items()},
+    **{kind: _of_groups(change) for kind, change in groups.LINES.items()},
     segments.SO_FAR: _so_far,
     "node_started": _started,
     "node_ended": _ended,
