@@ -1,0 +1,113 @@
+"""Global rounds in the journal and in ledgers: what status shows, and what an audit finds."""
+
+import pytest
+
+from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.observe.ring_audit import audit_ring
+from fsl_async.observe.run_state import RunState
+
+VERSION = {"fact": "version", "version": 1, "merged": [], "tokens_total": 9}
+
+
+def apply(state, *lines):
+    for kind, members in lines:
+        state.apply({"t": 1.0, "type": kind, **members})
+    return state
+
+
+def test_status_has_a_line_about_groups():
+    """A parameter server alone has none."""
+    assert RunState().groups.words() == []
+    assert RunState().as_dict(0.0)["groups"] is None
+    state = apply(
+        RunState(),
+        ("ring_recovered", {"round": 2, "digest": "d2"}),
+        ("ring_peer_here", {"peer": "south"}),
+        ("ring_peer_here", {"peer": "east"}),
+        ("ring_failed", {"attempt": 4, "reason": "x"}),
+        ("keep_decision", {"contributors": {"south": [0, 1], "north": [0, 2]}}),
+        ("decision_kept", {"round": 3, "attempt": 5}),
+        ("adopted", {"round": 3, "digest": "d3"}),
+        ("ring_peer_gone", {"peer": "east"}),
+    )
+    (line,) = state.groups.words()
+    assert line == (
+        "groups: global weights 3 (d3); 1 round decided here, the newest of north, south;"
+        " 1 attempt failed here; connected: south"
+    )
+    assert state.lines_odd == 0
+    member = apply(
+        RunState(),
+        ("ring_recovered", {"round": -1, "digest": ""}),
+        ("ring_peer_here", {"peer": ""}),
+    )
+    assert member.groups.words() == ["groups: none yet; connected: the coordinator"]
+
+
+def begun():
+    return {"fact": "begun", "version": 0, "digest": "d0", "tokens": 0}
+
+
+def decided(number, digest, **contributors):
+    return {"fact": "global", "round": number, "attempt": number, "digest": digest,
+            "contributors": contributors}  # fmt: skip
+
+
+def adopted(number, digest):
+    return VERSION | {"ring": {"round": number, "attempt": 1, "digest": digest, "counted": True}}
+
+
+@pytest.fixture
+def audit(tmp_path):
+    """Audit two groups by their facts."""
+
+    def made(north, south):
+        for name, facts in (("north", north), ("south", south)):
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            lines = b"".join(to_checksummed(fact) + b"\n" for fact in facts)
+            (folder / "ledger.jsonl").write_bytes(lines)
+        return audit_ring({"north": tmp_path / "north", "south": tmp_path / "south"})
+
+    return made
+
+
+def test_a_clean_history(audit):
+    """Two rounds, one of which south has not adopted yet."""
+    found = audit(
+        [
+            begun(),
+            {"fact": "attempt", "round": 0, "attempt": 1},
+            decided(1, "d1", north=[0, 5], south=[0, 3]),
+            adopted(1, "d1"),
+            {"fact": "attempt", "round": 1, "attempt": 2},
+            decided(2, "d2", north=[5, 9], south=[3, 3]),
+            adopted(2, "d2"),
+        ],
+        [adopted(1, "d1")],
+    )
+    assert found.problems == ()
+    assert (found.rounds, found.attempts, found.digest, found.tokens) == (2, 2, "d2", 12)
+    assert found.adopted == {"north": 2, "south": 1}
+    assert found.members == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("second", "south", "problem"),
+    [
+        (decided(2, "d2", south=[2, 6]), [], "tokens of south are counted twice"),
+        (decided(2, "d2", south=[4, 6]), [], "tokens of south are lost"),
+        (decided(1, "e1", south=[3, 6]), [], "global round 1 is decided twice"),
+        (decided(2, "d2"), [adopted(2, "other")], "other global weights 2 than decided"),
+        (decided(2, "d2"), [adopted(2, "d2"), adopted(1, "d1")], "from global weights 2 to 1"),
+    ],
+)
+def test_faults_are_found(audit, second, south, problem):
+    """Each fault that the design excludes has a sentence."""
+    found = audit([begun(), decided(1, "d1", north=[0, 5], south=[0, 3]), second], south)
+    assert problem in "\n".join(found.problems)
+
+
+def test_a_missing_ledger_is_a_problem(tmp_path):
+    """A group that never started does not look clean."""
+    assert "north has no ledger" in audit_ring({"north": tmp_path}).problems
