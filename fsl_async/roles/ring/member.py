@@ -276,6 +276,6 @@ class RingMember:
         return [*self._resume(), *self._ask()]
 
     def _adopt_failed(self, event: ev.AdoptFailed, now: float) -> list[Effect]:
-        self.deadlines.set("adopt", now + max(1.0, self.rules.retry_s))
+        self.deadlines.set("adopt", now + 10 * self.rules.retry_s)
         text = f"global weights {event.round} could not be adopted: {event.reason}"
         return [Note(f"{text}; it is tried again", "warning")]

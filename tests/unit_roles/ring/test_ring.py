@@ -5,7 +5,7 @@
 import pytest
 from ring_world import World, digest_of
 
-from fsl_async.roles.machine import Send
+from fsl_async.roles.machine import Send, TimerFired
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
@@ -147,6 +147,18 @@ def test_a_report_of_an_older_attempt_does_not_count():
     assert one.feed(ev.RingDone(1, digest_of("x"))) == []
     for name in ("b", "c"):
         assert one.get(name, msg.Reported(0, 1, digest_of("x"))) == []
+    one.now = 100.0
+    one.feed(TimerFired())
+    for name in ("b", "c"):
+        one.get(name, msg.Promise(0, 3, digest_of(name), 0, 30, 0))
+    one.feed(ev.AttemptKept(2))
+    one.feed(ev.RingDone(2, digest_of("x")))
+    for name in ("b", "c"):
+        assert one.get(name, msg.Reported(0, 1, digest_of("x"))) == []
+        assert one.get(name, msg.Failed(0, 1, "late")) == []
+    one.get("b", msg.Reported(0, 2, digest_of("x")))
+    (decision,) = one.get("c", msg.Reported(0, 2, digest_of("x")))
+    assert decision.attempt == 2
 
 
 def test_a_decision_is_in_the_ledger_before_anybody_gets_it():
