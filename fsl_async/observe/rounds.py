@@ -132,6 +132,8 @@ class ParameterServerFigures:
     """The newest of them, or its cause as the parameter server found it."""
     _pending: dict[str, int] = field(factory=dict)  # key -> tokens
     _merging: dict[str, int] = field(factory=dict)
+    _adopting: list[int] = field(factory=list)
+    """A version of global weights that is being made, and their number; else empty."""
     _tokens_of: dict[str, int] = field(factory=dict)
     _round_of: dict[str, int] = field(factory=dict)
     # key -> bytes, of deltas that an earlier process stored
@@ -386,10 +388,20 @@ class ParameterServerFigures:
         """It could not be written."""
         self._merging.clear()
 
+    def adopting(self, run: Run, line: Line) -> None:
+        """A version of global weights is being made."""
+        self._adopting = [int(line["version"]), int(line["round"])]
+
     def committed(self, run: Run, line: Line) -> None:
         """A version is durable."""
         self.version, self.digest = int(line["version"]), str(line["digest"])
         run.node.phase = "ready"
+        if self._adopting[:1] == [self.version]:
+            run.tell("version", f"version {self.version}: global weights {self._adopting[1]}")
+            if self.every_s and self.version:
+                self.next_sync_at = run.node.last_t + self.every_s
+            self._adopting = []
+            return
         if self.version == 0:
             self._plan_sync(run.node.last_t)
             text = "version 0, the first client's weights, is here: training starts"
@@ -495,6 +507,7 @@ LINES = {
     "accumulate": "accumulated",
     "average": "merging",
     "commit_failed": "commit_failed",
+    "commit_global": "adopting",
     "version_committed": "committed",
 }
 """Type of a line -> the method of ParameterServerFigures that takes it."""

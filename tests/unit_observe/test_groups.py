@@ -44,6 +44,15 @@ def test_status_has_a_line_about_groups():
     assert member.groups.words() == ["groups: none yet; connected: the coordinator"]
 
 
+def test_a_version_of_global_weights_is_no_round_without_clients():
+    """Nobody was late for it."""
+    state = RunState()
+    apply(state, ("commit_global", {"version": 5, "round": 2}))
+    apply(state, ("version_committed", {"version": 5, "digest": "g2"}))
+    assert [news.text for news in state.news] == ["version 5: global weights 2"]
+    assert (state.ps.version, state.ps.digest) == (5, "g2")
+
+
 def begun():
     return {"fact": "begun", "version": 0, "digest": "d0", "tokens": 0}
 
