@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_TEXT = 1024
+MAX_TEXT = 4096
 LANGUAGE_FAMILIES = ("gpt", "gpt2", "llama", "qwen2", "qwen3", "opt")
 """Causal language models; all but the first are Hugging Face's."""
 FAMILIES = (*LANGUAGE_FAMILIES, "resnet18", "small-cnn")

@@ -72,7 +72,7 @@ GOLDEN = [
     ),
     (
         '[data]\npath = "a\\u0000"',
-        'data.path: must be printable text of at most 1,024 characters, got "a\\u0000"',
+        'data.path: must be printable text of at most 4,096 characters, got "a\\u0000"',
     ),
     (
         '[run]\ndirectory = "a/{who}"',

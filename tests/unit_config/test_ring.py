@@ -77,3 +77,9 @@ def test_bind_is_an_address_of_this_machine(bind):
     """No host name is looked up: Debian maps its own to 127.0.1.1."""
     with pytest.raises(ConfigError, match="must be an IP address of this machine"):
         load(None, [f"ring.bind={bind}"])
+
+
+def test_a_roster_of_thirty_servers_with_keys_fits():
+    """An address with a key has about 100 characters."""
+    roster = ", ".join(f"group-{n}=fsl://10.0.0.{n}:7100?key={'k' * 80}" for n in range(1, 31))
+    assert len(load(None, [f"ring.roster={roster}"]).ring.servers) == 30
