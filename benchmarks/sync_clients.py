@@ -105,6 +105,9 @@ class LightLearner:
         """Rounds of a client are for split learning only."""
         raise NotImplementedError
 
+    def count_steps(self, steps: int) -> None:
+        """No step is trained."""
+
     def resume(self) -> None:
         """No thread is held."""
 

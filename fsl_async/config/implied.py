@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from fsl_async.config.asynchronous import check_asynchronous, without_growing
 from fsl_async.config.settings import Config
 from fsl_async.config.settings_tuning import PRIVATE_RULES
 from fsl_async.config.split_rules import split_method
@@ -20,6 +21,7 @@ def with_implied(config: Config) -> Config:
     budget cannot be kept.
     """
     _check_private(config)
+    check_asynchronous(config)
     if config.tune.is_on:
         return _tuning(config)
     if not config.split.is_on:
@@ -29,7 +31,7 @@ def with_implied(config: Config) -> Config:
                 " pretraining trains gpt",
                 "model.family",
             )
-        return config
+        return without_growing(config)
     wanted = split_method(config).trigger
     if config.sync.trigger not in {"clock", wanted}:
         raise ConfigError(

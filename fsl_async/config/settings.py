@@ -38,10 +38,13 @@ if TYPE_CHECKING:
 
     from fsl_codecs import CodecSpec
 
-Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova"]
-Optimizer = Literal["growing", "nesterov", "average"]
+Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
+Optimizer = Literal["growing", "nesterov", "delayed-nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
-Trigger = Literal["clock", "rounds", "turns", "sequential"]
+Trigger = Literal["clock", "rounds", "turns", "sequential", "buffer"]
+Pace = Literal["run", "own"]
+
+USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
 
 # The largest chunk must fit into the credit window
 # (`fsl_transport.TransportSettings.chunk_limit_bytes`).
@@ -98,9 +101,32 @@ class SyncConfig:
     trigger: Trigger = setting(
         "clock",
         "clock (call all every every_s) | rounds (all train a round, then merge) | turns (one after"
-        " another) | sequential (one per version, each from the weights of the one before)",
+        " another) | sequential (one per version, each from the weights of the one before) | buffer"
+        " (no rounds: clients send by themselves, every few deltas make a version)",
     )
     every_s: float = setting(600.0, "seconds from one sync to the next", span(above=0))
+    buffer: int = setting(
+        0,
+        "of buffer: deltas that make a version, or fewer after every_s; 0 = half of sync.clients,"
+        " at least 2",
+        span(least=0, most=100_000),
+    )
+    least_s: float = setting(
+        0.0, "of buffer: seconds between two versions at least; 0 = 0.02 x every_s", span(least=0)
+    )
+    pace: Pace = setting(
+        "run",
+        "of buffer: when a client sends: run (by local_steps, or every_s) | own (when its task"
+        " calls fed.send)",
+    )
+    local_steps: int = setting(
+        0, "of buffer: steps from one delta of a client to the next; 0 = by every_s", span(least=0)
+    )
+    dylu: bool = setting(
+        False,
+        "of buffer: fewer local_steps for slow clients, in proportion to their speed (DyLU, arXiv"
+        " 2401.09135)",
+    )
     round_cap_s: float = setting(
         3600.0,
         "wait this long for a called client; not with trigger = clock",
@@ -121,10 +147,13 @@ class SyncConfig:
     weighting: Weighting = setting(
         "auto",
         "a delta's weight: auto (batch, or tokens for full weights) | batch (tokens a step) |"
-        " tokens | uniform | fednova (tokens a step; many steps count no more)",
+        " tokens | uniform | fednova (tokens a step; many steps count no more) | anarchic"
+        " (a client's mean step; for fed.send)",
     )
     max_staleness: int = setting(
-        4, "refuse deltas whose base is more than this many versions old", span(least=0)
+        -1,
+        "refuse deltas whose base is more than this many versions old; -1 = 4, with buffer 20",
+        span(least=-1),
     )
     staleness_exponent: float = setting(
         0.5, "a delta s versions old weighs 1 / (1 + s)^this", span(least=0, most=16)
@@ -133,6 +162,18 @@ class SyncConfig:
     min_clients: int = setting(
         1, "the first sync waits for this many clients", span(least=1, most=100_000)
     )
+
+    @property
+    def buffer_size(self) -> int:
+        """Deltas that make a version, with trigger = buffer."""
+        return self.buffer or max(2, (self.clients + 1) // 2)
+
+    @property
+    def staleness_limit(self) -> int:
+        """Versions that the base of a delta may be old."""
+        if self.max_staleness >= 0:
+            return self.max_staleness
+        return BUFFERED_STALENESS if self.trigger == "buffer" else USUAL_STALENESS
 
     def __attrs_post_init__(self) -> None:
         if self.min_clients > self.clients:
@@ -188,10 +229,18 @@ class OuterConfig:
     optimizer: Optimizer = setting(
         "growing",
         "growing (momentum that grows from 0 to outer.momentum, and fades out with learning rates"
-        " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)",
+        " of a planned run) | nesterov (SGD with Nesterov momentum) | delayed-nesterov (its"
+        " momentum moves once in outer.delay deltas; for buffer) | average (add the mean delta)",
         fixed=True,
     )
-    learning_rate: float = setting(0.7, "outer learning rate of nesterov", span(above=0, most=10))
+    learning_rate: float = setting(
+        0.7, "outer learning rate of nesterov and delayed-nesterov", span(above=0, most=10)
+    )
+    delay: int = setting(
+        0,
+        "of delayed-nesterov: deltas after which the momentum moves; 0 = sync.clients",
+        span(least=0, most=100_000),
+    )
     momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
     aggregation: Aggregation = setting(
         "mean",

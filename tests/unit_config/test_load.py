@@ -157,7 +157,7 @@ GOLDEN = [
     (
         "[outer]\nzzzzzzz = 4",
         (
-            "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, learning_rate, "
+            "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, delay, learning_rate, "
             "momentum, optimizer"
         ),
     ),
@@ -296,16 +296,21 @@ def test_defaults_are_the_documented_ones():
         "sync": {
             "trigger": "clock",
             "every_s": 600.0,
+            "buffer": 0,
+            "least_s": 0.0,
+            "pace": "run",
+            "local_steps": 0,
+            "dylu": False,
             "round_cap_s": 3600.0,
             "quorum": 0.5,
             "grace_mad_factor": 4.0,
             "grace_min_s": 1.0,
         }
-        | {"first_grace_s": 60.0, "weighting": "auto", "max_staleness": 4}
+        | {"first_grace_s": 60.0, "weighting": "auto", "max_staleness": -1}
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
         "guard": {"clip_norm": 0.0, "clip_median": 0.0, "outlier_median": 0.0, "least": 5}
         | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 0.0},
-        "outer": {"optimizer": "growing", "learning_rate": 0.7, "momentum": 0.9}
+        "outer": {"optimizer": "growing", "learning_rate": 0.7, "momentum": 0.9, "delay": 0}
         | {"aggregation": "mean", "byzantine": 1},
         "codec": {
             "up": "uniform",

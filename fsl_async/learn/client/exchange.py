@@ -54,7 +54,7 @@ from fsl_async.learn.client.ports import (
     Work,
 )
 from fsl_async.roles.messages import MAX_BYTES
-from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
+from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import LearnerError
@@ -78,7 +78,8 @@ class Exchange:
     """The client's weights as the network sees them; see above for threads, memory, arithmetic.
 
     training: carries out what is asked of the model. coder: how deltas are coded.
-    on_event: called from the training thread with Attached, Snapshotted and Rebased; thread-safe.
+    on_event: called from the training thread with Attached, PaceReached, Snapshotted and Rebased;
+    thread-safe.
     allocate: makes a vector of so many values; in shared memory where training is another process.
     """
 
@@ -205,6 +206,10 @@ class Exchange:
             )
         return encode_seeds(self.version, scalars[None])
 
+    def reach_pace(self) -> None:
+        """Report that progress is to be sent."""
+        self._on_event(PaceReached())
+
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
         """Call `move` once while nothing writes the base, and not if the base is incomplete."""
         with self._moving:
@@ -271,6 +276,10 @@ class Exchange:
     def begin_round(self, sequence: int, number: int) -> None:
         """Have round `number` trained for delta `sequence`. Answers Snapshotted and holds."""
         self._training.ask(RoundOrder(sequence, number))
+
+    def count_steps(self, steps: int) -> None:
+        """Have PaceReached reported `steps` steps after each snapshot; 0: not."""
+        self._training.count_steps(steps)
 
     def resume(self) -> None:
         """Let training go on after a snapshot that holds it; harmless when none does."""

@@ -114,7 +114,7 @@ class Fed(FedBase):
                 "fed.step: this run trains privately (tune.dp_epsilon), and this task adds no"
                 " noise: leave out --task"
             )
-        if self.config.get("sync", {}).get("trigger", "clock") == "clock":
+        if self.config.get("sync", {}).get("trigger", "clock") in {"clock", "buffer"}:
             return
         self._training.expect_rounds()
         if not self.is_zeroth:
@@ -249,12 +249,28 @@ class Fed(FedBase):
         self.meter.step_ended()
         self.meter.count(tokens, metrics)
         training = self._training
+        training.keep_pace()
         if training.orders.attention or training.is_due:
             goes_on = training.attend_round() if training.round_steps else training.attend()
             if not goes_on:
                 return self._ended()
         self.meter.step_begins()
         return True
+
+    def send(self) -> None:
+        """Send what was trained since the last delta, as soon as that one has arrived.
+
+        For runs in which clients send by themselves (`sync.trigger = buffer`), above all with
+        `sync.pace = own`. Weights are copied in a step that follows; returns at once. Raises
+        TaskError where the parameter server calls.
+        """
+        trigger = self.config.get("sync", {}).get("trigger", "clock")
+        if trigger != "buffer":
+            raise TaskError(
+                f"fed.send: this run has sync.trigger = {trigger}, where the parameter server"
+                " decides when progress is sent: start it with sync.trigger = buffer"
+            )
+        self._training.send()
 
     @property
     def progress(self) -> float | None:

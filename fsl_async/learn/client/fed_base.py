@@ -221,6 +221,10 @@ class FedBase:
         """A training step is done; the only point where weights may be exchanged."""
         raise NotImplementedError
 
+    def send(self) -> None:
+        """Send what was trained since the last delta, in runs whose clients send by themselves."""
+        raise NotImplementedError
+
     @property
     def progress(self) -> float | None:
         """Share of the run that is done, 0 to 1, the same at all clients; None without an end.

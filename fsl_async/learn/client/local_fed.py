@@ -74,6 +74,11 @@ class LocalFed(FedBase):
             return self._ended()
         return True
 
+    def send(self) -> None:
+        """Do nothing: there is no one to send to. Raises TaskError before `attach`."""
+        if self.model is None:
+            raise TaskError("fed.send came before fed.attach(model): attach the model first")
+
     def stop(self) -> None:
         """End the run at the next step. For any thread."""
         self._last_step = 0

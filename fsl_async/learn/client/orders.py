@@ -35,6 +35,7 @@ class Orders:
         self.attention = True
         self.stopped = False
         self.by_rounds = False
+        self.pace_steps = 0
         self._changed = threading.Condition()
         self._orders: deque[Order] = deque()
         self._refusal: tuple[str, str] | None = None
@@ -56,6 +57,10 @@ class Orders:
         with self._changed:
             self._holding = False
             self._changed.notify_all()
+
+    def count_steps(self, steps: int) -> None:
+        """Have the training thread report so many steps after each snapshot; 0: not."""
+        self.pace_steps = steps  # one word, so that the training thread reads a whole one
 
     def stop(self) -> None:
         """End training at the next step; what was asked before is still carried out."""

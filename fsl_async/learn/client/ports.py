@@ -61,6 +61,10 @@ class TrainingPort(Protocol):
         """Let training go on after an order that held it; harmless when none does."""
         ...
 
+    def count_steps(self, steps: int) -> None:
+        """Call `ExchangePort.reach_pace` so many steps after each snapshot; 0: do not."""
+        ...
+
     def stop(self) -> None:
         """End training at the next step; what was asked before is still carried out."""
         ...
@@ -124,6 +128,10 @@ class ExchangePort(Protocol):
         None: the delta is `work.scalars`, and the model goes back to the base with the next
         version. Raises TaskError where the run has no such scalars.
         """
+        ...
+
+    def reach_pace(self) -> None:
+        """Report that progress is to be sent: its steps are trained, or the task asks for it."""
         ...
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:

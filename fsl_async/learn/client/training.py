@@ -59,6 +59,7 @@ class Training:
         self._exchange = exchange
         self._weights: ModelWeights | None = None
         self._round: RoundOrder | None = None  # the one that is trained
+        self._reported_from = -1  # the step of the snapshot whose pace was reported last
 
     @property
     def stopped(self) -> bool:
@@ -106,6 +107,22 @@ class Training:
                 case RoundOrder(sequence):  # a training function without rounds: one step
                     self._snapshot(sequence, hold=True)
         return not self.orders.stopped
+
+    def keep_pace(self) -> None:
+        """Report that the steps of the pace are trained, once after each snapshot."""
+        steps, meter = self.orders.pace_steps, self.meter
+        if not steps or meter.unsent_steps < steps:
+            return
+        since = meter.steps - meter.unsent_steps
+        if since != self._reported_from:
+            self._reported_from = since
+            self._exchange.reach_pace()
+
+    def send(self) -> None:
+        """Ask to send what was trained. Raises TaskError without a model."""
+        if self._weights is None:
+            raise TaskError("fed.send came before fed.attach(model): attach the model first")
+        self._exchange.reach_pace()
 
     @contextmanager
     def at_version(self) -> Iterator[int]:

@@ -150,6 +150,7 @@ class ClientShell:
             do.AdoptInitial: self._adopt_initial,
             do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence, hold=e.hold),
             do.BeginRound: lambda e, _: self.learner.begin_round(e.sequence, e.round),
+            do.CountSteps: lambda e, _: self.learner.count_steps(e.steps),
             do.ResumeTraining: lambda *_: self.learner.resume(),
             do.CheckTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
@@ -229,10 +230,11 @@ class ClientShell:
         match msg.from_wire(event.body):
             case msg.Publish():
                 self.node.feed(ev.PublishAsked())
-            case msg.Call(number, last):
-                self.node.feed(ev.RoundCalled(number, last))
-            case msg.Turn(number, last):
-                self.node.feed(ev.TurnCalled(number, last))
+            case msg.Call() | msg.Turn() as call:
+                called = ev.TurnCalled if isinstance(call, msg.Turn) else ev.RoundCalled
+                self.node.feed(called(call.round, call.last))
+            case msg.Pace(steps, milliseconds):
+                self.node.feed(ev.PaceGiven(max(0, steps), max(0, milliseconds) / 1000))
             case msg.Accepted(key):
                 self.node.feed(ev.DeltaAcknowledged(key))
             case msg.Declined(key, code, text):

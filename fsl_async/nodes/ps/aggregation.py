@@ -65,6 +65,13 @@ def check_aggregation(config: Config) -> None:
             " one at a time; choose mean",
             "outer.aggregation",
         )
+    if config.sync.trigger == "buffer" and config.sync.buffer_size < rule.least:
+        raise ConfigError(
+            f"sync.buffer: outer.aggregation = {rule.name} needs deltas of {rule.least} clients,"
+            f" and {config.sync.buffer_size} make a version: set sync.buffer to {rule.least} or"
+            " more",
+            "sync.buffer",
+        )
     if config.sync.clients < rule.least:
         raise ConfigError(
             f"outer.aggregation: {rule.name} against {outer.byzantine} clients that may send"
@@ -86,8 +93,9 @@ def _check_adapters(config: Config) -> None:
         "guard.clip_norm": guard.clip_norm and "0 (factors are clipped, not products)",
         "guard.clip_median": guard.clip_median and "0 (factors are clipped, not products)",
         "sync.trigger": sync.trigger != "rounds" and "rounds",
-        "sync.max_staleness": sync.max_staleness and "0 (older versions have other bases)",
-        "sync.weighting": sync.weighting in {"batch", "fednova"} and "auto, tokens or uniform",
+        "sync.max_staleness": sync.staleness_limit and "0 (older versions have other bases)",
+        "sync.weighting": sync.weighting in {"batch", "fednova", "anarchic"}
+        and "auto, tokens or uniform",
         "codec.feedback_up": (
             config.codec.feedback_up and rule.changes_basis and "false (it is of the basis before)"
         ),

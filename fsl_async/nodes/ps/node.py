@@ -26,7 +26,7 @@ from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import to_wire
 from fsl_async.config.ring_rules import check_ring
-from fsl_async.config.settings import Config
+from fsl_async.config.settings import Config, SyncConfig
 from fsl_async.config.site_policy import needs_of
 from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
@@ -54,6 +54,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
+from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
@@ -66,6 +67,8 @@ from fsl_transport.zmq.link import ZmqListener
 
 JOURNAL = "journal.jsonl"
 GOODBYE_S = 5.0
+LEAST_SHARE_OF_PERIOD = 0.02
+"""Of sync.every_s between two versions: each writes files of the model's size."""
 LEAST_AWAY_S = 15.0
 """Time in which a running client reconnects after a restart: an attempt to connect may take 10 s,
 and begins some seconds after the one before."""
@@ -98,6 +101,14 @@ class Options:
     keys: KeysFolder | None = None
 
 
+def _pace_of(sync: SyncConfig) -> PaceRules | None:
+    """How often clients send by themselves; None: they are called."""
+    if sync.trigger != "buffer":
+        return None
+    by_time = sync.pace == "run" and not sync.local_steps
+    return PaceRules(sync.local_steps, sync.every_s if by_time else 0.0, sync.dylu)
+
+
 def rules_of(config: Config) -> ParameterServerRules:
     """The part of the configuration that the machine uses."""
     sync = config.sync
@@ -107,7 +118,10 @@ def rules_of(config: Config) -> ParameterServerRules:
         round_cap_s=sync.round_cap_s,
         round=RoundRules(sync.quorum, sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s),
         min_clients=sync.min_clients,
-        max_staleness=sync.max_staleness,
+        max_staleness=sync.staleness_limit,
+        buffer=sync.buffer_size,
+        least_s=sync.least_s or LEAST_SHARE_OF_PERIOD * sync.every_s,
+        pace=_pace_of(sync),
         limits=RunLimits(config.run.rounds, config.run.tokens, config.run.seconds),
         decays_from=config.train.decays_from,
         decays=config.train.schedule == "wsd",

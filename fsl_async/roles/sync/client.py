@@ -24,6 +24,8 @@ Rules
 - A turn asks for a full round: the client trains it once, from the version that the turn names, and
   is held at its end until the resulting version arrives, even while the parameter server is away. A
   turn that is repeated in a new session is the same turn.
+- Where the run calls no rounds, the client is given a pace and leads: it takes a snapshot when that
+  is reached, or as soon as no delta is outstanding any more. A call is then that of the last round.
 - If training ends before the run does, the progress since the last snapshot is sent as a last
   delta, after the outstanding one. The client waits for it while its bytes advance, at most
   `drain_cap_s`, and `drain_s` without a session.
@@ -37,6 +39,8 @@ Rules
     any        BaseReplaced                     Rebase
     any        Rebased                          Send Holding
     training   RoundCalled                      TakeSnapshot when no delta is outstanding
+    any        PaceGiven                        CountSteps, timer "pace"
+    training   PaceReached, timer "pace"        TakeSnapshot when no delta is outstanding
     training   TurnCalled                       BeginRound once the weights are on that version
     training   Snapshotted                      OfferDelta, or Send Skip when no token was trained
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then what was waiting
@@ -93,6 +97,7 @@ from fsl_async.roles.sync.client_state import (
     lost_text,
 )
 from fsl_async.roles.sync.delta import Delta, DeltaKey
+from fsl_async.roles.sync.leading import Leading
 from fsl_async.roles.sync.version_sync import VersionSync
 
 __all__ = [
@@ -133,6 +138,7 @@ class ClientMachine:
         self.discard = False
         self.tokens_acknowledged = 0
         self.deadlines = Deadlines()
+        self.leading = Leading(self.deadlines)
         self.version_sync = VersionSync(self.deadlines)
         self.shutdown = ClientShutdown(rules, self.deadlines)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
@@ -144,6 +150,8 @@ class ClientMachine:
             ev.PublishAsked: self._publish,
             ev.RoundCalled: self._called,
             ev.TurnCalled: self._called,
+            ev.PaceGiven: self._pace_given,
+            ev.PaceReached: self._pace_reached,
             ev.DeltaAcknowledged: self._acknowledged,
             ev.DeltaRefused: self._delta_refused,
             ev.VersionAnnounced: self._announced,
@@ -218,6 +226,7 @@ class ClientMachine:
         if event.incarnation is not None:
             self.incarnation = event.incarnation  # the handshake may have raised it
         self._forget_session()
+        effects.extend(self.leading.stop())
         if self.attached:
             effects.append(do.SendManifest())
         return effects + self._offer()
@@ -272,6 +281,9 @@ class ClientMachine:
                 break
             if name == "offer":
                 effects.extend(self._offer())
+            elif name == "pace":
+                self.leading.reached = True
+                effects.extend(self._advance())
             elif name == "goodbye":
                 effects.extend(self.shutdown.time_is_up())
             elif name == "late":
@@ -358,6 +370,8 @@ class ClientMachine:
     def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:
         self.busy = None
         effects = self._report_version(event.version)
+        if self.model_version < 0:
+            self.leading.begin(now)
         self.model_version, self.model_digest = event.version, self.base.digest
         if self.held is not None and self.held.is_turn:
             # The version is that of the round, or of one that this delta missed.
@@ -395,13 +409,22 @@ class ClientMachine:
         self.call = event
         return self._advance()
 
+    def _pace_given(self, event: ev.PaceGiven, now: float) -> list[Effect]:
+        effects = self.leading.give(event, now, begins=self.model_version >= 0)
+        return [*effects, *self._advance()]
+
+    def _pace_reached(self, event: ev.PaceReached, now: float) -> list[Effect]:
+        self.leading.reached = True
+        return self._advance()
+
     def _snapshotted(self, event: ev.Snapshotted, now: float) -> list[Effect]:
         self.busy = None
         answered, self.answering = self.answering, None
         assert answered is not None
+        self.leading.begin(now)
         if event.tokens < 1 or event.steps < 1:
             effects: list[Effect] = [do.DropDelta(event.sequence)]
-            if self.connected:
+            if self.connected and answered.round != ev.OWN_PACE:
                 reason = "no token trained since the last snapshot"
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
                 if self.version_sync.by_scalars:
@@ -491,6 +514,8 @@ class ClientMachine:
 
     def _answer_call(self) -> list[Effect]:
         call = self.call
+        if call is None and self.leading.is_due:
+            call = ev.RoundCalled(ev.OWN_PACE)
         if call is None or self.delta is not None or self.model_version < 0:
             return []
         if call.is_turn and call.round != self.model_version:
@@ -502,6 +527,7 @@ class ClientMachine:
 
     def _take_snapshot(self, call: ev.RoundCalled) -> Effect:
         self.sequence += 1
+        self.leading.reached = False
         self.busy, self.held = "snapshot", call if call.last or call.is_turn else None
         if call.is_turn:
             return do.BeginRound(self.sequence, call.round)

@@ -9,6 +9,8 @@ for all before it, and the book stays small in a long run.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import mutable
@@ -19,6 +21,8 @@ from fsl_async.roles.sync.weighting import Weighting
 
 MAX_TOKENS = 10**12
 """Limit of one delta. With the store's limit on a delta's norm it keeps every sum within fp32."""
+USUAL_DELTAS = 64
+"""Merged deltas over which the usual number of steps is the mean."""
 REMEMBERED_VERSIONS = 256
 """Digests kept of past versions, to check the lineage of clients that were away for long."""
 
@@ -54,7 +58,13 @@ class DeltaBook:
         self.settled: dict[str, Settled] = {}
         self.version = -1
         self.digests: dict[int, str] = {}
+        self._steps: deque[int] = deque(maxlen=USUAL_DELTAS)
+        """Of the last merged deltas."""
         self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
+
+    def recovered(self, usual: Sequence[StoredDelta]) -> None:
+        """Restore what the newest merged deltas were, oldest first."""
+        self._steps.extend(one.delta.steps for one in usual)
 
     def advance(self, version: int, digest: str) -> int:
         """Record a durable version and its deltas as merged. Returns their tokens."""
@@ -66,13 +76,16 @@ class DeltaBook:
             del self.pending[merged.key]
             self.settle(merged.key, "merged")
             tokens += merged.delta.tokens
+            self._steps.append(merged.delta.steps)
         self.merging = ()
         return tokens
 
     def begin_merge(self) -> tuple[tuple[MergedDelta, ...], float]:
         """Begin to merge all deltas pending now. Returns them and the scale of the average."""
         self.merging = tuple(self.pending.values())
-        return self.merging, self.weighting.scale(self.merging)
+        steps = [*self._steps, *(one.delta.steps for one in self.merging)][-USUAL_DELTAS:]
+        usual_steps = math.fsum(steps) / len(steps) if steps else None
+        return self.merging, self.weighting.scale(self.merging, usual_steps)
 
     def abandon_merge(self) -> None:
         """Make the deltas of a failed merge pending again; they are still in the accumulator."""

@@ -195,6 +195,13 @@ class TakeSnapshot(Effect, tag="take_snapshot"):
 
 
 @frozen
+class CountSteps(Effect, tag="count_steps"):
+    """From now on report `steps` steps after a snapshot by PaceReached; 0: none."""
+
+    steps: int
+
+
+@frozen
 class BeginRound(Effect, tag="begin_round"):
     """Train round `round`, copy the weights at its end, and stop there. Ends in Snapshotted."""
 

@@ -314,6 +314,26 @@ class RoundCalled(Event, tag="round_called"):
         return False
 
 
+OWN_PACE = -1
+"""The round of a delta that answers no call: its client sends by itself."""
+
+
+@frozen
+class PaceGiven(Event, tag="pace_given"):
+    """Send by yourself, `steps` steps or `seconds` seconds after the last snapshot; 0: not by that.
+
+    Both 0: when the training function asks for it.
+    """
+
+    steps: int
+    seconds: float
+
+
+@frozen
+class PaceReached(Event, tag="pace_reached"):
+    """The steps of the pace are trained, or the training function asks to send its progress."""
+
+
 @frozen
 class TurnCalled(RoundCalled, tag="turn_called"):
     """The parameter server calls round `round`: train it, and wait for the resulting version."""

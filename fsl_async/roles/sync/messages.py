@@ -110,6 +110,17 @@ class Turn(Message, tag="turn/1"):
 
 
 @frozen
+class Pace(Message, tag="pace/1"):
+    """Parameter server: send a delta by yourself, this long after the last one.
+
+    steps, milliseconds: whichever comes first; 0: not by that. Both 0: when your task asks for it.
+    """
+
+    steps: int
+    milliseconds: int
+
+
+@frozen
 class Accepted(Message, tag="accepted/1"):
     """Parameter server: this delta is durable here."""
 
@@ -190,7 +201,7 @@ class VersionMeta(Message, tag="version_meta/1"):
 
 
 TABLE = Table(
-    Attach, Fetch, Holding, Measured, Skip, Publish, Call, Turn, Accepted, Declined, Announce,
+    Attach, Fetch, Holding, Measured, Skip, Publish, Call, Turn, Pace, Accepted, Declined, Announce,
     Scalars, Reject, Stop,
     InitialMeta, DeltaMeta, VersionMeta,
 )  # fmt: skip

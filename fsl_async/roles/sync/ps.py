@@ -7,7 +7,8 @@ Rules
   that is durable, the next one does; one that fails goes to the end of the queue. A new client's
   weights never replace a version that exists.
 - The members are called every `every_s`, or as soon as there is a version (`triggers`, `rounds`). A
-  round does not wait for clients that are away.
+  round does not wait for clients that are away. With the trigger "buffer" they send by themselves,
+  at the pace that they are told.
 - A delta is acknowledged when it is durable, never before (`delta_admission`). It is merged once,
   into the next version, with its staleness on record. One of another lineage, or more than
   `max_staleness` versions old, is refused before its transfer.
@@ -29,7 +30,9 @@ Rules
     EMPTY        InitialReceived               EMPTY        - (the model is fixed from here on)
     EMPTY        VersionCommitted 0            READY        Send Announce to all
     READY        timer "sync"                  COLLECTING   Send Call or Turn to the clients chosen
-    READY        VersionHeld                   READY        with Turn: timer "sync" now, if not set
+    READY        VersionHeld                   READY        timer "sync" now, if not set
+    any          Admitted, HeartbeatReceived   same         Send Pace, where clients send by
+                                                            themselves (`pacing`)
     COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted, Accumulate
                  ClientLeft, timer "round"     or MERGING   Average, Commit at the trigger's verdict
     MERGING      Reduced                       MERGING      Commit (Average and Reduce came before)
@@ -81,6 +84,7 @@ from fsl_async.roles.sync.group_hold import (
 )
 from fsl_async.roles.sync.membership import Membership
 from fsl_async.roles.sync.norm_guard import NormGuard
+from fsl_async.roles.sync.pacing import Pacing
 from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.ps_state import (
     EXIT_DAMAGED,
@@ -131,6 +135,7 @@ class ParameterServerMachine:
             trigger.trains,
             rules.history,
         )
+        self.pacing = Pacing(rules.pace, self.members)
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
         self.membership = Membership(self.members, ShardLeases(rules.shards))
         shutdown = RunShutdown(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
@@ -156,7 +161,8 @@ class ParameterServerMachine:
             ev.DecayKept: self._decay_kept,
             TimerFired: self._timers,
             ev.ClientHello: self._hello,
-            ev.Admitted: lambda event, _: self.membership.admitted(event),
+            ev.Admitted: lambda event, _: self.pacing.greet(self.membership.admitted(event)),
+            ev.HeartbeatReceived: self.pacing.heard,
             ClientLeft: self._left,
             ev.ModelAttached: self._attached,
             ev.ShardKept: self._shard_kept,
@@ -245,6 +251,7 @@ class ParameterServerMachine:
             return []
         self.publishing.done()
         self.deltas.digests = dict(event.digests)
+        self.deltas.recovered(event.usual)
         self.deltas.advance(event.version, event.digest)
         for key in sorted(event.settled):
             self.deltas.settle(key, event.settled[key])
@@ -289,7 +296,7 @@ class ParameterServerMachine:
         if self.ended:  # the end waited for this client only
             return [*effects, Refuse(peer, "finished", "this run has ended")]
         if is_member:
-            return [*effects, *self.membership.admit(peer)]
+            return [*effects, *self.pacing.greet(self.membership.admit(peer))]
         refusal = self.membership.refuse(peer, now)
         return [*effects, *refusal, *self.end.end_if_all_hold(now)]
 
@@ -356,10 +363,9 @@ class ParameterServerMachine:
 
     def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
         effects = self.serving.held(event) or self.end.end_if_all_hold(now)
-        if self.rounds.trigger.trains and self.phase is Phase.READY and not self.end.asked:
-            due = self.deadlines.when("sync")
-            # Without a deadline, the last call found too few clients.
-            self.deadlines.set("sync", now if due is None else due)
+        is_ready = self.phase is Phase.READY and not self.end.asked
+        if is_ready and self.deadlines.when("sync") is None:
+            self.deadlines.set("sync", now)  # the last call found too few clients
         return effects
 
     def _send_failed(self, event: ev.SendVersionFailed, now: float) -> list[Effect]:

@@ -17,6 +17,18 @@ LEAST_RETRY_CAP_S = 10.0
 
 
 @frozen
+class PaceRules:
+    """How often clients send by themselves; see `roles.sync.pacing`.
+
+    steps, seconds: between two deltas of a client; 0: not by that. by_speed: DyLU.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    by_speed: bool = False
+
+
+@frozen
 class ParameterServerRules:
     """The part of the run's configuration that decides here. Times in seconds; 0: no limit."""
 
@@ -26,6 +38,12 @@ class ParameterServerRules:
     round: RoundRules = field(factory=RoundRules)
     min_clients: int = 1
     max_staleness: int = 4
+    buffer: int = 2
+    """Of the trigger "buffer": deltas that make a version."""
+    least_s: float = 0.0
+    """Of the trigger "buffer": from one version to the next at least."""
+    pace: PaceRules | None = None
+    """How often clients send by themselves; None: they are called."""
     limits: RunLimits = field(factory=RunLimits)
     """At the start; a decay may bring others."""
     decays_from: float = DECAYS_FROM

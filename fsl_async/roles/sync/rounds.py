@@ -60,6 +60,13 @@ class RoundCoordinator:
         self._history = ArrivalHistory()
         self._failures = 0
 
+    @property
+    def awaits_nothing(self) -> bool:
+        """Whether the open round has called no client, so that another may take its place."""
+        if self.phase is not Phase.COLLECTING or self.round is None:
+            return False
+        return self.trigger.clients_lead and not self.round.last
+
     def _here(self) -> dict[str, Member]:
         """The clients that can be called: those that hold a version."""
         return {
@@ -82,7 +89,7 @@ class RoundCoordinator:
         if self._shutdown.asked:
             cap_s = self._shutdown.first_wait_s(self._history.usual_s(self._rules.round))
         last = self._shutdown.asked or self._progress.limits.is_last(self.deltas.version)
-        opening = self.trigger.selection.choose(here, self.deltas)
+        opening = self.trigger.opening(here, self.deltas, last=last)
         waiting = list(opening.waiting)
         self.round = Round(self.deltas.version, now, cap_s, opening.called, last, waiting)
         self.round.answered |= dict.fromkeys(opening.answered, True)

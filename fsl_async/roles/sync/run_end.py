@@ -47,6 +47,8 @@ class RunEnd:
         effects: list[Effect] = [Note(f"ending: {reason}; {what}")]
         if rounds.phase is Phase.READY:
             effects.extend(rounds.call(now) if calls_last else self.settle(now))
+        elif rounds.awaits_nothing:
+            effects.extend(rounds.call(now))
         elif rounds.phase is Phase.COLLECTING and rounds.round is not None:
             rounds.round.cap_s = now - rounds.round.called_at + self.state.drain_s
             effects.extend(rounds.evaluate(now))

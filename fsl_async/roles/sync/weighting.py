@@ -31,13 +31,27 @@ LEAST_BALANCE = 0.01
 
 
 class Weighting(Protocol):
-    """A strategy. Both methods depend on their arguments only, so a replay is exact."""
+    """A strategy. All methods depend on their arguments only, so a replay is exact."""
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """The factor of a delta in the accumulator; finite and not negative."""
 
-    def scale(self, merged: Sequence[MergedDelta]) -> float:
-        """The factor of an accumulator of exactly `merged`; 0 when they hold no work."""
+    def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
+        """The factor of an accumulator of exactly `merged`; 0 when they hold no work.
+
+        usual_steps: of a delta of this run, in the mean; None: of those merged here.
+        """
+
+    def worth(self, merged: Sequence[MergedDelta]) -> float:
+        """Of how many deltas the average is the mean, for `delayed-nesterov`."""
+
+
+class _MeanOfDeltas:
+    """The average is the mean of all deltas."""
+
+    def worth(self, merged: Sequence[MergedDelta]) -> float:
+        """All of them."""
+        return float(len(merged))
 
 
 def staleness_discount(staleness: int, exponent: float = DEFAULT_STALENESS_EXPONENT) -> float:
@@ -64,11 +78,15 @@ class BatchWeighting:
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
+    def worth(self, merged: Sequence[MergedDelta]) -> float:
+        """The number of clients: several deltas of one are its work."""
+        return float(len({one.key.client for one in merged if one.delta.steps > 0}))
+
     def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens a step, times the staleness discount."""
         return _tokens_a_step(delta) * staleness_discount(staleness, self.staleness_exponent)
 
-    def scale(self, merged: Sequence[MergedDelta]) -> float:
+    def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """One over the sum of the clients' tokens a step."""
         work: dict[str, tuple[int, int]] = {}
         for delta in (one.delta for one in merged if one.delta.steps > 0):
@@ -92,7 +110,7 @@ def balance_factor(delta: Delta) -> float:
 
 
 @frozen
-class TokensWeighting:
+class TokensWeighting(_MeanOfDeltas):
     """Weighs deltas by their tokens: the average over the data, as in FedAvg.
 
     A delta also grows with its number of steps, so a fast client counts almost twice. Rows with
@@ -106,7 +124,7 @@ class TokensWeighting:
         discount = staleness_discount(staleness, self.staleness_exponent)
         return delta.tokens * balance_factor(delta) * discount
 
-    def scale(self, merged: Sequence[MergedDelta]) -> float:
+    def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """One over the sum of tokens."""
         return _reciprocal(
             math.fsum(one.delta.tokens * balance_factor(one.delta) for one in merged)
@@ -114,7 +132,7 @@ class TokensWeighting:
 
 
 @frozen
-class UniformWeighting:
+class UniformWeighting(_MeanOfDeltas):
     """Weighs all deltas equally."""
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
@@ -123,13 +141,13 @@ class UniformWeighting:
         """The staleness discount alone."""
         return staleness_discount(staleness, self.staleness_exponent)
 
-    def scale(self, merged: Sequence[MergedDelta]) -> float:
+    def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """One over the number of deltas."""
         return _reciprocal(float(len(merged)))
 
 
 @frozen
-class FedNovaWeighting:
+class FedNovaWeighting(_MeanOfDeltas):
     """Weighs each client's mean step by its tokens (FedNova, Wang et al., arXiv:2007.07481).
 
     With p_i = tokens_i / sum of tokens and H_i steps: average = (sum_i p_i H_i) * sum_i p_i Delta_i
@@ -143,7 +161,7 @@ class FedNovaWeighting:
         """Tokens a step, times the staleness discount."""
         return _tokens_a_step(delta) * staleness_discount(staleness, self.staleness_exponent)
 
-    def scale(self, merged: Sequence[MergedDelta]) -> float:
+    def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """The token-weighted mean of the steps, divided by the sum of tokens."""
         counted = [one.delta for one in merged if one.delta.steps > 0]
         tokens = float(sum(one.tokens for one in counted))
@@ -151,11 +169,36 @@ class FedNovaWeighting:
         return tokens_times_steps * _reciprocal(tokens) * _reciprocal(tokens)
 
 
+@frozen
+class AnarchicWeighting(_MeanOfDeltas):
+    """Weighs clients' mean steps equally, whatever number of steps each chose to train.
+
+    AFA-CD (Yang et al., ICML 2022): m deltas of H_i steps give 1 / m * sum_i Delta_i / H_i, here
+    times the usual number of steps, so that an outer learning rate means what it does elsewhere. A
+    delta without steps has no weight.
+    """
+
+    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
+
+    def weight(self, delta: Delta, staleness: int) -> float:
+        """One over the steps, times the staleness discount."""
+        discount = staleness_discount(staleness, self.staleness_exponent)
+        return _reciprocal(float(delta.steps)) * discount
+
+    def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
+        """The usual steps over the number of deltas."""
+        if usual_steps is None:
+            steps = [one.delta.steps for one in merged if one.delta.steps > 0]
+            usual_steps = math.fsum(steps) * _reciprocal(float(len(steps)))
+        return usual_steps * _reciprocal(float(len(merged)))
+
+
 WEIGHTINGS: dict[str, Callable[[float], Weighting]] = {
     "batch": BatchWeighting,
     "tokens": TokensWeighting,
     "uniform": UniformWeighting,
     "fednova": FedNovaWeighting,
+    "anarchic": AnarchicWeighting,
 }
 
 

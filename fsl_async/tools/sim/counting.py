@@ -21,7 +21,7 @@ from attrs import Factory, field, frozen, mutable
 
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
-from fsl_async.roles.sync.events import Attached, Rebased, Recovered, Snapshotted
+from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Recovered, Snapshotted
 from fsl_async.roles.sync.progress import Decay, RunPosition
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import LearnError, StoreError
@@ -356,6 +356,8 @@ class CountingLearner:
         self._held_at: float | None = None
         self._over = False
         self._sent_steps = 0
+        self._pace_steps = 0
+        self._pace_number = 0
         self._deltas: dict[int, tuple[Model, int]] = {}
         self._fetch: tuple[str, int, list[bytes | None]] | None = None
 
@@ -397,18 +399,38 @@ class CountingLearner:
         """Train one step: the training function has no rounds."""
         self.request_snapshot(sequence, hold=True)
 
+    def count_steps(self, steps: int) -> None:
+        """Report so many steps after each snapshot."""
+        self._pace_steps = steps
+        self._await_pace()
+
+    def _await_pace(self) -> None:
+        """Plan the report of the steps of the pace, instead of the one planned before."""
+        self._pace_number += 1
+        if not self._pace_steps or self._started_at is None or self._held_at is not None:
+            return
+        last = self._sent_steps + self._pace_steps
+        at = max(self._clock.time(), self._started_at + last * self._step_s)
+        self._clock.call_at(at, self._report_pace, self._pace_number)
+
+    def _report_pace(self, number: int) -> None:
+        if number == self._pace_number and self._held_at is None:
+            self._on_event(PaceReached())
+
     def resume(self) -> None:
         """Train on after a hold."""
         if self._held_at is not None and not self._over:
             assert self._started_at is not None
             self._started_at += self._clock.time() - self._held_at
             self._held_at = None
+            self._await_pace()
 
     def _snapshot(self, sequence: int, *, hold: bool) -> None:
         if hold and self._held_at is None:
             self._held_at = self._clock.time()
         steps = self.steps - self._sent_steps
         self._sent_steps = self.steps
+        self._await_pace()
         tokens = steps * self._tokens_per_step
         self._deltas[sequence] = (self.model, tokens)
         self._on_event(Snapshotted(sequence, self.model.version, tokens, steps))
@@ -421,6 +443,7 @@ class CountingLearner:
     def _rebase(self) -> None:
         if self._started_at is None:
             self._started_at = self._clock.time()
+            self._await_pace()
         self.model = self.base
         self._on_event(Rebased(self.base.version))
 

@@ -96,6 +96,24 @@ def test_fednova_is_its_paper(merged):
     assert average(weighting_named("fednova"), fresh, deltas) == pytest.approx(expected)
 
 
+def test_anarchic_weighs_mean_steps():
+    """Clients that train 1 and 50 steps count alike, times the steps that are usual in the run."""
+    strategy = weighting_named("anarchic")
+    merged = [work(100, 1), work(100, 50)]
+    weights = [strategy.weight(one.delta, 0) for one in merged]
+    assert weights == [1.0, 0.02]
+    assert strategy.scale(merged, 20.0) * sum((1.0 * 1, 0.02 * -50)) == 0.0
+    assert strategy.scale(merged, 20.0) == 10.0
+    assert strategy.worth(merged) == 2
+
+
+def test_the_worth_of_an_average():
+    """Deltas of which it is the mean; with batch several of a client are one."""
+    merged = [of_client("a", tokens=8, steps=2)] * 2 + [of_client("b", tokens=8, steps=2)]
+    assert weighting_named("uniform").worth(merged) == 3
+    assert weighting_named("batch").worth(merged) == 2
+
+
 def test_fednova_does_not_favor_many_steps():
     """Two clients with opposite mean steps cancel, for any number of steps."""
     merged = [work(100, 10), work(100, 40)]
@@ -129,7 +147,7 @@ def test_no_work_at_all_is_no_change(name):
 
 def test_an_unknown_name_lists_the_known_ones():
     """The message names the valid values."""
-    with pytest.raises(ValueError, match="batch, tokens, uniform, fednova"):
+    with pytest.raises(ValueError, match="batch, tokens, uniform, fednova, anarchic"):
         weighting_named("median")
 
 

@@ -95,6 +95,37 @@ class QuorumAndGrace:
 
 
 @frozen
+class Buffered:
+    """`size` deltas are pending, whichever clients they are of, or one is and `every_s` is over.
+
+    After FedBuff (Nguyen et al., arXiv:2106.06639). The last round of a run calls all clients, and
+    waits for them up to its cap.
+    """
+
+    any_delta: ClassVar[bool] = True
+
+    size: int
+    every_s: float
+
+    def verdict(
+        self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
+    ) -> Verdict:
+        """Decide by the number of pending deltas, then by time."""
+        buffered = f"{pending} of {self.size} deltas are buffered"
+        if open_.last:
+            sent = f"{share_of(open_.contributors(), open_.called)} sent a last delta"
+            if open_.missing() and not (pending and now >= open_.called_at + open_.cap_s):
+                return Verdict("wait", sent)
+            return Verdict("merge" if pending else "close", sent)
+        if pending >= self.size:
+            return Verdict("merge", buffered)
+        due_at = open_.called_at + self.every_s
+        if pending and now >= due_at:
+            return Verdict("merge", f"{buffered} after {now - open_.called_at:.1f} s")
+        return Verdict("wait", buffered, due_at if now < due_at else now + self.every_s)
+
+
+@frozen
 class AllAnswered:
     """All called clients that are still here have answered, each within the cap.
 

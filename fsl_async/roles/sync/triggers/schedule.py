@@ -81,6 +81,44 @@ class Periodic:
 
 
 @frozen
+class Continuous:
+    """A version may be made `least_s` after the one before. drain_s: as for `Periodic`.
+
+    every_s: a round that calls all clients, the last one of a run, waits this long for them.
+    """
+
+    every_s: float
+    least_s: float
+    drain_s: float
+
+    @property
+    def cap_s(self) -> float:
+        """As for `Periodic`."""
+        return 0.95 * self.every_s
+
+    @property
+    def again_s(self) -> float:
+        """A period."""
+        return self.every_s
+
+    def after_version(self, called_at: float | None, now: float) -> float:
+        """After the least time, in which a version's files are written."""
+        return now + self.least_s
+
+    def after_close(self, called_at: float, now: float) -> float:
+        """After a pause."""
+        return now + max(self.least_s, PAUSE_S, 0.1 * self.every_s)
+
+    def after_start(self, since_version_s: float, now: float) -> float:
+        """After the time for clients to reconnect."""
+        return now + self.drain_s
+
+    def when_short(self, now: float) -> float | None:
+        """As soon as another client is here."""
+        return None
+
+
+@frozen
 class BackToBack:
     """A round as soon as there is a version. drain_s: for clients to reconnect after a restart."""
 

@@ -1,0 +1,82 @@
+"""Checks the settings of runs whose clients send by themselves (`sync.trigger = buffer`). Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from fsl_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
+
+MOST_MOMENTUM = 0.5
+"""Of an outer optimizer that moves it with every version, where a version is of few deltas."""
+
+
+def check_asynchronous(config: Config) -> None:
+    """Raise ConfigError, in one line, for settings that do not go together."""
+    sync, outer = config.sync, config.outer
+    if sync.trigger != "buffer":
+        _check_unused(config)
+        return
+    if sync.dylu and not sync.local_steps:
+        raise ConfigError(
+            "sync.dylu divides sync.local_steps by speed: set sync.local_steps", "sync.dylu"
+        )
+    if sync.pace == "own":
+        if sync.local_steps:
+            raise ConfigError(
+                "sync.local_steps: with sync.pace = own each task calls fed.send when it likes;"
+                " leave out one of them",
+                "sync.local_steps",
+            )
+        if not config.train.task:
+            raise ConfigError(
+                "sync.pace = own needs a task that calls fed.send, which the built-in one does not:"
+                " set train.task = own, or sync.pace = run",
+                "sync.pace",
+            )
+    if outer.optimizer == "nesterov" and outer.momentum > MOST_MOMENTUM and _is_partial(config):
+        raise ConfigError(
+            f"outer.optimizer = nesterov moves a momentum of {outer.momentum:g} with every"
+            f" {sync.buffer_size} deltas of {sync.clients} clients, which diverges; choose"
+            " delayed-nesterov, which moves it once for all, or average, or outer.momentum <="
+            f" {MOST_MOMENTUM:g}",
+            "outer.optimizer",
+        )
+
+
+def _check_unused(config: Config) -> None:
+    sync = config.sync
+    unused = {
+        "sync.buffer": sync.buffer,
+        "sync.least_s": sync.least_s,
+        "sync.local_steps": sync.local_steps,
+        "sync.dylu": sync.dylu,
+        "sync.pace": sync.pace != "run",
+    }
+    for key, is_set in unused.items():
+        if is_set:
+            raise ConfigError(
+                f"{key} is for sync.trigger = buffer, and sync.trigger is {sync.trigger}: leave it"
+                " out, or choose buffer",
+                key,
+            )
+
+
+def _is_partial(config: Config) -> bool:
+    """Whether a version may be of fewer deltas than there are clients."""
+    return config.sync.trigger == "buffer" and config.sync.buffer_size < config.sync.clients
+
+
+def without_growing(config: Config) -> Config:
+    """Let "growing" momentum stand for none where a version is of a part of the clients.
+
+    It moves with every version, as that of nesterov.
+    """
+    if config.outer.optimizer != "growing" or not _is_partial(config):
+        return config
+    made: Config = attrs.evolve(config, outer=attrs.evolve(config.outer, optimizer="average"))
+    return made

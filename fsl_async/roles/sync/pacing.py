@@ -1,0 +1,121 @@
+"""Decides how often clients send by themselves, where the run calls no rounds. Pure.
+
+A client sends its progress after `steps` steps, or `seconds` seconds, since it last did; with
+neither, when its training function asks for it (`fed.send`). One delta is outstanding at a time, so
+a client whose deltas take longer sends less often.
+
+DyLU (Liu et al., arXiv:2401.09135): client w trains H_w = floor(v_w / v_max * H) steps, so that all
+deltas take about as long. v_w is the client's speed in steps per second, by its heartbeats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from attrs import Factory, field, mutable
+
+from fsl_async.roles.machine import Effect, Send
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.ps_state import Member, PaceRules
+
+KEPT, LEAST_KEPT = 5, 3
+"""Speeds of a client of which the median counts, and how many there must be."""
+
+CHANGE = 0.1
+"""Relative change of a client's steps at which it is told."""
+
+ROUNDING = 1e-6
+"""Above the error of dividing two speeds, below any difference between two."""
+
+LEAST_SHARE = 1 / 64
+"""Of the fastest client's speed. A false report of a high speed costs the others no more."""
+
+
+@mutable
+class _Speed:
+    """Of one incarnation of a client: its last advance in steps, and its last speeds."""
+
+    incarnation: int
+    step: int
+    at: float
+    told: int
+    kept: deque[float] = Factory(lambda: deque(maxlen=KEPT))
+
+    def advance(self, step: int, now: float) -> bool:
+        """Count a heartbeat; True when there is another speed."""
+        if step < self.step:
+            self.step, self.at = step, now
+        if step == self.step or now <= self.at:
+            return False  # a heartbeat comes more often than a step, or they came together
+        self.kept.append((step - self.step) / (now - self.at))
+        self.step, self.at = step, now
+        return True
+
+
+@mutable
+class Pacing:
+    """Paces of a run's clients. It shares the machine's dict of members."""
+
+    rules: PaceRules | None
+    members: Mapping[str, Member]
+    _speeds: dict[str, _Speed] = field(factory=dict)
+
+    def greet(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Return the effects, with its pace after the welcome of a client."""
+        made: list[Effect] = []
+        for effect in effects:
+            made.append(effect)
+            if self.rules is not None and isinstance(effect, do.Welcome):
+                made.append(self._tell(effect.peer, self._steps(effect.peer)))
+        return made
+
+    def heard(self, event: ev.HeartbeatReceived, now: float) -> list[Effect]:
+        """Count a client's steps; return the paces that change by that."""
+        member = self.members.get(event.peer)
+        if self.rules is None or not self.rules.by_speed or member is None:
+            return []
+        step = event.payload.get("step")
+        if type(step) is not int or step < 0:
+            return []
+        speed = self._speeds.get(event.peer)
+        if speed is None or speed.incarnation != member.incarnation:
+            told = self.rules.steps if speed is None else speed.told
+            self._speeds[event.peer] = _Speed(member.incarnation, step, now, told)
+            return []
+        before = self._fastest()
+        if not speed.advance(step, now):
+            return []
+        # All paces depend on the fastest client, and else each on its own speed.
+        names = list(self._speeds) if self._fastest() != before else [event.peer]
+        return [effect for name in names for effect in self._changed(name)]
+
+    def _changed(self, name: str) -> list[Effect]:
+        if name not in self.members:
+            return []
+        steps, told = self._steps(name), self._speeds[name].told
+        return [self._tell(name, steps)] if abs(steps - told) >= CHANGE * told else []
+
+    def _tell(self, name: str, steps: int) -> Effect:
+        assert self.rules is not None
+        if name in self._speeds:
+            self._speeds[name].told = steps
+        return Send(name, msg.Pace(steps, math.ceil(1000 * self.rules.seconds)))
+
+    def _fastest(self) -> float:
+        """Speed of the fastest client that is here; 0 while none is known."""
+        kept = [one.kept for name, one in self._speeds.items() if name in self.members]
+        return max((median(speeds) for speeds in kept if len(speeds) >= LEAST_KEPT), default=0.0)
+
+    def _steps(self, name: str) -> int:
+        """Steps of a client from one delta to the next."""
+        assert self.rules is not None
+        speed, fastest = self._speeds.get(name), self._fastest()
+        if not self.rules.by_speed or speed is None or len(speed.kept) < LEAST_KEPT or not fastest:
+            return self.rules.steps
+        share = max(LEAST_SHARE, median(speed.kept) / fastest)
+        return max(1, math.floor(min(1.0, share) * self.rules.steps + ROUNDING))
