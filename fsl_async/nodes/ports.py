@@ -122,10 +122,12 @@ class Store(Protocol):
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = ...,
+        worth: float = ...,
     ) -> Average:
         """Take the average for the next version from the accumulator.
 
-        position: where the run is once the version is made.
+        position: where the run is once the version is made. worth: of how many deltas it is the
+        mean; 0: of all.
         """
         ...
 

@@ -74,6 +74,9 @@ class OpenRound:
         rounds: delta key -> the round that it answered, of all deltas that were merged. quorum: of
         the run; 0 = not known.
         """
+        if rounds and not self.asked:  # clients sent by themselves
+            names_of = _some({_client(key): None for key in rounds})
+            return f"{counted(len(rounds), 'delta')} merged, from {names_of}"
         merged = {_client(key) for key, number in rounds.items() if number == self.number}
         merged &= set(self.asked)
         others = [key for key in rounds if _client(key) not in merged]

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from fsl_async.store.checkpoint import MEAN, MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
+from fsl_async.store.checkpoint import (
+    GATHERED,
+    MEAN,
+    MOMENTUM,
+    RESIDUAL,
+    UPDATE,
+    WEIGHTS,
+    open_flat,
+)
 from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.manifest import CHUNK_VALUES
 from fsl_async.store.outer import (
@@ -66,11 +74,11 @@ class Advanced:
 class _Buffers:
     """Buffers for one chunk of the next version.
 
-    vectors: weights, momentum, change and mean, float32. coded: the coded change.
+    vectors: weights, momentum, change, mean and gathered, float32. coded: the coded change.
     """
 
     def __init__(self, values: int, coded_bytes: int) -> None:
-        self.vectors = [new_vector(values) for _ in range(4)]
+        self.vectors = [new_vector(values) for _ in range(5)]
         self.coded = memoryview(bytearray(coded_bytes))
 
 
@@ -105,6 +113,8 @@ class _OuterStep:
         self._new_momentum = writer.flat(MOMENTUM) if self._keeps_momentum else None
         # fp32 frames are lossless, so the residual stays zero.
         self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
+        self._old_gathered = reader(GATHERED)
+        self._new_gathered = writer.flat(GATHERED) if settings.outer.gathers else None
         self._mean_share = mean_share
         self._old_mean = reader(MEAN)
         self._new_mean = writer.flat(MEAN) if mean_share else None
@@ -128,14 +138,14 @@ class _OuterStep:
     ) -> list[Callable[[], None]]:
         """Compute a chunk of the next version in `buffer`; return the writes, one per file."""
         start, stop = self._manifest.chunk_range(index)
-        weights, momentum, change, mean = (vector[: stop - start] for vector in buffer.vectors)
+        weights, momentum, change, mean, gathered = (
+            vector[: stop - start] for vector in buffer.vectors
+        )
         residual, sent = self._residual[: stop - start], self._sent[: stop - start]
         assert self._old_weights is not None, "a verified checkpoint has weights"
         self._old_weights.read_into(index, weights)
-        if self._old_momentum is not None and self._new_momentum is not None:
-            self._old_momentum.read_into(index, momentum)
-        elif self._new_momentum is not None:
-            momentum.fill(0.0)
+        _read(self._old_momentum, index, momentum, is_kept=self._new_momentum is not None)
+        _read(self._old_gathered, index, gathered, is_kept=self._new_gathered is not None)
         if self._old_residual is not None:
             self._old_residual.read_into(index, residual)
         if self._new_mean is not None and self._old_mean is not None:
@@ -145,7 +155,12 @@ class _OuterStep:
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(change, average)
             desired_change(
-                change, momentum, residual, self._step, keeps_momentum=self._keeps_momentum
+                change,
+                momentum,
+                residual,
+                self._step,
+                keeps_momentum=self._keeps_momentum,
+                gathered=None if self._new_gathered is None else gathered,
             )
             frame = buffer.coded[: encode_into(change, buffer.coded, self._spec)]
             decode_into(frame, sent)
@@ -161,13 +176,24 @@ class _OuterStep:
             partial(self._new_weights.append, weights),
             partial(self._update.append, frame),
         ]
-        if self._new_momentum is not None:
-            writes.append(partial(self._new_momentum.append, momentum))
-        if self._new_residual is not None:
-            writes.append(partial(self._new_residual.append, change))
-        if self._new_mean is not None:
-            writes.append(partial(self._new_mean.append, mean))
+        others = (
+            (self._new_momentum, momentum),
+            (self._new_gathered, gathered),
+            (self._new_residual, change),
+            (self._new_mean, mean),
+        )
+        writes += [partial(file.append, vector) for file, vector in others if file is not None]
         return writes
+
+
+def _read(
+    reader: FlatReader | None, index: int, vector: NDArray[np.float32], *, is_kept: bool
+) -> None:
+    """Read a chunk; zeros where the version before lacks the file. Nothing unless it is kept."""
+    if reader is not None and is_kept:
+        reader.read_into(index, vector)
+    elif is_kept:
+        vector.fill(0.0)
 
 
 def advance(

@@ -85,6 +85,8 @@ class Average:
     """Where the run is once the version is made."""
     _chunks: Callable[[], Chunks]
     _product_norms: Callable[[], Mapping[str, float]] = dict
+    worth: float = 0.0
+    """Of how many deltas it is the mean; 0: of all."""
 
     @property
     def recorded(self) -> tuple[MergedDelta, ...]:
@@ -211,10 +213,12 @@ class Merging:
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
+        worth: float = 0.0,
     ) -> Average:
         """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
 
-        average = scale * sum of weight * delta, or the aggregation rule's result.
+        average = scale * sum of weight * delta, or the aggregation rule's result. worth: see
+        `Average`.
         """
         self._is_fixed = False
         self._catch_up()
@@ -271,6 +275,7 @@ class Merging:
             position,
             chunks,
             norms,
+            worth,
         )
 
     def _vectors(self) -> Vectors:
@@ -346,7 +351,10 @@ class Merging:
         """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
-        step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
+        deltas = sum(one.weight > 0.0 for one in average.merged)
+        outer = self._settings.outer
+        delay = outer.delayed(current.record.delay, deltas=deltas, worth=average.worth or deltas)
+        step = outer.step(version, average.position.fade, average.mean_steps, delay)
         # Factors of several versions have no mean: each version has a basis of its own.
         has_mean = not average.position.is_planned and self._settings.product_rule is None
         share = mean_share(version) if has_mean else 0.0
@@ -417,6 +425,7 @@ class Merging:
                 mean_share=0.0 if self._settings.kind.is_full or seeds is not None else share,
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
+                delay=step.delay,
                 progress=average.position.known_progress,
                 rule=self._settings.rule_name,
                 seeds=seeds,

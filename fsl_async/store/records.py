@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attrs import evolve, field, fields_dict, frozen, validators
+from attrs import asdict, evolve, field, fields_dict, frozen, validators
 
 from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
@@ -19,7 +19,7 @@ from fsl_async.store.adapters import AdapterRule
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Delay, OuterSettings, OuterStep
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
@@ -155,6 +155,8 @@ class VersionRecord:
     """Of the outer step that made it."""
     momentum: float = 0.0
     """Of the outer step that made it."""
+    delay: Delay | None = None
+    """Of the outer step that made it, with delayed Nesterov."""
     progress: float | None = None
     """Of the run with this version, 0 to 1; None where no end is planned."""
     rule: str = "mean"
@@ -167,12 +169,19 @@ class VersionRecord:
     ring: Adoption | None = None
     """The global weights that the version is made of, instead of deltas."""
 
+    @property
+    def step(self) -> OuterStep:
+        """The outer step that made it."""
+        return OuterStep(self.learning_rate, self.momentum, self.delay)
+
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
         members = {name: getattr(self, name) for name in fields_dict(type(self))}
-        seeds, ring = members.pop("seeds"), members.pop("ring")
+        seeds, ring, delay = (members.pop(name) for name in ("seeds", "ring", "delay"))
         if ring is not None:
             members["ring"] = ring.to_json()
+        if delay is not None:
+            members["delay"] = asdict(delay)
         if seeds is not None:
             members["seeds"] = seeds.to_json()
         return {**members, "merged": [_entry(one) for one in self.merged]}
@@ -191,6 +200,8 @@ class VersionRecord:
             for entry in fact["merged"]
         )
         members = {name: fact[name] for name in fields_dict(cls) if name in fact}
+        if "delay" in members:
+            members["delay"] = Delay(**members["delay"])
         if "seeds" in members:
             members["seeds"] = SeedStep.from_json(members["seeds"])
         if "ring" in members:

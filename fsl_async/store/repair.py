@@ -27,7 +27,7 @@ from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, VersionWriter, ope
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.frame_file import each_frame
-from fsl_async.store.outer import OuterStep, apply_change
+from fsl_async.store.outer import apply_change
 from fsl_async.store.robust_aggregator import RobustAggregator
 from fsl_codecs import CodecError, decode_into
 
@@ -157,7 +157,7 @@ class Repairer:
             writer=writer,
             averages=averages,
             settings=self.settings,
-            step=OuterStep(record.learning_rate, record.momentum),
+            step=record.step,
             mean_share=mean_share,
             pool=self.pool,
         )

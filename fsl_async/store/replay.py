@@ -20,7 +20,6 @@ from fsl_async.store.checkpoint import MANIFEST, UPDATE
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.frame_file import each_frame
-from fsl_async.store.outer import OuterStep
 from fsl_async.store.repair import averages_again, products_again
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Replay:
                 vectors.version = -1
                 raise Damage(MANIFEST, "leads to other weights than recorded")
             return
-        step = OuterStep(record.learning_rate, record.momentum)
+        step = record.step
         frames = self._frames(checkpoint, manifest)
         missing = self._missing(checkpoint)
         if missing and not self.may_estimate:

@@ -531,12 +531,13 @@ class Store:
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
+        worth: float = 0.0,
     ) -> Average:
         """Return the next version's average; the accumulator must hold exactly `merged`.
 
         See `Merging.average`.
         """
-        return self._open.merging.average(version, merged, scale, position)
+        return self._open.merging.average(version, merged, scale, position, worth)
 
     def advance(self, average: Average) -> Committed:
         """Make the next version; see `Merging.advance`.

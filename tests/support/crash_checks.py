@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from crash_clients import DOWN, MANIFEST, OUTER, chunks
+from crash_clients import DOWN, MANIFEST, chunks
 from crash_journal import check_journals, gather
 from ledger_books import check_state
 
@@ -70,7 +70,7 @@ def _check_weights(world, facts):
     if versions and weights is None:
         return [*found, "version 0 has the initial weights of no client"]
     momentum = np.zeros(MANIFEST.values, np.float32)
-    residual = np.zeros_like(momentum)
+    residual, gathered = np.zeros_like(momentum), np.zeros_like(momentum)
     for fact in versions[1:]:
         rate, coefficient = np.float32(fact["learning_rate"]), np.float32(fact["momentum"])
         total = np.zeros_like(momentum)
@@ -88,8 +88,17 @@ def _check_weights(world, facts):
             arrived = np.concatenate([decode(world.observed.frames[identity][i]) for i in range(2)])
             total = total + np.float32(entry["weight"]) * arrived
         average = total * np.float32(fact["scale"])
-        momentum = coefficient * momentum + average
-        desired = -rate * (average + coefficient * momentum) + residual
+        delay = fact.get("delay")
+        if delay is None:
+            momentum = coefficient * momentum + average
+            step = average + coefficient * momentum
+        else:
+            gathered = gathered + np.float32(delay["worth"]) * average
+            step = average * np.float32(delay["worth"] / delay["deltas"])
+            if delay["count"] >= delay["deltas"]:
+                momentum = coefficient * momentum + gathered * np.float32(1.0 / delay["count"])
+                step, gathered = step + coefficient * momentum, np.zeros_like(momentum)
+        desired = -rate * step + residual
         sent = np.concatenate([decode(encode(c, DOWN)) for c in chunks(desired)])
         residual = desired - sent
         weights = weights + sent
@@ -137,7 +146,7 @@ def _check_recovery(world, facts):
     wrong = _check_state(world)
     store = Store(
         world.run_dir,
-        StoreSettings(keep_versions=2, codec_down=DOWN, outer=OUTER),
+        StoreSettings(keep_versions=2, codec_down=DOWN, outer=world.outer),
         files=Files(),
     )
     recovered, notices = store.recover(), store.notices

@@ -32,7 +32,7 @@ class RoughWorld(World):
 
 
 def make(kind, root, **options):
-    """Make a world; kind: "clock", "rounds" or "rough"."""
+    """Make a world; kind: "clock", "rounds", "buffer" or "rough"."""
     if kind == "rough":
         bad = tp.Conditions(
             delay_s=0.2, jitter_s=0.1, drop=0.02, duplicate=0.02, reorder=0.05, bytes_per_s=900.0

@@ -26,7 +26,7 @@ from typing import Any
 
 from attrs import frozen
 from crash_checks import check
-from crash_clients import DOWN, MANIFEST, OTHER, OUTER, Observed, VectorLearner
+from crash_clients import DELAYED, DOWN, MANIFEST, OTHER, OUTER, Observed, VectorLearner
 from crash_disk import CrashDisk
 from crash_journal import CrashJournal, ProcessRecords
 from crash_point import Points, Scheduler, WatchedWorker
@@ -41,6 +41,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.progress import Decay, RunLimits
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
+from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.errors import LearnError
@@ -97,6 +98,7 @@ class World:
         self.wall = wall
         self.trigger, self.rounds, self.extras = trigger, rounds, extras
         self.threads = threads
+        self.outer = DELAYED if trigger == "buffer" else OUTER
         self.scheduler = Scheduler()
         self.network = tp.MemNetwork(self.scheduler, 7, conditions or tp.Conditions(delay_s=0.02))
         self.observed = Observed()
@@ -150,7 +152,7 @@ class World:
         settings = StoreSettings(
             keep_versions=2,
             codec_down=DOWN,
-            outer=OUTER,
+            outer=self.outer,
             threads=self.threads,
             # Rounds go from disk to disk. Checkpoints have no thread, so that calls can be counted.
             resident=self.trigger != "rounds",
@@ -174,6 +176,9 @@ class World:
             drain_s=5.0,
             shards=SHARDS,
             reduces=self.trigger == "rounds",
+            buffer=2,
+            least_s=2.0,
+            pace=PaceRules(steps=4, seconds=9.0) if self.trigger == "buffer" else None,
         )
         machine = ParameterServerMachine(rules, weighting_named("tokens"), "crash")
         self.alive[SERVER] = (clock, None, None)

@@ -6,7 +6,15 @@ import pytest
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.advance import scaled
-from fsl_async.store.checkpoint import MEAN, MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
+from fsl_async.store.checkpoint import (
+    GATHERED,
+    MEAN,
+    MOMENTUM,
+    RESIDUAL,
+    UPDATE,
+    WEIGHTS,
+    open_flat,
+)
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
@@ -16,10 +24,12 @@ from fsl_async.store.outer import OuterSettings, OuterStep
 from fsl_async.store.vectors import Vectors
 from fsl_codecs import CodecSpec, decode
 
+DELAYED = OuterSettings("delayed-nesterov", delay=3)
 SETTINGS = {
     "default": {},
     "fp32, average": {"codec_down": CodecSpec("fp32"), "outer": OuterSettings("average")},
     "e4m3, nesterov": {"codec_down": CodecSpec("e4m3"), "outer": OuterSettings("nesterov")},
+    "delayed": {"outer": DELAYED},
 }
 
 
@@ -74,7 +84,7 @@ def test_versions_are_those_of_the_streaming_commit(make_run, pool, settings):
     for version in (1, 2, 3, 4):
         checkpoint = kept.get(version)
         record = checkpoint.record
-        step = OuterStep(record.learning_rate, record.momentum)
+        step = record.step
         frames = []
         rest = (averages(run, record), step, record.mean_share)
         change = vectors.advance(version, *rest, frames.append)
@@ -87,7 +97,7 @@ def test_versions_are_those_of_the_streaming_commit(make_run, pool, settings):
         again.repeat(version, averages(run, record), frames, step, record.mean_share)
         for one in (vectors, again):
             assert (one.version, one.digest()) == (version, record.digest)
-            for name in (WEIGHTS, MOMENTUM, RESIDUAL, MEAN):
+            for name in (WEIGHTS, MOMENTUM, GATHERED, RESIDUAL, MEAN):
                 on_disk = read(checkpoint, name, run.manifest)
                 if on_disk is None:
                     assert name not in one.named
@@ -140,16 +150,17 @@ def test_a_repetition_that_breaks_off_leaves_vectors_of_no_version(make_run, poo
         yield from []
         raise OSError(5, "Input/output error")
 
-    step = OuterStep(record.learning_rate, record.momentum)
+    step = record.step
     with pytest.raises(OSError, match="Input/output"):
         vectors.repeat(1, averages(run, record), torn(), step, 0.0)
     assert vectors.version == -1
     assert len(decode(run.store.read_full(1, 0))) == 20
 
 
-def test_the_coded_change_alone_gives_the_weights_and_nearly_the_momentum(make_run, pool):
+@pytest.mark.parametrize("outer", [OuterSettings(), DELAYED], ids=["growing", "delayed"])
+def test_the_coded_change_alone_gives_the_weights_and_nearly_the_momentum(make_run, pool, outer):
     """Where a merged delta is lost: no version is lost, and training hardly notices."""
-    run = make_run(manifest=manifest(), keep_versions=9)
+    run = make_run(manifest=manifest(), keep_versions=9, outer=outer)
     run.start()
     for version in (1, 2, 3):
         run.round(version, "a", "b")
@@ -160,10 +171,11 @@ def test_the_coded_change_alone_gives_the_weights_and_nearly_the_momentum(make_r
         checkpoint = kept.get(version)
         record = checkpoint.record
         frames = each_frame(Files(), checkpoint.path / UPDATE, run.manifest.chunks)
-        step = OuterStep(record.learning_rate, record.momentum)
+        step = record.step
         vectors.follow(version, frames, step, record.mean_share)
         assert vectors.digest() == record.digest
-    exact = read(kept.get(3), MOMENTUM, run.manifest)
-    error = np.linalg.norm(vectors.momentum - exact) / np.linalg.norm(exact)
-    assert 0.0 < error < 0.2, "of the size of what coding loses"
+    for name in {MOMENTUM, GATHERED} & set(vectors.named):
+        exact = read(kept.get(3), name, run.manifest)
+        error = np.linalg.norm(vectors.named[name] - exact) / np.linalg.norm(exact)
+        assert 0.0 < error < 0.2, "of the size of what coding loses"
     assert not vectors.residual.any()

@@ -128,7 +128,7 @@ class StoreJobs:
         def average() -> None:
             self._average = None
             self._average = self._store.average(
-                effect.version, effect.merged, effect.scale, effect.position
+                effect.version, effect.merged, effect.scale, effect.position, effect.worth
             )
 
         self._worker.submit(

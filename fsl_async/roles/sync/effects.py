@@ -142,6 +142,8 @@ class Average(Effect, tag="average"):
     scale: float
     position: RunPosition = field(factory=RunPosition)
     """Where the run is once the version is made."""
+    worth: float = 0.0
+    """Of how many deltas the average is the mean; 0: of all."""
 
 
 @frozen

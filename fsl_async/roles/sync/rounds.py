@@ -212,7 +212,8 @@ class RoundCoordinator:
         then = do.Reduce(version) if self._rules.reduces else do.Commit(version)
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)
-        return [do.Average(version, merged, scale, position), then]
+        worth = self.deltas.weighting.worth(merged)
+        return [do.Average(version, merged, scale, position, worth), then]
 
     def reduced(self, event: ev.Reduced, now: float) -> list[Effect]:
         """Order the version: its average is now that of all parameter servers."""

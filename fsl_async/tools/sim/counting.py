@@ -221,6 +221,7 @@ class CountingStore:
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
+        worth: float = 0.0,
     ) -> Average:
         """Return the next version's average; its only value is its tokens."""
         assert {m.key for m in merged} == set(self._accumulated), (
