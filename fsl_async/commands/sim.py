@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 from attrs import asdict, evolve
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Journal
     from fsl_async.observe.journal import JournalWriter
     from fsl_async.tools.sim.report import Report
-    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+    from fsl_async.tools.sim.simulation import Pace, Simulation, SimulationSettings
 
 
 def _shown(result: Report, *, as_json: bool) -> dict[str, object]:
@@ -76,6 +76,18 @@ def _simulation_of(
     return lambda settings, journal: Simulation(settings, keep_journal=journal)
 
 
+def _pace(given: str, *, has_rounds: bool) -> Pace:
+    """When clients send. Raises UsageError, with all names."""
+    from fsl_async.tools.sim.simulation import Pace
+
+    found: Pace | None = next((one for one in get_args(Pace) if one == given), None)
+    if found is None:
+        raise UsageError(f"--pace {given}: no such pace: {', '.join(get_args(Pace))}")
+    if found != "called" and has_rounds:
+        raise UsageError("--pace is for pretraining: --split and --tune train by rounds")
+    return found
+
+
 def _journal_writer(file: str | None) -> JournalWriter | None:
     """The writer of the journal, if it is kept. Raises UsageError."""
     from pathlib import Path
@@ -113,6 +125,10 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
     "--tune", "mode", default="", metavar="MODE",
     help="Simulate tuning by rounds: lora (a rule that merges products) or zeroth.",
 )  # fmt: skip
+@click.option(
+    "--pace", default="called", show_default=True, metavar="PACE",
+    help="When clients send: called, or by themselves: time, steps, speed (DyLU), own (anarchic).",
+)  # fmt: skip
 @click.option("--journal", metavar="FILE", help="Also write every event and effect to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -125,6 +141,7 @@ def command(
     method: str,
     lockstep: bool,
     mode: str,
+    pace: str,
     journal: str | None,
     as_json: bool,
 ) -> int:
@@ -138,7 +155,12 @@ def command(
 
     output = Output(as_json=as_json)
     settings = SimulationSettings(
-        clients=clients, hours=hours, seed=seed, faults=faults, every_s=every_s
+        clients=clients,
+        hours=hours,
+        seed=seed,
+        faults=faults,
+        every_s=every_s,
+        pace=_pace(pace, has_rounds=bool(method or mode)),
     )
     writer = _journal_writer(journal)
     simulation = _simulation_of(method, mode, lockstep=lockstep)(settings, writer)

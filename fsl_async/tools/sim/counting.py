@@ -343,7 +343,9 @@ class CountingLearner:
         step_s: float,
         tokens_per_step: int,
         initial: int,
+        own_pace: Callable[[], int] | None = None,
     ) -> None:
+        """own_pace: after how many steps its task asks to send the next time."""
         self.manifest: Manifest | None = None
         self.base = Model()
         self.model = Model()
@@ -359,6 +361,7 @@ class CountingLearner:
         self._sent_steps = 0
         self._pace_steps = 0
         self._pace_number = 0
+        self._own_pace = own_pace
         self._deltas: dict[int, tuple[Model, int]] = {}
         self._fetch: tuple[str, int, list[bytes | None]] | None = None
 
@@ -374,6 +377,11 @@ class CountingLearner:
             return 0
         now = self._clock.time() if self._held_at is None else self._held_at
         return int((now - self._started_at) / self._step_s + 1e-9)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether training waits in a step."""
+        return self._held_at is not None
 
     @property
     def trained_tokens(self) -> int:
@@ -408,9 +416,10 @@ class CountingLearner:
     def _await_pace(self) -> None:
         """Plan the report of the steps of the pace, instead of the one planned before."""
         self._pace_number += 1
-        if not self._pace_steps or self._started_at is None or self._held_at is not None:
+        steps = self._own_pace() if self._own_pace is not None else self._pace_steps
+        if not steps or self._started_at is None or self._held_at is not None:
             return
-        last = self._sent_steps + self._pace_steps
+        last = self._sent_steps + steps
         at = max(self._clock.time(), self._started_at + last * self._step_s)
         self._clock.call_at(at, self._report_pace, self._pace_number)
 

@@ -9,10 +9,11 @@ same trace.
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen, mutable
 
@@ -26,6 +27,7 @@ from fsl_async.roles.machine import DrainAsked, Effect, Event, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules, Phase
+from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore, Disk, VirtualWorker
 from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
@@ -34,6 +36,10 @@ from fsl_async.tools.sim.invariants import Invariants
 SERVER_NAME = "ps"
 LONGEST_END_S = 2 * HOUR_S
 STEP_S = 3.0
+MOST_OWN_STEPS = 50
+"""Steps that a task that sends at its own pace trains at most before it sends."""
+Pace = Literal["called", "time", "steps", "speed", "own"]
+"""When a client sends: when it is called, or by itself (`roles.sync.pacing`)."""
 TOKENS_PER_STEP = 4096
 
 
@@ -47,6 +53,19 @@ class SimulationSettings:
     faults: str = "storm"
     every_s: float = 600.0
     keep_versions: int = 3
+    pace: Pace = "called"
+
+    @property
+    def pace_rules(self) -> PaceRules | None:
+        """Of the parameter server; None: it calls."""
+        steps = max(1, round(self.every_s / (4 * STEP_S)))
+        return {
+            "called": None,
+            "time": PaceRules(seconds=self.every_s),
+            "steps": PaceRules(steps),
+            "speed": PaceRules(steps, by_speed=True),
+            "own": PaceRules(),
+        }[self.pace]
 
     @property
     def heartbeat_every_s(self) -> float:
@@ -59,6 +78,19 @@ class SimulationSettings:
     def expire_after_s(self) -> float:
         """Three missed heartbeats."""
         return 3 * self.heartbeat_every_s
+
+
+def _asynchronous(settings: SimulationSettings) -> dict[str, Any]:
+    """The rules of a parameter server whose clients send by themselves; none if it calls them."""
+    if settings.pace_rules is None:
+        return {}
+    return {
+        "trigger": "buffer",
+        "buffer": max(2, (settings.clients + 1) // 2),
+        "least_s": 0.02 * settings.every_s,
+        "max_staleness": 20,
+        "pace": settings.pace_rules,
+    }
 
 
 class ProcessClock:
@@ -171,8 +203,9 @@ class Simulation:
             every_s=settings.every_s,
             keep_versions=settings.keep_versions,
             shards=settings.clients,
+            **_asynchronous(settings),
         )
-        self._weighting = "batch"
+        self._weighting = "anarchic" if settings.pace == "own" else "batch"
         self._incarnations = 0
         self._calm = False  # no new faults: the run is to end
         self._ending = False
@@ -241,8 +274,8 @@ class Simulation:
             self.invariants.run_ended(self._ended, self.names, self.scheduler.time())
 
     def _may_end(self, machine: ParameterServerMachine) -> bool:
-        """Whether the parameter server may be asked to end now: between two rounds."""
-        return machine.phase is Phase.READY
+        """Whether the parameter server may be asked to end now: not while it calls a round."""
+        return machine.phase is Phase.READY or machine.rounds.awaits_nothing
 
     def split_facts(self) -> dict[str, Any]:
         """Return the figures of split learning; empty here."""
@@ -328,6 +361,11 @@ class Simulation:
             step_s=chance.uniform(0.5, 1.5) * STEP_S,
             tokens_per_step=TOKENS_PER_STEP,
             initial=chance.getrandbits(40),
+            own_pace=(
+                functools.partial(chance.randint, 1, MOST_OWN_STEPS)
+                if self.settings.pace == "own"
+                else None
+            ),
         )
 
     def _launch_client(self, name: str) -> None:
@@ -344,6 +382,8 @@ class Simulation:
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             self.invariants.after_client(machine, learner, event, effects, now)
+            if self.settings.pace != "called" and learner.is_held and not self._ending:
+                self.invariants.violated(f"{name} waits in a step", now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -354,6 +394,7 @@ class Simulation:
                 name,
                 incarnation=incarnation,
                 rng=chance,
+                beat_payload=lambda _: {"step": learner.steps},
             )
 
         shell = ClientShell(

@@ -14,7 +14,7 @@ from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext, choose_device
 from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.orders import RunFinishedError
-from fsl_async.roles.sync.events import Rebased, Snapshotted
+from fsl_async.roles.sync.events import PaceReached, Rebased, Snapshotted
 
 
 def connected(**place):
@@ -295,3 +295,41 @@ def test_a_rule_that_needs_the_runs_adapters_takes_no_other_model():
     with pytest.raises(TaskError, match=r"give the base model to fed\.lora"):
         fed.attach(nn.Linear(1, 1))
     assert not sides.events
+
+
+def test_the_steps_of_a_pace_are_reported_once():
+    """After each snapshot, and no more when the pace is taken back."""
+    fed, sides = connected()
+    fed.attach(nn.Linear(1, 1))
+    sides.exchange.count_steps(3)
+
+    def reported(steps):
+        before = len(sides.events)
+        for _ in range(steps):
+            fed.step(tokens=1)
+        return sides.events[before:].count(PaceReached())
+
+    assert [reported(2), reported(1), reported(5)] == [0, 1, 0]
+    sides.exchange.request_snapshot(1)
+    assert [reported(3), reported(1)] == [0, 1], "the snapshot is taken in the first step"
+    sides.exchange.request_snapshot(2)
+    sides.exchange.count_steps(0)
+    assert reported(9) == 0
+
+
+def test_a_task_sends_at_its_own_pace():
+    """It asks, and does not wait; where the parameter server calls, that is an error."""
+    fed, sides = connected(config={"sync": {"trigger": "buffer"}})
+    with pytest.raises(TaskError, match=r"before fed\.attach"):
+        fed.send()
+    fed.attach(nn.Linear(1, 1))
+    fed.send()
+    assert sides.events[-1] == PaceReached()
+    fed, _ = connected()
+    with pytest.raises(TaskError, match=r"start it with sync\.trigger = buffer"):
+        fed.send()
+    alone, _ = local()
+    with pytest.raises(TaskError, match=r"before fed\.attach"):
+        alone.send()
+    alone.attach(nn.Linear(1, 1))
+    alone.send()

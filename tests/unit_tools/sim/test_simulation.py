@@ -46,6 +46,30 @@ def test_a_storm_breaks_no_invariant(seed):
     assert simulation.participation.share > 0.8
 
 
+@pytest.mark.parametrize("pace", ["speed", "own", "time"])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(2, 12))]
+)
+def test_clients_that_send_by_themselves(pace, seed):
+    """No round is called, no client waits in a step, and the books are exact."""
+    simulation = simulate(clients=4, hours=0.4, seed=seed, pace=pace)
+    assert simulation.invariants.violations == []
+    assert simulation.participation.called <= 4, "the last round only"
+    assert len(simulation.disk.merged) > len(simulation.disk.models) > 15
+
+
+def test_a_client_that_waits_in_a_step_is_noticed(monkeypatch):
+    """The check of the test above can fail."""
+    take = CountingLearner.request_snapshot
+    monkeypatch.setattr(
+        CountingLearner,
+        "request_snapshot",
+        lambda self, sequence, hold=False: take(self, sequence, hold=True),
+    )
+    simulation = simulate(clients=2, hours=0.2, pace="steps")
+    assert "waits in a step" in simulation.invariants.violations[0]
+
+
 def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
     """A server is killed far more often than in any profile, mostly within a round."""
     from fsl_async.tools.sim import simulation as module
