@@ -100,7 +100,7 @@ from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.shards import ShardLeases
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
-from fsl_async.roles.sync.version_serving import Serving
+from fsl_async.roles.sync.version_serving import LONGEST_CHAIN, Serving
 from fsl_async.roles.sync.weighting import Weighting
 
 __all__ = ["EXIT_FAILED", "Member", "ParameterServerMachine", "ParameterServerRules", "Phase"]
@@ -133,6 +133,7 @@ class ParameterServerMachine:
             self.progress,
             trigger.selection.announces_to_all,
             trigger.trains,
+            LONGEST_CHAIN if trigger.clients_lead else 0,
             rules.history,
         )
         self.pacing = Pacing(rules.pace, self.members)

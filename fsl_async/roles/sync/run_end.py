@@ -27,6 +27,8 @@ class RunEnd:
         self.state = state
         self._rounds = rounds
         self._deadlines = deadlines
+        self._held: dict[str, int] = {}
+        """Client -> the version that it held at the last look."""
 
     @property
     def asked(self) -> bool:
@@ -61,6 +63,7 @@ class RunEnd:
     def begin(self, reason: str, now: float) -> None:
         """Begin the end after the current round."""
         self.state.begin(reason, now)
+        self._catching_up()
         rounds = self._rounds
         if not rounds.trigger.trains:  # clients train between rounds: one last round follows
             return
@@ -100,7 +103,7 @@ class RunEnd:
             return []
         rounds = self._rounds
         until = self.state.longer(now)
-        moving = set(event.advanced) if until is not None else set()
+        moving = {*event.advanced, *self._catching_up()} if until is not None else set()
         if rounds.phase is Phase.COLLECTING and rounds.round is not None:
             slow = [name for name in rounds.round.missing() if name not in moving]
             rounds.round.dismiss(slow)
@@ -113,6 +116,12 @@ class RunEnd:
             self._deadlines.set("drain", until)
             return []
         return self._next_step(now)
+
+    def _catching_up(self) -> set[str]:
+        """The clients that moved to another version since the last look: small ones come fast."""
+        before = self._held
+        self._held = {name: member.version for name, member in self._rounds.members.items()}
+        return {name for name, held in self._held.items() if before.get(name, held) != held}
 
     def without(self, problem: str) -> list[Effect]:
         """End without the last version, which could not be written."""

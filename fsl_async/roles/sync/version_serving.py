@@ -30,6 +30,9 @@ READ_AT = 2
 """Number of differing digests of one version at which the parameter server verifies its files."""
 SHOWN = 0.02
 """Difference of two positions that is worth 100 bytes."""
+LONGEST_CHAIN = 6
+"""Updates that are about as many bytes as a full version. A client moves onto one version in a
+step, so where versions follow each other as fast as steps, only a full one lets it catch up."""
 REMEMBERED_ALARMS = 8
 """Versions for which differing digests are counted."""
 
@@ -43,6 +46,7 @@ class Serving:
     progress: RunProgress
     chains: bool = True  # a client far behind gets update after update, else the full version
     pushes: bool = False  # a version is sent with its announcement
+    longest_chain: int = 0  # versions that a client catches up by updates; 0: any number
     history: int = 0  # versions whose scalars a client replays at most; 0: versions are no scalars
     _pushed: dict[str, tuple[int, int]] = field(factory=dict)
     """Peer -> the version pushed to it, and the one that it held then."""
@@ -130,6 +134,8 @@ class Serving:
                 return [self._scalars(event.peer, event.version, now)]
             return [self._full(event.peer)]
         near = event.version == self.version - 1 or (self.chains and event.version < self.version)
+        if self.longest_chain and self.version - event.version > self.longest_chain:
+            near = False
         if near and self.deltas.digests.get(event.version) == event.digest:
             # However far the client is behind: on a slow path a full version would be outdated on
             # arrival. The shell sends the full version if the update is not kept any more.

@@ -137,3 +137,31 @@ def test_the_last_round_without_deltas(run, look):
     server.feed(DrainAsked("Ctrl-C"))
     effects = server.feed(ev.RoundSkipped("a", 0, "nothing"))
     assert look.sent(effects) == [msg.Stop("Ctrl-C")]
+
+
+def test_a_client_far_behind_gets_a_full_version(run):
+    """It moves onto one version in a step, and versions may follow each other faster."""
+    server = run("a", "b", buffer=1, max_staleness=20)
+    for version in range(7):
+        led(server, "a", version + 1, version)
+        server.committed(version + 1)
+        server.fire()
+    assert server.feed(ev.FetchAsked("b", 1, "d1")) == [do.SendVersion("b", "update", 2)]
+    assert server.feed(ev.FetchAsked("b", 0, "d0")) == [do.SendVersion("b", "full", 7)]
+
+
+def test_the_end_waits_for_a_client_that_catches_up(run, look):
+    """Small versions arrive between two looks at transfers."""
+    server = run("a", "b", drain_s=5.0, max_staleness=20)
+    for version in range(3):
+        led(server, "a", 2 * version + 1, version)
+        led(server, "a", 2 * version + 2, version)
+        server.committed(version + 1)
+        server.fire()
+    server.feed(DrainAsked("Ctrl-C"))
+    server.store(key("a", 9, 3))
+    server.hold("b", 1)
+    server.fire()
+    assert server.machine.phase is Phase.COLLECTING, "b moves from version to version"
+    server.fire()
+    assert server.machine.phase is Phase.MERGING, "b moves no more"
