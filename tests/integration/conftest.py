@@ -20,7 +20,7 @@ TASK = '''
 import math, os, time
 import torch
 
-def train(fed, width=3, poison=0, loss_lost=0):
+def train(fed, width=3, poison=0, loss_lost=0, step_s=0.02, sends=0):
     model = torch.nn.Linear(1, width)
     fed.attach(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -32,7 +32,9 @@ def train(fed, width=3, poison=0, loss_lost=0):
         if poison <= steps < 4 * poison:
             with torch.no_grad():
                 model.weight[0, 0] = math.nan
-        time.sleep(0.02)
+        time.sleep(step_s)
+        if sends and steps % (sends + steps % 7) == 0:
+            fed.send()
         told = math.nan if loss_lost <= steps < 20 * loss_lost else loss.item()
         if not fed.step(tokens=8, metrics={"loss": told}):
             break
@@ -40,6 +42,12 @@ def train(fed, width=3, poison=0, loss_lost=0):
 
 def wide(fed):
     train(fed, width=5)
+
+def slow(fed):
+    train(fed, step_s=0.1)
+
+def sending(fed):
+    train(fed, sends=5)
 
 def bulk(fed):
     train(fed, width=1_500_000)
