@@ -70,6 +70,16 @@ def test_quality_trains_in_all_three_modes():
 
 
 @pytest.mark.sweep
+def test_asynchronous_trains_with_and_without_rounds():
+    """A short row of a way that waits and of one that does not; the last one has churn."""
+    for way in ("waits", "delayed", "anarchic"):
+        (row,) = rows_of("asynchronous.py", "--quick", "--way", way, "--steps", "120")
+        assert math.isfinite(row["eval_loss"])
+        assert row["versions"] > 1
+        assert row["tokens"] >= 120 * 4 * 64
+
+
+@pytest.mark.sweep
 def test_one_client_that_averages_trains_as_one_process():
     """Nothing of the machinery costs quality: schedule, snapshot, outer step, rebase."""
     (row,) = rows_of("quality.py", "--check")

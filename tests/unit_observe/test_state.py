@@ -75,10 +75,10 @@ def begin(run, *names):
         join(run, name, 5)
 
 
-def stored(name, base, sequence, *, tokens=100, problem=None):
+def stored(name, base, sequence, *, tokens=100, problem=None, number=None):
     """Write an arrived delta."""
     key = DeltaKey(name, 5, base, sequence)
-    stored = stored_of(key, size=800, tokens=tokens, number=base)
+    stored = stored_of(key, size=800, tokens=tokens, number=base if number is None else number)
     first = ev.DeltaStored(name, stored, problem)
     if problem is not None:
         return [first, Send(name, msg.Declined(key, "quarantined", problem))]
@@ -292,6 +292,14 @@ def test_a_merged_round_is_one_line_with_all_figures(run):
     )
     assert news_texts(run, "version")[-1].startswith(words)
     assert news_texts(run, "note") == [], "the line says what the machine's own note says"
+
+
+def test_versions_of_clients_that_send_by_themselves(run):
+    """No client was called, so none is counted as such."""
+    begin(run, "a", "b")
+    run.write(*stored("a", 0, 1, number=-1), *stored("b", 0, 1, number=-1))
+    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    assert news_texts(run, "version")[-1].startswith("version 1: 2 deltas merged, from a, b;")
 
 
 def test_joins_and_leaves_have_the_number_of_clients(run):

@@ -47,7 +47,7 @@ class TransfersChecked(Event, tag="transfers_checked"):
 
 @frozen
 class HeartbeatReceived(Event, tag="heartbeat_received"):
-    """A heartbeat: step, tokens, loss, loop lag. It changes no decision; the journal records it."""
+    """A heartbeat: step, tokens, loss, loop lag. Steps decide about paces (`roles.sync.pacing`)."""
 
     peer: str
     payload: dict[str, Any]
