@@ -7,7 +7,8 @@
 Real: both roles' machines and shells, sessions, the store with its outer optimizer, the exchange of
 a client, codec, triggers, weightings and paces, and the training. Emulated: the network, the clock
 and the speeds, as in `fsl-node sim`, all in one process, so that a row is the same for the same
-seed. The fastest clients make a step in one emulated second; an evaluation takes no time.
+seed. The fastest clients make a step in one emulated second; an evaluation takes no time. A run
+that ends by tokens merges in its last round what was trained besides: see "tokens" of a row.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from deltas import delta_of, stored_of
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
 from fsl_async.roles.sync.effects import Accumulate
-from fsl_async.roles.sync.weighting import TokensWeighting
+from fsl_async.roles.sync.weighting import TokensWeighting, weighting_named
 
 
 @pytest.fixture
@@ -152,3 +152,21 @@ def test_the_last_settled_key_stands_for_all_before_it(book):
     assert objection(book, key(5)) == "quarantined"
     assert objection(book, key(9, incarnation=0)) == "superseded"
     assert not book.is_acknowledged(key(5))
+
+
+def test_the_usual_steps_are_those_of_the_last_64_merged():
+    """With those of this merge; a start restores them, and a merge that is tried again is one."""
+    made = DeltaBook(weighting_named("anarchic"), max_staleness=2, keep_versions=1)
+    made.recovered([stored_of(DeltaKey("a", 1, 0, n), steps=1000) for n in range(9)])
+    made.recovered([stored_of(DeltaKey("a", 1, 0, n), steps=10) for n in range(62)])
+    made.advance(0, "d0")
+    for name, steps in (("b", 20), ("c", 40)):
+        made.acknowledge(stored_of(DeltaKey(name, 1, 0, 1), steps=steps))
+    for _ in range(2):
+        _, scale = made.begin_merge()
+        assert scale == pytest.approx((62 * 10 + 20 + 40) / 64 / 2)
+        made.abandon_merge()
+    made.begin_merge()
+    made.advance(1, "d1")
+    made.acknowledge(stored_of(DeltaKey("b", 1, 1, 2), steps=10))
+    assert made.begin_merge()[1] == pytest.approx((61 * 10 + 20 + 40 + 10) / 64)
