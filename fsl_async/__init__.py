@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from fsl_async.config.site_tuning import Order
+    from fsl_async.nodes.client.gang_joining import JoinedRank
     from fsl_async.nodes.client.joining import Joined
 
 __all__ = ["FslError", "clean_exit", "join"]
@@ -52,7 +53,7 @@ def join(
     rank: int = 0,
     order: Order | None = None,
     layers: str = "",
-) -> Joined:
+) -> Joined | JoinedRank:
     """Join a run from a script that you start yourself, with three more lines than training alone.
 
         with fsl_async.join("fsl://ps.example.org:7100?key=...") as fed:  # waits for the welcome
@@ -60,6 +61,9 @@ def join(
             for batch in loader:
                 ...
                 if not fed.step(tokens=batch.numel()): break  # the only exchange of weights
+
+    In a script under torchrun all ranks join, and are one client; rank 0 starts its node, a
+    process of its own. FSDP2, HSDP and DDP are supported, on one machine.
 
     server: the parameter server's host:port or fsl:// address.
     name: this client's name in the run; by default the host's, numbered if a host has several.

@@ -113,6 +113,18 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     help="client, server: torch's threads here (default: the run's setting, else all cores).",
 )
 @click.option(
+    "--ranks",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="client: train in N processes that torchrun starts here, one model together (FSDP2, DDP).",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 10_000),
+    metavar="N",
+    help="client, with --ranks: how often torchrun starts them again (default: 3).",
+)
+@click.option(
     "--launchers",
     type=_PATH,
     metavar="FILE",
@@ -162,6 +174,8 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "base": ("ps client", "--base is for --role ps and --role client"),
     "rank": ("client", "--rank is a client's; the run's is --set tune.rank=R"),
     "layers": ("client", "--layers is a client's"),
+    "ranks": ("client", "--ranks is a client's"),
+    "max_restarts": ("client", "--max-restarts is a client's"),
     "order": ("client", "--order is a client's; the run's is --set tune.method=zeroth"),
     "model": (
         "client server",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fsl_async.config.site_policy import SitePolicy
     from fsl_async.config.site_tuning import Order
     from fsl_async.keys.folder import KeysFolder
+    from fsl_async.nodes.client.client_node import Summary
+    from fsl_async.nodes.client.parts import ClientOptions
     from fsl_async.process.stopper import Stopper
 
 _OF_THE_SERVER = {
@@ -52,6 +54,8 @@ def command(
     allow: str | None = None,
     grace_s: float | None = None,
     ec2_spot: bool = False,
+    ranks: int | None = None,
+    max_restarts: int | None = None,
     insecure: bool,
     keys: Path | None,
     dry_run: bool,
@@ -86,6 +90,8 @@ def command(
         pass  # records of any shape, which the run's objective reads
     elif task is None and data is not None:
         check_readable(data)
+    if max_restarts is not None and ranks is None:
+        raise UsageError("--max-restarts goes with --ranks N")
     output = Output(as_json=as_json, waits=False)
     with contextlib.ExitStack() as stack:
         if name is None:
@@ -102,6 +108,7 @@ def command(
                 | {"task": task or "", "run_dir": str(run_dir or "")}
                 | {"threads": threads_here(threads or 0)}
                 | {"allow": listed(policy.allowed)}
+                | ({} if ranks is None else {"ranks": ranks})
                 | {key: value for key, value in asdict(tuning).items() if value}
                 | {key: code for key, code in (("model", model), ("auxiliary", auxiliary)) if code}
             )
@@ -121,11 +128,29 @@ def command(
         )
         stopper = Stopper()
         with _preemptible(stopper, output, grace_s, ec2=ec2_spot):
-            from fsl_async.nodes.client.joining import join_run
-
-            summary = join_run(options, stop=stopper, log=output.say)
+            summary = _join(options, ranks, max_restarts, stopper, output, as_json=as_json)
     output.result(summary)
     return stopper.exit_code
+
+
+def _join(
+    options: ClientOptions,
+    ranks: int | None,
+    restarts: int | None,
+    stopper: Stopper,
+    output: Output,
+    *,
+    as_json: bool,
+) -> Summary:
+    """Train here, or in `ranks` processes."""
+    if ranks is None:
+        from fsl_async.nodes.client.joining import join_run
+
+        return join_run(options, stop=stopper, log=output.say)
+    from fsl_async.nodes.client.gang import RESTARTS, run_gang
+
+    again = RESTARTS if restarts is None else restarts
+    return run_gang(options, ranks, again, stop=stopper, log=output.say, as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,10 @@ Tied tensors (same storage, offset, shape and strides) count once, under their f
 that share memory in any other way are refused, because rebasing one would move the other a second
 time.
 
+Where a model is spread over the ranks of a torchrun (FSDP2, HSDP, DDP), each rank sees its own part
+of the vector (`shards`): it copies out what no lower rank holds, and copies in all that it holds.
+Names, shapes and offsets are those of the plain model.
+
 The vector is fp32 whatever the model's dtype: bf16 and fp16 are widened without loss on the way out
 and rounded to nearest even on the way in, fp64 is narrowed. Arithmetic is done in fp32 on the
 model's device, in pieces of at most PIECE_VALUES, so a rebase needs two pieces of extra memory
@@ -35,6 +39,14 @@ from torch import Tensor, nn
 
 from fsl_async.errors import TaskError, one_line
 from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.client.shards import (
+    WRAPPED,
+    full_of,
+    local_of,
+    plain_name,
+    reshard,
+    unwrapped,
+)
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import FINGERPRINT_CHARACTERS, Manifest
@@ -50,12 +62,23 @@ class ModelWeights:
     kept would go stale.
 
     exchange: patterns of tensor names (`*` stands for any characters), or a View; None: what
-    trains, and buffers. Raises TaskError where the module has nothing to exchange or tensors that
-    overlap in memory, and for a pattern that no tensor matches.
+    trains, and buffers. copies_plain: whether this process copies plain tensors out; of the ranks
+    that hold the same ones, the first does.
+
+    Raises TaskError where the module has nothing to exchange, tensors that overlap in memory, or a
+    layout that is not supported, and for a pattern that no tensor matches.
     """
 
-    def __init__(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
-        self.module = module
+    def __init__(
+        self,
+        module: nn.Module,
+        exchange: Sequence[str] | View | None = None,
+        *,
+        copies_plain: bool = True,
+    ) -> None:
+        self.module = module = unwrapped(module)
+        self._copies_plain = copies_plain
+        reshard(module)
         if isinstance(exchange, View):
             self._checks_frozen = exchange.checks_frozen
             self._tensors = exchange.tensors
@@ -69,7 +92,7 @@ class ModelWeights:
             shapes = {
                 name: tuple(tensor.shape) for name, tensor in _distinct_tensors(module, names)
             }
-            self._tensors = tuple(Exchanged(_plain(name), (Part(name),)) for name in shapes)
+            self._tensors = tuple(Exchanged(plain_name(name), (Part(name),)) for name in shapes)
         self._names = set(shapes)
         try:
             self.layout = Manifest.from_shapes(
@@ -87,10 +110,15 @@ class ModelWeights:
         return Manifest(self.layout.tensors, frozen_digest(self.module, self._names))
 
     def copy_out(self, out: Vector) -> bool:
-        """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite."""
+        """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite.
+
+        Of a model that is spread over ranks, the ranges of this one.
+        """
         target = torch.from_numpy(out)
+        ranges: list[tuple[int, int]] = []
         with torch.no_grad():
-            for piece, start, stop in self.pieces():
+            for piece, start, stop in self._pieces(copied_out=True):
+                _extend(ranges, start, stop)
                 # Widened on the model's own device: copy_ across devices and dtypes at once may
                 # convert on the host from a staging tensor that a non-blocking copy has not filled
                 # yet.
@@ -98,7 +126,14 @@ class ModelWeights:
                     piece.float(), non_blocking=piece.is_cuda
                 )
             self._wait()
-        return _is_finite(target)
+        return all(_is_finite(target[start:stop]) for start, stop in ranges)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The ranges of the flat vector that `copy_out` writes, in order, none next to another."""
+        ranges: list[tuple[int, int]] = []
+        for _, start, stop in self._pieces(copied_out=True):
+            _extend(ranges, start, stop)
+        return ranges
 
     def copy_in(self, vector: Vector) -> None:
         """Set all weights to `vector`, fp32 (manifest.values,)."""
@@ -141,23 +176,39 @@ class ModelWeights:
     def pieces(self) -> Iterator[tuple[Tensor, int, int]]:
         """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor.
 
-        start, stop: in the flat vector.
+        start, stop: in the flat vector. Of a model under FSDP2, the shards of this rank.
         """
+        return self._pieces(copied_out=False)
+
+    def _pieces(self, *, copied_out: bool) -> Iterator[tuple[Tensor, int, int]]:
+        """As `pieces`; copied_out: without those that a lower rank copies out."""
+        reshard(self.module)
         live = _named_tensors(self.module)
         for one, spec in zip(self._tensors, self.layout.tensors, strict=True):
-            tensors = [
-                live[part.name].t() if part.is_transposed else live[part.name] for part in one.parts
+            tensors = [live[part.name] for part in one.parts]
+            shapes = [
+                tuple(tensor.shape)[:: -1 if part.is_transposed else 1]
+                for part, tensor in zip(one.parts, tensors, strict=True)
             ]
-            rows = sum(len(tensor) for tensor in tensors) if len(tensors) > 1 else None
-            found = tuple(tensors[0].shape) if rows is None else (rows, *tensors[0].shape[1:])
+            found = _joined(shapes)
             if found != spec.shape:
                 raise TaskError(
                     f"{one.name} had shape {spec.shape} at fed.attach and has {found}: attach the"
                     " final model"
                 )
             offset = spec.offset
-            for tensor in tensors:
-                yield from _pieces_of(tensor, offset)
+            for part, tensor in zip(one.parts, tensors, strict=True):
+                local = local_of(one.name, tensor)
+                is_plain = local.values is tensor
+                if part.is_transposed and not is_plain:
+                    raise TaskError(
+                        f"fed.attach: {one.name} is exchanged transposed, and its weight is"
+                        " sharded: adapters of this rule need a model that is not sharded"
+                    )
+                is_left_out = not self._copies_plain if is_plain else local.is_copy
+                if not (copied_out and is_left_out):
+                    values = local.values.t() if part.is_transposed else local.values
+                    yield from _pieces_of(values, offset + local.start)
                 offset += tensor.numel()
 
     def _wait(self) -> None:
@@ -167,10 +218,24 @@ class ModelWeights:
 
 
 def _joined_shape(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    found = [shapes[part.name][:: -1 if part.is_transposed else 1] for part in one.parts]
+    return _joined([shapes[part.name][:: -1 if part.is_transposed else 1] for part in one.parts])
+
+
+def _joined(found: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of tensors that follow each other along their first dimension."""
     if len(found) == 1:
         return found[0]
     return (sum(shape[0] for shape in found), *found[0][1:])
+
+
+def _extend(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
+    """Add a range to the last one if it follows it."""
+    if start == stop:
+        return
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], stop)
+    else:
+        ranges.append((start, stop))
 
 
 def _pieces_of(tensor: Tensor, offset: int) -> Iterator[tuple[Tensor, int, int]]:
@@ -195,10 +260,21 @@ def _is_finite(values: Tensor) -> bool:
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The tensors that the module computes with, by name, unlike the values of state_dict()."""
     tensors: dict[str, Tensor] = {
-        name: weight.detach() for name, weight in module.named_parameters(remove_duplicate=False)
+        name: weight.detach() for name, weight in _parameters(module, remove_duplicate=False)
     }
-    tensors.update(module.named_buffers(remove_duplicate=False))
+    tensors.update(
+        (name.replace(WRAPPED, ""), buffer)
+        for name, buffer in module.named_buffers(remove_duplicate=False)
+    )
     return tensors
+
+
+def _parameters(
+    module: nn.Module, *, remove_duplicate: bool = True
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters by their names in state_dict()."""
+    for name, weight in module.named_parameters(remove_duplicate=remove_duplicate):
+        yield name.replace(WRAPPED, ""), weight
 
 
 def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
@@ -211,7 +287,7 @@ def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) ->
     if patterns is None:
         frozen = {
             name
-            for name, weight in module.named_parameters(remove_duplicate=False)
+            for name, weight in _parameters(module, remove_duplicate=False)
             if not weight.requires_grad
         }
         return [name for name in names if name not in frozen]
@@ -219,7 +295,7 @@ def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) ->
         raise TaskError('fed.attach: exchange must be a list of patterns, such as ["encoder.*"]')
     found: set[str] = set()
     for pattern in patterns:
-        matched = [name for name in names if fnmatch.fnmatchcase(_plain(name), pattern)]
+        matched = [name for name in names if fnmatch.fnmatchcase(plain_name(name), pattern)]
         if not matched:
             raise TaskError(f"fed.attach: no tensor of the model matches {pattern!r}")
         found.update(matched)
@@ -241,7 +317,7 @@ def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
     keys = {_identity(live[name]) for name in exchanged}
     frozen = [
         (name, weight.detach())
-        for name, weight in module.named_parameters()
+        for name, weight in _parameters(module)
         if not weight.requires_grad and _identity(weight) not in keys
     ]
     listed = module.state_dict()
@@ -255,11 +331,11 @@ def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
         return ""
     found = hashlib.sha256()
     for name, weight in frozen:
-        found.update(f"{_plain(name)} {tuple(weight.shape)}\n".encode())
+        found.update(f"{plain_name(name)} {tuple(weight.shape)}\n".encode())
         if weight.is_meta:
             continue
         try:
-            _hash_values(found, weight)
+            _hash_values(found, full_of(weight))
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise TaskError(
                 f"fed.attach cannot read the frozen {name}: {one_line(str(error))}"
@@ -277,15 +353,13 @@ def _hash_values(found: Any, weight: Tensor) -> None:
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
     """Which values of which storage a tensor is; data_ptr() is 0 for all tensors on "meta"."""
+    whole = tuple(tensor.shape)
+    tensor = local_of("a tensor", tensor).values
     if tensor.layout is not torch.strided:
         return (id(tensor),)
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001
-    return (storage, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
-
-
-def _plain(name: str) -> str:
-    # torch.compile wraps a module and its names; compiled and plain clients train the same model.
-    return name.replace("_orig_mod.", "")
+    place = (int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+    return (storage, whole, *place)
 
 
 def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -304,8 +378,8 @@ def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple
                 f"{name} is in the model's state_dict but is neither a parameter nor a buffer: it"
                 " cannot be exchanged"
             )
-        tensor = live[name]
-        key = _identity(tensor)
+        whole = live[name]
+        key, tensor = _identity(whole), local_of(name, whole).values
         storage = tensor.untyped_storage()._cdata  # noqa: SLF001
         first = int(tensor.storage_offset())
         if key in seen:
@@ -321,4 +395,4 @@ def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple
                         " fed.attach"
                     )
             used[storage].append((first, end, name))
-        yield name, tensor
+        yield name, whole

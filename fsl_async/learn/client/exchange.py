@@ -229,6 +229,25 @@ class Exchange:
                     self._carries = True
         self._on_event(Rebased(wanted.version, moved.dropped_tokens))
 
+    def restart(self, move: Callable[[Move], Moved]) -> bool:
+        """Training has begun anew, in other processes: have it take the base as it is.
+
+        Unsent work is lost. No event reports the move: the run has not changed. False where there
+        is no complete base; the next rebase moves the model.
+        """
+        with self._moving:
+            with self._lock:
+                base, reference, version = self._base, self._reference, self._base_version
+                digest = self._base_digest
+            if base is None or reference is None or NO_VERSION in (version, self.version):
+                return False
+            move(Move(version, "take", base, reference))
+            with self._lock:
+                self.version, self._model_digest = version, digest
+                self._reference, self._carries = base, True
+                self._release(reference)
+        return True
+
     def read_base(self, read: Callable[[Vector], None]) -> int:
         """Call `read` with the base, which nothing writes meanwhile; returns its version.
 
@@ -240,6 +259,16 @@ class Exchange:
             if base is not None and version != NO_VERSION:
                 read(base)
         return version
+
+    def use_base(self, use: Callable[[Vector, int], None]) -> bool:
+        """Call `use` with the base and its version; False, and no call, if it is incomplete."""
+        with self._moving:
+            with self._lock:
+                base, version = self._base, self._base_version
+            if base is None or version == NO_VERSION:
+                return False
+            use(base, version)
+        return True
 
     def _next_move(self, *, discard: bool) -> Move | None:
         base, reference, version = self._base, self._reference, self._base_version

@@ -250,7 +250,7 @@ class Fed(FedBase):
         self.meter.count(tokens, metrics)
         training = self._training
         training.keep_pace()
-        if training.orders.attention or training.is_due:
+        if training.orders.asked() or training.is_due:
             goes_on = training.attend_round() if training.round_steps else training.attend()
             if not goes_on:
                 return self._ended()

@@ -56,6 +56,9 @@ class ClientContext:
     config: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     shard_index: int = 0
     shard_count: int = 1
+    rank: int = 0
+    ranks: int = 1
+    """Processes that train one model together, of which this is number `rank`."""
     log: Callable[[str], None] = print
     policy: SitePolicy = attrs.field(factory=SitePolicy)
     """What may leave this site."""
@@ -95,7 +98,8 @@ class FedBase:
     """What Fed and LocalFed have in common.
 
     client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as
-    config["train"]["batch"]; log: takes a line for the journal; policy: what may leave this site.
+    config["train"]["batch"]; log: takes a line for the journal; policy: what may leave this site;
+    rank, ranks: this process of those that train one model together, 0 and 1 where it is alone.
     """
 
     def __init__(self, context: ClientContext) -> None:
@@ -104,6 +108,8 @@ class FedBase:
         self.device = context.device
         self.config = context.config
         self.log = context.log
+        self.rank = context.rank
+        self.ranks = context.ranks
         self.policy = context.policy
         self.privacy_folder = context.privacy_folder
         self.adapters: Adapters | None = None
@@ -124,10 +130,15 @@ class FedBase:
 
     @property
     def part(self) -> tuple[int, int]:
-        """The part of the data that is this client's, of how many; (0, 1) for local sharding."""
+        """The part of the data that is this rank's, of how many.
+
+        Of the client's part, which is all of the data with local sharding, a rank of several has
+        its share: part * ranks + rank, of count * ranks.
+        """
+        index, count = self._context.shard_index, self._context.shard_count
         if self.config.get("data", {}).get("sharding") == "local":
-            return 0, 1
-        return self._context.shard_index, self._context.shard_count
+            index, count = 0, 1
+        return index * self.ranks + self.rank, count * self.ranks
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Hand the model over; on return its weights are the run's."""

@@ -76,6 +76,10 @@ class Orders:
 
     # --- training thread ---
 
+    def asked(self) -> bool:
+        """Whether something is asked, or training has ended."""
+        return self.attention
+
     def attached(self) -> None:
         """There is a model: from here on attention means that something is asked."""
         with self._changed:

@@ -20,12 +20,12 @@ from torch import nn
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
-from fsl_async.learn.client.orders import Orders
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     ExchangePort,
     Move,
     Moved,
+    OrderQueue,
     RebaseOrder,
     RoundOrder,
     SnapshotOrder,
@@ -40,8 +40,8 @@ from fsl_async.roles.sync.delta import ORDER
 class Training:
     """Carries out orders on a torch module. For the training thread, but for two properties."""
 
-    def __init__(self, orders: Orders, exchange: ExchangePort) -> None:
-        self.orders = orders
+    def __init__(self, orders: OrderQueue, exchange: ExchangePort) -> None:
+        self.orders: OrderQueue = orders
         self.meter = Meter()
         self.clock = RunClock()
         self.version = NO_VERSION  # what the model was last moved onto
@@ -76,7 +76,7 @@ class Training:
         """
         if self._weights is not None:
             raise TaskError("fed.attach was called twice: attach one model, once")
-        weights = ModelWeights(module, exchange)
+        weights = self._weights_of(module, exchange)
         own = self._exchange.free_vector(weights.layout.values)
         if not weights.copy_out(own):
             raise TaskError(
@@ -90,6 +90,9 @@ class Training:
             self.attend()
         if self.round_steps:
             self.next_round()
+
+    def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
+        return ModelWeights(module, exchange)
 
     def attend(self) -> bool:
         """Carry out orders. Returns False once stopped. Raises TaskError without a model.

@@ -24,7 +24,9 @@ from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext, choose_device
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.user_code import Task, load_task, own_failure
-from fsl_async.nodes.client.node import ClientRuntime, Summary
+from fsl_async.nodes.client.client_node import Summary
+from fsl_async.nodes.client.gang_joining import JoinedRank, Place, join_ranks
+from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.script import current_stopper
@@ -39,9 +41,10 @@ PRIVACY = "privacy"
 """Folder of privacy budgets, in that of the keys."""
 
 
-def _context(
+def context_of(
     options: ClientOptions, member: Membership, log: Callable[[str], None]
 ) -> ClientContext:
+    """The context of a task, by the run's configuration and the site's options."""
     # As checked, not as received: what a parameter server adds to its welcome reaches no task.
     config: dict[str, dict[str, Any]] = to_wire(member.config)
     config["data"]["path"] = ""
@@ -66,7 +69,7 @@ def _context(
     )
 
 
-def _built_in(config: Config, options: ClientOptions) -> Task:
+def built_in(config: Config, options: ClientOptions) -> Task:
     """The built-in task. Code and data that are not built in must be named by this site."""
     data = options.data
     if config.train.task:
@@ -91,7 +94,7 @@ def _built_in(config: Config, options: ClientOptions) -> Task:
     return load_task(SPLIT_TASK if config.split.is_on else "")
 
 
-def _start_line(context: ClientContext, threads: int | None) -> str:
+def start_line(context: ClientContext, threads: int | None) -> str:
     """Set torch's threads; returns a line with their number, and the device."""
     import torch
 
@@ -134,9 +137,9 @@ def join_run(
         member = runtime.wait_welcome()
         if member.config.split.is_on:
             options.code.check(member.config)
-        context = _context(options, member, log)
-        function = own or _built_in(member.config, options)
-        log(_start_line(context, options.threads))
+        context = context_of(options, member, log)
+        function = own or built_in(member.config, options)
+        log(start_line(context, options.threads))
         MemoryMark.take()
         function(make_fed(runtime, context))
     except RunFinishedError:
@@ -225,31 +228,34 @@ def join(
     rank: int = 0,
     order: Order | None = None,
     layers: str = "",
-) -> Joined:
+) -> Joined | JoinedRank:
     """Join a run from a script of your own; see `fsl_async.join`."""
     from fsl_async.cluster.name_slot import check_name, claim_name
     from fsl_async.keys.site_file import site_policy
 
+    place = Place.here()
     address = addresses.parse(server)
     folder = keys_for_dialling(address, None if keys is None else Path(keys), insecure=insecure)
     policy = site_policy(folder or KeysFolder(), allow, "allow=")
     held = contextlib.ExitStack()
-    if name is None:
+    if name is None and place is None:
         name = held.enter_context(contextlib.closing(claim_name(address.tcp))).name
     try:
         options = ClientOptions(
             address.fsl,
-            check_name(name),
+            check_name(name) if name else "",  # of ranks, their node takes one
             device=device,
             run_dir=Path(run_dir) if run_dir is not None else None,
             keys=folder,
             policy=policy,
             tuning=SiteTuning(rank=rank, order=order, layers=layers),
         )
+        if place is not None:
+            return join_ranks(options, place, context_of, log)
         runtime = ClientRuntime(options, stop=current_stopper(), log=log)
         with _ending_on_error(runtime):
             member = runtime.wait_welcome()
-            return Joined(runtime, _context(options, member, log), held.close)
+            return Joined(runtime, context_of(options, member, log), held.close)
     except BaseException:
         held.close()
         raise

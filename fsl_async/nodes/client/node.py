@@ -8,127 +8,48 @@ user's script.
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
-import os
-import socket
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen
-
-import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
-from fsl_async.accounting.traffic import Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
-from fsl_async.config import address as addresses
-from fsl_async.config.load import from_wire
-from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import METRICS, receivers_of
-from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import AddressError, ExitCode, KeysError, RefusedError, TaskError
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.orders import Orders, RunFinishedError
+from fsl_async.learn.client.orders import Orders
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.split.remote import SplitTraining
+from fsl_async.nodes.client.client_node import LoopSide
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
-from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.split_session import SplitSession
-from fsl_async.nodes.client.training_watch import TrainingWatch
-from fsl_async.nodes.runtime import ThreadWorker
-from fsl_async.nodes.wire import Welcome, exchanged_category
-from fsl_async.process.lag import LoopLag
-from fsl_async.process.memory import MemoryMark
-from fsl_async.process.notices import slurm_job
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
-from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.client import ClientRules
-from fsl_async.store.seed_step import directions_of
-from fsl_transport.loop import run as run_loop
+from fsl_async.roles.machine import Event, TrainingEnded
 
 
-@frozen
-class Summary:
-    """The result of a client's part in a run."""
-
-    run: str
-    name: str
-    version: int
-    steps: int
-    tokens: int
-    tokens_acknowledged: int
-    reason: str
-    seconds: float
-    traffic: dict[str, Any]
-    memory_grown: int
-    """Peak of resident memory in bytes, without the libraries."""
-
-
-def progress_words(progress: Mapping[str, float]) -> str:
-    """Steps, loss and speed for people, from the fields of a heartbeat, as far as known."""
-    parts = [f"step {progress['step']:,.0f}"]
-    if "loss" in progress:
-        parts.append(f"loss {progress['loss']:.3g} (running mean)")
-    if progress["tokens_per_s"]:
-        parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
-    return ", ".join(parts)
-
-
-class ClientRuntime:
+class ClientRuntime(LoopSide):
     """The client as seen from the training thread: starts the loop's thread, and waits for it.
 
     Raises AddressError and KeysError. `wait_welcome` raises RefusedError when the parameter server
     refuses this client, and the stopper's error when asked to stop.
     """
 
+    training: Training
+
     def __init__(
         self, options: ClientOptions, *, stop: Stopper, log: Callable[[str], None]
     ) -> None:
-        self.options = options
-        self.finish: Finish | None = None
         orders = Orders()
         exchange = Exchange(orders, on_event=self._post)
         self.training = Training(orders, exchange)
-        self._parts = ClientParts(options, self.training, exchange, stop, log)
-        self._begun = time.monotonic()
-        self._ended = threading.Event()
-        self._crash: BaseException | None = None
-        self._node: ClientNode | None = None  # while there is a loop
-        self._thread = threading.Thread(target=self._run, name="fsl-loop", daemon=True)
+        super().__init__(ClientParts(options, self.training, exchange, stop, log))
         self._thread.start()
-
-    # --- training thread ---
-
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes by category and direction, so far."""
-        return self._parts.traffic
-
-    def wait_welcome(self) -> Membership:
-        """Wait for the parameter server's welcome.
-
-        Raises RunFinishedError if this client ended before that (refused, asked to stop);
-        `raise_failure` after `training_ended` raises the reason.
-        """
-        while True:
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                return self._parts.welcome.result(timeout=0.5)
-            if self._ended.is_set():
-                self.raise_failure()
-                raise RefusedError("ended before the parameter server answered")
-            # Without training, no TrainingEnded would ever reach the machine.
-            if self.training.stopped:
-                raise RunFinishedError("ended before the parameter server welcomed this client")
 
     def open_split(self, training: SplitTraining, architecture: dict[str, str]) -> None:
         """Open the session with the split server. Called once, after the welcome."""
         assert self._node is not None
-        node = self._node
-        node.loop.call_soon_threadsafe(node.open_split, training, architecture)
+        node, parts = self._node, self._parts
+
+        def opens(member: Membership, **of_the_loop: Any) -> SplitSession:
+            return SplitSession(parts, member, training, architecture, **of_the_loop)
+
+        node.loop.call_soon_threadsafe(node.open_split, opens)
 
     def post_split(self, event: Event) -> None:
         """Give the session with the split server an event of the training thread."""
@@ -141,287 +62,10 @@ class ClientRuntime:
         """Report the end of training, and wait until the last delta has arrived or is given up."""
         self.training.meter.step_ended()  # the wait is no step that hangs
         self._post(TrainingEnded(error))
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             try:
                 self.training.attend_for(0.5)  # the last weights are still to be copied
             except Exception as failure:  # noqa: BLE001 - no error may keep the process
                 self._post(TrainingEnded(f"copying the last weights failed: {failure}"))
         self._thread.join()
         self._parts.journal.close()
-
-    def raise_failure(self) -> None:
-        """Raise the error that ended this client, if there was one."""
-        if self._crash is not None:
-            raise self._crash
-        finish, stop = self.finish, self._parts.stop
-        if finish is None or finish.exit_code == 0:
-            return
-        if finish.exit_code == ExitCode.BAD_INPUT:
-            raise RefusedError(finish.reason)
-        if stop.requested:
-            raise stop.error(finish.reason)
-        raise TaskError(finish.reason)
-
-    def summary(self) -> Summary:
-        """The result."""
-        machine, meter = self._parts.machine, self.training.meter
-        return Summary(
-            run=machine.run,
-            name=self.options.name,
-            version=machine.model_version,
-            steps=meter.steps,
-            tokens=meter.tokens,
-            tokens_acknowledged=machine.tokens_acknowledged,
-            reason=self.finish.reason if self.finish is not None else "",
-            seconds=round(time.monotonic() - self._begun, 3),
-            traffic=self.traffic.as_dict(),
-            memory_grown=MemoryMark.grown(),
-        )
-
-    # --- any thread ---
-
-    def _post(self, event: Event) -> None:
-        """Give the machine an event."""
-        node = self._node
-        if node is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed
-                node.loop.call_soon_threadsafe(node.feed, event)
-
-    # --- loop thread ---
-
-    def _run(self) -> None:
-        parts = self._parts
-        try:
-            run_loop(self._main())
-        except BaseException as error:  # noqa: BLE001 - the training thread raises it
-            self._crash = error
-        finally:
-            parts.training.orders.stop()
-            parts.journal.flush()  # the training thread may never close it
-            self._ended.set()
-            leaves = self.finish is not None and self.finish.exit_code == ExitCode.RELAUNCH
-            if leaves and parts.machine.shutdown.training:
-                # A preempted process cannot wait for the training thread's step.
-                parts.stop.request(hard=True)
-
-    async def _main(self) -> None:
-        self._node = node = ClientNode(self._parts, self._set_finish)
-        await node.run()
-
-    def _set_finish(self, effect: Finish) -> None:
-        self.finish = effect
-
-
-class ClientNode:
-    """The client's part on the loop's thread. ended: called with the first Finish."""
-
-    def __init__(self, parts: ClientParts, ended: Callable[[Finish], None]) -> None:
-        self.loop = loop = asyncio.get_running_loop()
-        self._parts = parts
-        self._ended = ended
-        self._finished: asyncio.Future[Finish] = loop.create_future()
-        self._worker = ThreadWorker(loop, "codec")
-        self._lag = LoopLag(loop)
-        self._traffic_notes = TrafficNotes(loop, parts.journal, parts.traffic)
-        self._watch: TrainingWatch | None = None
-        self._split: SplitSession | None = None
-        self._endpoint: tp.DialerEndpoint
-        self._shares_metrics = parts.options.policy.lets(METRICS)
-        loop.set_exception_handler(self._broken)
-        self._shell = ClientShell(
-            parts.machine,
-            parts.exchange,
-            self._dialer,
-            worker=self._worker,
-            scheduler=loop,
-            journal=parts.journal,
-            say=self._say,
-            finished=self._finish,
-            welcomed=self._welcomed,
-            end_training=lambda _: parts.exchange.stop(),
-            count=self._count_weights,
-            on_end=self._end_split,
-            announced=parts.training.clock.announced,
-            shares_metrics=self._shares_metrics,
-        )
-
-    async def run(self) -> None:
-        """Take part in the run until this client's Finish."""
-        parts, loop = self._parts, self.loop
-
-        def stop_asked(hard: bool) -> None:
-            loop.call_soon_threadsafe(self._stop_asked, hard)
-
-        unsubscribe = parts.stop.subscribe(stop_asked)
-        self._note_start()
-        try:
-            self._shell.dial()
-            await self._finished
-        finally:
-            unsubscribe()
-            parts.journal.note("node_ended", loop.time(), **self._lag.summary())
-            self._shell.node.close()
-            self._lag.close()
-            if self._split is not None:
-                await self._split.aclose()
-            self._traffic_notes.close()
-            if self._watch is not None:
-                self._watch.close()
-            await self._endpoint.aclose()
-            self._worker.close()
-            parts.exchange.pool.close()
-
-    def feed(self, event: Event) -> None:
-        """Give the machine an event; the split server's session gets the end of training too."""
-        self._shell.node.feed(event)
-        if isinstance(event, TrainingEnded):
-            self._end_split(event)
-
-    def open_split(self, training: SplitTraining, architecture: dict[str, str]) -> None:
-        """Open the session with the split server; if it cannot be dialed, end this client."""
-        try:
-            self._split = SplitSession(
-                self._parts,
-                self._parts.welcome.result(),
-                training,
-                architecture,
-                worker=self._worker,
-                say=self._say,
-                finished=self._split_finished,
-            )
-        except (AddressError, KeysError) as error:
-            self._split_finished(Finish(error.message, int(ExitCode.BAD_INPUT)))
-
-    def feed_split(self, event: Event) -> None:
-        """Give the session with the split server an event of the training thread."""
-        if self._split is not None:
-            self._split.feed(event)
-
-    def _dialer(self, take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
-        parts = self._parts
-        settings = tp.TransportSettings()  # until the welcome brings the run's
-        link = parts.dial(self.loop, parts.address, parts.curve, settings)
-        self._endpoint = endpoint = tp.DialerEndpoint(
-            link,
-            self.loop,
-            settings,
-            take,
-            parts.options.name,
-            incarnation=parts.machine.incarnation,
-            beat_payload=lambda _: self._beat(),
-        )
-        return endpoint
-
-    def _beat(self) -> dict[str, float]:
-        """The heartbeat's payload: training's progress, metrics if the site allows, and hangs."""
-        meter = self._parts.training.meter
-        going = meter.report() if self._shares_metrics else meter.totals()
-        hung = {} if self._watch is None else self._watch.summary()
-        return {**going, **self._lag.summary(), **hung}
-
-    def _note_start(self) -> None:
-        job = slurm_job(os.environ)
-        slurm = {} if job is None else {"slurm_job": job.job, "requeues": job.restarts}
-        here = {"pid": os.getpid(), "host": socket.gethostname()}
-        name, server = self._parts.options.name, self._parts.address.tcp
-        started = {"role": "client", "name": name, "server": server, **here, **slurm}
-        self._parts.journal.note("node_started", self.loop.time(), **started)
-
-    # --- the end ---
-
-    def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # An exception in a callback is a bug: end with it instead of hanging.
-        if not self._finished.done():
-            error = context.get("exception") or RuntimeError(context["message"])
-            self._finished.set_exception(error)
-
-    def _finish(self, effect: Finish) -> None:
-        if not self._finished.done():
-            self._ended(effect)
-            self._finished.set_result(effect)
-
-    def _stop_asked(self, hard: bool) -> None:
-        stop, now = self._parts.stop, self.loop.time()
-        if hard:
-            self._shell.finish(Finish(stop.reason, stop.exit_code))
-        elif stop.deadline is None and stop.exit_code != ExitCode.RELAUNCH:
-            self._shell.node.feed(DrainAsked(stop.reason))
-        else:
-            left_s = None if stop.deadline is None else stop.deadline - time.monotonic()
-            deadline = None if left_s is None else now + left_s
-            self._shell.node.feed(ev.Preempting(deadline, stop.reason))
-
-    def _split_finished(self, effect: Finish) -> None:
-        if effect.exit_code:
-            self._parts.exchange.refuse("split", effect.reason)
-            self._finish(effect)
-
-    def _end_split(self, event: Event) -> None:
-        """End the session with the split server: the run or this client's training is over."""
-        if self._split is not None:
-            self._split.end(event)
-
-    # --- during the run ---
-
-    def _say(self, note: Note) -> None:
-        """Print a note; to a note about a version, add the progress of training."""
-        meter = self._parts.training.meter
-        going = progress_words(meter.report()) if "version" in note.facts else ""
-        self._parts.log(f"{note.text}: {going}" if going else note.text)
-
-    def _count_weights(self, direction: Direction, index: int, frame: bytes) -> None:
-        """Count a chunk of weights."""
-        parts = self._parts
-        manifest = parts.exchange.manifest
-        if manifest is not None and parts.welcome.done():
-            category = exchanged_category(parts.welcome.result().config)
-            parts.traffic.weights(manifest, direction, index, frame, category=category)
-
-    # --- the welcome; each may bring another configuration ---
-
-    def _welcomed(self, welcome: Welcome) -> None:
-        parts = self._parts
-        config = from_wire(welcome.config)
-        self._check_policy(welcome, config)
-        codec = config.codec
-        parts.exchange.configure(
-            codec.spec_up,
-            feedback=codec.feedback_up,
-            whole=config.split.sends_whole,
-            threads=codec.threads,
-            directions=directions_of(config),
-            only_scalars=config.tune.method == "zeroth",
-        )
-        # From here on both sides use the run's heartbeat and expiry.
-        self._endpoint.adopt(transport_settings(config))
-        parts.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
-        if not parts.welcome.done():
-            self._watch = TrainingWatch(
-                self.loop, parts.training.meter, config.train, parts.stop, parts.log
-            )
-            parts.welcome.set_result(Membership(welcome, config))
-
-    def _check_policy(self, welcome: Welcome, config: Config) -> None:
-        """Raise NotAllowedError if the run needs data that the policy keeps here.
-
-        The first time, print what leaves this machine.
-        """
-        parts, policy = self._parts, self._parts.options.policy
-        zeroth = config.tune.is_on and parts.options.tuning.is_zeroth(config.tune)
-        needed = receivers_of(
-            config, parts.address.tcp, self._split_place(config), is_zeroth=zeroth
-        )
-        policy.require(needed, f"run {welcome.run}")
-        if parts.welcome.done():
-            return
-        leaving, to = policy.leaving(needed), " and ".join(dict.fromkeys(needed.values()))
-        stay = "" if METRICS in leaving else "; metrics such as the loss stay here"
-        parts.log(f"leaves this machine: {', '.join(leaving)}, to {to}{stay}")
-        facts = {"run": welcome.run, "kinds": list(leaving), "to": to}
-        parts.journal.note("leaving", self.loop.time(), **facts)
-
-    def _split_place(self, config: Config) -> str:
-        """Address of the run's split server; empty if it has none. Raises AddressError."""
-        if not config.split.has_server:
-            return ""
-        return addresses.seen_from(config.split.server, self._parts.address.fsl).tcp

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field, frozen
 
@@ -19,6 +19,7 @@ from fsl_async.config.site_policy import SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
+from fsl_async.nodes.client.training_watch import Steps
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
@@ -27,9 +28,44 @@ from fsl_transport.zmq.link import ZmqDialer
 if TYPE_CHECKING:
     import fsl_transport as tp
     from fsl_async.learn.client.exchange import Exchange
-    from fsl_async.learn.client.training import Training
+    from fsl_async.learn.client.schedule import RunClock
     from fsl_async.process.stopper import Stopper
     from fsl_transport.zmq.curve import DialerCurve
+
+
+class Meter(Steps, Protocol):
+    """Counts what is trained (`fsl_async.learn.client.meter.Meter`)."""
+
+    steps: int
+    tokens: int
+
+    def totals(self) -> dict[str, float]:
+        """Counts alone."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """The totals, and the running mean of each metric."""
+        ...
+
+
+class TrainingSide(Protocol):
+    """What the loop's thread sees of training: the thread of this process, or other processes."""
+
+    @property
+    def meter(self) -> Meter:
+        """What is trained."""
+        ...
+
+    @property
+    def clock(self) -> RunClock:
+        """The run's progress."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended, or this client's part in it."""
+        ...
+
 
 DELTAS_ONLY = SitePolicy()
 
@@ -77,7 +113,7 @@ class ClientParts:
     """
 
     options: ClientOptions
-    training: Training
+    training: TrainingSide
     exchange: Exchange
     stop: Stopper
     log: Callable[[str], None]

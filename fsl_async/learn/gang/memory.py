@@ -1,0 +1,131 @@
+"""Vectors in anonymous memory that the node and its ranks share. Imports no torch.
+
+The memory is of memfd_create: it has no name, so nothing is left when all processes are killed, and
+the size of /dev/shm does not limit it. Its pages are there before it is used (posix_fallocate), so
+that too little memory is an error here, not a SIGBUS in training, and no copy in `fed.step` waits
+for new pages. It is sealed: no process can shorten it under another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+
+import numpy as np
+from attrs import define
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.ports import Vector
+
+_BYTES = 4
+
+
+@define
+class _Slot:
+    file: int
+    memory: mmap.mmap
+    vector: weakref.ref[Vector] | None = None
+
+
+class Slots:
+    """The node's vectors, all of one length, each a slot with a number. Thread-safe.
+
+    A vector that nothing refers to any more gives its slot back.
+    """
+
+    def __init__(self) -> None:
+        self._slots: list[_Slot] = []
+        self._lock = threading.Lock()
+
+    def allocate(self, values: int) -> Vector:
+        """Make a vector, with any content. Raises TaskError where there is no memory for it."""
+        with self._lock:
+            for slot in self._slots:
+                if slot.vector is None or slot.vector() is None:
+                    break
+            else:
+                slot = self._add(values)
+            vector = np.frombuffer(slot.memory, np.float32)
+            slot.vector = weakref.ref(vector)
+        return vector
+
+    def reserve(self, values: int, count: int) -> None:
+        """Have `count` slots, so that later vectors need no new memory."""
+        with self._lock:
+            while len(self._slots) < count:
+                self._add(values)
+
+    def number_of(self, vector: Vector) -> int:
+        """The number of a vector's slot."""
+        with self._lock:
+            return next(
+                number
+                for number, slot in enumerate(self._slots)
+                if slot.vector is not None and slot.vector() is vector
+            )
+
+    def file(self, number: int) -> int:
+        """The descriptor of a slot."""
+        return self._slots[number].file
+
+    @property
+    def count(self) -> int:
+        """How many slots there are."""
+        return len(self._slots)
+
+    def close(self) -> None:
+        """Close the descriptors; memory in use stays until its vectors are gone."""
+        with self._lock:
+            for slot in self._slots:
+                os.close(slot.file)
+            self._slots.clear()
+
+    def _add(self, values: int) -> _Slot:
+        size = values * _BYTES
+        file = os.memfd_create("fsl-vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(file, 0, size)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except (OSError, ValueError) as error:
+            os.close(file)
+            raise TaskError(
+                f"no memory for a vector of {size / 1e9:.2f} GB that the ranks share ({error}): a"
+                " gang needs three times 4 bytes for each parameter, besides the model"
+            ) from error
+        self._slots.append(_Slot(file, memory))
+        return self._slots[-1]
+
+
+def mapped(file: int, values: int) -> Vector:
+    """Map a slot that came from the node, and close its descriptor. Raises TaskError."""
+    try:
+        size = os.fstat(file).st_size
+        if size != values * _BYTES:
+            raise TaskError(f"the node shares {size} bytes for a model of {values} values")
+        memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    finally:
+        os.close(file)
+    return np.frombuffer(memory, np.float32)
+
+
+def written(data: bytes) -> int:
+    """Put bytes into anonymous memory; returns its descriptor, the caller's to close."""
+    file = os.memfd_create("fsl-message", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(file), "wb") as out:
+        out.write(data)
+    return file
+
+
+def read_back(file: int, most: int) -> bytes:
+    """What `written` put there; closes the descriptor. Raises ValueError beyond `most` bytes."""
+    try:
+        size = os.fstat(file).st_size
+        if size > most:
+            raise ValueError(f"{size} bytes, of which {most} are allowed")
+        return os.pread(file, size, 0)
+    finally:
+        os.close(file)

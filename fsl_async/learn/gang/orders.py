@@ -1,0 +1,274 @@
+"""What a rank is told by its node, carried out at steps that all ranks agree on.
+
+All ranks get the same numbered directives. Rank 0 looks at its socket about once a second; one
+all-reduce of four numbers tells the others how many directives it has, and all of them apply
+exactly these. So whatever `fed` shows (that the run goes on, how far it is) changes at the same
+step in all ranks, and no rank leaves the loop while another one waits for it in a collective.
+
+Where training waits anyway (at attach, held after a snapshot, between rounds), every rank waits on
+its own socket and applies one directive after the other: the same ones, so all of them go on after
+the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from fsl_async.errors import RefusedError, TaskError
+from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import Order, RebaseOrder, RoundOrder, SnapshotOrder, Vector
+from fsl_async.learn.client.schedule import RunClock
+from fsl_async.learn.gang.link import Link, NodeLostError
+from fsl_async.learn.gang.memory import mapped
+from fsl_async.roles import gang_messages as msg
+
+if TYPE_CHECKING:
+    from fsl_async.roles.messages import Message
+
+CHECK_S = 1.0
+"""How often ranks look whether something is asked of them."""
+MOST_STEPS = 1000
+_UNKNOWN = -1.0
+
+
+class AgreedClock(RunClock):
+    """The run's progress, which changes at agreed steps only: learning rates follow it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._agreed: tuple[float | None, float] | None = None
+
+    @property
+    def own(self) -> tuple[float | None, float]:
+        """Progress and `decays_from` by this rank's clock."""
+        return super().progress, super().decays_from
+
+    def agree(self, progress: float | None, decays_from: float) -> None:
+        """All ranks have these from now on."""
+        self._agreed = progress, decays_from
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the run that is done; None where no end is planned."""
+        return None if self._agreed is None else self._agreed[0]
+
+    @property
+    def decays_from(self) -> float:
+        """Progress at which the decay of "wsd" begins."""
+        return super().decays_from if self._agreed is None else self._agreed[1]
+
+
+class RankOrders:
+    """The queue of a rank's training thread (`learn.client.orders.Orders`), filled by its node.
+
+    check_s: how often ranks agree. on_check: called then, with nothing asked of it.
+    """
+
+    def __init__(self, link: Link, rank: int, *, check_s: float = CHECK_S) -> None:
+        self.attention = True
+        self.stopped = False
+        self.by_rounds = False
+        self.released = False
+        """Whether the node has said that this process may end."""
+        self.context: bytes | None = None
+        self.base: msg.Base | None = None
+        """The answer to BaseWanted."""
+        self.current: msg.Snapshot | msg.Round | msg.Move | None = None
+        """Of the order that was taken last."""
+        self.vectors: dict[int, Vector] = {}
+        self.own_slot = -1
+        """The first slot of all, for the weights at attach."""
+        self.values = 0
+        self.clock = AgreedClock()
+        self.link = link
+        self.on_check: Callable[[], None] = lambda: None
+        self._rank = rank
+        self._check_s = check_s
+        self._group: dist.ProcessGroup | None = None
+        self._received: deque[tuple[Message, list[int]]] = deque()
+        self._applied = 0
+        self._orders: deque[tuple[Order, Any]] = deque()
+        self._refusal: tuple[str, str] | None = None
+        self._holding = False
+        self._left = 1  # steps until the next agreement
+        self._every = 1
+        self._agreed_at = time.monotonic()
+
+    # --- what `Training` and `Fed` call ---
+
+    def asked(self) -> bool:
+        """Count a step; at an agreed one, see what is asked. Whether there is something."""
+        if self._group is not None:
+            self._left -= 1
+            if self._left <= 0:
+                self.agree()
+        return self.attention
+
+    def attached(self) -> None:
+        """There is a model: from here on attention means that something is asked."""
+        self.attention = self.stopped or bool(self._orders)
+
+    def wait_for_first(self) -> None:
+        """Wait until something is asked. Raises RefusedError, and RunFinishedError once stopped."""
+        while not (self.attention or self._refusal):
+            self.wait_one()
+        self.check_refusal()
+        if self.stopped and not self._orders:
+            raise RunFinishedError("the run ended before this client got its weights")
+
+    def wait(self, seconds: float | None = None, *, or_stop: bool = False) -> bool:
+        """Wait for an order; or_stop: or the stop. Whether there is an order."""
+        while not (self._orders or (or_stop and self.stopped)):
+            self.wait_one()
+        return bool(self._orders)
+
+    def take(self) -> Order | None:
+        """The next order, or None; leaves a round to `take_round`. Waits while training is held."""
+        while self._holding and not (self._orders or self.stopped):
+            self.wait_one()
+        if not self._orders or self._round_is_next:
+            self.attention = self.stopped
+            return None
+        order, self.current = self._orders.popleft()
+        return order
+
+    def take_round(self) -> RoundOrder | None:
+        """The next order if that is a round."""
+        if not self._round_is_next:
+            return None
+        order, self.current = self._orders.popleft()
+        assert isinstance(order, RoundOrder)
+        return order
+
+    def hold(self, hold: bool) -> None:
+        """Wait in `take` from here on until the node resumes or stops; False: do not."""
+        self._holding = hold
+
+    def stop(self) -> None:
+        """Stop this rank; for its end."""
+        self.stopped = self.attention = True
+
+    @property
+    def _round_is_next(self) -> bool:
+        return self.by_rounds and bool(self._orders) and isinstance(self._orders[0][0], RoundOrder)
+
+    # --- agreement ---
+
+    def begin(self, group: dist.ProcessGroup) -> None:
+        """Agree by collectives of this gloo group of all ranks."""
+        self._group = group
+
+    def agree(self) -> None:
+        """Apply the directives that rank 0 has. All ranks call it at the same step."""
+        now = time.monotonic()
+        mine = [-math.inf] * 4
+        if self._rank == 0:
+            self._receive_ready()
+            progress, decays_from = self.clock.own
+            number = self._applied + len(self._received)
+            shown = _UNKNOWN if progress is None else progress
+            mine = [float(number), shown, decays_from, float(self._next_every(now))]
+        found = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        number, progress, decays_from, every = found.tolist()
+        while self._applied < int(number):
+            self.wait_one()
+        self.clock.agree(None if progress == _UNKNOWN else progress, decays_from)
+        self._left = self._every = int(every)
+        self._agreed_at = time.monotonic()
+        self.on_check()
+
+    def all_true(self, mine: bool) -> bool:
+        """Whether it is true at all ranks, which call it at the same point."""
+        found = torch.tensor([int(mine)])
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
+        return bool(found.item())
+
+    def _next_every(self, now: float) -> int:
+        step_s = (now - self._agreed_at) / self._every
+        return min(MOST_STEPS, max(1, round(self._check_s / max(step_s, 1e-9))))
+
+    # --- directives ---
+
+    def check_refusal(self) -> None:
+        """Raise RefusedError where the node has refused this gang."""
+        if self._refusal is not None:
+            raise RefusedError(self._refusal[1], self._refusal[0])
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Apply directives until something holds. Raises RefusedError and RunFinishedError."""
+        while not holds():
+            self.check_refusal()
+            if self.stopped:
+                raise RunFinishedError("the run ended before this client got its weights")
+            self.wait_one()
+
+    def wait_one(self) -> None:
+        """Wait for the next directive, and apply it. Raises NodeLostError."""
+        message, files = self._received.popleft() if self._received else self._next()
+        self._apply(message, files)
+
+    def _receive_ready(self) -> None:
+        try:
+            while (found := self.link.receive(waits=False)) is not None:
+                self._received.append(found)
+        except (EOFError, OSError) as error:
+            raise _lost(error) from error
+
+    def _next(self) -> tuple[Message, list[int]]:
+        try:
+            found = self.link.receive()
+        except (EOFError, OSError) as error:
+            raise _lost(error) from error
+        assert found is not None
+        return found
+
+    def _apply(self, message: Message, files: list[int]) -> None:  # noqa: C901 - a table
+        assert isinstance(message, msg.Directive)
+        self._applied += 1
+        if message.number != self._applied:
+            raise TaskError(
+                f"the node sent directive {message.number}, and {self._applied} was expected"
+            )
+        match message:
+            case msg.Welcome(context=context):
+                self.context = context
+            case msg.Slots(slots=slots):
+                self.vectors |= {
+                    slot: mapped(file, self.values) for slot, file in zip(slots, files, strict=True)
+                }
+                self.own_slot = slots[0] if self.own_slot < 0 else self.own_slot
+            case msg.Snapshot():
+                self._add(SnapshotOrder(message.sequence, message.hold), message)
+            case msg.Round():
+                self._add(RoundOrder(message.sequence, message.round), message)
+            case msg.Move():
+                self._add(RebaseOrder(message.how == "take"), message)
+            case msg.Base():
+                self.base = message
+            case msg.Resume():
+                self._holding = False
+            case msg.Stop():
+                self.stop()
+            case msg.Refuse():
+                self._refusal = (message.code, message.text)
+            case msg.Position():
+                self.clock.announced(message.position)
+            case msg.Leave():
+                self.released = True
+                self.stop()
+
+    def _add(self, order: Order, directive: msg.Snapshot | msg.Round | msg.Move) -> None:
+        self._orders.append((order, directive))
+        self.attention = True
+
+
+def _lost(error: BaseException) -> NodeLostError:
+    return NodeLostError(f"this rank's node has ended ({error or 'closed'})")

@@ -1,0 +1,166 @@
+"""The training side of one rank: `Training` with its orders and vectors from the node.
+
+A rank copies its ranges into slots and reads its ranges from them; the exchange side, with the
+vectors of the whole model, is in the node. Tokens are each rank's own, and the node adds them up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import msgpack  # type: ignore[import-untyped]
+import torch.distributed as dist
+from torch import nn
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.ports import Move, Moved, Vector, Work
+from fsl_async.learn.client.training import Training
+from fsl_async.learn.gang.memory import written
+from fsl_async.learn.gang.orders import RankOrders
+from fsl_async.learn.models.exchanged import View
+from fsl_async.roles import gang_messages as msg
+from fsl_async.store.manifest import Manifest
+
+AGREEMENT_TIMEOUT = timedelta(minutes=30)
+"""One rank may evaluate or compile alone, but not for longer than that."""
+
+
+class RankWeights(ModelWeights):
+    """The exchanged weights that this rank holds. `is_finite` is a collective."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        exchange: Sequence[str] | View | None,
+        orders: RankOrders,
+        rank: int,
+    ) -> None:
+        super().__init__(module, exchange, copies_plain=rank == 0)
+        self._orders = orders
+
+    def is_finite(self) -> bool:
+        """Whether no weight of any rank is NaN or infinite."""
+        return self._orders.all_true(super().is_finite())
+
+
+class RankExchange:
+    """The `ExchangePort` of a rank: passes on to the node what concerns the vectors."""
+
+    def __init__(self, orders: RankOrders, rank: int) -> None:
+        self._orders = orders
+        self._rank = rank
+        self.ranges: Callable[[], list[tuple[int, int]]] = list
+        """Gives the ranges that this rank copies out."""
+
+    def free_vector(self, values: int) -> Vector:
+        """The vector to copy into: at attach the first slot, later that of the order."""
+        orders = self._orders
+        if not orders.values:
+            orders.values = values
+            orders.link.send(msg.Shape(values))
+            orders.wait_until(lambda: orders.own_slot >= 0)
+            return orders.vectors[orders.own_slot]
+        current = orders.current
+        assert isinstance(current, msg.Snapshot | msg.Round)
+        return orders.vectors[current.slot]
+
+    def attach(self, manifest: Manifest, own: Vector) -> None:
+        """Tell the node that the first weights are copied, and of which model."""
+        body = {
+            "manifest": manifest.to_wire() if self._rank == 0 else [],
+            "frozen": manifest.frozen,
+            "ranges": self.ranges(),
+        }
+        file = written(msgpack.packb(body))
+        try:
+            self._orders.link.send(msg.Attached(manifest.fingerprint), [file])
+        finally:
+            os.close(file)
+
+    def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
+        """The ranges of a snapshot are copied. Raises TaskError for scalars of zeroth order."""
+        if snapshot is None:
+            raise TaskError("--ranks: steps of zeroth order are made by a client of one process")
+        self._done(
+            tokens=work.tokens,
+            steps=work.steps,
+            finite=work.finite,
+            metrics=work.metrics,
+            facts=work.facts,
+        )
+
+    def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
+        """Call `move` with the vectors of the order."""
+        orders, current = self._orders, self._orders.current
+        assert isinstance(current, msg.Move)
+        base, reference = orders.vectors[current.base], orders.vectors[current.reference]
+        moved = move(Move(current.version, current.how, base, reference))  # type: ignore[arg-type]
+        self._done(taken=moved.taken, dropped=moved.dropped_tokens)
+
+    def read_base(self, read: Callable[[Vector], None]) -> int:
+        """Call `read` with the base; returns its version. All ranks call it at the same point."""
+        orders = self._orders
+        orders.link.send(msg.BaseWanted())
+        while orders.base is None:
+            orders.wait_one()
+        given, orders.base = orders.base, None
+        if given.version >= 0:
+            read(orders.vectors[given.slot])
+        orders.link.send(msg.Done(given.number))
+        return given.version
+
+    def _done(self, **values: object) -> None:
+        assert self._orders.current is not None
+        self._orders.link.send(msg.Done(self._orders.current.number, **values))  # type: ignore[arg-type]
+
+
+class RankTraining(Training):
+    """The training side of rank `rank`, whose node is at the other end of the orders' link."""
+
+    orders: RankOrders
+
+    def __init__(self, orders: RankOrders, rank: int) -> None:
+        self._ranks_exchange = RankExchange(orders, rank)
+        super().__init__(orders, self._ranks_exchange)
+        self.clock = orders.clock
+        self._rank = rank
+        orders.on_check = self._beat
+
+    def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
+        """Take the model, of which this rank may hold a part; see `Training.attach`.
+
+        Raises TaskError also where the ranks do not belong to one process group.
+        """
+        if not dist.is_initialized():
+            raise TaskError(
+                "fed.attach: the ranks of this torchrun have no process group: call"
+                " torch.distributed.init_process_group first"
+            )
+        if self._weights is None:
+            self.orders.begin(dist.new_group(backend="gloo", timeout=AGREEMENT_TIMEOUT))
+        super().attach(module, exchange)
+        self.orders.agree()
+
+    def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
+        weights = RankWeights(module, exchange, self.orders, self._rank)
+        self._ranks_exchange.ranges = weights.ranges
+        return weights
+
+    def serve(self) -> None:
+        """Carry out orders after the training function has returned, until the node is done."""
+        orders = self.orders
+        orders.link.send(msg.Ended(""))
+        orders.by_rounds = False
+        if self._round is not None:  # half of a round is no use
+            self.meter.forget()
+            self.end_round()
+        while not orders.released:
+            orders.wait_one()
+            if self._weights is not None:
+                self.attend()
+
+    def _beat(self) -> None:
+        self.orders.link.send(msg.Beat(self.meter.report()))

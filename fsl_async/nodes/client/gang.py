@@ -1,0 +1,214 @@
+"""The node of a gang: a client whose training is in the ranks of a torchrun. Imports no torch.
+
+The node is no rank: an abort of NCCL, which ends its process, or a rank that is killed leaves the
+control loop, the run's weights and whole deltas as they are. torchrun starts the ranks again, and
+they go on from the base that the node has in memory.
+
+    fsl-node --role client --ranks N    the node starts torchrun (`run_gang`)
+    torchrun script.py                  `fsl_async.join` in local rank 0 starts the node (`main`)
+
+The node watches torchrun's process: once that has ended, nothing starts ranks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve
+
+from fsl_async.config import address as addresses
+from fsl_async.errors import FslError, TaskError
+from fsl_async.learn.client.exchange import Exchange
+from fsl_async.learn.gang.link import ADDRESS, address_of, listener
+from fsl_async.nodes.client.client_node import LoopSide, Summary
+from fsl_async.nodes.client.gang_context import checked, options_from_wire, packed
+from fsl_async.nodes.client.gang_shell import GangShell
+from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
+from fsl_async.process.memory import MemoryMark
+from fsl_async.process.stopper import Stopper
+from fsl_async.roles.machine import TrainingEnded
+
+RELEASE_S = 10.0
+"""How long ranks have to end once the run has."""
+AGENT_S = 10.0
+"""How long torchrun has to end its ranks before both are killed."""
+RESTARTS = 3
+
+
+class GangRuntime(LoopSide):
+    """The client as seen from the node's main thread. Raises AddressError and KeysError."""
+
+    training: GangShell
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        world: int,
+        listening: socket.socket,
+        *,
+        stop: Stopper,
+        log: Callable[[str], None],
+    ) -> None:
+        self.training = shell = GangShell(world, log)
+        exchange = Exchange(shell, on_event=self._post, allocate=shell.slots.allocate)
+        super().__init__(ClientParts(options, shell, exchange, stop, log))
+        shell.connect(exchange, listening, self.ended.is_set)
+        self._parts.welcome.add_done_callback(lambda found: self._welcomed(found.result()))
+
+    def serve(self, agent: int) -> None:
+        """Serve the ranks until this client's part in the run is over.
+
+        agent: torchrun's process id. Raises FslError as `join_run` does.
+        """
+        shell = self.training
+        watched = os.pidfd_open(agent)
+        shell.watch(watched, self._agent_has_ended)
+        MemoryMark.take()
+        self._thread.start()
+        has_told = False
+        try:
+            while not self.ended.is_set():
+                if shell.has_work:
+                    shell.carry_out()
+                else:
+                    shell.turn()
+                if not has_told and (shell.all_ended or shell.failure is not None):
+                    has_told = True
+                    # No error even after a failure: deltas that are whole are still sent.
+                    self._post(TrainingEnded(None))
+            shell.release(0.0 if shell.failure or self._parts.stop.hard else RELEASE_S)
+        finally:
+            if not self.ended.is_set():
+                self._parts.stop.request(hard=True)
+            self._thread.join()
+            self._parts.journal.close()
+            shell.close()
+            os.close(watched)
+        self.raise_failure()
+        if shell.failure is not None:
+            text, code = shell.failure
+            raise TaskError(text, code)
+
+    def _welcomed(self, member: Membership) -> None:
+        try:
+            checked(self.options, member)
+        except FslError as error:
+            self.training.fail(error.message, error.exit_code)
+            return
+        self.training.welcomed(packed(self.options, member))
+
+    def _agent_has_ended(self) -> None:
+        if not self.training.all_ended and not self.ended.is_set():
+            self.training.fail(
+                "torchrun has ended before the training function returned; the log above has the"
+                " error of its ranks",
+                1,
+            )
+
+
+def run_gang(
+    options: ClientOptions,
+    ranks: int,
+    restarts: int,
+    *,
+    stop: Stopper,
+    log: Callable[[str], None],
+    as_json: bool = False,
+) -> Summary:
+    """Join a run with a gang of ranks that torchrun starts here. Blocks.
+
+    restarts: torchrun's --max-restarts. as_json: standard output is JSON, and not for ranks.
+    Raises FslError in one line, as `joining.join_run` does.
+    """
+    name = address_of(os.getpid())
+    with contextlib.closing(listener(name)) as listening:
+        runtime = GangRuntime(options, ranks, listening, stop=stop, log=log)
+        agent = subprocess.Popen(  # noqa: S603 - this program's own arguments
+            [
+                *(sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
+                *("-m", "fsl_async.nodes.client.gang_rank"),
+            ],
+            env={**os.environ, ADDRESS: name, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr if as_json else None,
+            start_new_session=True,  # Ctrl-C is the node's, which ends the ranks in good order
+        )
+        waits_s = 0.0
+        try:
+            runtime.serve(agent.pid)
+            waits_s = AGENT_S
+        finally:
+            _end(agent, waits_s)
+    return runtime.summary()
+
+
+def _end(agent: subprocess.Popen[bytes], waits_s: float) -> None:
+    """End torchrun, which ends its ranks. waits_s: for it to end by itself, as after a run."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        agent.wait(waits_s)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if agent.poll() is not None:
+            return
+        agent.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(AGENT_S)
+
+
+def start(options: dict[str, Any], agent: int) -> None:
+    """Start the node of the ranks of a torchrun, as a process of a session of its own.
+
+    torchrun ends its ranks with all processes of their session (killpg), and the node must stay.
+    """
+    node = subprocess.Popen(
+        [sys.executable, "-P", "-m", "fsl_async.nodes.client.gang"],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert node.stdin is not None
+    with node.stdin:
+        node.stdin.write(json.dumps({"options": options, "agent": agent}).encode())
+
+
+def main() -> int:
+    """Run the node that `start` started; its standard input has the options."""
+    from fsl_async.cluster.name_slot import claim_name
+    from fsl_async.errors import report
+    from fsl_async.process.heap import keep_freed_blocks
+    from fsl_async.process.stopper import stop_on_signals
+
+    given = json.load(sys.stdin)
+    options, agent = options_from_wire(given["options"]), int(given["agent"])
+    stopper = Stopper()
+    keep_freed_blocks()
+    try:
+        with contextlib.ExitStack() as held:
+            listening = held.enter_context(contextlib.closing(listener(address_of(agent))))
+            held.enter_context(stop_on_signals(stopper, at_once=True))
+            if not options.name:
+                slot = claim_name(addresses.parse(options.server).tcp)
+                held.enter_context(contextlib.closing(slot))
+                options = evolve(options, name=slot.name)
+            runtime = GangRuntime(options, 0, listening, stop=stopper, log=_print)
+            runtime.serve(agent)
+    except BaseException as error:  # noqa: BLE001 - the top of a program
+        return report(error, as_json=False, debug=False, out=sys.stdout, err=sys.stderr)
+    return stopper.exit_code
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""A rank joins the node of its gang: what it does before and after its task or script.
+
+`train_rank` is a process of `fsl-node --role client --ranks N`, `join_ranks` is `fsl_async.join` in
+a script under the user's own torchrun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from attrs import evolve, frozen
+
+from fsl_async.errors import FslError, TaskError
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.gang.link import Link, NodeLostError, address_of
+from fsl_async.learn.gang.orders import CHECK_S, RankOrders
+from fsl_async.learn.gang.training import RankTraining
+from fsl_async.nodes.client import gang
+from fsl_async.nodes.client.gang_context import options_to_wire, unpacked
+from fsl_async.nodes.client.parts import ClientOptions, Membership
+from fsl_async.roles import gang_messages as msg
+
+CONNECT_S = 60.0
+CHECK = "FSL_GANG_CHECK_S"
+"""Environment variable: how often ranks agree, in seconds; for tests."""
+
+
+@frozen
+class Place:
+    """Which rank this process is, by the variables that torchrun sets.
+
+    generation: how often torchrun has started the ranks again.
+    """
+
+    rank: int
+    world: int
+    local_world: int
+    generation: int
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> Place | None:
+        """Return the place of this process; None where it is no rank of several.
+
+        Raises TaskError for ranks on several machines.
+        """
+        world = int(environ.get("WORLD_SIZE", "1"))
+        if world < 2:
+            return None
+        local = int(environ.get("LOCAL_WORLD_SIZE", str(world)))
+        if local != world:
+            raise TaskError(
+                f"this torchrun has {world} ranks, {local} of them on this machine: the ranks of"
+                " one client are on one machine; start a torchrun and a client on each"
+            )
+        restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return cls(int(environ["RANK"]), world, local, restarts)
+
+
+class RankSession:
+    """This rank's connection with its node, and its side of training."""
+
+    def __init__(self, link: Link, place: Place) -> None:
+        self.place = place
+        self.link = link
+        check_s = float(os.environ.get(CHECK, CHECK_S))
+        self.orders = RankOrders(link, place.rank, check_s=check_s)
+        self.training = RankTraining(self.orders, place.rank)
+        link.send(msg.Hello(place.rank, place.world, place.generation))
+
+    def wait_welcome(self) -> tuple[ClientOptions, Membership]:
+        """Wait for the run's welcome, which the node passes on.
+
+        Raises RefusedError, RunFinishedError and NodeLostError.
+        """
+        self.orders.wait_until(lambda: self.orders.context is not None)
+        assert self.orders.context is not None
+        return unpacked(self.orders.context)
+
+    def context(self, context: ClientContext) -> ClientContext:
+        """The client's context, for this rank of it."""
+        device = context.device
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", self.place.rank)
+        log = context.log if self.place.rank == 0 else _silent
+        return evolve(context, rank=self.place.rank, ranks=self.place.world, device=device, log=log)
+
+    def failed(self, error: FslError) -> None:
+        """Tell the node that this gang fails, and would fail again."""
+        with contextlib.suppress(OSError):
+            self.link.send(msg.Ended(error.message, error.exit_code))
+
+
+def _silent(_: str) -> None:
+    """Rank 0 speaks for all."""
+
+
+def dial(name: str, *, starts: Callable[[], None] | None = None) -> Link:
+    """Connect to the node at a socket's name. Raises NodeLostError.
+
+    starts: called once if there is none.
+    """
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return Link.dial(name, msg.FROM_NODE, msg.FROM_RANKS)
+        except OSError as error:
+            if starts is not None:
+                starts()
+                starts = None
+            elif time.monotonic() > deadline:
+                raise NodeLostError(f"this rank's node does not answer: {error}") from error
+        time.sleep(0.05)
+
+
+class JoinedRank(Fed):
+    """What `fsl_async.join` returns in a rank: a Fed, to close or use in a `with`."""
+
+    def __init__(self, session: RankSession, context: ClientContext) -> None:
+        super().__init__(session.training, session.context(context))
+        self._rank_session = session
+        self._closed = False
+
+    def close(self) -> None:
+        """Leave the run: wait for the last delta, then end the session. Harmless twice."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._rank_session.training.serve()
+            finally:
+                self._rank_session.link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Leave the run. After an error of the script torchrun starts the ranks again."""
+        if error is None or isinstance(error, RunFinishedError):
+            self.close()
+        elif isinstance(error, FslError) and not isinstance(error, NodeLostError):
+            self._rank_session.failed(error)
+
+
+def join_ranks(
+    options: ClientOptions,
+    place: Place,
+    make_context: Callable[[ClientOptions, Membership, Callable[[str], None]], ClientContext],
+    log: Callable[[str], None],
+) -> JoinedRank:
+    """Join in a rank of the user's torchrun; local rank 0 starts the node if there is none."""
+    agent = os.getppid()
+
+    def starts() -> None:
+        if place.rank == 0:
+            gang.start(options_to_wire(options), agent)
+
+    session = RankSession(dial(address_of(agent), starts=starts), place)
+    _, member = session.wait_welcome()
+    return JoinedRank(session, make_context(options, member, log))
+
+
+def process_group(device: torch.device) -> Any:
+    """Make the default process group of the ranks, for collectives on `device`."""
+    import torch.distributed as dist
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    return dist

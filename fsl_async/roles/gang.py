@@ -1,0 +1,533 @@
+"""Decides for the node of a gang: the ranks of one torchrun that train one model. Pure.
+
+Rules
+- A gang has all ranks of its world, of one generation (torchrun's count of restarts). The first
+  hello of a later generation ends the gang before it. Ranks of an earlier one are dropped.
+- Directives are numbered in each gang, and every rank gets the same ones in the same order, so
+  ranks that have carried out the first n of them are in the same state.
+- One order is in flight: a directive that every rank answers with Done. It is answered once, when
+  all ranks are done, with the sum of their tokens; their steps must be equal.
+- A rank that is lost ends its gang: the order in flight is unanswered, for a snapshot of some ranks
+  is none. What was answered is whole, and the node's.
+- The ranges that ranks copy out must be all values of the vector, each once.
+- Reading the base (`fed.at_version`) is beside the order: a rank that reads has not come to it yet.
+- What holds for good (stop, refusal, the last position) is sent to a new gang again.
+- Without a complete gang for `wait_s` the node gives up.
+
+    state     event                            -> effects
+    waiting   RankHello from all ranks            Direct Welcome once the node has one
+    waiting   ShapeTold from all ranks            MakeSlots
+    waiting   RankAttached from all ranks         GangAttached -> ready; Failed if ranges do not fit
+    ready     Asked                               Direct -> ordered
+    ordered   RankDone from all ranks             Answered -> ready
+    waiting   Asked                               Unanswered
+    any       Told                                Direct
+    ready     BaseAsked from all ranks            ReadBase; then Told(Base) by the shell
+    any       RankDone of a Base from all ranks   BaseRead
+    any       RankEnded from all ranks            AllEnded
+    any       RankEnded with an error for good    Failed
+    any       RankLost                            Drop the others, Unanswered, GangLost -> waiting
+    waiting   timer "ranks"                       GaveUp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from fsl_async.roles import gang_messages as msg
+from fsl_async.roles.machine import Deadlines, Effect, Event, TimerFired
+
+WAIT_S = 120.0
+"""How long a node waits for ranks: torchrun starts them again within seconds."""
+LARGEST = ("nonfinite", "snapshot_s")
+"""Metrics of which the largest of the ranks counts; of others the mean."""
+Range = tuple[int, int]
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+@frozen
+class RankHello(Event, tag="rank_hello"):
+    """A connection says which rank it is. peer: the shell's name of the connection."""
+
+    peer: int
+    rank: int
+    world: int
+    generation: int
+
+
+@frozen
+class ShapeTold(Event, tag="shape_told"):
+    """A rank has built its model."""
+
+    peer: int
+    values: int
+
+
+@frozen
+class RankAttached(Event, tag="rank_attached"):
+    """A rank has copied its ranges of the first weights; values: of the flat vector."""
+
+    peer: int
+    fingerprint: str
+    ranges: tuple[Range, ...]
+
+
+@frozen
+class RankDone(Event, tag="rank_done"):
+    """A rank has carried out a directive."""
+
+    peer: int
+    done: msg.Done
+
+
+@frozen
+class BaseAsked(Event, tag="base_asked"):
+    """A rank waits for the base."""
+
+    peer: int
+
+
+@frozen
+class RankEnded(Event, tag="rank_ended"):
+    """A rank's training function has returned; error: it failed, and would fail again."""
+
+    peer: int
+    error: str
+    code: int = 0
+
+
+@frozen
+class RankLost(Event, tag="rank_lost"):
+    """A connection has closed."""
+
+    peer: int
+    reason: str
+
+
+@frozen
+class ContextKnown(Event, tag="context_known"):
+    """The parameter server has welcomed this client."""
+
+    context: bytes
+
+
+@frozen
+class Asked(Event, tag="gang_asked"):
+    """Have all ranks carry out a directive. Its number is set here."""
+
+    order: msg.Directive
+
+
+@frozen
+class Told(Event, tag="gang_told"):
+    """Send all ranks a directive that only a Base answers. Its number is set here."""
+
+    directive: msg.Directive
+
+
+# --- effects -------------------------------------------------------------------------------------
+
+
+@frozen
+class Direct(Effect, tag="gang_direct"):
+    """Send a directive to these connections, in this order."""
+
+    peers: tuple[int, ...]
+    directive: msg.Directive
+
+
+@frozen
+class Drop(Effect, tag="gang_drop"):
+    """Close a connection; its rank then ends with an error."""
+
+    peer: int
+    reason: str
+
+
+@frozen
+class MakeSlots(Effect, tag="make_slots"):
+    """Make the slots of vectors of so many values, and tell them to the ranks."""
+
+    values: int
+
+
+@frozen
+class GangAttached(Effect, tag="gang_attached"):
+    """The first weights of all ranks are in slot 0. world: ranks of the gang."""
+
+    fingerprint: str
+    world: int
+
+
+@frozen
+class Answered(Effect, tag="gang_answered"):
+    """All ranks are done with the order in flight. done: of all of them together."""
+
+    done: msg.Done
+
+
+@frozen
+class Unanswered(Effect, tag="gang_unanswered"):
+    """No gang carries out the order."""
+
+    reason: str
+
+
+@frozen
+class ReadBase(Effect, tag="read_base"):
+    """All ranks wait for the base: tell them, and keep it as it is until BaseRead."""
+
+
+@frozen
+class BaseRead(Effect, tag="base_read"):
+    """All ranks have read the base, or are lost."""
+
+
+@frozen
+class GangLost(Effect, tag="gang_lost"):
+    """The gang is gone; work since its last snapshot is lost. attached: it had a model."""
+
+    reason: str
+    attached: bool
+
+
+@frozen
+class AllEnded(Effect, tag="gang_ended"):
+    """Training has returned in all ranks, which still carry out orders."""
+
+
+@frozen
+class Failed(Effect, tag="gang_failed"):
+    """This gang cannot train here, and another one could not either."""
+
+    text: str
+    code: int
+
+
+@frozen
+class GaveUp(Effect, tag="gang_gave_up"):
+    """No complete gang came within the time for it."""
+
+    text: str
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+@attrs.define
+class _Rank:
+    """What one rank of the present gang has said."""
+
+    peer: int
+    values: int = 0
+    attached: RankAttached | None = None
+    done: msg.Done | None = None
+    wants_base: bool = False
+    has_read: bool = False
+    ended: bool = False
+
+
+@attrs.define
+class _Gang:
+    """The gang that forms or trains."""
+
+    generation: int
+    world: int
+    ranks: dict[int, _Rank] = field(factory=dict)
+    number: int = 0  # of the last directive
+    is_welcomed: bool = False
+    has_slots: bool = False
+    is_attached: bool = False
+    order: int = 0  # number of the order in flight; 0: none
+    base: int = 0  # number of the Base that is being read
+    all_ended: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.ranks) == self.world
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Connections from the last rank to rank 0, which leads the others."""
+        return tuple(self.ranks[rank].peer for rank in sorted(self.ranks, reverse=True))
+
+    def has_all(self, holds: Callable[[_Rank], Any]) -> bool:
+        return self.is_complete and all(holds(rank) for rank in self.ranks.values())
+
+
+class GangMachine:
+    """The gang of one node. world: its ranks; 0: as many as the first hello says."""
+
+    def __init__(self, world: int = 0, *, wait_s: float = WAIT_S, now: float = 0.0) -> None:
+        self.gang: _Gang | None = None
+        self.values = 0  # of the model, which all gangs of this node must have
+        self._world = world
+        self._wait_s = wait_s
+        self._context: bytes | None = None
+        self._lasting: dict[type[msg.Directive], msg.Directive] = {}
+        self._deadlines = Deadlines()
+        self._deadlines.set("ranks", now + wait_s)
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+            RankHello: self._hello,
+            ShapeTold: self._shape,
+            RankAttached: self._attached,
+            RankDone: self._done,
+            BaseAsked: self._base_asked,
+            RankEnded: self._ended,
+            RankLost: self._lost,
+            ContextKnown: self._context_known,
+            Asked: self._asked,
+            Told: self._told,
+            TimerFired: self._timer,
+        }
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a gang is complete, with a model, and carries out no order."""
+        gang = self.gang
+        return gang is not None and gang.is_attached and not gang.order
+
+    @property
+    def has_gang(self) -> bool:
+        """Whether a gang is complete, with a model."""
+        return self.gang is not None and self.gang.is_attached
+
+    def rank_of(self, peer: int) -> int | None:
+        """The rank of a connection of the present gang; None for others."""
+        ranks = {} if self.gang is None else self.gang.ranks
+        return next((number for number, rank in ranks.items() if rank.peer == peer), None)
+
+    def next_deadline(self) -> float | None:
+        """When a TimerFired is due."""
+        return self._deadlines.next()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return effects in the order in which they are to be carried out."""
+        return self._handlers[type(event)](event, now)
+
+    # --- a gang forms ---
+
+    def _hello(self, event: RankHello, now: float) -> list[Effect]:
+        world = self._world or event.world
+        if event.world != world or not 0 <= event.rank < world or event.generation < 0:
+            text = f"rank {event.rank} of {event.world} is none of the {world} ranks here"
+            return [Drop(event.peer, text)]
+        gang, effects = self.gang, list[Effect]()
+        if gang is not None and event.generation > gang.generation:
+            effects, gang = self._lose("torchrun started its ranks again", now), None
+        if gang is None:
+            gang = self.gang = _Gang(event.generation, world)
+        if event.generation < gang.generation or event.rank in gang.ranks:
+            return [
+                *effects,
+                Drop(event.peer, f"rank {event.rank} is here already, or was replaced"),
+            ]
+        self._world = world
+        gang.ranks[event.rank] = _Rank(event.peer)
+        if gang.is_complete:
+            self._deadlines.cancel("ranks")
+        return [*effects, *self._welcome()]
+
+    def _context_known(self, event: ContextKnown, now: float) -> list[Effect]:
+        self._context = event.context
+        return self._welcome()
+
+    def _welcome(self) -> list[Effect]:
+        gang = self.gang
+        if gang is None or not gang.is_complete or gang.is_welcomed:
+            return []
+        effects: list[Effect] = []
+        if self._context is not None:
+            gang.is_welcomed = True
+            effects.append(self._direct(msg.Welcome(0, self._context)))
+        elif msg.Stop not in self._lasting and msg.Refuse not in self._lasting:
+            return []
+        else:
+            gang.is_welcomed = True
+        return effects + [self._direct(one) for one in self._lasting.values()]
+
+    def _shape(self, event: ShapeTold, now: float) -> list[Effect]:
+        gang, rank = self._rank(event.peer)
+        if gang is None or rank is None or gang.has_slots:
+            return []
+        rank.values = event.values
+        if not gang.has_all(lambda one: one.values):
+            return []
+        found = {one.values for one in gang.ranks.values()}
+        if len(found) > 1 or self.values not in {0, event.values}:
+            wanted = {self.values} if self.values else set()
+            shown = ", ".join(f"{values:,}" for values in sorted(found | wanted))
+            return [Failed(f"the ranks have models of different sizes: {shown} values", 2)]
+        self.values, gang.has_slots = event.values, True
+        return [MakeSlots(event.values)]
+
+    def _attached(self, event: RankAttached, now: float) -> list[Effect]:
+        gang, rank = self._rank(event.peer)
+        if gang is None or rank is None or gang.is_attached or not gang.has_slots:
+            return []
+        rank.attached = event
+        if not gang.has_all(lambda one: one.attached):
+            return []
+        given = [one.attached for one in gang.ranks.values() if one.attached is not None]
+        if len({one.fingerprint for one in given}) > 1:
+            text = (
+                "the ranks have attached different models: all must attach the same one (stages of"
+                " a pipeline are not supported)"
+            )
+            return [Failed(text, 2)]
+        place = uncovered([part for one in given for part in one.ranges], self.values)
+        if place is not None:
+            text = (
+                f"value {place:,} of the model is copied by no rank, or by two: shard it with"
+                " fully_shard over all ranks, or hold it whole in each"
+            )
+            return [Failed(text, 2)]
+        gang.is_attached = True
+        return [GangAttached(event.fingerprint, gang.world)]
+
+    # --- directives ---
+
+    def _direct(self, directive: msg.Directive) -> Effect:
+        gang = self.gang
+        assert gang is not None
+        gang.number += 1
+        return Direct(gang.peers, attrs.evolve(directive, number=gang.number))
+
+    def _told(self, event: Told, now: float) -> list[Effect]:
+        gang, directive = self.gang, event.directive
+        if isinstance(directive, msg.Stop | msg.Refuse | msg.Position):
+            self._lasting.pop(type(directive), None)  # the order of a new gang is that of the last
+            self._lasting[type(directive)] = directive
+        if gang is None or not gang.is_complete:
+            return []
+        if not gang.is_welcomed:
+            return self._welcome()
+        if isinstance(directive, msg.Base):
+            gang.base = gang.number + 1
+        return [self._direct(directive)]
+
+    def _asked(self, event: Asked, now: float) -> list[Effect]:
+        gang = self.gang
+        if gang is None or not gang.is_attached:
+            return [Unanswered("there are no ranks at the moment")]
+        assert not gang.order, "one order in flight"
+        gang.order = gang.number + 1
+        for rank in gang.ranks.values():
+            rank.done = None
+        return [self._direct(event.order)]
+
+    def _done(self, event: RankDone, now: float) -> list[Effect]:
+        gang, rank = self._rank(event.peer)
+        if gang is None or rank is None:
+            return []
+        number = event.done.number
+        if number == gang.base and number:
+            rank.has_read = True
+            return self._base_read() if gang.has_all(lambda one: one.has_read) else []
+        if number != gang.order or not number:
+            return []
+        rank.done = event.done
+        if not gang.has_all(lambda one: one.done):
+            return []
+        gang.order = 0
+        dones = [gang.ranks[one].done for one in sorted(gang.ranks)]
+        given = [one for one in dones if one is not None]
+        if len({one.steps for one in given}) > 1:
+            shown = ", ".join(str(one.steps) for one in given)
+            text = (
+                f"the ranks have made different numbers of steps ({shown}): every rank must call"
+                " fed.step after each of its steps"
+            )
+            return [Unanswered(text), Failed(text, 2)]
+        return [Answered(joined(given))]
+
+    def _base_asked(self, event: BaseAsked, now: float) -> list[Effect]:
+        gang, rank = self._rank(event.peer)
+        if gang is None or rank is None or not gang.is_attached:
+            return []
+        rank.wants_base = True
+        return [ReadBase()] if gang.has_all(lambda one: one.wants_base) else []
+
+    def _base_read(self) -> list[Effect]:
+        assert self.gang is not None
+        self.gang.base = 0
+        for rank in self.gang.ranks.values():
+            rank.wants_base = rank.has_read = False
+        return [BaseRead()]
+
+    # --- the end ---
+
+    def _ended(self, event: RankEnded, now: float) -> list[Effect]:
+        gang, rank = self._rank(event.peer)
+        if gang is None or rank is None:
+            return []
+        if event.error:
+            return [Failed(event.error, event.code)]
+        rank.ended = True
+        if gang.all_ended or not gang.has_all(lambda one: one.ended):
+            return []
+        gang.all_ended = True
+        return [AllEnded()]
+
+    def _lost(self, event: RankLost, now: float) -> list[Effect]:
+        gang, rank = self._rank(event.peer)
+        if gang is None or rank is None:
+            return []
+        number = next(one for one, found in gang.ranks.items() if found is rank)
+        return self._lose(f"rank {number} is gone ({event.reason})", now, event.peer)
+
+    def _lose(self, reason: str, now: float, gone: int = -1) -> list[Effect]:
+        gang, self.gang = self.gang, None
+        assert gang is not None
+        self._deadlines.set("ranks", now + self._wait_s)
+        effects: list[Effect] = [Drop(peer, reason) for peer in gang.peers if peer != gone]
+        if any(rank.wants_base for rank in gang.ranks.values()):
+            effects.append(BaseRead())
+        if gang.order:
+            effects.append(Unanswered(reason))
+        return [*effects, GangLost(reason, gang.is_attached)]
+
+    def _timer(self, event: TimerFired, now: float) -> list[Effect]:
+        if not self._deadlines.pop_due(now):
+            return []
+        return [GaveUp(f"no ranks came within {self._wait_s:g} s")]
+
+    def _rank(self, peer: int) -> tuple[_Gang | None, _Rank | None]:
+        gang = self.gang
+        if gang is None:
+            return None, None
+        return gang, next((one for one in gang.ranks.values() if one.peer == peer), None)
+
+
+def uncovered(ranges: Sequence[Range], values: int) -> int | None:
+    """Return the first value that is in no range or in two; None where each is in one."""
+    at = 0
+    for start, stop in sorted(ranges):
+        if start != at:
+            return min(start, at)
+        at = stop
+    return None if at == values else min(at, values)
+
+
+def joined(dones: Sequence[msg.Done]) -> msg.Done:
+    """What the ranks have done together: tokens added up, means of metrics, the facts of rank 0."""
+    metrics: dict[str, float] = {}
+    for name in dict.fromkeys(name for one in dones for name in one.metrics):
+        found = [float(one.metrics[name]) for one in dones if name in one.metrics]
+        metrics[name] = max(found) if name in LARGEST else sum(found) / len(found)
+    return msg.Done(
+        dones[0].number,
+        tokens=sum(one.tokens for one in dones),
+        steps=dones[0].steps,
+        finite=all(one.finite for one in dones),
+        taken=any(one.taken for one in dones),
+        dropped=sum(one.dropped for one in dones),
+        metrics=metrics,
+        facts=dones[0].facts,
+    )
