@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,7 +25,10 @@ def clean_exit() -> Iterator[None]:
     """See `fsl_async.clean_exit`."""
     stopper = Stopper()
     is_main = threading.current_thread() is threading.main_thread()
-    signals = stop_on_signals(stopper, at_once=True) if is_main else contextlib.nullcontext()
+    # torchrun ends its ranks by SIGTERM, also one that waits in a collective: it must end at once.
+    is_rank = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    handles = is_main and not is_rank
+    signals = stop_on_signals(stopper, at_once=True) if handles else contextlib.nullcontext()
     _stoppers.append(stopper)
     try:
         with signals:
