@@ -10,10 +10,10 @@ nothing is gathered.
 
 import argparse
 import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -45,8 +45,7 @@ def build(arguments, device):
 
 def batches(arguments, rank, device):
     """Random windows of a text: here this file; every rank draws others."""
-    with open(__file__, "rb") as file:
-        text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).long()
+    text = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()
     chance = torch.Generator().manual_seed(rank)
     while True:
         starts = torch.randint(
@@ -62,7 +61,8 @@ def train(model, fed, arguments, device):
     loss = torch.zeros(())
     for step, batch in enumerate(batches(arguments, dist.get_rank(), device)):
         logits = model(input_ids=batch[:, :-1]).logits
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        logits = logits.float().flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

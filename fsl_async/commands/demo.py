@@ -53,10 +53,11 @@ _OPTIONS = {
 }
 
 
+_WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
+
+
 @click.command("demo")
-@click.argument(
-    "what", default="pretrain", type=click.Choice(["pretrain", "split", "lora", "groups"])
-)
+@click.argument("what", default="pretrain", type=click.Choice(_WHAT))
 @click.option(
     "--data",
     multiple=True,
@@ -151,10 +152,11 @@ def command(
     """Show a whole run on this machine: real processes, real sockets, real training.
 
     A parameter server and its clients train a small GPT, or with `lora` adapters of a small Llama.
-    One client gets SIGKILL, is launched again and catches up. With `groups` three parameter servers
-    with clients of their own average now and then, and two of the servers get SIGKILL in a
-    reduction. The exit code is 0 when all came back and no acknowledged delta was lost or merged
-    twice, else 1.
+    One client gets SIGKILL, is launched again and catches up; with `fsdp` each client is two ranks
+    that train one sharded model, and one rank gets it. With `groups` three parameter servers with
+    clients of their own average now and then, and two of the servers get SIGKILL in a reduction.
+    The exit code is 0 when all came back and no acknowledged delta was lost or merged twice, else
+    1.
     """
     from attrs import evolve
 
@@ -198,7 +200,7 @@ def command(
             preset=preset,
         )
         return _groups(made, run_dir, output)
-    clients = clients or 3
+    clients = clients or (2 if what == "fsdp" else 3)
     if what == "split":
         from fsl_async.tools.demo.split import SplitDemo
 
@@ -214,10 +216,11 @@ def command(
         )
         return _split(split, run_dir, output, net)
     late_s = _late_s(net)
+    ranks, more_s = (2, 40.0) if what == "fsdp" else (1, 0.0)
     default_s, default_every_s = lengths(late_s)
     settings = DemoSettings(
         data=text,
-        seconds=default_s if seconds is None else seconds,
+        seconds=default_s + more_s if seconds is None else seconds,
         clients=clients,
         format=codec,
         every_s=default_every_s if every_s is None else every_s,
@@ -226,6 +229,7 @@ def command(
         run_dir=Path(),
         links=links,
         late_s=late_s,
+        ranks=ranks,
     )
     # Bad settings or data raise here, before any process is started.
     config = resolved(load(None, settings.overrides(), _OPTIONS))
@@ -437,11 +441,14 @@ def _lora(
     return int(ExitCode.BUG) if result.problems else 0
 
 
-def _play(settings: DemoNodes, output: Output, stopper: Stopper) -> Played:
+def _play(settings: DemoSettings, output: Output, stopper: Stopper) -> Played:
     import asyncio
 
+    from fsl_async.tools.demo.fsdp import FsdpDemo
+
     # In the main thread: on Linux children die with the thread that launched them.
-    return asyncio.run(_played(settings, output, stopper))
+    kind = FsdpDemo if settings.ranks > 1 else None
+    return asyncio.run(_played(settings, output, stopper, kind))
 
 
 async def _played(
@@ -517,6 +524,10 @@ def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
         else []
     )
     clients = counted(settings.clients, "client")
+    victim, again = settings.victim, "is launched again"
+    if settings.ranks > 1:
+        clients += f" of {settings.ranks} ranks"
+        victim, again = f"a rank of {victim}", "is started again by torchrun"
     return [
         f"a parameter server and {clients}, each a process of its own, {where}",
         f"train a GPT of {settings.preset} parameters on {what}, each client on {own}",
@@ -524,10 +535,7 @@ def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
             f"every {settings.every_s:g} s they send deltas, as {settings.format},"
             " and get the merged weights"
         ),
-        (
-            f"after {settings.kill_after_s:.0f} s {settings.victim} gets SIGKILL, is launched again"
-            " and has to catch up"
-        ),
+        (f"after {settings.kill_after_s:.0f} s {victim} gets SIGKILL, {again} and has to catch up"),
         *slow,
         f"the last round is at {settings.seconds:g} s; files and logs: {settings.run_dir}",
         "",

@@ -26,13 +26,9 @@ ROWS = 12
 
 
 def build(seed=0):
-    """A model with a tied weight, and weights of one row, of which other ranks have none.
-
-    Halves of the others are multiples of 32 values: torch computes whole vectors with fused
-    multiply-add and the rest of an array without, so other halves would differ in the last bit.
-    """
+    """A model with rows that no number of ranks divides, one row, and a tied weight."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 1))
+    model = nn.Sequential(nn.Linear(16, 31), nn.Tanh(), nn.Linear(31, 31), nn.Linear(31, 1))
     model.tied = model[2].weight
     return model
 
@@ -88,7 +84,8 @@ def main(socket, folder, how, optimizer_name, evaluates):
     session.orders.wait_until(lambda: session.orders.context is not None)
     training, log, exact = session.training, [], []
     fed = Fed(training, ClientContext("c", rank=place.rank, ranks=place.world))
-    model = spread(build(seed=place.rank), how, place.world)  # attach heals unequal weights
+    seed = place.rank if how == "ddp" else 0  # attach heals unequal replicas
+    model = spread(build(seed), how, place.world)
     steps = 0
     training.on_version = lambda version: log.append((steps, "move", version))
     take = training.meter.take

@@ -6,8 +6,8 @@ import torch
 from fsl_async.config.load import from_wire, to_wire
 from fsl_async.config.settings import Config
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.nodes.client.joining import _context, _start_line
 from fsl_async.nodes.client.client_node import progress_words
+from fsl_async.nodes.client.joining import _context, _start_line
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
 from fsl_async.process.threads import cores

@@ -144,7 +144,7 @@ def test_a_lost_rank_ends_its_gang_and_its_order(machine):
 
 
 def test_a_later_generation_replaces_a_gang(machine):
-    """torchrun may start ranks again before the node has seen all connections end."""
+    """Torchrun may start ranks again before the node has seen all connections end."""
     peers = formed(machine)
     effects = machine.handle(gang.RankHello(9, 0, 2, 1), 0.0)
     assert [one.peer for one in of(effects, gang.Drop)] == list(reversed(peers))

@@ -46,11 +46,14 @@ def train(fed: FedBase) -> None:
     corpus = open_corpus(fed.config, model_config.context)
     corpus.shard(*fed.part)  # too short a part is an error before this client joins in anything
     model = GPT(model_config, seed=fed.seed).to(fed.device)
+    if fed.ranks > 1:
+        shard(model, fed)
     fed.attach(model)
     optimizer = fed.optimizer(model)
     scheduler = fed.scheduler(optimizer)
     held_out = HeldOut(fed, lambda: measured(model, corpus), settings["evaluate_share"])
-    if fed.part[0] or not corpus.held_out.bytes:
+    # Ranks decide by clocks of their own when to evaluate, and must do it together.
+    if fed.part[0] or fed.ranks > 1 or not corpus.held_out.bytes:
         held_out.never()
     skipped = 0
     for window_BS in fed.shard(corpus, batch=settings["batch"]):
@@ -80,6 +83,17 @@ def train(fed: FedBase) -> None:
             f"eval_loss {eval_loss:.4f} nats/byte ({eval_loss / LN2:.4f} bits/byte) on the held-out"
             f" tail, version {version}"
         )
+
+
+def shard(model: GPT, fed: FedBase) -> None:
+    """Shard the model over the ranks of this client (FSDP2), block by block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(fed.device.type, (fed.ranks,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def measured(model: GPT, corpus: Corpus) -> dict[str, float]:

@@ -128,6 +128,8 @@ class DemoSettings(DemoNodes):
     data: str
     every_s: float
     preset: str
+    ranks: int = 1
+    """Processes of each client, which train one model together."""
 
     def overrides(self) -> list[str]:
         """The run's configuration, in the form of --set."""
@@ -162,6 +164,8 @@ class DemoSettings(DemoNodes):
         run_dir = self.run_dir / "clients" / name
         arguments = ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)]
         arguments += ["--allow", "deltas,metrics"]
+        if self.ranks > 1:
+            arguments += ["--ranks", str(self.ranks)]
         return self.places.child(name, [*arguments, *(["--data", self.data] if self.data else [])])
 
 

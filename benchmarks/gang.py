@@ -1,0 +1,238 @@
+"""Clients of several ranks: what the node costs a step, and what a killed rank costs.
+
+    python benchmarks/gang.py cost --layers 12 --width 4096     800 MB of weights a client
+    python benchmarks/gang.py kills --kills 20
+
+cost: the same loop in the same ranks, first without a node and then in a run; a row with the median
+seconds of a step in both, the rate of the second against the first, and the longest `fed.step`.
+Every process runs on this machine, the parameter server too.
+
+kills: SIGKILL to one rank, again and again; a row per kill with the seconds until all ranks train
+again, and one with what the ledger says and what is left of shared memory.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.tools.demo.fsdp import ranks_of
+
+NODE = [sys.executable, "-m", "fsl_async.cli"]
+LIMIT_S = 300.0
+
+
+def row(**values: object) -> None:
+    """Print a row."""
+    print(json.dumps(values), flush=True)
+
+
+class Run:
+    """A parameter server, and one client of `ranks` ranks with this file's task."""
+
+    def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
+        self.folder = folder
+        self.ranks = arguments.ranks
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "GANG_LAYERS": str(arguments.layers),
+            "GANG_WIDTH": str(arguments.width),
+            "GANG_ALONE": str(arguments.alone if arguments.what == "cost" else 0),
+        }
+        sets = [
+            f"sync.every_s={arguments.every}",
+            "sync.clients=1",
+            "sync.grace_min_s=0.3",
+            "train.task=own",
+        ]
+        options = [part for one in sets for part in ("--set", one)]
+        self.server = self._start(
+            "server",
+            ["--role", "ps", "tcp://127.0.0.1:0", "--run-dir", "run", *options],
+            environment,
+        )
+        address = self.wait("server", "listening at ").split("listening at ")[1].split(",")[0]
+        task = f"{Path(__file__).resolve()}:train"
+        client = ["--role", "client", address, "--name", "gang", "--task", task]
+        client += [
+            "--ranks",
+            str(self.ranks),
+            "--max-restarts",
+            "1000",
+            "--allow",
+            "deltas,metrics",
+        ]
+        self.client = self._start("client", client, environment)
+
+    def _start(
+        self, name: str, arguments: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [*NODE, *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def text(self, name: str) -> str:
+        """A node's output so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def wait(self, name: str, words: str, times: int = 1) -> str:
+        """Wait until a node's output has `words` so many times; returns the last such line."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            lines = [line for line in self.text(name).splitlines() if words in line]
+            if len(lines) >= times:
+                return lines[times - 1]
+            time.sleep(0.05)
+        raise SystemExit(f"{words!r} never came:\n{self.text(name)[-4000:]}")
+
+    def end(self) -> None:
+        """End the run in good order."""
+        self.server.send_signal(signal.SIGINT)
+        self.server.wait(LIMIT_S)
+        self.client.wait(LIMIT_S)
+
+    def kill(self) -> None:
+        """End what is left."""
+        for process in (self.client, self.server):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def shared_memory() -> set[str]:
+    """What lies in /dev/shm."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def cost(run: Run, arguments: argparse.Namespace) -> None:
+    """Let it train for some seconds, and print what rank 0 has measured."""
+    run.wait("client", "published the initial weights")
+    time.sleep(arguments.seconds)
+    run.end()
+    found = next(line for line in run.text("client").splitlines() if line.startswith('{"gang"'))
+    row(**{**json.loads(found), "ranks": run.ranks, "load_1min": round(os.getloadavg()[0], 1)})
+
+
+def kills(run: Run, arguments: argparse.Namespace) -> None:
+    """Kill ranks, and audit the ledger."""
+    before = shared_memory()
+    took = []
+    run.wait("client", "published the initial weights")
+    for number in range(1, arguments.kills + 1):
+        run.wait("server", "client merged", number)
+        time.sleep(0.37 * number % 2.0)
+        pids = ranks_of(run.client.pid)
+        begun = time.monotonic()
+        os.kill(pids[number % len(pids)], signal.SIGKILL)
+        run.wait("client", "ranks are here", number + 1)
+        took.append(time.monotonic() - begun)
+        row(kill=number, back_s=round(took[-1], 2))
+    run.wait("server", "client merged", arguments.kills + 2)
+    run.end()
+    audit = audit_run(run.folder / "run")
+    row(
+        kills=arguments.kills,
+        back_median_s=round(statistics.median(took), 2),
+        back_longest_s=round(max(took), 2),
+        merged=audit.merged,
+        lost=len(audit.lost),
+        doubled=len(audit.doubled),
+        complaints=len(audit.complaints()),
+        torn=run.text("server").count("quarantined"),
+        left_in_dev_shm=len(shared_memory() - before),
+        client_exit=run.client.returncode,
+        load_1min=round(os.getloadavg()[0], 1),
+    )
+
+
+def train(fed: Any) -> None:
+    """The task: a stack of matrices under FSDP2."""
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layers, width = int(os.environ["GANG_LAYERS"]), int(os.environ["GANG_WIDTH"])
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    mesh = init_device_mesh("cpu", (fed.ranks,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(4, width)
+
+    def step() -> float:
+        begun = time.monotonic()
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.monotonic() - begun
+
+    alone = [step() for _ in range(int(os.environ["GANG_ALONE"]))]
+    fed.attach(model)
+    steps, stalls, going = [], [], True
+    while going:
+        took = step()
+        begun = time.monotonic()
+        going = fed.step(tokens=len(batch))
+        stalls.append(time.monotonic() - begun)
+        steps.append(took + stalls[-1])
+    if fed.rank or not alone:
+        return
+    with_node = statistics.mean(steps[2:])
+    without = statistics.mean(alone[2:])
+    found = {
+        "gang": "cost",
+        "megabytes": round(4e-6 * layers * width * width),
+        "steps_alone": len(alone),
+        "alone_mean_s": round(without, 4),
+        "steps": len(steps),
+        "mean_s": round(with_node, 4),
+        "rate": round(without / with_node, 4),
+        "median_rate": round(statistics.median(alone[2:]) / statistics.median(steps[2:]), 4),
+        "longest_fed_step_s": round(max(stalls), 4),
+        "fed_steps_s": [round(one, 4) for one in sorted(stalls)[-6:]],
+        "fed_step_median_s": round(statistics.median(stalls), 6),
+        "version": fed.version,
+    }
+    print(json.dumps(found), flush=True)
+
+
+def main() -> None:
+    """Read the arguments and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["cost", "kills"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between syncs")
+    parser.add_argument("--alone", type=int, default=20, help="cost: steps without a node")
+    parser.add_argument("--seconds", type=float, default=60.0, help="cost: of training in the run")
+    parser.add_argument("--kills", type=int, default=20)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fsl-gang-") as folder:
+        run = Run(Path(folder), arguments)
+        try:
+            {"cost": cost, "kills": kills}[arguments.what](run, arguments)
+        finally:
+            run.kill()
+
+
+if __name__ == "__main__":
+    main()
