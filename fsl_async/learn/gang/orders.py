@@ -91,7 +91,7 @@ class RankOrders:
         self.on_check: Callable[[], None] = lambda: None
         self._rank = rank
         self._check_s = check_s
-        self._group: dist.ProcessGroup | None = None
+        self._group: dist.ProcessGroupGloo | None = None
         self._received: deque[tuple[Message, list[int]]] = deque()
         self._applied = 0
         self._orders: deque[tuple[Order, Any]] = deque()
@@ -161,7 +161,7 @@ class RankOrders:
 
     # --- agreement ---
 
-    def begin(self, group: dist.ProcessGroup) -> None:
+    def begin(self, group: dist.ProcessGroupGloo) -> None:
         """Agree by collectives of this gloo group of all ranks."""
         self._group = group
 
@@ -176,7 +176,7 @@ class RankOrders:
             shown = _UNKNOWN if progress is None else progress
             mine = [float(number), shown, decays_from, float(self._next_every(now))]
         found = torch.tensor(mine, dtype=torch.float64)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        self._all_reduce(found, dist.ReduceOp.MAX)
         number, progress, decays_from, every = found.tolist()
         while self._applied < int(number):
             self.wait_one()
@@ -188,8 +188,14 @@ class RankOrders:
     def all_true(self, mine: bool) -> bool:
         """Whether it is true at all ranks, which call it at the same point."""
         found = torch.tensor([int(mine)])
-        dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
+        self._all_reduce(found, dist.ReduceOp.MIN)
         return bool(found.item())
+
+    def _all_reduce(self, found: torch.Tensor, by: Any) -> None:
+        assert self._group is not None
+        options = dist.AllreduceOptions()
+        options.reduceOp = by
+        self._group.allreduce([found], options).wait()
 
     def _next_every(self, now: float) -> int:
         step_s = (now - self._agreed_at) / self._every

@@ -28,6 +28,20 @@ AGREEMENT_TIMEOUT = timedelta(minutes=30)
 """One rank may evaluate or compile alone, but not for longer than that."""
 
 
+def agreement_group(rank: int, generation: int) -> dist.ProcessGroupGloo:
+    """A gloo group of all ranks, beside the task's own groups, of whatever backend they are.
+
+    Not dist.new_group: torchrun may keep one store for all starts of its ranks, and there a rank
+    could find the address of a dead one.
+    """
+    world = dist.get_world_size()
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False
+    )
+    own = dist.PrefixStore(f"fsl-gang/{generation}", store)
+    return dist.ProcessGroupGloo(own, rank, world, AGREEMENT_TIMEOUT)
+
+
 class RankWeights(ModelWeights):
     """The exchanged weights that this rank holds. `is_finite` is a collective."""
 
@@ -122,7 +136,8 @@ class RankTraining(Training):
 
     orders: RankOrders
 
-    def __init__(self, orders: RankOrders, rank: int) -> None:
+    def __init__(self, orders: RankOrders, rank: int, generation: int = 0) -> None:
+        self._generation = generation
         self._ranks_exchange = RankExchange(orders, rank)
         super().__init__(orders, self._ranks_exchange)
         self.clock = orders.clock
@@ -140,7 +155,7 @@ class RankTraining(Training):
                 " torch.distributed.init_process_group first"
             )
         if self._weights is None:
-            self.orders.begin(dist.new_group(backend="gloo", timeout=AGREEMENT_TIMEOUT))
+            self.orders.begin(agreement_group(self._rank, self._generation))
         super().attach(module, exchange)
         self.orders.agree()
 

@@ -41,6 +41,9 @@ RELEASE_S = 10.0
 AGENT_S = 10.0
 """How long torchrun has to end its ranks before both are killed."""
 RESTARTS = 3
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Has torchrun open a new store at each start of its ranks. In one that all starts share, a rank
+may find the address of a dead one, and gloo is then refused a connection."""
 
 
 class GangRuntime(LoopSide):
@@ -137,7 +140,7 @@ def run_gang(
                 *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
                 *("-m", "fsl_async.nodes.client.gang_rank"),
             ],
-            env={**os.environ, ADDRESS: name, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, ADDRESS: name, "PYTHONUNBUFFERED": "1", OWN_STORE: "1"},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr if as_json else None,
             start_new_session=True,  # Ctrl-C is the node's, which ends the ranks in good order

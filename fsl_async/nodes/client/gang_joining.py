@@ -71,7 +71,7 @@ class RankSession:
         self.link = link
         check_s = float(os.environ.get(CHECK, CHECK_S))
         self.orders = RankOrders(link, place.rank, check_s=check_s)
-        self.training = RankTraining(self.orders, place.rank)
+        self.training = RankTraining(self.orders, place.rank, place.generation)
         link.send(msg.Hello(place.rank, place.world, place.generation))
 
     def wait_welcome(self) -> tuple[ClientOptions, Membership]:

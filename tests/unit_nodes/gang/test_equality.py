@@ -146,7 +146,9 @@ def test_a_rank_that_is_killed_leaves_whole_deltas_and_the_base(node):
     assert found.tokens == 12 * steps_sent
     # The same steps from the same version, in one process.
     model = build()
-    torch.nn.utils.vector_to_parameters(torch.from_numpy(made.versions[1]), model.parameters())
+    torch.nn.utils.vector_to_parameters(
+        torch.from_numpy(made.versions[1].copy()), model.parameters()
+    )
     optimizer = optimizer_of("sgd", model)
     for step in range(steps_sent):
         for rank in range(2):
