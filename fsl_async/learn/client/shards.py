@@ -50,28 +50,28 @@ def local_of(name: str, tensor: Tensor) -> Local:
             " the ranks are not supported): start one client for each model"
         )
     values = tensor.to_local()
-    start, is_sharded, is_copy = 0, False, False
-    for dimension, placement in enumerate(placements):
-        if placement.is_replicate():
-            is_copy = is_copy or place[dimension] > 0
-            continue
-        if type(placement).__name__ != "Shard" or placement.dim != 0 or is_sharded:
-            raise TaskError(
-                f"fed.attach: {name} is laid out as {placement}, and only whole tensors and one"
-                " Shard(0) are supported: use fully_shard on a mesh of one or two dimensions,"
-                " without tensor parallelism"
-            )
-        is_sharded = True
-        rows, width = tensor.shape[0], tensor.numel() // max(1, tensor.shape[0])
-        share = -(-rows // mesh.size(dimension))
-        first = min(rows, place[dimension] * share)
-        if len(values) != min(rows, first + share) - first:
-            raise TaskError(
-                f"fed.attach: this rank holds {len(values)} rows of {name}, and"
-                f" {min(rows, first + share) - first} were expected: shard with fully_shard"
-            )
-        start = first * width
-    return Local(values, start, is_copy)
+    sharded = [index for index, one in enumerate(placements) if not one.is_replicate()]
+    is_copy = any(place[index] > 0 for index in range(len(place)) if index not in sharded)
+    if not sharded:
+        return Local(values, 0, is_copy)
+    dimension = sharded[0]
+    placement = placements[dimension]
+    if len(sharded) > 1 or type(placement).__name__ != "Shard" or placement.dim != 0:
+        raise TaskError(
+            f"fed.attach: {name} is laid out as {tuple(placements)}, and only whole tensors and one"
+            " Shard(0) are supported: use fully_shard on a mesh of one or two dimensions, without"
+            " tensor parallelism"
+        )
+    rows, width = tensor.shape[0], tensor.numel() // max(1, tensor.shape[0])
+    share = -(-rows // mesh.size(dimension))
+    first = min(rows, place[dimension] * share)
+    expected = min(rows, first + share) - first
+    if len(values) != expected:
+        raise TaskError(
+            f"fed.attach: this rank holds {len(values)} rows of {name}, and {expected} were"
+            " expected: shard with fully_shard"
+        )
+    return Local(values, first * width, is_copy)
 
 
 def full_of(tensor: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from attrs import define
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.ports import Vector
+from fsl_async.store.available_memory import available_bytes
 
 _BYTES = 4
 
@@ -85,6 +86,10 @@ class Slots:
 
     def _add(self, values: int) -> _Slot:
         size = values * _BYTES
+        # Looked at first: the kernel would take pages until it ends some process for them.
+        left = available_bytes()
+        if left is not None and size > left:
+            raise _too_large(size, f"{left / 1e9:.2f} GB are left")
         file = os.memfd_create("fsl-vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(file, 0, size)
@@ -92,12 +97,16 @@ class Slots:
             memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except (OSError, ValueError) as error:
             os.close(file)
-            raise TaskError(
-                f"no memory for a vector of {size / 1e9:.2f} GB that the ranks share ({error}): a"
-                " gang needs three times 4 bytes for each parameter, besides the model"
-            ) from error
+            raise _too_large(size, str(error)) from error
         self._slots.append(_Slot(file, memory))
         return self._slots[-1]
+
+
+def _too_large(size: int, why: str) -> TaskError:
+    return TaskError(
+        f"no memory for a vector of {size / 1e9:.2f} GB that the ranks share ({why}): a gang needs"
+        " three times 4 bytes for each parameter, besides the model"
+    )
 
 
 def mapped(file: int, values: int) -> Vector:

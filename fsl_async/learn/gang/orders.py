@@ -195,7 +195,7 @@ class RankOrders:
         assert self._group is not None
         options = dist.AllreduceOptions()
         options.reduceOp = by
-        self._group.allreduce([found], options).wait()
+        self._group.allreduce([found], options).wait()  # type: ignore[attr-defined]
 
     def _next_every(self, now: float) -> int:
         step_s = (now - self._agreed_at) / self._every

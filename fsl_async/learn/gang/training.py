@@ -35,10 +35,12 @@ def agreement_group(rank: int, generation: int) -> dist.ProcessGroupGloo:
     could find the address of a dead one.
     """
     world = dist.get_world_size()
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False
     )
-    own = dist.PrefixStore(f"fsl-gang/{generation}", store)
+    own = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"fsl-gang/{generation}", store
+    )
     return dist.ProcessGroupGloo(own, rank, world, AGREEMENT_TIMEOUT)
 
 
