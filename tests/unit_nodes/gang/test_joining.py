@@ -1,0 +1,94 @@
+"""Which rank a process is, and what a node tells its ranks."""
+
+import pytest
+
+from fsl_async.config.load import load, to_wire
+from fsl_async.config.site_code import SiteCode
+from fsl_async.config.site_policy import SitePolicy
+from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.errors import TaskError, UsageError
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.nodes.client.gang_context import checked, packed, unpacked
+from fsl_async.nodes.client.gang_joining import Place
+from fsl_async.nodes.client.gang_meter import GangMeter
+from fsl_async.nodes.client.parts import ClientOptions, Membership
+from fsl_async.nodes.wire import Welcome
+
+RANK = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"}
+
+
+def member(*overrides):
+    """A welcome of a run with these settings."""
+    config = load(None, overrides)
+    return Membership(Welcome("run", 1, 3, to_wire(config)), config)
+
+
+def test_a_rank_knows_its_place():
+    """By what torchrun sets; a process alone is no rank."""
+    assert Place.here({}) is None
+    assert Place.here({"WORLD_SIZE": "1"}) is None
+    assert Place.here(RANK) == Place(3, 4, 4, 2)
+
+
+def test_ranks_on_several_machines_are_refused():
+    """Their node shares memory with them."""
+    with pytest.raises(TaskError, match="on one machine"):
+        Place.here({**RANK, "LOCAL_WORLD_SIZE": "2"})
+
+
+def test_options_and_welcome_arrive_as_they_were():
+    """A rank makes its task's context from them, as a client of one process does."""
+    options = ClientOptions(
+        "127.0.0.1:7100",
+        "a",
+        task="/t.py:train",
+        threads=3,
+        code=SiteCode(model="m.py:f"),
+        tuning=SiteTuning(rank=4),
+        policy=SitePolicy(frozenset({"deltas", "metrics"})),
+    )
+    assert unpacked(packed(options, member())) == (options, member())
+
+
+def test_runs_of_single_processes_are_refused():
+    """Split learning, and steps of zeroth order."""
+    with pytest.raises(UsageError, match="one process"):
+        checked(ClientOptions("s", "a", tuning=SiteTuning(order="zeroth")), member())
+    checked(ClientOptions("s", "a"), member())
+
+
+@pytest.mark.parametrize(
+    ("sharding", "parts"),
+    [("parts", [(2, 6), (3, 6)]), ("local", [(0, 2), (1, 2)])],
+)
+def test_ranks_share_the_part_of_their_client(sharding, parts):
+    """No two ranks of a run draw from the same data."""
+    config = {"data": {"sharding": sharding}}
+    made = [
+        Fed(
+            training_of_none(),
+            ClientContext("c", config=config, shard_index=1, shard_count=3, rank=rank, ranks=2),
+        ).part
+        for rank in range(2)
+    ]
+    assert made == parts
+
+
+def training_of_none():
+    """Something with a meter."""
+    return type("Training", (), {"meter": None})()
+
+
+def test_reports_of_ranks_are_added_up():
+    """Tokens are sums, metrics are means; those of a gang that is gone still count."""
+    meter = GangMeter()
+    meter.reported(0, {"step": 5.0, "tokens": 40.0, "tokens_per_s": 3.0, "loss": 1.0})
+    meter.reported(1, {"step": 5.0, "tokens": 40.0, "tokens_per_s": 4.0, "loss": 2.0})
+    found = {"step": 5.0, "tokens": 80.0, "tokens_per_s": 7.0}
+    assert meter.totals() == found
+    assert meter.report() == {**found, "loss": 1.5}
+    meter.sent_tokens = 60
+    assert meter.lost() == 20
+    meter.reported(0, {"step": 2.0, "tokens": 16.0})
+    assert (meter.steps, meter.tokens) == (7, 96)
