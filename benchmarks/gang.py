@@ -115,8 +115,9 @@ class Run:
 
 
 def shared_memory() -> set[str]:
-    """What lies in /dev/shm."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Shared memory with a name of Python's or torch's: other programs here may have some too."""
+    names = (path.name for path in Path("/dev/shm").iterdir())
+    return {name for name in names if name.startswith(("psm", "torch"))}
 
 
 def cost(run: Run, arguments: argparse.Namespace) -> None:
