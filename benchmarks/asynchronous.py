@@ -217,12 +217,12 @@ class GptLearner(CountingLearner):
             self._started_at = self._clock.time()
             self._await_pace()
         self._train()
-        self._training.orders.ask(RebaseOrder(discard))
+        self._orders.ask(RebaseOrder(discard))
         self._training.attend()
 
     def stop(self) -> None:
         """End training at the next step."""
-        self._training.orders.stopped = True
+        self._orders.stop()
         super().stop()
 
 

@@ -11,7 +11,7 @@ Rules
   is none. What was answered is whole, and the node's.
 - The ranges that ranks copy out must be all values of the vector, each once.
 - Reading the base (`fed.at_version`) is beside the order: a rank that reads has not come to it yet.
-- What holds for good (stop, refusal, the last position) is sent to a new gang again.
+- What holds for good (stop, refusal, the last position and pace) is sent to a new gang again.
 - Without a complete gang for `wait_s` the node gives up.
 
     state     event                            -> effects
@@ -401,7 +401,7 @@ class GangMachine:
 
     def _told(self, event: Told, now: float) -> list[Effect]:
         gang, directive = self.gang, event.directive
-        if isinstance(directive, msg.Stop | msg.Refuse | msg.Position):
+        if isinstance(directive, msg.Stop | msg.Refuse | msg.Position | msg.Pace):
             self._lasting.pop(type(directive), None)  # the order of a new gang is that of the last
             self._lasting[type(directive)] = directive
         if gang is None or not gang.is_complete:

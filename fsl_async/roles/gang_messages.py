@@ -79,6 +79,11 @@ class BaseWanted(Message, tag="gang-base-wanted/1"):
 
 
 @frozen
+class PaceReached(Message, tag="gang-pace-reached/1"):
+    """Rank 0: progress is to be sent: the steps of the pace are trained, or the task asks."""
+
+
+@frozen
 class Ended(Message, tag="gang-ended/1"):
     """Rank: its training function has returned, or an error ended it for good.
 
@@ -177,11 +182,18 @@ class Position(Directive, tag="gang-position/1"):
 
 
 @frozen
+class Pace(Directive, tag="gang-pace/1"):
+    """Node: say when so many steps are trained after each snapshot; 0: do not."""
+
+    steps: int
+
+
+@frozen
 class Leave(Directive, tag="gang-leave/1"):
     """Node: the run is over here; the process may end."""
 
 
-FROM_RANKS = Table(Hello, Shape, Attached, Done, Beat, BaseWanted, Ended)
+FROM_RANKS = Table(Hello, Shape, Attached, Done, Beat, BaseWanted, PaceReached, Ended)
 FROM_NODE = Table(
-    Welcome, Slots, Snapshot, Round, Move, Base, Resume, Stop, Refuse, Position, Leave
+    Welcome, Slots, Snapshot, Round, Move, Base, Resume, Stop, Refuse, Position, Pace, Leave
 )

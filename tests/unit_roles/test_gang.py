@@ -130,6 +130,8 @@ def test_a_lost_rank_ends_its_gang_and_its_order(machine):
     first, second = formed(machine)
     position = msg.Position(0, RunPosition(tokens=7))
     machine.handle(gang.Told(position), 0.0)
+    machine.handle(gang.Told(msg.Pace(0, 3)), 0.0)
+    machine.handle(gang.Told(msg.Pace(0, 5)), 0.0)
     machine.handle(gang.Asked(msg.Snapshot(0, 1, 0)), 0.0)
     effects = machine.handle(gang.RankLost(second, "gone"), 1.0)
     assert [type(one) for one in effects] == [gang.Drop, gang.Unanswered, gang.GangLost]
@@ -140,7 +142,7 @@ def test_a_lost_rank_ends_its_gang_and_its_order(machine):
     machine.handle(gang.RankHello(7, 0, 2, 1), 2.0)
     effects = machine.handle(gang.RankHello(8, 1, 2, 1), 2.0)
     told = [one.directive for one in effects]
-    assert told == [msg.Welcome(1, CONTEXT), msg.Position(2, position.position)]
+    assert told == [msg.Welcome(1, CONTEXT), msg.Position(2, position.position), msg.Pace(3, 5)]
 
 
 def test_a_later_generation_replaces_a_gang(machine):

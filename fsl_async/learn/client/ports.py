@@ -78,6 +78,8 @@ class OrderQueue(Protocol):
     """What the training thread calls for its orders (`orders.Orders`, `gang.orders.RankOrders`)."""
 
     stopped: bool
+    pace_steps: int
+    """Report so many steps after each snapshot; 0: do not."""
     by_rounds: bool
     """Whether the training function waits for rounds, so `take` leaves them to `take_round`."""
 

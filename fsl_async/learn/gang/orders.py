@@ -75,6 +75,7 @@ class RankOrders:
         self.attention = True
         self.stopped = False
         self.by_rounds = False
+        self.pace_steps = 0
         self.released = False
         """Whether the node has said that this process may end."""
         self.context: bytes | None = None
@@ -267,6 +268,8 @@ class RankOrders:
                 self._refusal = (message.code, message.text)
             case msg.Position():
                 self.clock.announced(message.position)
+            case msg.Pace(steps=steps):
+                self.pace_steps = steps
             case msg.Leave():
                 self.released = True
                 self.stop()

@@ -108,6 +108,11 @@ class RankExchange:
             facts=work.facts,
         )
 
+    def reach_pace(self) -> None:
+        """Report it to the node, once for all ranks, which reach it at the same step."""
+        if self._rank == 0:
+            self._orders.link.send(msg.PaceReached())
+
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
         """Call `move` with the vectors of the order."""
         orders, current = self._orders, self._orders.current

@@ -135,6 +135,10 @@ class GangShell:
         """Let the ranks train on after an order that held them."""
         self._post(gang.Told(msg.Resume(0)))
 
+    def count_steps(self, steps: int) -> None:
+        """Have the ranks report so many steps after each snapshot; 0: not."""
+        self._post(gang.Told(msg.Pace(0, steps)))
+
     def stop(self) -> None:
         """End training at the next agreed step."""
         if not self.stopped:
@@ -353,6 +357,9 @@ class GangShell:
                 self._reported(peer, report)
             case msg.BaseWanted():
                 self._feed(gang.BaseAsked(peer))
+            case msg.PaceReached():
+                if self.machine.has_gang:
+                    self._exchange.reach_pace()
             case msg.Ended(error, code):
                 self._feed(gang.RankEnded(peer, error, code))
 
