@@ -7,7 +7,7 @@ from fsl_async.config.load import from_wire, to_wire
 from fsl_async.config.settings import Config
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.nodes.client.client_node import progress_words
-from fsl_async.nodes.client.joining import _context, _start_line
+from fsl_async.nodes.client.joining import context_of, start_line
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
 from fsl_async.process.threads import cores
@@ -49,7 +49,7 @@ def test_the_start_line_has_the_threads_and_sets_them(case, monkeypatch):
     config = {"train": {"threads": setting if option is None else option}}
     before = torch.get_num_threads()
     try:
-        line = _start_line(ClientContext("site-a", config=config), option)
+        line = start_line(ClientContext("site-a", config=config), option)
         assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(before)
@@ -62,7 +62,7 @@ def test_a_task_sees_what_was_checked_of_a_welcome():
     tables = to_wire(Config())
     tables |= {"\x1b[2J": {"a": 1}, "train": {**tables["train"], "batch": 7, "\x1b": "\n"}}
     member = Membership(Welcome("r", 0, 1, tables), from_wire(tables))
-    place = _context(ClientOptions("h:1", "a", data="here.txt", device="cpu"), member, print)
+    place = context_of(ClientOptions("h:1", "a", data="here.txt", device="cpu"), member, print)
     plain = to_wire(Config())
     assert place.config["train"] == {**plain["train"], "batch": 7}
     assert place.config["data"] == {**plain["data"], "path": "here.txt"}
