@@ -35,7 +35,7 @@ _PYTHON_VALUED = frozenset({"-X", "-W"})
 VALUED = frozenset({
     "--role", "--config", "--set", "--name", "--data", "--task", "--model", "--auxiliary",
     "--run-dir", "--from-version", "--threads", "--launchers", "--grace", "--listen", "--split",
-    "--keys", "--allow", "--base", "--rank", "--layers", "--order",
+    "--keys", "--allow", "--base", "--rank", "--layers", "--order", "--ranks", "--max-restarts",
 })  # fmt: skip
 """Options of a node that take a value; the remaining argument is the address."""
 

@@ -183,7 +183,7 @@ def _decline_silently(monkeypatch):
         (_weigh_late, "lora", SHORT_S, 1),
         (_version_of_late, "lora", SHORT_S, 1),
         (_keep_versions, "zeroth", LONG_S, 4),
-        (_take_during_a_replay, "zeroth", SHORT_S, 3),
+        (_take_during_a_replay, "zeroth", SHORT_S, 29),
         (_leave_a_fetch_unanswered, "zeroth", LONG_S, 1),
         (_serve_one_step_more, "zeroth", SHORT_S, 1),
         (_lose_a_step, "zeroth", SHORT_S, 1),
