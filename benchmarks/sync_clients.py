@@ -81,6 +81,7 @@ class LightLearner:
 
     def __init__(self, client: LightClient, model: SharedModel, *, complete: bool) -> None:
         self.manifest: Manifest | None = model.manifest
+        self.global_digest = ""
         self.base_version = -1
         self.crc = 0
         self.bytes_down = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
+from attrs import asdict
+
 from fsl_async.config.address import parse_listen
 from fsl_async.errors import ConfigError
 from fsl_async.roles.ring.rules import PIECE_VALUES, RingRules
@@ -77,6 +79,7 @@ def ring_rules(config: Config) -> RingRules:
         ring.hold_s,
         ring.grace_s,
         piece_values=_piece_values(ring.bytes_per_s),
+        codec=asdict(config.codec.spec_down),
     )
 
 

@@ -16,7 +16,7 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.merging import Average
 from fsl_async.store.records import Committed, Outcome, SpoolResult
 
-Kind = Literal["update", "seeds", "full"]
+Kind = Literal["update", "seeds", "full", "global", "global_full"]
 
 
 class Streams(Protocol):
@@ -168,6 +168,14 @@ class Store(Protocol):
         """A chunk of the coded outer delta that leads to a version."""
         ...
 
+    def has_global_update(self, version: int) -> bool:
+        """Whether the coded change from the global weights before is kept."""
+        ...
+
+    def read_global_update(self, version: int, index: int) -> bytes | None:
+        """A coded chunk of the change from the global weights before to `version`."""
+        ...
+
     def update_in_memory(self, version: int, index: int) -> bytes | None:
         """What `read_update` returns if that is in memory, else None. For any thread."""
         ...
@@ -181,27 +189,13 @@ class Store(Protocol):
         ...
 
 
-class Reduction(Protocol):
-    """Reduces averages over several parameter servers. None is in use yet."""
-
-    def reduce(
-        self,
-        average: Average,
-        done: Callable[[Average], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        """Call `done` with the average of all parameter servers, or `failed`, on the loop thread.
-
-        `average.through` makes it.
-        """
-        ...
-
-
 class Learner(Protocol):
     """Exchange of weights at a client (`learn.client.exchange.Exchange`)."""
 
     @property
     def manifest(self) -> Manifest | None: ...
+    @property
+    def global_digest(self) -> str: ...
     def request_snapshot(self, sequence: int, *, hold: bool = False) -> None: ...
     def begin_round(self, sequence: int, number: int) -> None: ...
     def count_steps(self, steps: int) -> None: ...

@@ -114,7 +114,7 @@ def initial_stream(client: str, incarnation: int) -> str:
 
 
 def version_stream(kind: str, version: int) -> str:
-    """Name of the stream of a version. kind: "update", "seeds" or "full"."""
+    """Name of the stream of a version. kind: as in `VersionMeta`."""
     return f"{kind}:{version}"
 
 

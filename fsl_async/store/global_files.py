@@ -1,13 +1,16 @@
 """Global files: cuts, results of reductions and global weights, as flat files beside a run.
 
     run_dir/global/
-        g00000003.00000007.safetensors    G_3, as attempt 7 made it; G_0 is of attempt 0
-        cut-00000003.safetensors          the weights that the group offers in round 3
-        tmp-...                           incomplete
+        g00000003.00000007.safetensors           G_3, as attempt 7 made it; G_0 is of attempt 0
+        update-00000003.00000007.frames          what leads from G_2 to it, coded, for clients
+        residual-00000003.00000007.safetensors   at the coordinator: what coding has lost so far
+        cut-00000003.safetensors                 the weights that the group offers in round 3
+        tmp-...                                  incomplete
 
 A file has its name once it is complete and durable: written under its temporary name, synced,
-renamed, and the folder synced. Whether it counts is in the ledger (fsl_async.store.ring_book).
-Others are removed at a start and after each adoption.
+renamed, and the folder synced. Whether it counts is in the ledger (fsl_async.store.ring_book). A
+result is complete once its weights have their name; its other files get theirs before. Others are
+removed at a start and after each adoption.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
 
 _RESULT = re.compile(r"g(\d{8,})\.(\d{8,})\.safetensors")
+_BESIDE = re.compile(r"(?:update|residual)-(\d{8,}\.\d{8,})\.(?:frames|safetensors)")
 _CUT = re.compile(r"cut-(\d{8,})\.safetensors")
 
 
@@ -50,6 +54,22 @@ class GlobalFiles:
     def weights(self, number: int, attempt: int) -> Path:
         """The path of global weights, existing or not."""
         return self.directory / f"g{number:08d}.{attempt:08d}.safetensors"
+
+    def update(self, number: int, attempt: int) -> Path:
+        """The path of the coded update that leads to global weights, existing or not."""
+        return self.directory / f"update-{number:08d}.{attempt:08d}.frames"
+
+    def residual(self, number: int, attempt: int) -> Path:
+        """The path of what coding has lost of global weights so far, existing or not."""
+        return self.directory / f"residual-{number:08d}.{attempt:08d}.safetensors"
+
+    def sum(self, number: int, attempt: int) -> Path:
+        """The path at which a reduction writes; it is never kept."""
+        return self.directory / f"tmp-sum-{number:08d}.{attempt:08d}.safetensors"
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file of the folder is complete."""
+        return path.name in self._files.names(self.directory)
 
     def cut(self, number: int) -> Path:
         """The path of the cut of a round."""
@@ -102,14 +122,12 @@ class GlobalFiles:
         StoreError: it is missing, or not of this model.
         """
         header = header_for(manifest)
-        size = len(header) + manifest.values * VALUE_BYTES
         try:
             descriptor = self._files.open_existing(path)
         except FileNotFoundError:
             raise StoreError(f"{path.name} is missing") from None
         try:
-            fits = self._files.size(descriptor) == size
-            if not fits or self._files.read(descriptor, len(header), 0) != header:
+            if not self._fits(descriptor, manifest):
                 raise StoreError(f"{path.name} is not of this model")
             buffer = np.empty(manifest.chunk_values(0), np.float32)
             for index in range(first, manifest.chunks):
@@ -121,14 +139,36 @@ class GlobalFiles:
         finally:
             self._files.close(descriptor)
 
+    def is_of(self, path: Path, manifest: Manifest) -> bool:
+        """Whether a file is here and has the size and the header of a model."""
+        if not self.exists(path):
+            return False
+        descriptor = self._files.open_existing(path)
+        try:
+            return self._fits(descriptor, manifest)
+        finally:
+            self._files.close(descriptor)
+
+    def _fits(self, descriptor: int, manifest: Manifest) -> bool:
+        header = header_for(manifest)
+        size = len(header) + manifest.values * VALUE_BYTES
+        fits = self._files.size(descriptor) == size
+        return fits and self._files.read(descriptor, len(header), 0) == header
+
     def clean(self, keep: Iterable[Path], results_of: int) -> None:
-        """Remove all files but `keep`, and the newest result for G_`results_of`."""
+        """Remove all files but `keep`, and the newest result for G_`results_of`.
+
+        What is beside global weights stays with them.
+        """
         wanted = {path.name for path in keep}
         names = self._files.names(self.directory)
         found = ((name, _RESULT.fullmatch(name)) for name in names)
         results = [name for name, match in found if match and int(match[1]) == results_of]
         wanted |= set(sorted(results)[-1:])
         for name in names:
-            is_ours = _RESULT.fullmatch(name) or _CUT.fullmatch(name) or name.startswith("tmp-")
-            if is_ours and name not in wanted:
+            beside = _BESIDE.fullmatch(name)
+            if beside is not None and f"g{beside[1]}.safetensors" in wanted:
+                continue
+            is_ours = beside or _RESULT.fullmatch(name) or _CUT.fullmatch(name)
+            if (is_ours or name.startswith("tmp-")) and name not in wanted:
                 self._files.remove(self.directory / name)

@@ -4,8 +4,7 @@
     average      fix the round's average, as chunks
     advance      make the next version from the average (fsl_async.store.advance)
 
-A reduction over several parameter servers goes between the last two: it maps the chunks of an
-average to others (`Average.through`). Deltas accumulated in the meantime wait for the next round.
+Deltas accumulated between the last two wait for the next round.
 """
 
 from __future__ import annotations
@@ -105,10 +104,6 @@ class Average:
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return iter(self._chunks())
-
-    def through(self, change: Callable[[Chunks], Chunks]) -> Average:
-        """Return the same round with the chunks that `change` makes from these."""
-        return evolve(self, chunks=lambda: change(self._chunks()))
 
 
 class Merging:

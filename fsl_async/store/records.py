@@ -170,6 +170,13 @@ class VersionRecord:
     """The global weights that the version is made of, instead of deltas."""
 
     @property
+    def made_of(self) -> str:
+        """As in the event VersionCommitted."""
+        if self.ring is None:
+            return "deltas"
+        return "global" if self.ring.digest == self.digest else "late"
+
+    @property
     def step(self) -> OuterStep:
         """The outer step that made it."""
         return OuterStep(self.learning_rate, self.momentum, self.delay)
@@ -237,6 +244,9 @@ class Committed:
     """By client: how far it moved the products of adapters."""
     late: tuple[DeltaKey, ...] = ()
     """Deltas without a part in it: stored after a version that they were not computed from."""
+    made_of: str = "deltas"
+    global_base: str = ""
+    """Both as in the event VersionCommitted."""
 
 
 @frozen

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from attrs import asdict, define, field, frozen
 
 from fsl_async.roles.ring.events import Cut, Decision, RingRecovered
+from fsl_async.roles.sync.deltas import REMEMBERED_GLOBAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +36,8 @@ class Adoption:
     attempt: int
     digest: str
     counted: bool
+    base: str = ""
+    """The digest of the global weights that a coded update leads from; empty: there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it."""
@@ -49,6 +52,12 @@ class RingBook:
     """The global weights that the newest version of them was made of."""
     version: int = -1
     """That version, or the one that is G_0."""
+    base: str = ""
+    """See `Adoption`."""
+    versions: int = 0
+    """How many versions after version 0 were made of global weights."""
+    newest: list[int] = field(factory=list)
+    """The newest of them."""
     since: int = -1
     reference: int = 0
     """Tokens of the group, of its total, that are in decided rounds."""
@@ -91,7 +100,10 @@ class RingBook:
         if adoption.counted or self.reference == tokens_total:
             self.since = adoption.round
         self.adopted = Decision(adoption.round, adoption.attempt, adoption.digest)
-        self.version, self.cut = version, None
+        self.version, self.base, self.cut = version, adoption.base, None
+        if version:
+            self.versions += 1
+            self.newest = [*self.newest, version][-REMEMBERED_GLOBAL:]
 
     def recovered(self) -> RingRecovered:
         """Return the event for the machine."""

@@ -8,8 +8,16 @@ The arithmetic, in fp32:
     new     a run without weights begins with G as version 0
 
 So every group that merged nothing between its cut and the decision holds the same weights. Momentum
-stays the group's, or begins again at zero; the coding error that was not sent yet does so always,
-because clients fetch such a version in full.
+stays the group's, or begins again at zero; the coding error that was not sent yet does so always.
+
+The next global weights are made of the sum S of a reduction (fsl_async.nodes.ring_helper), with the
+same bits at all members, and of the format that is in the view:
+
+    U = encode(-S);  G_(k+1) = G_k + decode(U);  E_(k+1) = -S - decode(U)
+
+E_k, what coding has lost so far, is at the coordinator only: it takes it from its part of the next
+sum, and it is in every sum. So the frames of U are the same at all groups, and lead clients that
+hold G_k to G_(k+1). A coordinator that has lost E goes on without; nothing else depends on it.
 
 All methods belong to the store's thread. A call that fails has changed nothing (StoreError).
 """
@@ -30,13 +38,14 @@ from fsl_async.store.delta_kind import decode_checked
 from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.flat_file import FlatWriter, header_for
+from fsl_async.store.frame_file import FrameWriter, frame_places, read_frame
 from fsl_async.store.global_files import GlobalFiles
 from fsl_async.store.kept_versions import disk
 from fsl_async.store.outer import check_finite, squared_norm
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.recovery import MANIFEST_FILE
 from fsl_async.store.ring_book import Adoption
-from fsl_codecs import CodecSpec, bound, decode_into, encode_into, info
+from fsl_codecs import CodecSpec, bound, decode_into, encode_into, info, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +105,8 @@ class RingStore:
         self._globals = GlobalFiles(files, run_dir)
         self._receiving: _Receiving | None = None
         self._offered_model: Manifest | None = None
+        self._coordinates = False
+        self._places: tuple[Path, NDArray[np.int64]] | None = None
 
     @property
     def _book(self) -> RingBook:
@@ -112,11 +123,13 @@ class RingStore:
         """The run's model, or that of the global weights that arrive; None: unknown."""
         return self._run.manifest or self._offered_model
 
-    def open(self) -> RingRecovered:
+    def open(self, *, coordinates: bool = False) -> RingRecovered:
         """Create the folder or remove what is not needed in it; return the state.
 
-        Comes before the other methods, for a parameter server in a roster only.
+        Comes before the other methods, for a parameter server in a roster only. coordinates: this
+        one keeps what coding has lost.
         """
+        self._coordinates = coordinates
         with disk("cannot open the folder of global weights"):
             self._globals.make_directory()
             self._clean()
@@ -200,7 +213,7 @@ class RingStore:
     # --- reductions ---
 
     def begin_result(self, attempt: int) -> dict[str, Any]:
-        """Return what a reduction reads and writes: base, cut, out, skip, values.
+        """Return what a reduction reads and writes: base, cut, residual, out, skip, values.
 
         Results of attempts before are removed: they are never decided any more.
         """
@@ -209,29 +222,112 @@ class RingStore:
             raise StoreError("there is no cut to reduce")
         files, number = self._globals, held.adopted.round
         with disk("cannot begin a reduction"):
-            path = files.weights(number + 1, attempt)
             kept = files.weights(number, held.adopted.attempt)
             files.clean([kept, files.cut(number)], -1)
+            residual = files.residual(number, held.adopted.attempt)
+            has_residual = self._coordinates and files.is_of(residual, self._manifest)
         return {
-            "base": files.weights(number, held.adopted.attempt),
+            "base": kept,
             "cut": files.cut(number),
-            "out": files.temporary(path),
+            "residual": residual if has_residual else None,
+            "out": files.sum(number + 1, attempt),
             "skip": len(header_for(self._manifest)),
             "values": self._manifest.values,
         }
 
-    def finish_result(self, attempt: int) -> str:
-        """Check and keep the result of an attempt, which is synced; return its digest."""
+    def finish_result(self, attempt: int, spec: CodecSpec) -> str:
+        """Make and keep the result of an attempt, whose sum is synced; return its digest.
+
+        spec: how the update is coded, the same at all members.
+        """
         held = self._book
         if held.adopted is None:
             raise StoreError("there are no global weights")
-        path = self._globals.weights(held.adopted.round + 1, attempt)
+        files, number = self._globals, held.adopted.round + 1
         with disk(f"cannot keep the result of attempt {attempt}"):
-            digest = self._globals.digest(self._globals.temporary(path), self._manifest)
-            if not digest:
-                raise StoreError(f"the result of attempt {attempt} is no weights of this model")
-            self._globals.publish(path)
+            digest = self._write_result(held.adopted, attempt, spec)
+            # A crash between these leaves an update without weights, which counts for nothing.
+            if self._keeps_residual(spec):
+                files.publish(files.residual(number, attempt))
+            files.publish(files.update(number, attempt))
+            files.publish(files.weights(number, attempt))
+            with suppress(OSError):  # or by the next reduction
+                self._files.remove(files.sum(number, attempt))
         return digest
+
+    def _keeps_residual(self, spec: CodecSpec) -> bool:
+        return self._coordinates and spec.format != "fp32"  # which loses nothing
+
+    def _write_result(self, before: Decision, attempt: int, spec: CodecSpec) -> str:
+        """Write update, weights and residual under their temporary names; return the digest."""
+        manifest, files, number = self._manifest, self._globals, before.round + 1
+        longest = manifest.chunk_values(0)
+        room = new_vector(longest)
+        coded = memoryview(bytearray(bound(longest, spec)))
+        with ExitStack() as opened:
+
+            def flat(path: Path) -> FlatWriter:
+                writer = FlatWriter(self._files, files.temporary(path), manifest)
+                opened.callback(writer.close)
+                return writer
+
+            update = FrameWriter(self._files, files.temporary(files.update(number, attempt)))
+            weights = flat(files.weights(number, attempt))
+            lost = flat(files.residual(number, attempt)) if self._keeps_residual(spec) else None
+            sums = opened.enter_context(closing(files.chunks(files.sum(number, attempt), manifest)))
+            base = opened.enter_context(
+                closing(files.chunks(files.weights(before.round, before.attempt), manifest))
+            )
+            for index, (change, values) in enumerate(zip(sums, base, strict=True)):
+                sent = room[: len(change)]
+                np.negative(change, out=change)
+                frame = coded[: encode_into(change, coded, spec)]
+                decode_into(frame, sent)
+                np.add(values, sent, out=values)
+                check_finite(manifest, index, squared_norm(sent), values)
+                update.append(frame)
+                weights.append(values)
+                if lost is not None:
+                    np.subtract(change, sent, out=change)
+                    lost.append(change)
+            update.sync()
+            for writer in (weights, lost):
+                if writer is not None:
+                    writer.sync()
+            return weights.digest
+
+    # --- what clients fetch ---
+
+    @property
+    def update_base(self) -> str:
+        """The digest of the weights from which `read_update` leads; empty: there is no update."""
+        book, held = self._facts.book, self._book
+        is_exact = held.adopted is not None and (
+            book.digests.get(held.version) == held.adopted.digest
+        )
+        return held.base if is_exact else ""
+
+    def has_update(self, version: int) -> bool:
+        """Whether the coded update to a version of global weights is here."""
+        held = self._book
+        if held.adopted is None or held.version != version or not self.update_base:
+            return False
+        return self._globals.exists(self._globals.update(held.adopted.round, held.adopted.attempt))
+
+    def read_update(self, version: int, index: int) -> bytes | None:
+        """Return a frame of the update from the global weights before; None: it is not here.
+
+        A client checks what comes out by its digest. Raises IndexError.
+        """
+        manifest, held = self._manifest, self._book
+        manifest.chunk_range(index)
+        if held.adopted is None or not self.has_update(version):
+            return None
+        path = self._globals.update(held.adopted.round, held.adopted.attempt)
+        with disk(f"cannot read the update to global weights {held.adopted.round}"):
+            if self._places is None or self._places[0] != path:
+                self._places = path, frame_places(self._files, path, manifest.chunks)
+            return read_frame(self._files, path, self._places[1][index])
 
     # --- global weights of others ---
 
@@ -317,8 +413,11 @@ class RingStore:
         with disk(f"cannot make a version of global weights {number}"):
             if self._facts.book.version < 0:
                 self._write_model()
+            held, update = self._book.adopted, self._globals.update(number, attempt)
+            follows = held is not None and held.round == number - 1
+            base = held.digest if held and follows and self._globals.exists(update) else ""
             try:
-                return self._make(Adoption(number, attempt, digest, counted), keeps_momentum)
+                return self._make(Adoption(number, attempt, digest, counted, base), keeps_momentum)
             except BaseException:
                 self._merging.restore(self._facts.book.version)
                 raise

@@ -181,6 +181,9 @@ class Store:
                 self._keep_in_memory(kept)
             finally:
                 self._is_recovering = False
+        exact = book.ring.adopted is not None and (
+            book.digests.get(book.ring.version) == book.ring.adopted.digest
+        )
         age_s = self._wall_clock() - book.version_at if book.version_at else 0.0
         return Recovered(
             version=book.version,
@@ -199,6 +202,10 @@ class Store:
             provisional=frozenset(book.provisional),
             incarnations=dict(book.incarnations),
             run=book.run,
+            global_version=book.ring.version if exact else -1,
+            global_base=ring.update_base,
+            global_versions=book.ring.versions,
+            newest_global=tuple(book.ring.newest),
         )
 
     def _keep_in_memory(self, kept: Sequence[Checkpoint]) -> None:
@@ -620,6 +627,8 @@ class Store:
             notice,
             {one.key.client: one.product_norm for one in record.merged if one.product_norm},
             self._late(record),
+            record.made_of,
+            self._open.ring.update_base if record.made_of == "global" else "",
         )
 
     def _late(self, record: VersionRecord) -> tuple[DeltaKey, ...]:
@@ -666,6 +675,17 @@ class Store:
         Raises IndexError.
         """
         return self._open.kept.read_update(version, index, self.manifest)
+
+    def has_global_update(self, version: int) -> bool:
+        """Whether the coded change from the global weights before to `version` is kept."""
+        return self._open.ring.has_update(version)
+
+    def read_global_update(self, version: int, index: int) -> bytes | None:
+        """Return the coded chunk `index` of the change from the global weights before to `version`.
+
+        None when it is not kept. Raises IndexError.
+        """
+        return self._open.ring.read_update(version, index)
 
     def update_in_memory(self, version: int, index: int) -> bytes | None:
         """Return what `read_update` does if that is in memory, else None. For any thread."""

@@ -175,7 +175,6 @@ class World:
             keep_versions=2,
             drain_s=5.0,
             shards=SHARDS,
-            reduces=self.trigger == "rounds",
             buffer=2,
             least_s=2.0,
             pace=PaceRules(steps=4, seconds=9.0) if self.trigger == "buffer" else None,

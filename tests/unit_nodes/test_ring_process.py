@@ -65,6 +65,7 @@ class Ring:
                 RingJob(
                     attempt=attempt, rank=rank, weights=weights[: len(members)],
                     piece_values=PIECE, base=self.folder / "base", cut=self.folder / f"cut-{me}",
+                    residual=self.folder / "lost" if not rank else None,
                     out=self.out(me, attempt), skip=SKIP, values=VALUES, host="127.0.0.1",
                     timeout_s=20.0, **more,
                 )
@@ -109,9 +110,10 @@ async def attempts(folder):
 def test_sums_are_equal_and_a_killed_member_costs_one_attempt(tmp_path):
     """With real gloo: members that get a result have the same bits, others an error at once."""
     random = np.random.default_rng(0)
-    base, *cuts = random.standard_normal((4, VALUES)).astype("<f4")
+    base, lost, *cuts = random.standard_normal((5, VALUES)).astype("<f4")
     head = b"h" * SKIP
     (tmp_path / "base").write_bytes(head + base.tobytes())
+    (tmp_path / "lost").write_bytes(bytes(SKIP) + lost.tobytes())
     for me, cut in enumerate(cuts):
         (tmp_path / f"cut-{me}").write_bytes(bytes(SKIP) + cut.tobytes())
     pids = asyncio.run(attempts(tmp_path))
@@ -120,5 +122,5 @@ def test_sums_are_equal_and_a_killed_member_costs_one_attempt(tmp_path):
     (result,) = results
     assert result[:SKIP] == head
     gained = 0.5 * (base - cuts[0]) + 0.25 * (base - cuts[1]) + 0.25 * (base - cuts[2])
-    assert np.allclose(np.frombuffer(result[SKIP:], "<f4"), base - gained, atol=1e-6)
+    assert np.allclose(np.frombuffer(result[SKIP:], "<f4"), gained - lost, atol=1e-6)
     assert len({(tmp_path / f"out-{me}.3").read_bytes() for me in range(2)}) == 1

@@ -1,9 +1,8 @@
 # ruff: noqa: D102 - the methods of the stand-ins are those of the ports
-"""A reduction over several parameter servers, after an average; a stand-in doubles it."""
+"""Jobs of the store: an average that fails, and a delta that counts nothing."""
 
 import numpy as np
 import pytest
-from attrs import define, field
 from deltas import delta_of, merged_of
 
 import fsl_transport as tp
@@ -15,11 +14,11 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import Committed, StoreSettings
 from fsl_async.store.store import Store
-from fsl_codecs import CodecSpec, decode, encode
+from fsl_codecs import CodecSpec, encode
 
 FP32 = CodecSpec("fp32")
 MANIFEST = Manifest.from_shapes([("w", (30,))])
-A, B = (DeltaKey(name, 1, 0, 1) for name in "ab")
+A = DeltaKey("a", 1, 0, 1)
 
 
 class AtOnce:
@@ -35,17 +34,6 @@ class AtOnce:
 
     def close(self):
         pass
-
-
-@define
-class Doubling:
-    """A reduction of two parameter servers with the same average, finished by the test."""
-
-    waiting: list = field(factory=list)
-
-    def reduce(self, average, done, failed):
-        doubled = average.through(lambda chunks: (2 * chunk for chunk in chunks))
-        self.waiting.append((lambda: done(doubled), failed))
 
 
 @pytest.fixture
@@ -67,11 +55,7 @@ def accumulate(store, key, value):
     store.accumulate(key, 1.0)
 
 
-def weights(store):
-    return decode(store.read_full(store.version, 0))
-
-
-def jobs_of(store, reduction=None, say=lambda _: None):
+def jobs_of(store, say=lambda _: None):
     events = []
     feed = lambda event, cause=None: events.append(event)  # noqa: E731
     jobs = StoreJobs(
@@ -81,52 +65,15 @@ def jobs_of(store, reduction=None, say=lambda _: None):
         shards=1,
         scheduler=tp.VirtualScheduler(),
         say=say,
-        reduction=reduction,
     )
     return jobs, events
 
 
-def test_a_version_is_made_from_the_reduced_average(store):
-    """Deltas during the reduction are in the version after."""
-    reduction = Doubling()
-    jobs, events = jobs_of(store, reduction)
-    accumulate(store, A, 3.0)
-    jobs.average(do.Average(1, (merged_of(A),), 1.0), 1)
-    jobs.reduce(do.Reduce(1), 2)
-    accumulate(store, B, 5.0)
-    assert events == []
-    reduction.waiting[0][0]()
-    assert events == [ev.Reduced(1)]
-    jobs.commit(do.Commit(1), 3)
-    assert isinstance(events[-1], ev.VersionCommitted)
-    assert np.array_equal(weights(store), np.full(30, -6.0))
-    assert store.accumulated == {B: 1.0}
-    jobs.average(do.Average(2, (merged_of(B, staleness=1),), 1.0), 4)
-    jobs.commit(do.Commit(2), 5)
-    assert np.array_equal(weights(store), np.full(30, -11.0)), "and without a reduction"
-
-
-def test_a_reduction_that_fails_is_a_commit_that_fails(store):
-    """Nothing is lost: the next try merges the same deltas and later ones."""
-    reduction = Doubling()
-    jobs, events = jobs_of(store, reduction)
-    accumulate(store, A, 3.0)
-    jobs.average(do.Average(1, (merged_of(A),), 1.0), 1)
-    jobs.reduce(do.Reduce(1), 2)
-    accumulate(store, B, 5.0)
-    reduction.waiting[0][1](OSError("the other parameter server is away"))
-    assert events == [ev.CommitFailed(1, "the other parameter server is away")]
-    jobs.average(do.Average(1, (merged_of(A), merged_of(B)), 0.5), 3)
-    jobs.commit(do.Commit(1), 4)
-    assert np.array_equal(weights(store), np.full(30, -4.0))
-
-
 def test_an_average_that_fails_is_reported_once(store):
     """Its Commit follows at once and must not make a version or a second report."""
-    jobs, events = jobs_of(store, Doubling())
+    jobs, events = jobs_of(store)
     accumulate(store, A, 3.0)
     jobs.average(do.Average(1, (merged_of(A, 7.0),), 1.0), 1)
-    jobs.reduce(do.Reduce(1), 2)
     jobs.commit(do.Commit(1), 3)
     assert [type(event) for event in events] == [ev.CommitFailed]
     assert store.version == 0

@@ -13,10 +13,15 @@ from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.outer import OuterSettings
-from fsl_codecs import CodecSpec
+from fsl_codecs import CodecSpec, decode, encode
 
 LOSSY = CodecSpec(format="e4m3", entropy=False)
 NESTEROV = OuterSettings("nesterov", 0.7, 0.9)
+
+
+def noise(manifest, seed):
+    """As `Run.publish` makes version 0."""
+    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -25,18 +30,30 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 32)
 
 
+def values_of(path, skip):
+    return np.fromfile(path, "<f4", offset=skip)
+
+
 def reduce(jobs, shares, files=None):
-    """What helpers do, in NumPy: write the result of each job; return it."""
+    """What helpers do, in NumPy: write the sum of each job; return the sum."""
     files = files or Files()
     total = np.float32(0.0)
     skip = jobs[0]["skip"]
-    read = lambda path: np.fromfile(path, "<f4", offset=skip)  # noqa: E731
     for job, share in zip(jobs, shares, strict=True):
-        total = total + np.float32(share) * (read(job["base"]) - read(job["cut"]))
-    made = read(jobs[0]["base"]) - total
+        gained = values_of(job["base"], skip) - values_of(job["cut"], skip)
+        part = np.float32(share) * gained
+        if job["residual"] is not None:
+            part = part - values_of(job["residual"], skip)
+        total = total + part
     for job in jobs:
-        files.write_whole(job["out"], job["base"].read_bytes()[:skip] + made.tobytes())
-    return made
+        files.write_whole(job["out"], job["base"].read_bytes()[:skip] + total.tobytes())
+    return total
+
+
+def coded(change, spec):
+    """What a client gets of a change, in chunks of the fixture."""
+    chunks = [change[at : at + 32] for at in range(0, len(change), 32)]
+    return np.concatenate([decode(encode(np.ascontiguousarray(one), spec)) for one in chunks])
 
 
 def joined(first, other):
@@ -63,21 +80,24 @@ def send_global(first, other, decided):
 def two_groups(make_run, **options):
     first, other = make_run("first", **options), make_run("other", **options)
     first.start()
-    first.store.ring.open()
+    first.store.ring.open(coordinates=True)
     first.store.ring.begin()
     other.open()
     joined(first, other)
     return first, other
 
 
-def decide(groups, number, attempt, shares):
+def decide(groups, number, attempt, shares, spec=LOSSY, *, has_residual=None):
     """A whole attempt, with its decision at the first group; returns the weights and digest."""
     cuts = {name: run.store.ring.take_cut(number) for name, run in groups.items()}
     first = next(iter(groups.values())).store.ring
     first.keep_attempt(number, attempt)
     jobs = [run.store.ring.begin_result(attempt) for run in groups.values()]
-    made = reduce(jobs, shares)
-    (digest,) = {run.store.ring.finish_result(attempt) for run in groups.values()}
+    assert has_residual in (None, jobs[0]["residual"] is not None)
+    total = reduce(jobs, shares)
+    base = values_of(jobs[0]["base"], jobs[0]["skip"])
+    (digest,) = {run.store.ring.finish_result(attempt, spec) for run in groups.values()}
+    made = base + coded(-total, spec)
     tokens = {name: (cut.begin, cut.end) for name, cut in cuts.items()}
     first.keep_decision(number + 1, attempt, digest, tokens)
     assert digest == digest_of(made)
@@ -117,7 +137,7 @@ def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run,
         assert run.store.tokens_total > 0
         (record,) = [one for one in run.store.records if one.version == 2]
         assert record.ring.round == 1
-        assert not run.store.has_update(2)
+        assert not run.store.has_update(2), "it does not lead from version 1"
     first.round(3, "a")
     digests = first.store.digest
     first.open()
@@ -126,6 +146,88 @@ def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run,
     state = first.store.ring.state
     assert (state.round, state.digest, state.cut) == (1, digest, None)
     assert state.counted == {"first": 0, "other": 0}
+
+
+def updates(run, version):
+    return [run.store.read_global_update(version, i) for i in range(run.manifest.chunks)]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run, resident):
+    """The same frames at all groups; what coding has lost is in the next round's sum."""
+    first, other = two_groups(make_run, resident=resident, codec_down=LOSSY)
+    before, gained, version = first.weights(0), np.zeros(first.manifest.values), 0
+    for number in range(3):
+        for run, name in ((first, "a"), (other, "c")):
+            run.round(version + 1, name)
+        reached = [run.weights(version + 1) for run in (first, other)]
+        gained += np.mean([one.astype(np.float64) - before for one in reached], axis=0)
+        attempt, from_ = 2 * number + 1, first.store.ring.state.digest
+        _, digest = decide_again({"first": first, "other": other}, number, attempt)
+        version += 2
+        for run in (first, other):
+            made = adopt(run, number + 1, attempt, digest)
+            assert (made.made_of, made.global_base) == ("global", from_)
+            assert run.store.has_global_update(version)
+        assert updates(first, version) == updates(other, version)
+        assert sum(map(len, updates(first, version))) < first.manifest.values * 4
+        sent = np.concatenate([decode(frame) for frame in updates(first, version)])
+        assert (before + sent == first.weights(version)).all(), "as a client adds it"
+        before = first.weights(version)
+    (lost,) = (first.root / "global").glob("residual-*")
+    assert not list((other.root / "global").glob("residual-*")), "the coordinator's alone"
+    lost = np.fromfile(lost, "<f4")[-first.manifest.values :]
+    assert np.abs(lost).max() > 0.0
+    assert np.allclose(before + lost, two_groups_began(first) + gained, atol=1e-5)
+    found = other.open()
+    other.store.ring.open()
+    assert (found.global_version, found.global_base) == (version, from_)
+    assert (found.global_versions, found.newest_global) == (3, (2, 4, 6))
+    assert updates(other, version) == updates(first, version)
+    assert other.store.read_global_update(version - 2, 0) is None, "only the newest is kept"
+    with pytest.raises(IndexError):
+        other.store.read_global_update(version, 99)
+
+
+def two_groups_began(run):
+    return noise(run.manifest, 0)
+
+
+def decide_again(groups, number, attempt):
+    return decide(groups, number, attempt, [0.5, 0.5], has_residual=number > 0)
+
+
+def test_a_lost_residual_costs_only_what_it_held(make_run):
+    """The coordinator goes on without, and all groups still hold the same bits."""
+    first, other = two_groups(make_run, codec_down=LOSSY)
+    for number in range(2):
+        for run, name in ((first, "a"), (other, "c")):
+            run.round(2 * number + 1, name)
+        _, digest = decide({"first": first, "other": other}, number, number + 1, [0.5, 0.5])
+        for run in (first, other):
+            adopt(run, number + 1, number + 1, digest)
+        (lost,) = (first.root / "global").glob("residual-*")
+        lost.write_bytes(b"torn")
+    assert first.store.digest == other.store.digest
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_there_is_an_update_only_for_clients_that_can_use_it(make_run, late):
+    """Not for a group that merged on, nor for one that got the weights of others."""
+    first, other = two_groups(make_run)
+    for run, name in ((first, "a"), (other, "c")):
+        run.round(1, name)
+    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    if late:
+        other.round(2, "d")
+    else:
+        (update,) = (other.root / "global").glob("update-*")
+        update.unlink()
+    made = adopt(other, 1, 1, digest)
+    assert (made.made_of, made.global_base) == ("late" if late else "global", "")
+    assert not other.store.has_global_update(made.version)
+    assert other.store.read_global_update(made.version, 0) is None
+    assert other.open().global_version == (-1 if late else 2)
 
 
 def test_momentum_can_begin_again(make_run):
@@ -187,7 +289,7 @@ def test_deltas_that_wait_are_merged_after_an_adoption(make_run):
     for run in (first, plain):
         run.send(key, np.full(run.manifest.values, 0.5, np.float32))
         run.store.accumulate(key, 10.0)
-    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5], CodecSpec())
     adopt(first, 1, 1, digest)
     assert first.store.digest == plain.store.digest == digest
     made = first.store.commit(3, [merged_of(key, 10.0, tokens=10)], 0.1)
@@ -269,7 +371,7 @@ def drive(run, files, *, late):
         store.start_run("run")
         run.publish()
     ring = store.ring
-    ring.open()
+    ring.open(coordinates=True)
     if ring.state.round < 0:
         ring.begin()
     version_of(1, "a")
@@ -281,13 +383,16 @@ def drive(run, files, *, late):
             attempt = ring.state.attempt + 1
             ring.keep_attempt(0, attempt)
             reduce([ring.begin_result(attempt)], [0.5], files)
-            digest = ring.finish_result(attempt)
+            digest = ring.finish_result(attempt, LOSSY)
             ring.keep_decision(1, attempt, digest, {"a": (0, 10)})
         decided = ring.state.decided
         adopt(run, 1, decided.attempt, decided.digest)
     version_of(4 if late else 3, "c")
     end = store.ring.state
-    return store.digest, end.digest, end.round, end.cut, store.tokens_total
+    folder = run.root / "global"
+    beside = sorted(folder.glob("update-*")) + sorted(folder.glob("residual-*"))
+    kinds = [(path.name.split("-")[0], path.read_bytes()) for path in beside]
+    return store.digest, end.digest, end.round, end.cut, store.tokens_total, *kinds
 
 
 def crashing(make_run, calls, *, late, resident, mode, power):

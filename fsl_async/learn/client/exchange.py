@@ -9,10 +9,13 @@ Vectors, all fp32 on the CPU, each the size of the model:
     reference  r, from where unsent work is measured: the last snapshot, or the base the model was
                moved onto
     spare      the one that is free, kept for the next snapshot
+    global     in a run of several groups, the newest weights of all of them that came here: their
+               next version leads from those, not from the base
     residual   with error feedback, the coder's: what coding has lost of the deltas so far
 A vector is never written while something refers to it. So between syncs, and in the usual order
 (snapshot, send, fetch, rebase), there are two of them besides the model; three while a full version
-is fetched, or when a second snapshot is taken before the first is coded. On top of them come coded
+is fetched, or when a second snapshot is taken before the first is coded. Groups cost one more: the
+global weights, which are the base until the next version. On top of them come coded
 chunks: of a delta until drop_delta, of an update until finish_fetch.
 
 The arithmetic, with theta the model's weights:
@@ -96,6 +99,8 @@ class Exchange:
         self.pool = ChunkPool(threads)
         self.directions: Directions | None = None
         """Of the run, where clients may send scalars."""
+        self.keeps_global = False
+        """Whether the run has several groups."""
         self.only_scalars = False
         """Whether versions are scalars too, and all deltas."""
         self.manifest: Manifest | None = None
@@ -112,6 +117,8 @@ class Exchange:
         self._base: Vector | None = None
         self._base_version = NO_VERSION
         self._base_digest = ""
+        self._global: Vector | None = None
+        self._global_digest = ""
         self._model_digest = ""  # of the base the model was last moved onto
         self._reference: Vector | None = None
         self._carries = True  # whether unsent work can be carried over to a new base
@@ -129,13 +136,15 @@ class Exchange:
         threads: int | None = None,
         directions: Directions | None = None,
         only_scalars: bool = False,
+        keeps_global: bool = False,
     ) -> None:
         """Code deltas so from the next chunk on; see `DeltaCoder`. threads: to decode with.
 
         directions: of the run, where clients may send scalars; only_scalars: where all do, and
-        versions are scalars too.
+        versions are scalars too. keeps_global: the run has several groups.
         """
         self.directions, self.only_scalars = directions, only_scalars
+        self.keeps_global = keeps_global
         self.coder.spec, self.coder.feedback, self.coder.whole = spec, feedback, whole
         if threads is not None:
             self.pool.threads = threads
@@ -366,11 +375,22 @@ class Exchange:
             if delta is not None:
                 self._uncouple(delta)
 
-    def begin_fetch(self, kind: Literal["update", "seeds", "full"], version: int) -> None:
-        """Get ready for the chunks of `version`; an unfinished fetch is given up.
+    @property
+    def global_digest(self) -> str:
+        """The digest of the global weights that are kept; empty: there are none."""
+        with self._lock:
+            return self._global_digest
 
-        Raises LearnerError for an update that does not follow the base, and for scalars in a run
-        without.
+    def begin_fetch(
+        self,
+        kind: Literal["update", "seeds", "full", "global", "global_full"],
+        version: int,
+    ) -> None:
+        """Get ready for the chunks of `version`; an unfinished fetch is given up. kind: as in
+        `roles.sync.messages.VersionMeta`.
+
+        Raises LearnerError for an update that does not follow the base, or without the global
+        weights that it follows, and for scalars in a run without.
         """
         with self._lock:
             self._fetch = None
@@ -387,13 +407,20 @@ class Exchange:
                     f" {self._base_version}: fetch it in full"
                 )
             manifest = self._known_manifest()
+            if kind == "global" and self._global is None:
+                raise LearnerError(
+                    f"version {version} follows global weights that are not here: fetch it in full"
+                )
             if kind == "update":
                 self._fetch = Fetch(manifest, version, base=self._base)
+            elif kind == "global":
+                self._fetch = Fetch(manifest, version, base=self._global, is_global=True)
             else:
                 # Allocating is cheap here: the pages of a new vector come when they are first
                 # written, in the worker.
                 target = self._free_vector(manifest.values)
-                self._fetch = Fetch(manifest, version, target=target)
+                is_global = kind == "global_full" and self.keeps_global
+                self._fetch = Fetch(manifest, version, target=target, is_global=is_global)
 
     def _replay(self, version: int) -> Replay:
         base, since, manifest = self._base, self._base_version, self._known_manifest()
@@ -436,6 +463,8 @@ class Exchange:
             digest = digest_of(base, self.pool.each)
             with self._lock:
                 self._base_version, self._base_digest = 0, digest
+                if self.keeps_global:
+                    self._global, self._global_digest = base, digest
         return digest
 
     def encode_delta(self, sequence: int, index: int) -> bytes:
@@ -506,20 +535,28 @@ class Exchange:
                     raise LearnerError(
                         f"version {version} lacks {fetch.missing} of {fetch.chunks} chunks"
                     )
-                old = self._base
+                old, kept = self._base, self._global
                 assert old is not None
+                # An update is applied where it leads from, if nothing else refers to that vector.
+                origin = old
+                if fetch.is_global:
+                    origin = old if kept is None else kept
+                    self._global, self._global_digest = None, ""
                 if fetch.target is not None:
                     new = fetch.target
-                elif self._is_shared(old):
+                elif self._is_shared(origin):
                     new = self._free_vector(len(old))
                 else:
-                    new = old
+                    new = origin
                 self._fetch = None
                 # Should a decode fail against all expectation, the base is known to be unknown.
                 self._base, self._base_version, self._base_digest = new, NO_VERSION, ""
             fetch.write_to(new, self.pool)
             with self._lock:
                 self._base_version, self._base_digest = version, fetch.digest
+                if fetch.is_global:
+                    self._global, self._global_digest = new, fetch.digest
+                    self._release(kept)
                 self._release(old)
         return fetch.digest
 
@@ -530,8 +567,13 @@ class Exchange:
         return self._allocate(values) if vector is None else vector
 
     def _is_shared(self, vector: Vector) -> bool:
-        return vector is self._reference or any(
-            vector is delta.minuend or vector is delta.subtrahend for delta in self._deltas.values()
+        return (
+            vector is self._reference
+            or vector is self._global
+            or any(
+                vector is delta.minuend or vector is delta.subtrahend
+                for delta in self._deltas.values()
+            )
         )
 
     def _release(self, vector: Vector | None) -> None:

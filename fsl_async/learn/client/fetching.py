@@ -40,9 +40,10 @@ _DONE = b""
 class Fetch:
     """The chunks of one version. For one thread at a time.
 
-    base: float32, all values of the model: an update is added to it, and nothing writes it before
-    `write_to`. None for a full version. target: a full version is decoded to it, of the same shape;
-    it is of no use before all chunks are here. None for an update.
+    base: float32, all values of the model, a version or global weights: an update is added to it,
+    and nothing writes it before `write_to`. None for a full version. target: a full version is
+    decoded to it, of the same shape; it is of no use before all chunks are here. None for an
+    update. is_global: the version is global weights.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Fetch:
         *,
         base: Vector | None = None,
         target: Vector | None = None,
+        is_global: bool = False,
     ) -> None:
         self.version = version
         self.target = target
+        self.is_global = is_global
         self.chunks = manifest.chunks
         self._manifest = manifest
         self._base = base
@@ -147,6 +150,7 @@ class Replay:
     """
 
     chunks = 1
+    is_global = False
 
     def __init__(
         self,

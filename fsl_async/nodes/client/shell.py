@@ -7,7 +7,7 @@ by the training thread (`fsl_async.learn.client`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve, frozen, mutable
 
@@ -352,11 +352,9 @@ class ClientShell:
         version = effect.version
         fetch = self._fetch
         if fetch is None or (fetch.kind, fetch.version) != (effect.kind, version):
-            kind: Kind = "seeds" if effect.kind == "seeds" else "full"
-            if effect.kind == "update":
-                kind = "update"
+            kind = effect.kind
             try:
-                self.learner.begin_fetch(kind, version)
+                self.learner.begin_fetch(cast("Kind", kind), version)
             except Exception as error:  # noqa: BLE001 - the reason for declining
                 self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
                 self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number)
@@ -400,7 +398,9 @@ class ClientShell:
         self, version: int, number: int
     ) -> tuple[Callable[[str], None], Callable[[Exception], None]]:
         return (
-            lambda digest: self.node.feed(ev.BaseReplaced(version, digest), number),
+            lambda digest: self.node.feed(
+                ev.BaseReplaced(version, digest, self.learner.global_digest), number
+            ),
             lambda error: self.node.feed(ev.FetchFailed(version, str(error)), number),
         )
 

@@ -134,6 +134,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
         epsilon=config.tune.dp_epsilon,
+        is_group=config.ring.is_on,
         publishes=not config.ring.is_on or next(iter(config.ring.servers)) == config.run.name,
     )
 

@@ -28,6 +28,7 @@ from fsl_async.roles.ring.rules import RingRules
 from fsl_async.roles.sync import group_hold as group
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
+from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
     from fsl_async.store.records import Committed
@@ -104,6 +105,7 @@ class RingShell:
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or listener
         self.process = RingProcess(self._address, self._summed, self._ring_failed)
         self._reducing = 0
+        self._spec = CodecSpec()
         self._wanted: do.ReceiveGlobal | None = None
         self._stream = ""
         self._problem = ""
@@ -127,7 +129,7 @@ class RingShell:
 
     def start(self) -> None:
         """Feed the state on disk, and dial the coordinator; once, after the group has started."""
-        state = self._store.ring.open()
+        state = self._store.ring.open(coordinates=self._options.rules.coordinates)
         if state.cut is not None:  # a view may come without a poll that takes a cut
             self.process.start()
         self.node.feed(state)
@@ -210,6 +212,11 @@ class RingShell:
         view = effect.view
         attempt = self._reducing = view.attempt
         options = self._options
+        try:
+            self._spec = CodecSpec(**view.codec)
+        except (CodecUsageError, TypeError) as error:
+            self._ring_failed(attempt, f"updates cannot be coded so: {error}")
+            return
 
         def begun(paths: dict[str, Any]) -> None:
             if self._reducing != attempt or self._is_closed:
@@ -246,8 +253,9 @@ class RingShell:
             self.node.feed(ev.RingMessage(self._options.rules.name, message))
 
     def _summed(self, attempt: int) -> None:
+        spec = self._spec
         self._worker.submit(
-            lambda: self._store.ring.finish_result(attempt),
+            lambda: self._store.ring.finish_result(attempt, spec),
             lambda digest: self.node.feed(ev.RingDone(attempt, digest)),
             lambda error: self._ring_failed(attempt, str(error)),
         )

@@ -38,6 +38,8 @@ class RingJob:
     host: str
     timeout_s: float
     bytes_per_s: float = 0.0
+    residual: Path | None = None
+    """What coding has lost of global weights; None: nothing, or another rank adds it."""
 
 
 class RingProcess:
@@ -84,6 +86,7 @@ class RingProcess:
                 "piece_values": job.piece_values,
                 "base": str(job.base),
                 "cut": str(job.cut),
+                "residual": "" if job.residual is None else str(job.residual),
                 "out": str(job.out),
                 "skip": job.skip,
                 "values": job.values,

@@ -132,8 +132,10 @@ class Serving:
             return
         self._fetching[effect.peer] = effect.version
         self._keep_fetched()
+        of_global = effect.kind == "global"
+        has_update = self.store.has_global_update if of_global else self.store.has_update
         self.worker.submit(
-            lambda: self.store.has_update(effect.version),
+            lambda: has_update(effect.version),
             lambda kept: self._send_version(effect, number, kept=kept),
             failed,
         )
@@ -158,13 +160,17 @@ class Serving:
         self.worker.submit(lambda: self.store.keep_from(oldest), lambda _: None, lambda _: None)
 
     def _send_version(self, effect: do.SendVersion, number: int, *, kept: bool) -> None:
-        if effect.kind != "full" and not kept:
-            effect = do.SendVersion(effect.peer, "full", self.newest())
+        if effect.kind in {"update", "seeds", "global"} and not kept:
+            is_global = effect.kind == "global" and effect.version == self.newest()
+            kind = "global_full" if is_global else "full"
+            effect = do.SendVersion(effect.peer, kind, self.newest())
             self._fetching[effect.peer] = effect.version
             self._keep_fetched()
         version = effect.version
         store, is_update = self.store, effect.kind == "update"
         read_chunk = store.read_update if is_update else store.read_full
+        if effect.kind == "global":
+            read_chunk = store.read_global_update
         self._offer(
             effect,
             number,

@@ -13,7 +13,7 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.nodes.ports import Listener, Reduction, Store
+from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.serving import Serving
@@ -65,7 +65,6 @@ class Surroundings:
     finished: Callable[[Finish], None]
     after_commit: Callable[[int], None] | None = None
     """See `StoreJobs`."""
-    reduction: Reduction | None = None
     count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None
     """Takes each chunk of weights sent or received; the direction is as seen from the client."""
 
@@ -96,7 +95,6 @@ class ParameterServerShell:
             scheduler=around.scheduler,
             say=around.say,
             after_commit=around.after_commit,
-            reduction=around.reduction,
         )
         self._receiving = Receiving(
             store=store,
@@ -152,7 +150,6 @@ class ParameterServerShell:
             do.Quarantine: self.jobs.quarantine,
             do.Release: self.jobs.release,
             do.Average: self.jobs.average,
-            do.Reduce: self.jobs.reduce,
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
             group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),
@@ -229,8 +226,8 @@ class ParameterServerShell:
         match msg.from_wire(event.body):
             case msg.Attach() as attach:
                 self._attach(peer, attach)
-            case msg.Fetch(version, digest):
-                self.node.feed(ev.FetchAsked(peer, version, digest))
+            case msg.Fetch(version, digest, global_digest):
+                self.node.feed(ev.FetchAsked(peer, version, digest, global_digest))
             case msg.Holding(version, digest):
                 self.node.feed(ev.VersionHeld(peer, version, digest))
                 if version == self.machine.version:

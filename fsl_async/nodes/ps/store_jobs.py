@@ -14,7 +14,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.store.errors import Damaged
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.ports import Reduction, Store
+    from fsl_async.nodes.ports import Store
     from fsl_async.nodes.runtime import Worker
     from fsl_async.roles.machine import Event
     from fsl_async.store.merging import Average
@@ -35,14 +35,11 @@ class StoreJobs:
         scheduler: Scheduler,
         say: Callable[[Note], None],
         after_commit: Callable[[int], None] | None = None,
-        reduction: Reduction | None = None,
     ) -> None:
         """shards: of the run's data.
 
         after_commit: called in the worker with each durable version, before it is announced; it
         must not raise.
-
-        reduction: carries out `Reduce`.
         """
         self._store = store
         self._worker = worker
@@ -51,7 +48,6 @@ class StoreJobs:
         self._scheduler = scheduler
         self._say = say
         self._after_commit = after_commit
-        self._reduction = reduction
         self.on_version: Callable[[int], None] = lambda _: None
         """Takes version 0, and each one made of deltas, after the machine."""
         self._average: Average | None = None
@@ -137,24 +133,6 @@ class StoreJobs:
             lambda error: self._commit_failed(effect.version, error, number),
         )
 
-    def reduce(self, effect: do.Reduce, number: int) -> None:
-        """Reduce the average, and keep the result."""
-        reduction = self._reduction
-        assert reduction is not None, "Reduce without a reduction"
-
-        def reduced(average: Average) -> None:
-            self._average = average
-            self._feed(ev.Reduced(effect.version), number)
-
-        def failed(error: Exception) -> None:
-            self._commit_failed(effect.version, error, number)
-
-        def averaged(average: Average | None) -> None:
-            if average is not None:
-                reduction.reduce(average, reduced, failed)
-
-        self._worker.submit(lambda: self._average, averaged, failed)
-
     def commit(self, effect: do.Commit, number: int) -> None:
         """Make the next version."""
 
@@ -207,6 +185,8 @@ class StoreJobs:
                 seconds,
                 made.cosine,
                 dict(made.product_norms),
+                made.made_of,
+                made.global_base,
             ),
             number,
         )

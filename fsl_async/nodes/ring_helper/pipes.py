@@ -5,9 +5,9 @@
 
 To the helper, with "do":
 
-    reduce     attempt, rank, weights (one for each rank), piece_values, base, cut, out (paths),
-               skip (bytes before the values in each file), values, host (to bind), timeout_s,
-               bytes_per_s (0: no limit)
+    reduce     attempt, rank, weights (one for each rank), piece_values, base, cut, residual (or
+               empty), out (paths), skip (bytes before the values in each file), values, host (to
+               bind), timeout_s, bytes_per_s (0: no limit)
     address    attempt, key, blob: of another rank
     kill       -
 

@@ -3,11 +3,12 @@
 For each piece of values, on every rank, in fp32:
 
     D = base - cut            what this group gained, with the sign of a pseudo-gradient
-    S = sum of weight * D     by gloo's ring, over all ranks in the order of the view
-    out = base - S            the next global weights
+    V = weight * D            at the coordinator minus what coding has lost of the rounds before
+    out = sum of V            by gloo's ring, over all ranks in the order of the view
 
-The sum is bit-equal on all ranks, and depends on the number of ranks, their order and the size of
-pieces (measured); all three are in the view. The inputs are mapped and not changed.
+The parameter server makes the next global weights of it (`fsl_async.store.ring_store`). The sum is
+bit-equal on all ranks, and depends on the number of ranks, their order and the size of pieces
+(measured); all three are in the view. The inputs are mapped and not changed.
 
 Addresses of the ranks are exchanged by `MessageStore`, a torch store that is fed with messages, so
 there is no store server with a port of its own. gloo connects all pairs of ranks; it neither
@@ -122,6 +123,7 @@ def reduce_files(job: dict[str, Any], store: Any) -> None:
     values, skip, piece = job["values"], job["skip"], job["piece_values"]
     weight = np.float32(job["weights"][job["rank"]])
     base, cut = _mapped(job["base"], skip, values), _mapped(job["cut"], skip, values)
+    residual = _mapped(job["residual"], skip, values) if job["residual"] else None
     # One buffer: memory that is touched first costs more than the reduction.
     buffer = torch.empty(min(piece, values), dtype=torch.float32)
     pace = Pace(job["bytes_per_s"])
@@ -136,8 +138,9 @@ def reduce_files(job: dict[str, Any], store: Any) -> None:
             room = part.numpy()
             np.subtract(base[begin:end], cut[begin:end], out=room)
             np.multiply(room, weight, out=room)
+            if residual is not None:
+                np.subtract(room, residual[begin:end], out=room)
             group.allreduce([part], options).wait()
-            np.subtract(base[begin:end], room, out=room)
             if not np.isfinite(room).all():
                 raise RuntimeError("the sum is not finite: a group has diverged")
             view = room.data.cast("B")

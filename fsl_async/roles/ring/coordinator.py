@@ -239,7 +239,9 @@ class RingCoordinator:
         self.attempt += 1
         self.reports.clear()
         self.lost = ""
-        self.view = msg.View(self.round, self.attempt, shares, self.rules.piece_values)
+        self.view = msg.View(
+            self.round, self.attempt, shares, self.rules.piece_values, dict(self.rules.codec)
+        )
         self.phase = CoordinatorPhase.FORMING
         return [do.KeepAttempt(self.round, self.attempt)]
 

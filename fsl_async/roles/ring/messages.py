@@ -110,13 +110,15 @@ class View(Message, tag="view/1"):
     """Coordinator: reduce now, in this order of members.
 
     shares: of each member in the order of ranks, as (name, digest, weight). piece_values: reduced
-    in one call; it changes the order of additions, so it belongs to the agreement.
+    in one call; it changes the order of additions, so it belongs to the agreement. codec: how the
+    result is coded for clients (the members of a CodecSpec), which it is made of.
     """
 
     round: int
     attempt: int
     shares: list[Any]
     piece_values: int
+    codec: dict[str, Any] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         if not 2 <= len(self.shares) <= MAX_MEMBERS or not 1 <= self.piece_values <= 1 << 28:

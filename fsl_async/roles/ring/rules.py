@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import Any
+
+from attrs import field, frozen
 
 PIECE_VALUES = 1 << 24
 
@@ -24,6 +26,8 @@ class RingRules:
     retry_s: float = 0.5
     staleness_exponent: float = 0.5
     piece_values: int = PIECE_VALUES
+    codec: dict[str, Any] = field(factory=dict)
+    """How global weights are coded for clients: the members of a CodecSpec."""
 
     @property
     def coordinator(self) -> str:

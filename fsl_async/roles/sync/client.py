@@ -354,7 +354,7 @@ class ClientMachine:
 
     def _base_lost(self, text: str, now: float) -> list[Effect]:
         self.busy = None
-        self.version_sync.base = Held()
+        self.version_sync.lost()
         self.version_sync.later(now, self.rules.reoffer_s)
         return [Note(text, "warning"), *self._advance()]
 

@@ -23,6 +23,8 @@ MAX_TOKENS = 10**12
 """Limit of one delta. With the store's limit on a delta's norm it keeps every sum within fp32."""
 USUAL_DELTAS = 64
 """Merged deltas over which the usual number of steps is the mean."""
+REMEMBERED_GLOBAL = 64
+"""Versions of global weights that are known by number."""
 REMEMBERED_VERSIONS = 256
 """Digests kept of past versions, to check the lineage of clients that were away for long."""
 
@@ -58,6 +60,8 @@ class DeltaBook:
         self.settled: dict[str, Settled] = {}
         self.version = -1
         self.digests: dict[int, str] = {}
+        self.global_versions: list[int] = []
+        """The newest ones made of the weights of all groups; no delta is older for them."""
         self._steps: deque[int] = deque(maxlen=USUAL_DELTAS)
         """Of the last merged deltas."""
         self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
@@ -66,9 +70,14 @@ class DeltaBook:
         """Restore what the newest merged deltas were, oldest first."""
         self._steps.extend(one.delta.steps for one in usual)
 
-    def advance(self, version: int, digest: str) -> int:
-        """Record a durable version and its deltas as merged. Returns their tokens."""
+    def advance(self, version: int, digest: str, *, is_global: bool = False) -> int:
+        """Record a durable version and its deltas as merged. Returns their tokens.
+
+        is_global: it is of the weights of all groups.
+        """
         self.version = version
+        if is_global:
+            self.global_versions = [*self.global_versions, version][-REMEMBERED_GLOBAL:]
         self.digests[version] = digest
         self.digests.pop(version - self._memory - 1, None)
         tokens = 0
@@ -179,12 +188,13 @@ class DeltaBook:
         return None
 
     def staleness(self, key: DeltaKey) -> int:
-        """Versions between a delta's base and the version that the next new merge starts from.
+        """Versions of deltas between a delta's base and that which the next new merge starts from.
 
         If the current merge fails and is tried again, deltas that arrived meanwhile join it. They
         keep the staleness, and so the weight, with which they are already in the accumulator.
         """
-        return max(0, self.version + (1 if self.merging else 0) - key.base)
+        others = sum(key.base < version <= self.version for version in self.global_versions)
+        return max(0, self.version + (1 if self.merging else 0) - key.base - others)
 
     def weight(self, delta: Delta) -> float:
         """The weight of a delta in the next new merge."""

@@ -87,7 +87,9 @@ class ReceiveDelta(Effect, tag="receive_delta"):
 class SendVersion(Effect, tag="send_version"):
     """Stream a version to a peer.
 
-    kind: "update" (coded, from version - 1), "seeds" (scalars, from version `since`) or "full".
+    kind: "update" (coded, from version - 1), "seeds" (scalars, from version `since`), "full",
+    "global" (coded, from the global weights that the peer has kept) or "global_full" (full, of a
+    version that is global weights).
     position: of the announcement that goes with scalars.
     """
 
@@ -151,13 +153,6 @@ class KeepDecay(Effect, tag="keep_decay"):
     """Write to disk that rates decay from now on. Ends in DecayKept or StoreFailed."""
 
     decay: Decay
-
-
-@frozen
-class Reduce(Effect, tag="reduce"):
-    """Reduce the average with those of other parameter servers. Ends in Reduced or CommitFailed."""
-
-    version: int
 
 
 @frozen

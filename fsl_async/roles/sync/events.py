@@ -109,6 +109,14 @@ class Recovered(Event, tag="recovered"):
     """The run's name; empty before it has one."""
     began_s: float = 0.0
     """How much of `served_s` was before version 0."""
+    global_version: int = -1
+    """The newest version that is the weights of all groups, to the bit; -1: none."""
+    global_base: str = ""
+    """As in VersionCommitted."""
+    global_versions: int = 0
+    """How many versions after version 0 are "global" or "late"."""
+    newest_global: tuple[int, ...] = ()
+    """The newest of those."""
 
 
 @frozen
@@ -153,11 +161,15 @@ class ShardKept(Event, tag="shard_kept"):
 
 @frozen
 class FetchAsked(Event, tag="fetch_asked"):
-    """A client that holds `version` (-1: none) with `digest` asks for the current version."""
+    """A client that holds `version` (-1: none) with `digest` asks for the current version.
+
+    global_digest: of the newest global weights that it has kept; empty: none.
+    """
 
     peer: str
     version: int
     digest: str
+    global_digest: str = ""
 
 
 @frozen
@@ -222,13 +234,6 @@ class VersionSent(Event, tag="version_sent"):
 
 
 @frozen
-class Reduced(Event, tag="reduced"):
-    """The average of `version` is now that of all parameter servers."""
-
-    version: int
-
-
-@frozen
 class VersionCommitted(Event, tag="version_committed"):
     """A version is durable: its checkpoint directory has been renamed into place."""
 
@@ -240,6 +245,12 @@ class VersionCommitted(Event, tag="version_committed"):
     """How far the merged deltas agree (`fsl_async.roles.sync.agreement`)."""
     product_norms: dict[str, float] = field(factory=dict)
     """By client: how far it moved the products of adapters."""
+    made_of: str = "deltas"
+    """Or "global": it is the weights of all groups, to the bit; "late": those, and what this group
+    merged since.
+    """
+    global_base: str = ""
+    """Of "global": the digest of the global weights from which a coded update leads; or empty."""
 
 
 @frozen
@@ -392,10 +403,14 @@ class FetchReceived(Event, tag="fetch_received"):
 
 @frozen
 class BaseReplaced(Event, tag="base_replaced"):
-    """The base buffer holds `version` and has `digest`. The model is not rebased yet."""
+    """The base buffer holds `version` and has `digest`. The model is not rebased yet.
+
+    global_digest: of the global weights that are kept besides; empty: none.
+    """
 
     version: int
     digest: str
+    global_digest: str = ""
 
 
 @frozen

@@ -21,7 +21,8 @@ Run = Annotated[str, RUN]
 OptionalRun = Annotated[str, optional(RUN)]
 Digest = Annotated[str, DIGEST]
 Code = Annotated[str, Form("a code", re.compile(r"[a-z][a-z0-9-]{0,63}").fullmatch)]
-VersionKind = Annotated[str, Form("a kind of version", {"update", "seeds", "full"}.__contains__)]
+KINDS = {"update", "seeds", "full", "global", "global_full"}
+VersionKind = Annotated[str, Form("a kind of version", KINDS.__contains__)]
 
 
 @frozen
@@ -36,10 +37,14 @@ class Attach(Message, tag="attach/2"):
 
 @frozen
 class Fetch(Message, tag="fetch/1"):
-    """Client: I hold `version` (-1: none) with `digest`; send the current version."""
+    """Client: I hold `version` (-1: none) with `digest`; send the current version.
+
+    global_digest: of the newest global weights that I have kept; empty: none.
+    """
 
     version: int
     digest: OptionalDigest
+    global_digest: OptionalDigest = ""
 
 
 @frozen
@@ -193,7 +198,8 @@ class VersionMeta(Message, tag="version_meta/1"):
     """Stream of a version.
 
     kind: "update" (coded outer delta from version - 1), "seeds" (one frame of the scalars since an
-    earlier version) or "full" (fp32).
+    earlier version), "full" (fp32), "global" (coded, from the global weights of the digest that the
+    client named) or "global_full" (fp32 of global weights, which the client keeps a copy of).
     """
 
     kind: VersionKind

@@ -132,6 +132,8 @@ class RunProgress:
     tokens: int = 0
     """Merged so far."""
     version: int = 0
+    global_versions: int = 0
+    """Versions of the weights of all groups so far; they are no rounds."""
     was_asked: bool = False
     """Whether the decay was asked for while the run went on."""
     _planned: RunLimits = field(init=False)
@@ -154,11 +156,13 @@ class RunProgress:
         decay: Decay | None = None,
         *,
         began_s: float = 0.0,
+        global_versions: int = 0,
     ) -> None:
         """Continue from the state on disk.
 
         served_s: for which earlier processes served the run. began_s: of them, before version 0.
         """
+        self.global_versions = global_versions
         self.version, self.tokens = max(0, version), tokens
         self._served_s, self._started_at = served_s, now
         self._began_s = began_s if version >= 0 else None
@@ -167,14 +171,23 @@ class RunProgress:
             self.was_asked = True
         self._mark(now)
 
-    def committed(self, version: int, tokens: int, now: float) -> None:
-        """Count a version made of `tokens`."""
+    def committed(self, version: int, tokens: int, now: float, *, is_global: bool = False) -> None:
+        """Count a version made of `tokens`; is_global: of the weights of all groups."""
+        self.global_versions += is_global and version > 0
         if self._began_s is None:
             self._began_s = self.served_s(now)
             self._marks.clear()
         self.version = version
         self.tokens += tokens
         self._mark(now)
+
+    def is_last(self, number: int) -> bool:
+        """Whether the version that round `number` makes is the last one of the run."""
+        return self.limits.is_last(number - self.global_versions)
+
+    def limit_reached(self, version: int, tokens: int) -> str | None:
+        """The limit that the run has reached with a version and its merged tokens, or None."""
+        return self.limits.reached(version - self.global_versions, tokens)
 
     def with_version(self, version: int, tokens: int, now: float) -> RunPosition:
         """Where the run is once `version` is made of `tokens` more."""
@@ -204,7 +217,7 @@ class RunProgress:
         if not more.exist:
             return Decay(position.progress, self.limits, self._planned)
         limits = RunLimits(
-            more.rounds and self.version + more.rounds,
+            more.rounds and self.version - self.global_versions + more.rounds,
             more.tokens and self.tokens + more.tokens,
             more.seconds and self.served_s(now) + more.seconds,
         )
@@ -240,7 +253,7 @@ class RunProgress:
         """The largest part of any limit that is used up; None without limits."""
         limits, parts = limits or self.limits, []
         if limits.rounds:
-            parts.append(version / limits.rounds)
+            parts.append((version - self.global_versions) / limits.rounds)
         if limits.tokens:
             parts.append(tokens / limits.tokens)
         if limits.seconds:

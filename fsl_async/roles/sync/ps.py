@@ -35,7 +35,6 @@ Rules
                                                             themselves (`pacing`)
     COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted, Accumulate
                  ClientLeft, timer "round"     or MERGING   Average, Commit at the trigger's verdict
-    MERGING      Reduced                       MERGING      Commit (Average and Reduce came before)
     MERGING      VersionCommitted              READY        Send Announce to all; at a limit, end
     MERGING      CommitFailed                  MERGING      timer "retry", then Average and Commit
     any          StoreFailed                   same         Finish with exit code 2
@@ -175,7 +174,6 @@ class ParameterServerMachine:
             ev.FetchAsked: self.serving.fetch,
             ev.SendVersionFailed: self._send_failed,
             ev.VersionHeld: self._held,
-            ev.Reduced: self.rounds.reduced,
             HoldAsked: self.hold.asked,
             MergesResumed: self.hold.resumed,
             GlobalBrought: self.hold.asked,
@@ -241,6 +239,7 @@ class ParameterServerMachine:
             now,
             event.decay,
             began_s=event.began_s,
+            global_versions=event.global_versions,
         )
         limits = self.progress.limits
         # If the limit was reached before this start, clients still get time to reconnect and offer
@@ -251,7 +250,10 @@ class ParameterServerMachine:
         if event.version < 0:
             return []
         self.publishing.done()
+        self.serving.global_version = event.global_version
+        self.serving.global_base = event.global_base
         self.deltas.digests = dict(event.digests)
+        self.deltas.global_versions = list(event.newest_global)
         self.deltas.recovered(event.usual)
         self.deltas.advance(event.version, event.digest)
         for key in sorted(event.settled):
@@ -259,8 +261,8 @@ class ParameterServerMachine:
         self.rounds.phase = Phase.READY
         trigger = self.rounds.trigger
         trigger.selection.recovered(event.settled)
-        self.end.state.last_round_over = limits.is_last(self.version - 1)
-        limit = limits.reached(self.version, self.tokens_total)
+        self.end.state.last_round_over = self.progress.is_last(self.version - 1)
+        limit = self.progress.limit_reached(self.version, self.tokens_total)
         if limit is None:
             self.deadlines.set("sync", trigger.schedule.after_start(event.since_version_s, now))
         else:  # killed between its last version and its end: let clients reconnect and fetch it
@@ -374,8 +376,11 @@ class ParameterServerMachine:
         return []
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
-        tokens = self.deltas.advance(event.version, event.digest)
-        self.progress.committed(event.version, tokens, now)
+        is_global = event.made_of != "deltas"
+        tokens = self.deltas.advance(event.version, event.digest, is_global=is_global)
+        self.progress.committed(event.version, tokens, now, is_global=is_global)
+        if is_global or (self.rules.is_group and event.version == 0):
+            self.serving.take_global(event)
         self.hold.committed()
         if event.version == 0:
             self.publishing.done()
@@ -385,7 +390,7 @@ class ParameterServerMachine:
                 return [note, *self.hold.began(self.members)]
             return [note, *self.serving.announce(now), *self.hold.serve(now)]
         self.rounds.committed(now)
-        limit = self.progress.limits.reached(self.version, self.tokens_total)
+        limit = self.progress.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         to_all = self.rounds.trigger.selection.announces_to_all

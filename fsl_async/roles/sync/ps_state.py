@@ -61,7 +61,7 @@ class ParameterServerRules:
     """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""
     epsilon: float = 0.0  # that a client may have spent; 0: the run is not private
     publishes: bool = True  # whether a client publishes version 0; else it comes from other servers
-    reduces: bool = False  # whether averages are reduced with those of other parameter servers
+    is_group: bool = False  # whether there are other parameter servers
 
     @property
     def retry_s(self) -> float:

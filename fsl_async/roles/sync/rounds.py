@@ -88,7 +88,7 @@ class RoundCoordinator:
         cap_s = self.trigger.schedule.cap_s
         if self._shutdown.asked:
             cap_s = self._shutdown.first_wait_s(self._history.usual_s(self._rules.round))
-        last = self._shutdown.asked or self._progress.limits.is_last(self.deltas.version)
+        last = self._shutdown.asked or self._progress.is_last(self.deltas.version)
         opening = self.trigger.opening(here, self.deltas, last=last)
         waiting = list(opening.waiting)
         self.round = Round(self.deltas.version, now, cap_s, opening.called, last, waiting)
@@ -114,7 +114,7 @@ class RoundCoordinator:
         if self.round is not None and self.round.last:
             # If the last round by count closed without a version, another one follows, unless the
             # end was asked for.
-            self._shutdown.last_round_over = self._shutdown.asked or self._progress.limits.is_last(
+            self._shutdown.last_round_over = self._shutdown.asked or self._progress.is_last(
                 self.deltas.version - 1
             )
         self.round = None
@@ -209,15 +209,10 @@ class RoundCoordinator:
         self._deadlines.cancel("round")
         merged, scale = self.deltas.begin_merge()
         version = self.deltas.version + 1
-        then = do.Reduce(version) if self._rules.reduces else do.Commit(version)
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)
         worth = self.deltas.weighting.worth(merged)
-        return [do.Average(version, merged, scale, position, worth), then]
-
-    def reduced(self, event: ev.Reduced, now: float) -> list[Effect]:
-        """Order the version: its average is now that of all parameter servers."""
-        return [do.Commit(event.version)]
+        return [do.Average(version, merged, scale, position, worth), do.Commit(version)]
 
     def begin(self, now: float) -> None:
         """Set the first call: version 0 is durable."""

@@ -9,6 +9,10 @@ result. Where clients train in rounds
 announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0072). With
 scalars no Fetch crosses it: each is answered.
 
+A version of the weights of all groups does not follow the version before. It has a coded update
+from the global weights before (`global_base`), which a client that kept those applies whatever
+version it holds; any other client gets it, or the newest one, in full.
+
 All clients that hold a version must hold the same bits. One that computed another digest gets the
 full version, and the operator an alarm. When that happens to a version again, the parameter server
 verifies its own files of it, which shows on which side the damage is.
@@ -48,6 +52,9 @@ class Serving:
     pushes: bool = False  # a version is sent with its announcement
     longest_chain: int = 0  # versions that a client catches up by updates; 0: any number
     history: int = 0  # versions whose scalars a client replays at most; 0: versions are no scalars
+    global_version: int = -1  # the newest one made of global weights
+    global_base: str = ""  # the digest from which its coded update leads; empty: there is none
+    is_exact: bool = True  # whether that version is global weights, to the bit
     _pushed: dict[str, tuple[int, int]] = field(factory=dict)
     """Peer -> the version pushed to it, and the one that it held then."""
     _differing: dict[int, dict[str, int]] = field(factory=dict)
@@ -101,7 +108,17 @@ class Serving:
         if self.history:
             member = self.members[peer]
             member.version = member.sent = -1
-        return do.SendVersion(peer, "full", self.version)
+        return do.SendVersion(peer, self._full_kind, self.version)
+
+    @property
+    def _full_kind(self) -> str:
+        is_global = self.version == self.global_version and self.is_exact
+        return "global_full" if is_global else "full"
+
+    def take_global(self, event: ev.VersionCommitted) -> None:
+        """Note a version of the weights of all groups; the first one is version 0."""
+        self.global_version, self.global_base = event.version, event.global_base
+        self.is_exact = event.made_of != "late"
 
     def announce(self, now: float) -> list[Effect]:
         """Announce the newest version to all clients that attached a model."""
@@ -133,6 +150,12 @@ class Serving:
             if replays and event.version >= 0:
                 return [self._scalars(event.peer, event.version, now)]
             return [self._full(event.peer)]
+        if event.version < self.global_version:
+            steps = self.version - self.global_version
+            is_short = not self.longest_chain or steps < self.longest_chain
+            if self.global_base and event.global_digest == self.global_base and is_short:
+                return [do.SendVersion(event.peer, "global", self.global_version)]
+            return [do.SendVersion(event.peer, self._full_kind, self.version)]
         near = event.version == self.version - 1 or (self.chains and event.version < self.version)
         if self.longest_chain and self.version - event.version > self.longest_chain:
             near = False
@@ -140,7 +163,7 @@ class Serving:
             # However far the client is behind: on a slow path a full version would be outdated on
             # arrival. The shell sends the full version if the update is not kept any more.
             return [do.SendVersion(event.peer, "update", event.version + 1)]
-        return [do.SendVersion(event.peer, "full", self.version)]
+        return [do.SendVersion(event.peer, self._full_kind, self.version)]
 
     def held(self, event: ev.VersionHeld) -> list[Effect]:
         """Record the version that a client holds, and check its digest."""

@@ -27,6 +27,7 @@ class VersionSync:
     publishing: bool = False
     adopted: bool = False  # version 0 is this client's own weights
     by_scalars: bool = False  # versions come as scalars, with their announcement
+    global_digest: str = ""  # of the global weights kept, from which a coded update may lead
     replaying: str = ""  # scalars that the worker replays, for which nothing else is taken
 
     def forget_session(self) -> None:
@@ -46,11 +47,12 @@ class VersionSync:
         if self.publishing or not missing or self.asked is not None or self.here is not None:
             return []
         self.asked = self.latest.version
-        return [Send(SERVER, msg.Fetch(self.base.version, self.base.digest))]
+        return [Send(SERVER, msg.Fetch(self.base.version, self.base.digest, self.global_digest))]
 
     def fits(self, event: ev.FetchOffered) -> bool:
         """Whether an offered stream applies to the base, and a version is missing."""
-        follows = event.kind == "full" or event.version == self.base.version + 1
+        follows = event.kind in {"full", "global_full"} or event.version == self.base.version + 1
+        follows = follows or (event.kind == "global" and bool(self.global_digest))
         follows = follows or (event.kind == "seeds" and 0 <= self.base.version < event.version)
         is_free = self.here is None and not self.replaying
         return follows and self.base != self.latest and is_free
@@ -70,12 +72,17 @@ class VersionSync:
     def replaced(self, event: ev.BaseReplaced) -> str | None:
         """Record the new base. Returns the problem with its digest, or None."""
         self.base = Held(event.version, event.digest)
+        self.global_digest = event.global_digest
         if event.version == self.latest.version and event.digest != self.latest.digest:
             return (
                 f"version {event.version} has digest {event.digest} here and"
                 f" {self.latest.digest} at the parameter server: fetching it in full"
             )
         return None
+
+    def lost(self) -> None:
+        """Forget the base, and the global weights from which it may have been made."""
+        self.base, self.global_digest = Held(), ""
 
     def holding(self) -> Effect:
         """Report the version that is held."""

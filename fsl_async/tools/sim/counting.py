@@ -304,6 +304,14 @@ class CountingStore:
         """Return None: versions are no scalars."""
         return None
 
+    def has_global_update(self, version: int) -> bool:
+        """There are no groups here."""
+        return False
+
+    def read_global_update(self, version: int, index: int) -> bytes | None:
+        """There are no groups here."""
+        return None
+
     def has_update(self, version: int) -> bool:
         """Whether the update to a version is kept."""
         return max(1, self.disk.oldest) <= version <= self.disk.models[-1].version
@@ -334,6 +342,9 @@ class CountingLearner:
     """A client that trains `tokens_per_step` every `step_s` and answers at step boundaries, as a
     training thread does.
     """
+
+    global_digest = ""
+    """It keeps no global weights."""
 
     def __init__(
         self,
@@ -491,6 +502,7 @@ class CountingLearner:
 
     def begin_fetch(self, kind: str, version: int) -> None:
         """Start to fetch a version."""
+        kind = "full" if kind == "global_full" else kind
         assert kind == "full" or version == self.base.version + 1, "an update follows its base"
         self._fetch = (kind, version, [None] * CHUNKS)
 

@@ -349,6 +349,57 @@ def test_updates_are_applied_to_the_bit_as_the_server_does():
     np.testing.assert_array_equal(model.numbers(), server.versions[-1])
 
 
+def give_global(client, server, version, since):
+    """A version of the weights of all groups, as an update from an older one."""
+    change = server.versions[version] - server.versions[since]
+    client.exchange.begin_fetch("global", version)
+    for index, piece in enumerate(chunks(change)):
+        client.exchange.put_fetch(version, index, encode(piece, FP32))
+    return client.exchange.finish_fetch(version)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_global_weights_lead_from_those_before(trains):
+    """Whatever version the base is, and whoever refers to it; what was trained meanwhile stays."""
+    model = Model(CHUNK_VALUES + 5)
+    client = Sides(DeltaCoder(FP32), publishes=True)
+    exchange = client.exchange
+    exchange.configure(FP32, feedback=False, whole=False, keeps_global=True)
+    client.training.attach(model)
+    server = Server(model.numbers())
+    assert exchange.global_digest == digest_of(server.versions[0])
+    random, since, unsent = np.random.default_rng(1), 0, 0.0
+    for version in range(1, 10):
+        server.merge(random.integers(-9, 9, CHUNK_VALUES + 5).astype(np.float32))
+        if trains:
+            model.add(1.0)
+            unsent += 1.0
+        if trains and version % 2:  # a delta refers to base and snapshot until it is coded
+            assert (taken(client, version) == -unsent).all()
+            unsent = 0.0
+            exchange.drop_delta(version)
+        if version % 3:
+            move(client, server, version, "update")
+        else:
+            digest = give_global(client, server, version, since)
+            assert digest == exchange.global_digest == digest_of(server.versions[version])
+            exchange.request_rebase(version, digest)
+            assert client.training.attend()
+            since = version
+        np.testing.assert_array_equal(model.numbers(), server.versions[version] + unsent)
+    server.merge(np.ones(CHUNK_VALUES + 5, np.float32))
+    move(client, server, 10, "global_full")
+    assert exchange.global_digest == digest_of(server.versions[10])
+
+
+def test_without_global_weights_there_is_nothing_to_follow():
+    """A run of one group keeps none."""
+    client = attached(Model())
+    assert client.exchange.global_digest == ""
+    with pytest.raises(LearnerError, match="fetch it in full"):
+        client.exchange.begin_fetch("global", 1)
+
+
 def test_wrong_requests_are_refused_and_change_nothing():
     """A hostile peer cannot break the base."""
     model = Model()

@@ -17,6 +17,7 @@ MESSAGES = [
     msg.Poll(3),
     msg.Promise(3, 20, DIGEST, 5, 15, 1),
     msg.View(3, 9, [["a", DIGEST, 0.5], ["b", DIGEST, 0.0]], 1 << 24),
+    msg.View(3, 9, [["a", DIGEST, 0.5], ["b", DIGEST, 0.0]], 1, {"format": "e4m3"}),
     msg.Address(9, "0", b"\x02\x00"),
     msg.Reported(3, 9, DIGEST),
     msg.Failed(3, 9, "reset"),

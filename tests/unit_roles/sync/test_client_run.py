@@ -381,3 +381,24 @@ def test_dropped_work_is_reported(client):
     effects = client.feed(ev.Rebased(client.machine.base.version, 64))
     assert isinstance(effects[0], Note)
     assert "64 tokens" in effects[0].text
+
+
+def test_global_weights_that_are_kept_are_named_and_followed(client, look):
+    """Until the base is lost: then nothing that may be wrong is built upon."""
+    client.ready()
+    assert isinstance(client.offered(3, "global")[0], DeclineStream), "there are none"
+    client.announce(1)
+    client.offered(1)
+    client.fetched(1)
+    client.feed(ev.BaseReplaced(1, "d1", "g"))
+    client.rebased(1)
+    assert look.sent(client.announce(3)) == [msg.Fetch(1, "d1", "g")]
+    assert client.offered(3, "global") == [do.ReceiveVersion("global:3", "global", 3)]
+    assert client.fetched(3) == [do.ReplaceBase(3)]
+    assert look.notes(client.feed(ev.BaseReplaced(3, "other", "other")))
+    assert look.sent(client.fire()) == [msg.Fetch(-1, "")]
+    assert client.offered(3, "global_full") != []
+    client.fetched(3)
+    assert client.feed(ev.BaseReplaced(3, "d3", "d3")) == [do.Rebase(3)]
+    client.rebased(3)
+    assert look.sent(client.announce(4)) == [msg.Fetch(3, "d3", "d3")]

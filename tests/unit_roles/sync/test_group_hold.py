@@ -16,6 +16,7 @@ from fsl_async.roles.sync.group_hold import (
     MergesResumed,
     TakeGroupCut,
 )
+from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
 BROUGHT = GlobalBrought(1, 4, "g1", counted=True)
@@ -111,3 +112,54 @@ def test_a_new_process_of_a_group_that_joined_goes_on(make_server):
     server.recover(0, "d0", digests={0: "d0"})
     assert server.join("a")
     assert isinstance(server.machine.handle(ev.FetchAsked("a", -1, ""), 0.0)[0], do.SendVersion)
+
+
+def test_global_weights_are_fetched_as_one_update_from_those_before(make_server):
+    """By clients that kept those, whatever version they hold; others get the newest in full."""
+    server = make_server(is_group=True, keep_versions=9).begin("a")
+
+    def asked(version, kept="", digest=None):
+        found = server.feed(ev.FetchAsked("a", version, digest or f"d{version}", kept))
+        return [(one.kind, one.version) for one in found]
+
+    assert asked(-1, digest="none") == [("global_full", 0)], "they are the first global weights"
+    for version in (1, 2):
+        server.feed(ev.VersionCommitted(version, f"d{version}", 1, 0.1))
+    assert asked(-1, digest="none") == [("full", 2)]
+    server.feed(ev.VersionCommitted(3, "d3", 1, 0.1, made_of="global", global_base="d0"))
+    assert asked(2, "d0") == asked(0, "d0") == [("global", 3)]
+    assert asked(-1, "d0", digest="none") == [("global", 3)]
+    assert asked(2, "d1") == asked(2) == [("global_full", 3)]
+    server.feed(ev.VersionCommitted(4, "d4", 1, 0.1))
+    assert asked(2, "d0") == [("global", 3)], "and from there update by update"
+    assert asked(3, "d3") == [("update", 4)]
+    assert asked(1) == [("full", 4)], "no update leads over it"
+    server.feed(ev.VersionCommitted(5, "d5", 1, 0.1, made_of="late"))
+    assert asked(4, "d3") == asked(4) == [("full", 5)]
+
+
+def test_versions_of_global_weights_are_no_rounds(make_server, look):
+    """They end no run early, and make no delta stale; also after a restart."""
+    server = make_server(
+        is_group=True, max_staleness=1, limits=RunLimits(rounds=2), every_s=10.0
+    ).begin("a")
+    server.feed(ev.VersionCommitted(1, "d1", 1, 0.1))
+    for version in (2, 3, 4):
+        server.feed(ev.VersionCommitted(version, f"d{version}", 1, 0.1, made_of="global"))
+    assert not server.machine.end.asked
+    assert server.machine.deltas.staleness(key("a", base=1)) == 0
+    assert server.machine.deltas.staleness(key("a", base=0)) == 1
+    assert server.machine.progress.position(0.0).progress == pytest.approx(0.5, abs=0.1)
+    server.fire()
+    assert server.machine.round.last
+    again = make_server(is_group=True, max_staleness=1, limits=RunLimits(rounds=2))
+    again.feed(
+        ev.Recovered(
+            4, "d4", {0: "d0", 4: "d4"}, global_version=4, global_base="d0",
+            global_versions=3, newest_global=(2, 3, 4),
+        )
+    )  # fmt: skip
+    assert not again.machine.end.asked
+    assert again.machine.deltas.staleness(key("a", base=0)) == 1
+    again.feed(ev.VersionCommitted(5, "d5", 1, 0.1))
+    assert again.machine.end.asked

@@ -418,20 +418,6 @@ def test_disk_full_at_commit_is_retried_with_later_deltas(make_server, look):
     assert [one.key.client for one in average.merged] == ["a", "b"]
 
 
-def test_an_average_is_reduced_before_it_becomes_a_version(make_server, look):
-    """With several parameter servers; after a failure the average is made again."""
-    server = make_server(reduces=True)
-    server.begin("a")
-    server.fire()
-    assert [type(one) for one in server.store(key("a"))[-2:]] == [do.Average, do.Reduce]
-    server.feed(ev.CommitFailed(1, "the other parameter server is away"))
-    assert [type(one) for one in server.fire()] == [do.Average, do.Reduce]
-    assert server.machine.phase is Phase.MERGING
-    assert server.feed(ev.Reduced(1)) == [do.Commit(1)]
-    server.committed(1)
-    assert server.machine.version == 1
-
-
 def test_deltas_during_a_merge_go_to_the_next_version(server, look):
     """The current commit has its deltas; others wait."""
     server.begin("a", "b")
