@@ -19,4 +19,6 @@ def test_groups_survive_the_death_of_any_parameter_server(tmp_path):
     assert found["kills"] == 2
     assert found["rounds"] >= 3
     assert found["attempts"] > found["rounds"]
+    assert found["global_updates"] > 0
+    assert 0 < found["global_update_bytes"] < found["full_bytes"] / 3
     assert (found["deltas_lost"], found["deltas_doubled"]) == (0, 0)

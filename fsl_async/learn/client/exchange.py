@@ -99,8 +99,6 @@ class Exchange:
         self.pool = ChunkPool(threads)
         self.directions: Directions | None = None
         """Of the run, where clients may send scalars."""
-        self.keeps_global = False
-        """Whether the run has several groups."""
         self.only_scalars = False
         """Whether versions are scalars too, and all deltas."""
         self.manifest: Manifest | None = None
@@ -136,15 +134,13 @@ class Exchange:
         threads: int | None = None,
         directions: Directions | None = None,
         only_scalars: bool = False,
-        keeps_global: bool = False,
     ) -> None:
         """Code deltas so from the next chunk on; see `DeltaCoder`. threads: to decode with.
 
         directions: of the run, where clients may send scalars; only_scalars: where all do, and
-        versions are scalars too. keeps_global: the run has several groups.
+        versions are scalars too.
         """
         self.directions, self.only_scalars = directions, only_scalars
-        self.keeps_global = keeps_global
         self.coder.spec, self.coder.feedback, self.coder.whole = spec, feedback, whole
         if threads is not None:
             self.pool.threads = threads
@@ -419,7 +415,7 @@ class Exchange:
                 # Allocating is cheap here: the pages of a new vector come when they are first
                 # written, in the worker.
                 target = self._free_vector(manifest.values)
-                is_global = kind == "global_full" and self.keeps_global
+                is_global = kind == "global_full"
                 self._fetch = Fetch(manifest, version, target=target, is_global=is_global)
 
     def _replay(self, version: int) -> Replay:
@@ -463,8 +459,6 @@ class Exchange:
             digest = digest_of(base, self.pool.each)
             with self._lock:
                 self._base_version, self._base_digest = 0, digest
-                if self.keeps_global:
-                    self._global, self._global_digest = base, digest
         return digest
 
     def encode_delta(self, sequence: int, index: int) -> bytes:

@@ -381,7 +381,6 @@ class ClientNode:
             threads=codec.threads,
             directions=directions_of(config),
             only_scalars=config.tune.method == "zeroth",
-            keeps_global=config.ring.is_on,
         )
         # From here on both sides use the run's heartbeat and expiry.
         self._endpoint.adopt(transport_settings(config))

@@ -133,6 +133,8 @@ class Seen:
     kills: list[tuple[str, float]] = field(factory=list)
     decided: list[float] = field(factory=list)
     faults: list[str] = field(factory=list)
+    sent: dict[str, list[int]] = field(factory=dict)
+    """Kind of a version as it was sent to a client -> bytes of each."""
     seconds: float = 0.0
 
 
@@ -153,6 +155,12 @@ class GroupsSummary:
     deltas_doubled: int
     kills: int
     decided_after_kill_s: tuple[float, ...]
+    global_updates: int
+    """Global weights that came to a client as a coded update, and the bytes of one."""
+    global_update_bytes: int
+    full_versions: int
+    """Versions that came to a client in full, and the bytes of one."""
+    full_bytes: int
     seconds: float
     run_dir: str
 
@@ -246,6 +254,8 @@ class Play:
                 self._reducing.add(name)
             case "ring_done" | "ring_failed" | "kill_ring" | "node_started":
                 self._reducing.discard(name)
+            case "version_sent":
+                self.seen.sent.setdefault(line["kind_"], []).append(line["bytes_coded"])
             case "decision_kept":
                 self.seen.decided.append(self._elapsed())
             case "note" if name == self.settings.servers[0] and "global" in str(line.get("text")):
@@ -284,6 +294,8 @@ def summarize(settings: GroupsDemo, seen: Seen) -> GroupsSummary:
         round(min((at for at in seen.decided if at > killed), default=0.0) - killed, 1)
         for _, killed in seen.kills
     ]
+    coded = seen.sent.get("global", [])
+    full = [size for kind in ("full", "global_full") for size in seen.sent.get(kind, [])]
     return GroupsSummary(
         groups=settings.groups,
         clients=settings.clients * settings.groups,
@@ -298,6 +310,10 @@ def summarize(settings: GroupsDemo, seen: Seen) -> GroupsSummary:
         deltas_doubled=sum(len(one.doubled) for one in audits),
         kills=len(seen.kills),
         decided_after_kill_s=tuple(after),
+        global_updates=len(coded),
+        global_update_bytes=round(sum(coded) / max(1, len(coded))),
+        full_versions=len(full),
+        full_bytes=round(sum(full) / max(1, len(full))),
         seconds=round(seen.seconds, 1),
         run_dir=str(settings.run_dir),
     )
@@ -309,6 +325,8 @@ def words(found: GroupsSummary) -> list[str]:
     rounds, attempts = counted(found.rounds, "global round"), counted(found.attempts, "attempt")
     after = ", ".join(f"{one:g} s" for one in found.decided_after_kill_s) or "-"
     merged = counted(found.deltas_merged, "delta")
+    coded = counted(found.global_updates, "coded update")
+    full = counted(found.full_versions, "full version")
     killed = counted(found.kills, "parameter server")
     of = ", ".join(map(str, found.members))
     lost = f"{found.deltas_lost} lost, {found.deltas_doubled} merged twice"
@@ -316,6 +334,8 @@ def words(found: GroupsSummary) -> list[str]:
         f"{rounds} in {attempts}, of {of} groups; {found.tokens:,} tokens",
         f"global weights {found.rounds} ({found.digest}) are {equal} at all {found.groups} groups",
         f"{merged} merged, {lost} (counted in the ledgers)",
+        f"{coded} of global weights, of {found.global_update_bytes:,} bytes",
+        f"{full} sent to clients, of {found.full_bytes:,} bytes",
         f"{killed} killed in a reduction; the next decision came after {after}",
         f"run directories: {found.run_dir}",
     ]

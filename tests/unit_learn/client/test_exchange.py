@@ -364,9 +364,9 @@ def test_global_weights_lead_from_those_before(trains):
     model = Model(CHUNK_VALUES + 5)
     client = Sides(DeltaCoder(FP32), publishes=True)
     exchange = client.exchange
-    exchange.configure(FP32, feedback=False, whole=False, keeps_global=True)
     client.training.attach(model)
     server = Server(model.numbers())
+    move(client, server, 0, "global_full")
     assert exchange.global_digest == digest_of(server.versions[0])
     random, since, unsent = np.random.default_rng(1), 0, 0.0
     for version in range(1, 10):
