@@ -17,7 +17,7 @@ def test_groups_survive_the_death_of_any_parameter_server(tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["digests_equal"]
     assert found["kills"] == 2
-    assert found["rounds"] >= 3
+    assert found["rounds"] >= 2
     assert found["attempts"] > found["rounds"]
     assert found["global_updates"] > 0
     assert 0 < found["global_update_bytes"] < found["full_bytes"] / 3

@@ -44,7 +44,7 @@ from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import MAX_TENSORS, Manifest
 
 SLOTS = 3
-"""Base, reference and a snapshot; a full fetch takes a fourth."""
+"""Base, reference and a snapshot; a full fetch, and global weights, take a fourth and a fifth."""
 MOST_MANIFEST = 64 << 20
 MOST_RANGES = 4 * MAX_TENSORS
 MOST_CONNECTIONS = 4096
