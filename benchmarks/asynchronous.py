@@ -57,10 +57,10 @@ from fsl_async.tools.sim.counting import CountingLearner
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import (
     SERVER_NAME,
-    ProcessClock,
     Simulation,
     SimulationSettings,
 )
+from fsl_async.tools.sim.world import ProcessClock
 
 RESULTS = Path(__file__).parent / "results" / "asynchronous.jsonl"
 STEP_S = (1.0, 1.0, 2.0, 4.0)

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, get_args
 
 import click
-from attrs import asdict, evolve
+from attrs import asdict
 
 from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
@@ -16,7 +16,7 @@ from fsl_async.roles.split.methods import METHODS, names_of
 
 _NOT_SIMULATED = {
     *("loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio", "run_dir"),
-    *("trace_sha256", "split", "tune"),
+    *("trace_sha256", "split", "tune", "groups"),
 }
 
 if TYPE_CHECKING:
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
     from fsl_async.nodes.runtime import Journal
     from fsl_async.observe.journal import JournalWriter
+    from fsl_async.tools.sim.groups_simulation import GroupsSimulation
     from fsl_async.tools.sim.report import Report
     from fsl_async.tools.sim.simulation import Pace, Simulation, SimulationSettings
+
+    Simulated = Simulation | GroupsSimulation
 
 
 def _shown(result: Report, *, as_json: bool) -> dict[str, object]:
@@ -62,18 +65,25 @@ def _tune(mode: str) -> Callable[[SimulationSettings, Journal | None], Simulatio
 
 
 def _simulation_of(
-    method: str, mode: str, *, lockstep: bool
-) -> Callable[[SimulationSettings, Journal | None], Simulation]:
-    """A function that makes a simulation: of split learning, of tuning, or of pretraining."""
+    settings: SimulationSettings, method: str, mode: str, *, lockstep: bool, journal: Journal | None
+) -> Simulated:
+    """A simulation: of split learning, of tuning, or of pretraining, in groups or not."""
+    from fsl_async.tools.sim.groups_simulation import GroupsSimulation
     from fsl_async.tools.sim.simulation import Simulation
 
     if method and mode:
         raise UsageError("--split and --tune are both set: a run tunes a model or splits one")
+    if settings.groups > 1 and (method or mode):
+        raise UsageError("--groups is for pretraining: leave out --split and --tune")
+    if settings.groups > 1 and settings.pace != "called":
+        raise UsageError(f"--groups merge by the clock: leave out --pace {settings.pace}")
     if method:
-        return _split(method, lockstep=lockstep)
+        return _split(method, lockstep=lockstep)(settings, journal)
     if mode:
-        return _tune(mode)
-    return lambda settings, journal: Simulation(settings, keep_journal=journal)
+        return _tune(mode)(settings, journal)
+    if settings.groups > 1:
+        return GroupsSimulation(settings, keep_journal=journal)
+    return Simulation(settings, keep_journal=journal)
 
 
 def _pace(given: str, *, has_rounds: bool) -> Pace:
@@ -129,6 +139,10 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
     "--pace", default="called", show_default=True, metavar="PACE",
     help="When clients send: called, or by themselves: time, steps, speed (DyLU), own (anarchic).",
 )  # fmt: skip
+@click.option(
+    "--groups", default=1, show_default=True, type=click.IntRange(1, 1000),
+    help="Groups of --clients each, whose parameter servers average after six syncs.",
+)  # fmt: skip
 @click.option("--journal", metavar="FILE", help="Also write every event and effect to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -142,6 +156,7 @@ def command(
     lockstep: bool,
     mode: str,
     pace: str,
+    groups: int,
     journal: str | None,
     as_json: bool,
 ) -> int:
@@ -161,9 +176,10 @@ def command(
         faults=faults,
         every_s=every_s,
         pace=_pace(pace, has_rounds=bool(method or mode)),
+        groups=groups,
     )
     writer = _journal_writer(journal)
-    simulation = _simulation_of(method, mode, lockstep=lockstep)(settings, writer)
+    simulation = _simulation_of(settings, method, mode, lockstep=lockstep, journal=writer)
     begun = time.monotonic()
     shows = sys.stderr.isatty() and not as_json
 
@@ -179,10 +195,7 @@ def command(
     if writer is not None:
         writer.close()
     result: Report = report(simulation, time.monotonic() - begun, journal or "")
-    result = evolve(
-        result, split=simulation.split_facts() or None, tune=simulation.tune_facts() or None
-    )
-    for violation in simulation.invariants.violations[:10]:
+    for violation in simulation.violations[:10]:
         output.warn(f"invariant violated {violation}")
     output.result(_shown(result, as_json=as_json))
     return 1 if result.invariant_violations else 0

@@ -47,7 +47,7 @@ from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.errors import LearnError
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.simulation import ProcessClock
+from fsl_async.tools.sim.world import ProcessClock
 
 SERVER = "ps"
 ROUNDS, EVERY_S, SHARDS = 4, 12.0, 4

@@ -8,7 +8,7 @@ to the helper (`ring_process`). With the group's own machine it exchanges the ev
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import frozen
 
@@ -31,9 +31,13 @@ from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
+    from fsl_async.nodes.ports import GroupStore, RingHelper
     from fsl_async.store.records import Committed
-    from fsl_async.store.store import Store
 
+Helper: TypeAlias = (
+    "Callable[[Callable[[int, str, bytes], None], Callable[[int], None],"
+    " Callable[[int, str], None]], RingHelper]"
+)
 REDIAL_S = 5.0
 
 
@@ -86,15 +90,19 @@ class RingShell:
         options: RingOptions,
         group: Group,
         *,
-        store: Store,
+        store: GroupStore,
         worker: Worker,
         scheduler: tp.Scheduler,
         journal: Journal,
         say: Callable[[Note], None],
         listener: tp.ListenerEndpoint,
         dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None,
+        helper: Helper = RingProcess,
     ) -> None:
-        """dialer: makes the endpoint towards the coordinator; None: this is the coordinator."""
+        """dialer: makes the endpoint towards the coordinator; None: this is the coordinator.
+
+        helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
+        """
         self.machine = RingMachine(options.rules)
         self._options, self._group = options, group
         self._store, self._worker, self._scheduler = store, worker, scheduler
@@ -103,9 +111,11 @@ class RingShell:
         self.node = Node(self.machine, scheduler, self._execute, journal)
         self.dialer = dialer(self._from_coordinator) if dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or listener
-        self.process = RingProcess(self._address, self._summed, self._ring_failed)
+        self.process = helper(self._address, self._summed, self._ring_failed)
         self._reducing = 0
         self._spec = CodecSpec()
+        self._addresses: list[do.PassAddress] | None = None
+        """Those that came before the files of a reduction were ready; None: it has begun."""
         self._wanted: do.ReceiveGlobal | None = None
         self._stream = ""
         self._problem = ""
@@ -119,7 +129,7 @@ class RingShell:
             do.ResumeMerges: lambda _: group.feed(_resumed()),
             do.StartRing: self._start_ring,
             do.KillRing: lambda _: self._kill_ring(),
-            do.PassAddress: lambda e: self.process.address(e.key, e.blob),
+            do.PassAddress: self._pass_address,
             do.KeepAttempt: self._keep_attempt,
             do.KeepDecision: self._keep_decision,
             do.ReceiveGlobal: self._receive,
@@ -211,6 +221,7 @@ class RingShell:
     def _start_ring(self, effect: do.StartRing) -> None:
         view = effect.view
         attempt = self._reducing = view.attempt
+        self._addresses = []
         options = self._options
         try:
             self._spec = CodecSpec(**view.codec)
@@ -233,12 +244,21 @@ class RingShell:
                     **paths,
                 )
             )
+            early, self._addresses = self._addresses or (), None
+            for address in early:
+                self._pass_address(address)
 
         self._worker.submit(
             lambda: self._store.ring.begin_result(attempt),
             begun,
             lambda error: self._ring_failed(attempt, str(error)),
         )
+
+    def _pass_address(self, effect: do.PassAddress) -> None:
+        if self._addresses is not None:
+            self._addresses.append(effect)
+        else:
+            self.process.address(effect.key, effect.blob)
 
     def _kill_ring(self) -> None:
         self._reducing = 0

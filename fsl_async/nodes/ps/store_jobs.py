@@ -42,7 +42,7 @@ class StoreJobs:
         must not raise.
         """
         self._store = store
-        self._worker = worker
+        self.worker = worker
         self._feed = feed
         self._shards = shards
         self._scheduler = scheduler
@@ -62,7 +62,7 @@ class StoreJobs:
             if effect.shard is not None:
                 self._store.lease(peer, self._shards, effect.shard, provisional=True)
 
-        self._worker.submit(
+        self.worker.submit(
             write,
             lambda _: self._feed(ev.Admitted(peer, incarnation), number),
             lambda error: self._feed(ev.Admitted(peer, incarnation, str(error)), number),
@@ -71,7 +71,7 @@ class StoreJobs:
     def keep_shard(self, effect: do.KeepShard, number: int) -> None:
         """Write to disk that a client's lease is permanent."""
         peer, incarnation = effect.peer, effect.incarnation
-        self._worker.submit(
+        self.worker.submit(
             lambda: self._store.lease(peer, self._shards),
             lambda _: self._feed(ev.ShardKept(peer, incarnation), number),
             lambda error: self._feed(ev.ShardKept(peer, incarnation, str(error)), number),
@@ -85,7 +85,7 @@ class StoreJobs:
 
     def accumulate(self, effect: do.Accumulate, number: int) -> None:
         """Add a delta to the accumulator."""
-        self._worker.submit(
+        self.worker.submit(
             lambda: self._store.accumulate(effect.key, effect.weight),
             lambda _: None,
             # An acknowledged delta cannot be read: the next version would be made without it.
@@ -109,7 +109,7 @@ class StoreJobs:
             if then is not None:
                 self._feed(then, number)
 
-        self._worker.submit(
+        self.worker.submit(
             job,
             written,
             lambda error: self.failed(
@@ -127,7 +127,7 @@ class StoreJobs:
                 effect.version, effect.merged, effect.scale, effect.position, effect.worth
             )
 
-        self._worker.submit(
+        self.worker.submit(
             average,
             lambda _: None,
             lambda error: self._commit_failed(effect.version, error, number),
@@ -149,7 +149,7 @@ class StoreJobs:
             if made is not None:
                 self.committed(made, self._begun_at, number)
 
-        self._worker.submit(
+        self.worker.submit(
             commit,
             committed,
             lambda error: self._commit_failed(effect.version, error, number),
@@ -194,7 +194,7 @@ class StoreJobs:
     def verify(self, effect: do.VerifyVersion, number: int) -> None:
         """Verify every byte of a version."""
         version = effect.version
-        self._worker.submit(
+        self.worker.submit(
             lambda: self._store.verify(version),
             lambda intact: self._feed(ev.VersionVerified(version, intact), number),
             lambda error: self.read_failed(error, number),

@@ -256,11 +256,15 @@ class CountingStore:
             self._checkpoint(version)
         else:
             self._later(self._clock() + CHECKPOINT_S, lambda: self._checkpoint(version))
+        self._prune(version)
+        return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
+
+    def _prune(self, version: int) -> None:
+        """Forget versions that are too old, now that this one is there."""
         oldest = version - self.keep_versions + 1
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
-        disk.oldest = max(disk.oldest, oldest)
-        return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
+        self.disk.oldest = max(self.disk.oldest, oldest)
 
     def _next(self, last: Model, average: Average, tokens: int) -> Model:
         """The version that comes of an average of so many tokens."""

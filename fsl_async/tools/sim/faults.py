@@ -24,6 +24,19 @@ class FaultProfile:
     partition_s: tuple[float, float] = (30.0, 600.0)
     server_kill_every_s: float = 0.0
     server_return_s: tuple[float, float] = (5.0, 60.0)
+    server_pause_every_s: float = 0.0
+    """Of each group's parameter server: as by SIGSTOP."""
+    server_pause_s: tuple[float, float] = (5.0, 400.0)
+    ring_cut_every_s: float = 0.0
+    """Of the roster: one parameter server is parted from another one, or from all others."""
+    ring_fails: float = 0.0
+    """Reductions that end well at some members and with an error at the others."""
+    ring_differs: float = 0.0
+    """Reductions that give another result at one member."""
+    ring_disk_fails: float = 0.0
+    """Jobs for a global round that the disk does not allow."""
+    ring_kills: float = 0.0
+    """Writes for a global round that a parameter server is killed after, before it reports."""
     delay_s: float = 0.03
     jitter_s: float = 0.0
     drop: float = 0.0
@@ -33,7 +46,8 @@ class FaultProfile:
     @property
     def longest_s(self) -> float:
         """Seconds after the last fault within which every process and link is back."""
-        return max(self.client_return_s[1], self.partition_s[1], self.server_return_s[1]) + 60.0
+        longest_s = max(self.client_return_s[1], self.partition_s[1], self.server_return_s[1])
+        return max(longest_s, self.server_pause_s[1] if self.server_pause_every_s else 0.0) + 60.0
 
 
 HOUR_S = 3600.0
@@ -47,12 +61,19 @@ PROFILES = {
         server_kill_every_s=24 * HOUR_S,
         jitter_s=0.02,
         drop=0.0002,
+        ring_fails=0.02,
     ),
     "storm": FaultProfile(
         client_kill_every_s=2 * HOUR_S,
         reset_every_s=0.5 * HOUR_S,
         partition_every_s=4 * HOUR_S,
         server_kill_every_s=4 * HOUR_S,
+        server_pause_every_s=6 * HOUR_S,
+        ring_cut_every_s=1 * HOUR_S,
+        ring_fails=0.3,
+        ring_differs=0.02,
+        ring_disk_fails=0.002,
+        ring_kills=0.002,
         jitter_s=0.1,
         drop=0.003,
         duplicate=0.002,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 if TYPE_CHECKING:
+    from fsl_async.tools.sim.groups_simulation import GroupsSimulation
     from fsl_async.tools.sim.simulation import Simulation
 
 
@@ -47,20 +48,24 @@ class Report:
     """For split learning only: method, mode, outcomes of the uploads, bytes by category."""
     tune: dict[str, Any] | None = None
     """For tuning only: mode, deltas that were late, stale or quarantined, and fetches."""
+    groups: dict[str, Any] | None = None
+    """For groups only: global rounds, attempts, and for how long merges were held."""
 
 
-def report(simulation: Simulation, seconds: float, journal: str) -> Report:
-    """Make the report of a simulation."""
-    disk, invariants, counts = simulation.disk, simulation.invariants, simulation.counts
-    messages = simulation.network.counts
+def report(simulation: Simulation | GroupsSimulation, seconds: float, journal: str) -> Report:
+    """Make the report of a simulation. Of groups, versions, deltas and clients are added up."""
+    counts, world = simulation.counts, simulation.world
+    groups = simulation.groups
+    disks = [group.disk for group in groups]
+    messages = world.network.counts
     kinds = dict(counts.kinds)
     for kind in ("dropped", "duplicated", "reordered"):
         if messages.get(kind):
             kinds[f"message {kind}"] = messages[kind]
     return Report(
-        rounds=max(0, len(disk.models) - 1),
-        clients=simulation.settings.clients,
-        tokens=disk.tokens_merged,
+        rounds=sum(max(0, len(disk.models) - 1) for disk in disks),
+        clients=simulation.settings.clients * len(groups),
+        tokens=sum(disk.tokens_merged for disk in disks),
         loss_first=None,
         loss_last=None,
         eval_loss=None,
@@ -68,19 +73,22 @@ def report(simulation: Simulation, seconds: float, journal: str) -> Report:
         bytes_sent=0,
         ratio=None,
         relaunches=counts.relaunches,
-        deltas_merged=len(disk.merged),
-        deltas_lost=invariants.deltas_lost,
-        deltas_doubled=invariants.deltas_doubled,
-        checkpoints=disk.checkpoints,
-        versions_replayed=disk.replayed,
+        deltas_merged=sum(len(disk.merged) for disk in disks),
+        deltas_lost=sum(group.invariants.deltas_lost for group in groups),
+        deltas_doubled=sum(group.invariants.deltas_doubled for group in groups),
+        checkpoints=sum(disk.checkpoints for disk in disks),
+        versions_replayed=sum(disk.replayed for disk in disks),
         participation=round(simulation.participation.share, 4),
         seconds=round(seconds, 3),
         run_dir=journal,
-        virtual_hours=simulation.scheduler.time() / 3600.0,
+        virtual_hours=world.scheduler.time() / 3600.0,
         events=counts.events,
         faults=sum(kinds.values()),
         faults_by_kind=kinds,
         seed=simulation.settings.seed,
-        invariant_violations=len(invariants.violations),
-        trace_sha256=None if journal else simulation.trace.hexdigest(),
+        invariant_violations=len(simulation.violations),
+        trace_sha256=None if journal else world.trace.hexdigest(),
+        split=simulation.split_facts() or None,
+        tune=simulation.tune_facts() or None,
+        groups=simulation.group_facts() or None,
     )

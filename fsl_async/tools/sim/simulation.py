@@ -10,20 +10,18 @@ same trace.
 from __future__ import annotations
 
 import functools
-import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from attrs import field, frozen, mutable
+from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
-from fsl_async.observe.journal import TraceHash
-from fsl_async.roles.machine import DrainAsked, Effect, Event, Note
+from fsl_async.roles.machine import DrainAsked, Effect, Event
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules, Phase
@@ -32,6 +30,7 @@ from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore, Disk, VirtualWorker
 from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
 from fsl_async.tools.sim.invariants import Invariants
+from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock, World
 
 SERVER_NAME = "ps"
 LONGEST_END_S = 2 * HOUR_S
@@ -54,6 +53,8 @@ class SimulationSettings:
     every_s: float = 600.0
     keep_versions: int = 3
     pace: Pace = "called"
+    groups: int = 1
+    """Parameter servers; `clients` are those of each."""
 
     @property
     def pace_rules(self) -> PaceRules | None:
@@ -93,112 +94,32 @@ def _asynchronous(settings: SimulationSettings) -> dict[str, Any]:
     }
 
 
-class ProcessClock:
-    """The clock of one process: after a kill, none of its planned calls happens."""
-
-    __slots__ = ("_scheduler", "alive", "time")
-
-    def __init__(self, scheduler: tp.VirtualScheduler) -> None:
-        self._scheduler = scheduler
-        self.alive = True
-        self.time = scheduler.time
-
-    def call_at(
-        self, when: float, callback: Callable[..., object], *args: object
-    ) -> tp.Cancellable:
-        """Plan a call that happens only if this process is still alive."""
-        return self._scheduler.call_at(when, self._run, callback, args)
-
-    def _run(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
-        if self.alive:
-            callback(*args)
-
-
-class CheckedMachine:
-    """A machine with a check after every event."""
-
-    def __init__(self, machine: Any, check: Callable[[Event, list[Effect], float], None]) -> None:
-        self._machine = machine
-        self._check = check
-        self.next_deadline = machine.next_deadline
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Handle an event, then check."""
-        effects: list[Effect] = self._machine.handle(event, now)
-        self._check(event, effects, now)
-        return effects
-
-
-@mutable
-class Participation:
-    """Calls and answers of clients, over all merged rounds."""
-
-    rounds: int = 0
-    called: int = 0
-    answered: int = 0
-
-    def note(self, note: Note) -> None:
-        """Count a note that closes a round."""
-        if "called" in note.facts:
-            self.rounds += 1
-            self.called += int(note.facts["called"])
-            self.answered += int(note.facts["answered"])
-
-    @property
-    def share(self) -> float:
-        """Deltas in a merged round over the clients called for it."""
-        return self.answered / self.called if self.called else 0.0
-
-
-@frozen
-class _Process:
-    clock: ProcessClock
-    shell: ParameterServerShell | ClientShell
-
-
-@mutable
-class Counts:
-    """Counts of events and faults."""
-
-    faults: int = 0
-    relaunches: int = 0
-    events: int = 0
-    bytes_sent: int = 0
-    kinds: dict[str, int] = field(factory=dict)
-
-    def fault(self, kind: str) -> None:
-        """Count an injected fault."""
-        self.faults += 1
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
-
-
 class Simulation:
     """A simulated run; `run()` plays it to its end, `invariants` and `counts` hold the result."""
 
     def __init__(
-        self, settings: SimulationSettings, *, keep_journal: Journal | None = None
+        self,
+        settings: SimulationSettings,
+        *,
+        keep_journal: Journal | None = None,
+        world: World | None = None,
+        place: str = "",
     ) -> None:
+        """world: shared with other groups; place: begins the names of all processes."""
         self.settings = settings
         self.profile: FaultProfile = PROFILES[settings.faults]
-        self.scheduler = tp.VirtualScheduler()
-        conditions = tp.Conditions(
-            delay_s=self.profile.delay_s,
-            jitter_s=self.profile.jitter_s,
-            drop=self.profile.drop,
-            duplicate=self.profile.duplicate,
-            reorder=self.profile.reorder,
-        )
-        self.network_conditions = conditions
-        self.network = tp.MemNetwork(self.scheduler, settings.seed, conditions)
-        self.trace = TraceHash()
-        self.journal: Journal = keep_journal or self.trace
+        self.world = world or World(self.profile, settings.seed, keep_journal)
+        self.scheduler, self.network = self.world.scheduler, self.world.network
+        self.trace, self.journal = self.world.trace, self.world.journal
+        self.network_conditions = self.world.conditions
         self.disk = Disk()
         self.invariants = Invariants(self.disk)
-        self.counts = Counts()
-        self.participation = Participation()
-        self.names = [f"c{number:04d}" for number in range(settings.clients)]
-        self.processes: dict[str, _Process] = {}
-        self._chance = random.Random(f"{settings.seed}/faults")  # noqa: S311 - not for secrets
+        self.counts = self.world.counts
+        self.participation = self.world.participation
+        self.server = f"{place}{SERVER_NAME}"
+        self.names = [f"{place}c{number:04d}" for number in range(settings.clients)]
+        self.processes: dict[str, Process] = {}
+        self._chance = random.Random(f"{settings.seed}/{place}faults")  # noqa: S311 - not for secrets
         self._rules = ParameterServerRules(
             every_s=settings.every_s,
             keep_versions=settings.keep_versions,
@@ -221,32 +142,20 @@ class Simulation:
 
         `progress(hours)` is called about every hour.
         """
+        self.begin()
+        try:
+            self.world.run(self.settings.hours, self.invariants.violations, self._end, progress)
+        except AssertionError as error:
+            self.invariants.violated(f"{error}", self.scheduler.time())
+        self.invariants.server_died(self.scheduler.time())
+
+    def begin(self) -> None:
+        """Launch all processes, and plan their faults."""
         self._launch_server()
         for name in self.names:
             self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
             self._plan_client_faults(name)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
-        hour = 0.0
-        # dead processes are reference cycles; collecting them once an hour costs less
-        gc.disable()
-        try:
-            while hour < self.settings.hours and not self.invariants.violations:
-                hour = min(hour + 1.0, self.settings.hours)
-                self._run_until(hour * HOUR_S)
-                gc.collect()
-                if progress is not None:
-                    progress(hour)
-            self._end()
-        except AssertionError as error:
-            self.invariants.violated(f"{error}", self.scheduler.time())
-        finally:
-            gc.enable()
-        self.invariants.server_died(self.scheduler.time())
-
-    def _run_until(self, end_s: float) -> None:
-        """Run until `end_s`, or for a minute after the first violation at most."""
-        while not self.invariants.violations and self.scheduler.time() < end_s:
-            self.scheduler.run_until(min(self.scheduler.time() + 60.0, end_s))
 
     def _end(self) -> None:
         """End the run: no new faults; when all nodes are back, the parameter server is asked to
@@ -254,22 +163,39 @@ class Simulation:
 
         Messages are still lost and repeated.
         """
-        self._calm = True
-        calm_s = self.scheduler.time() + self.profile.longest_s
+        calm_s = self.calm()
         give_up_s = calm_s + LONGEST_END_S
         while not self.invariants.violations and self.scheduler.time() < give_up_s:
             self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
-            server = self.processes.get(SERVER_NAME)
-            if server is None or len(self.processes) + len(self._ended) <= len(self.names):
-                continue
-            machine = server.shell.machine
-            assert isinstance(machine, ParameterServerMachine)
-            is_time = self.scheduler.time() > calm_s
-            if is_time and self._may_end(machine) and not machine.end.asked:
-                self._ending = True
-                server.shell.node.feed(DrainAsked("the simulated time is over"))
-            if len(self._ended) == len(self.names):
+            if self.scheduler.time() > calm_s:
+                self.ask_to_end()
+            if self.has_ended:
                 break
+        self.check_end()
+
+    def calm(self) -> float:
+        """Plan no new faults; return when all processes and links are back."""
+        self._calm = True
+        return self.scheduler.time() + self.profile.longest_s
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all clients have ended."""
+        return len(self._ended) == len(self.names)
+
+    def ask_to_end(self) -> None:
+        """Ask the parameter server to end, once, if all processes run and it may."""
+        server = self.processes.get(self.server)
+        if server is None or len(self.processes) + len(self._ended) <= len(self.names):
+            return
+        machine = server.shell.machine
+        assert isinstance(machine, ParameterServerMachine)
+        if self._may_end(machine) and not machine.end.asked:
+            self._ending = True
+            server.shell.node.feed(DrainAsked("the simulated time is over"))
+
+    def check_end(self) -> None:
+        """Check what is left after the end."""
         if self._ending and not self.invariants.violations:
             self.invariants.run_ended(self._ended, self.names, self.scheduler.time())
 
@@ -277,8 +203,22 @@ class Simulation:
         """Whether the parameter server may be asked to end now: not while it calls a round."""
         return machine.phase is Phase.READY or machine.rounds.awaits_nothing
 
+    @property
+    def violations(self) -> list[str]:
+        """The violations found."""
+        return self.invariants.violations
+
+    @property
+    def groups(self) -> Sequence[Simulation]:
+        """The groups of clients: this one."""
+        return [self]
+
     def split_facts(self) -> dict[str, Any]:
         """Return the figures of split learning; empty here."""
+        return {}
+
+    def group_facts(self) -> dict[str, Any]:
+        """Return the figures of global rounds; empty here."""
         return {}
 
     def tune_facts(self) -> dict[str, Any]:
@@ -319,13 +259,13 @@ class Simulation:
 
         def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
-                self.network.listener(SERVER_NAME),
+                self.network.listener(self.server),
                 clock,
                 self._transport,
                 handle,
-                SERVER_NAME,
+                self.server,
                 incarnation=incarnation,
-                rng=random.Random(f"{self.settings.seed}/{SERVER_NAME}/{incarnation}"),  # noqa: S311
+                rng=random.Random(f"{self.settings.seed}/{self.server}/{incarnation}"),  # noqa: S311
             )
 
         shell = ParameterServerShell(
@@ -333,7 +273,7 @@ class Simulation:
             RunFacts("sim", self.settings.clients, {}),
             Surroundings(
                 store=store,
-                worker=self._worker(clock, SERVER_NAME),
+                worker=self._worker(clock, self.server),
                 scheduler=clock,
                 journal=self.journal,
                 listener=listener,
@@ -342,8 +282,14 @@ class Simulation:
             ),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        self.processes[SERVER_NAME] = _Process(clock, shell)
+        self.processes[self.server] = Process(clock, shell)
+        self._prepare(clock, shell, store, incarnation)
         shell.start(store.recover())
+
+    def _prepare(
+        self, clock: ProcessClock, shell: ParameterServerShell, store: CountingStore, number: int
+    ) -> None:
+        """Add to a parameter server's process, incarnation `number`, before it starts."""
 
     def _store(self, clock: ProcessClock) -> CountingStore:
         """The store of a parameter server's process."""
@@ -387,7 +333,7 @@ class Simulation:
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
-                self.network.dialer(name, SERVER_NAME),
+                self.network.dialer(name, self.server),
                 clock,
                 self._transport,
                 take,
@@ -410,7 +356,7 @@ class Simulation:
             end_training=lambda _: learner.stop(),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        self.processes[name] = _Process(clock, shell)
+        self.processes[name] = Process(clock, shell)
         shell.dial()
         clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
 
@@ -448,7 +394,7 @@ class Simulation:
         self._plan(self.profile.client_kill_every_s, self._kill_client, name)
 
     def _kill_server(self) -> None:
-        if not self._calm and self._kill(SERVER_NAME):
+        if not self._calm and self._kill(self.server):
             self.counts.fault("server killed")
             self.invariants.server_died(self.scheduler.time())
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
@@ -457,18 +403,18 @@ class Simulation:
     def _reset(self, name: str) -> None:
         if name in self.processes and not self._calm:
             self.counts.fault("connection reset")
-            self.network.reset(name, SERVER_NAME)
+            self.network.reset(name, self.server)
         self._plan(self.profile.reset_every_s, self._reset, name)
 
     def _cut(self, name: str) -> None:
         if self._calm:
             return
         self.counts.fault("partition")
-        self.network.cut(name, SERVER_NAME)
+        self.network.cut(name, self.server)
         self._at(self._chance.uniform(*self.profile.partition_s), self._heal, name)
 
     def _heal(self, name: str) -> None:
-        self.network.heal(name, SERVER_NAME)
+        self.network.heal(name, self.server)
         self._plan(self.profile.partition_every_s, self._cut, name)
 
 

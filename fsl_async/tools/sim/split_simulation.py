@@ -58,11 +58,8 @@ from fsl_async.tools.sim.simulation import (
     SERVER_NAME,
     STEP_S,
     TOKENS_PER_STEP,
-    CheckedMachine,
-    ProcessClock,
     Simulation,
     SimulationSettings,
-    _Process,
 )
 from fsl_async.tools.sim.split_counting import (
     BUFFER_SAMPLES,
@@ -72,6 +69,7 @@ from fsl_async.tools.sim.split_counting import (
     SplitDisk,
     mixed,
 )
+from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock
 
 SPLIT_NAME = "split"
 SPLIT_GOODBYE_S = 0.5
@@ -366,7 +364,7 @@ class SplitSimulation(Simulation):
             on_end=feed_split,
         )
         shell.node.machine = CheckedMachine(machine, check)
-        self.processes[name] = _Process(clock, shell)
+        self.processes[name] = Process(clock, shell)
         self.learners[name] = learner
         shell.dial()
         clock.call_at(clock.time() + rng.uniform(2.0, 15.0), learner.attach)

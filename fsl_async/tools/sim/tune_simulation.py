@@ -33,7 +33,6 @@ from fsl_async.tools.sim.simulation import (
     SERVER_NAME,
     STEP_S,
     TOKENS_PER_STEP,
-    ProcessClock,
     Simulation,
     SimulationSettings,
 )
@@ -44,6 +43,7 @@ from fsl_async.tools.sim.tune_counting import (
     ZerothLearner,
     ZerothStore,
 )
+from fsl_async.tools.sim.world import ProcessClock
 
 Mode = Literal["lora", "zeroth"]
 MODES: tuple[Mode, ...] = ("lora", "zeroth")

@@ -78,12 +78,13 @@ class _Path:
 class MemLink:
     """One endpoint's link. Made by ``MemNetwork.listener`` and ``MemNetwork.dialer``."""
 
-    __slots__ = ("_network", "_paths", "_receive", "name", "to")
+    __slots__ = ("_network", "_paths", "_paused", "_receive", "name", "to")
 
     def __init__(self, network: MemNetwork, name: str, to: str | None) -> None:
         self._network = network
         self._paths: dict[str, _Path] = {}
         self._receive: Receiver | None = None
+        self._paused: list[tuple[str, Lane, Sequence[Buffer]]] | None = None
         self.name = name
         self.to = to  # a dialer's listener; None for a listener
 
@@ -142,8 +143,21 @@ class MemLink:
 
     def take(self, source: str, lane: Lane, frames: Sequence[Buffer]) -> None:
         """A message arrived."""
-        if self._receive is not None:
+        if self._paused is not None:
+            self._paused.append((source, lane, frames))
+        elif self._receive is not None:
             self._receive(source if self.to is None else "", lane, frames, b"")
+
+    def pause(self) -> None:
+        """Keep what arrives, as the sockets of a stopped process do."""
+        if self._paused is None:
+            self._paused = []
+
+    def go_on(self) -> None:
+        """Take what has arrived since `pause`."""
+        waiting, self._paused = self._paused or (), None
+        for message in waiting:
+            self.take(*message)
 
 
 class MemNetwork:
@@ -218,6 +232,10 @@ class MemNetwork:
         link = self._links.pop(name, None)
         if link is not None:
             link.set_receiver(_ignore)
+
+    def link(self, name: str) -> MemLink | None:
+        """Return the endpoint of a name."""
+        return self._links.get(name)
 
     # Called by links.
 

@@ -1,0 +1,242 @@
+"""A reduction between groups, replaced: it answers each member ok or error, by chance.
+
+As with gloo, one reduction can succeed at one member and fail at another one. A member that is
+killed early makes it fail at all others; one that is killed near the end, at some. Two members that
+are parted wait for their timeout. Addresses of ranks travel as in production: each helper gives its
+own one, and waits for those of the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, mutable
+
+from fsl_async.nodes.ps.ring_process import RingJob
+from fsl_async.tools.sim.counting import digest_of
+from fsl_async.tools.sim.faults import FaultProfile
+from fsl_async.tools.sim.group_counting import Weights
+
+if TYPE_CHECKING:
+    from fsl_async.tools.sim.world import ProcessClock
+
+START_S = (3.0, 10.0)
+"""From the start of a helper until it has imported torch."""
+REDUCTION_S = (5.0, 60.0)
+ADDRESSES_S = 60.0
+"""How long a helper waits for the addresses of the others."""
+NEAR_END = 0.8
+"""Of a reduction; later than that, a member that is killed does not stop all others."""
+
+
+@mutable
+class RingCounts:
+    """Reductions that all members began, and how they ended."""
+
+    begun: int = 0
+    mixed: int = 0
+    """Ok at one member, and an error at another one."""
+    failed: int = 0
+    """An error at all members."""
+    differing: int = 0
+
+
+@mutable
+class _Reduction:
+    """One attempt. here: name of a member -> its helper, connected."""
+
+    world: int
+    here: dict[str, FakeHelper] = field(factory=dict)
+    begun_at: float = -1.0
+    ends_at: float = -1.0
+    outcomes: set[bool] = field(factory=set)
+    answers: int = 0
+
+
+class FakeRing:
+    """All reductions of a simulation. parted: pairs of names that cannot reach each other."""
+
+    def __init__(self, chance: random.Random, profile: FaultProfile) -> None:
+        self.chance = chance
+        self.profile = profile
+        self.parted: set[frozenset[str]] = set()
+        self.is_calm = False
+        self.counts = RingCounts()
+        self._reductions: dict[int, _Reduction] = {}
+
+    def helper(self, name: str, clock: ProcessClock) -> Callable[..., FakeHelper]:
+        """A function that makes the helper of a process."""
+
+        def make(
+            on_address: Callable[[int, str, bytes], None],
+            on_done: Callable[[int], None],
+            on_failed: Callable[[int, str], None],
+        ) -> FakeHelper:
+            helper = FakeHelper(self, name, clock)
+            helper.on_address, helper.on_done, helper.on_failed = on_address, on_done, on_failed
+            return helper
+
+        return make
+
+    def connected(self, helper: FakeHelper, job: RingJob) -> None:
+        """A helper has all addresses. The last one begins the reduction."""
+        reduction = self._reductions.setdefault(job.attempt, _Reduction(len(job.weights)))
+        reduction.here[helper.name] = helper
+        if len(reduction.here) == reduction.world:
+            self._reduce(job.attempt, reduction)
+
+    def _reduce(self, attempt: int, reduction: _Reduction) -> None:
+        helpers = [reduction.here[name] for name in sorted(reduction.here)]
+        jobs = [helper.job for helper in helpers]
+        assert all(job is not None for job in jobs), "who takes part has a job"
+        agreed = {(job.weights, job.piece_values) for job in jobs if job is not None}
+        assert len(agreed) == 1, "all members reduce the same view"
+        self.counts.begun += 1
+        now = helpers[0].clock.time()
+        reduction.begun_at, reduction.ends_at = now, now + self.chance.uniform(*REDUCTION_S)
+        names = set(reduction.here)
+        if any(pair <= names for pair in self.parted):
+            for helper, job in zip(helpers, jobs, strict=True):
+                assert job is not None
+                self._answer(helper, attempt, now + job.timeout_s, None)
+            return
+        result = self._result(jobs)
+        fails = not self.is_calm and self.chance.random() < self.profile.ring_fails
+        differs = not self.is_calm and self.chance.random() < self.profile.ring_differs
+        self.counts.differing += differs
+        for helper in helpers:
+            is_ok = not (fails and self.chance.random() < 0.5)
+            weights = result if is_ok else None
+            if is_ok and differs and helper is helpers[-1]:
+                weights = Weights(result.total + 1, digest_of(result.digest, attempt, 1))
+            at = reduction.ends_at + self.chance.uniform(0.0, 2.0)
+            self._answer(helper, attempt, at, weights)
+
+    def _result(self, jobs: list[RingJob | None]) -> Weights:
+        """The sum: the global weights, and what each group gained above them."""
+        files: list[tuple[Any, Any]] = [(job.base, job.cut) for job in jobs if job is not None]
+        bases = {base for base, _ in files}
+        assert len(bases) == 1, "all begin with the same global weights"
+        (base,) = bases
+        total = base.total + sum(cut.total - base.total for _, cut in files)
+        return Weights(total, digest_of(base.digest, len(files), total))
+
+    def _answer(
+        self, helper: FakeHelper, attempt: int, when: float, weights: Weights | None
+    ) -> None:
+        helper.clock.call_at(when, self._answered, helper, attempt, weights)
+
+    def _answered(self, helper: FakeHelper, attempt: int, weights: Weights | None) -> None:
+        reduction = self._reductions.get(attempt)
+        if not helper.is_in(attempt):
+            return
+        if reduction is not None:
+            reduction.outcomes.add(weights is not None)
+            self._count(attempt, reduction)
+        helper.end(weights)
+
+    def _count(self, attempt: int, reduction: _Reduction) -> None:
+        reduction.answers += 1
+        if len(reduction.outcomes) > 1 and reduction.world > 0:
+            self.counts.mixed += 1
+            reduction.world = 0  # counted
+        if reduction.answers == len(reduction.here):
+            self.counts.failed += reduction.outcomes == {False}
+            del self._reductions[attempt]
+
+    def left(self, helper: FakeHelper, attempt: int) -> None:
+        """A helper is killed in a reduction: the others get an error, sooner or later."""
+        reduction = self._reductions.get(attempt)
+        if reduction is None or reduction.here.pop(helper.name, None) is None:
+            return
+        now = helper.clock.time()
+        length_s = reduction.ends_at - reduction.begun_at
+        is_late = 0 < reduction.begun_at <= now - NEAR_END * length_s
+        for name in sorted(reduction.here):
+            if is_late and self.chance.random() < 0.5:
+                continue  # it has the bytes that it needs
+            other = reduction.here[name]
+            self._answer(other, attempt, now + self.chance.uniform(0.1, 3.0), None)
+        if not reduction.here:
+            del self._reductions[attempt]
+
+
+class FakeHelper:
+    """`RingProcess` without a process."""
+
+    on_address: Callable[[int, str, bytes], None]
+    on_done: Callable[[int], None]
+    on_failed: Callable[[int, str], None]
+
+    def __init__(self, ring: FakeRing, name: str, clock: ProcessClock) -> None:
+        self.name, self.clock = name, clock
+        self.job: RingJob | None = None
+        self._ring = ring
+        self._ready_at: float | None = None
+        self._others: set[str] = set()
+        self._is_open = False
+
+    def is_in(self, attempt: int) -> bool:
+        """Whether this reduction is under way."""
+        return self.job is not None and self.job.attempt == attempt
+
+    def start(self) -> None:
+        """Start the helper, if it does not run."""
+        if self._ready_at is None:
+            self._ready_at = self.clock.time() + self._ring.chance.uniform(*START_S)
+
+    def reduce(self, job: RingJob) -> None:
+        """Begin a reduction."""
+        self.start()
+        self.kill()
+        assert self._ready_at is not None
+        self.job, self._is_open = job, False
+        self._others.clear()
+        self.clock.call_at(max(self._ready_at, self.clock.time() + 0.05), self._open, job)
+        deadline = max(self._ready_at, self.clock.time()) + max(ADDRESSES_S, job.timeout_s)
+        self.clock.call_at(deadline, self._gave_up, job)
+
+    def _open(self, job: RingJob) -> None:
+        if self.job is job:
+            self._is_open = True
+            self.on_address(job.attempt, f"rank-{job.rank}", b"an address")
+            self._connect(job)
+
+    def _gave_up(self, job: RingJob) -> None:
+        if self.job is job and len(self._others) + 1 < len(job.weights):
+            self.job = None
+            self.on_failed(job.attempt, "no address from other members")
+
+    def address(self, key: str, blob: bytes) -> None:
+        """Take the address of another rank. Before a reduction it is lost."""
+        if self.job is not None:
+            self._others.add(key)
+            self._connect(self.job)
+
+    def _connect(self, job: RingJob) -> None:
+        if self._is_open and len(self._others) + 1 == len(job.weights):
+            self._is_open = False
+            self._ring.connected(self, job)
+
+    def end(self, weights: Weights | None) -> None:
+        """Report the result; None: an error."""
+        job, self.job = self.job, None
+        assert job is not None
+        if weights is None:
+            self.on_failed(job.attempt, "connection reset by peer")
+            return
+        reduced: Any = job.out
+        reduced[job.attempt] = weights
+        self.on_done(job.attempt)
+
+    def kill(self) -> None:
+        """End the reduction."""
+        job, self.job = self.job, None
+        if job is not None:
+            self._ring.left(self, job.attempt)
+
+    async def aclose(self) -> None:
+        """End the helper."""
+        self.kill()

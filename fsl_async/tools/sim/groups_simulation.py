@@ -1,0 +1,444 @@
+"""Simulates groups of clients whose parameter servers average among themselves.
+
+Each group is a `Simulation` of its own, in one world with the others: one clock, one network, one
+journal. On top of it comes the production code of groups (`nodes.ps.ring` and `roles.ring`), with a
+reduction that is replaced (`fake_ring`). Parameter servers, the one that coordinates too, are
+killed, stopped for a while, and parted from each other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, field, frozen, mutable
+
+import fsl_transport as tp
+from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.roles.machine import Effect, Event
+from fsl_async.roles.ring import effects as do
+from fsl_async.roles.ring import events as ev
+from fsl_async.roles.ring.coordinator import CoordinatorPhase
+from fsl_async.roles.ring.member import MemberPhase
+from fsl_async.roles.ring.rules import RingRules
+from fsl_async.tools.sim.fake_ring import FakeRing
+from fsl_async.tools.sim.faults import PROFILES
+from fsl_async.tools.sim.group_counting import GroupCountingStore, GroupDisk, RingHooks
+from fsl_async.tools.sim.invariants import Invariants
+from fsl_async.tools.sim.ring_invariants import RingInvariants
+from fsl_async.tools.sim.simulation import (
+    LONGEST_END_S,
+    Simulation,
+    SimulationSettings,
+)
+from fsl_async.tools.sim.world import CheckedMachine, Counts, Participation, ProcessClock, World
+
+if TYPE_CHECKING:
+    from fsl_async.nodes.ps.shell import ParameterServerShell
+    from fsl_async.nodes.runtime import Journal
+    from fsl_async.roles.sync.client import ClientMachine
+    from fsl_async.roles.sync.ps import ParameterServerMachine
+    from fsl_async.tools.sim.counting import CountingLearner, CountingStore
+
+EVERY_VERSIONS = 6
+"""Versions of the coordinator's group from one global round to the next."""
+TIMEOUT_S = 20.0
+REPORT_S = 0.001
+"""From the end of a job on the disk to its report: a kill between them is possible."""
+NO_ADDRESS = "0.0.0.0"  # noqa: S104 - nothing is bound
+
+
+@mutable
+class GroupInvariants(Invariants):
+    """Those of one group. Its weights come from the ring too, so `RingInvariants` checks them."""
+
+    disk: GroupDisk = field(factory=GroupDisk)
+    name: str = ""
+    check_weights: Callable[[str], None] = field(default=lambda _: None)
+    held_s: float = 0.0
+    """For how long merges were held, in all; by this process, `_held_at` since when."""
+    longest_held_s: float = 0.0
+    is_ending: bool = False
+    """Clients wait for the end of the run."""
+    _held_at: float | None = None
+
+    def violated(self, text: str, now: float) -> None:
+        """Record a violation, with the group's name."""
+        super().violated(f"{self.name}: {text}", now)
+
+    def after_server(
+        self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
+    ) -> None:
+        """See `Invariants.after_server`."""
+        super().after_server(machine, event, effects, now)
+        if machine.rounds.is_held and self._held_at is None:
+            self._held_at = now
+        elif not machine.rounds.is_held:
+            self._goes_on(now)
+
+    def _goes_on(self, now: float) -> None:
+        if self._held_at is not None:
+            seconds, self._held_at = now - self._held_at, None
+            self.held_s += seconds
+            self.longest_held_s = max(self.longest_held_s, seconds)
+
+    def server_died(self, now: float) -> None:
+        """See `Invariants.server_died`."""
+        self._goes_on(now)
+        super().server_died(now)
+
+    def _check_new_versions(self, now: float) -> None:
+        models = self.disk.models
+        self.check_weights(self.name)
+        for position in range(self._versions_seen, len(models)):
+            if models[position].version != position:
+                self.violated(f"version {models[position].version} follows {position - 1}", now)
+        self._versions_seen = len(models)
+
+    def after_client(
+        self,
+        machine: ClientMachine,
+        learner: CountingLearner,
+        event: Event,
+        effects: list[Any],
+        now: float,
+    ) -> None:
+        """See `Invariants.after_client`. No client waits for the ring."""
+        super().after_client(machine, learner, event, effects, now)
+        if self._held_at is not None and learner.is_held and not self.is_ending:
+            self.violated(f"{machine.name} waits in a step while merges are held", now)
+
+
+@mutable
+class RingFacts:
+    """What global rounds came to, over all groups."""
+
+    attempts: int = 0
+    late: int = 0
+    """Adoptions of global weights without the group's cut, or after it merged on."""
+    adopted: int = 0
+
+
+@frozen
+class Among:
+    """What the groups of a simulation share."""
+
+    world: World
+    ring: FakeRing
+    roster: tuple[str, ...]
+    facts: RingFacts = field(factory=RingFacts)
+
+
+class GroupSimulation(Simulation):
+    """One group in a world of several."""
+
+    disk: GroupDisk
+    invariants: GroupInvariants
+
+    def __init__(self, settings: SimulationSettings, name: str, among: Among) -> None:
+        super().__init__(settings, world=among.world, place=f"{name}-")
+        roster = among.roster
+        self.name, self.roster = name, roster
+        self.disk = GroupDisk()
+        self.invariants = GroupInvariants(disk=self.disk, name=name)
+        self.rules = RingRules(name, roster, every=EVERY_VERSIONS)
+        self._rules = evolve(self._rules, publishes=self.rules.coordinates, is_group=True)
+        self.fake_ring, self.facts = among.ring, among.facts
+        self.global_rounds: RingInvariants
+        self.shell: RingShell | None = None
+        self._clock: ProcessClock | None = None
+
+    def begin(self) -> None:
+        """Launch all processes, and plan their faults."""
+        super().begin()
+        self._plan(self.profile.server_pause_every_s, self._pause_server)
+
+    def server_of(self, name: str) -> str:
+        """The name at which the parameter server of a group listens."""
+        return f"{name}-{self.server.removeprefix(f'{self.name}-')}"
+
+    # --- the process of the parameter server ---
+
+    def _worker(self, clock: ProcessClock, name: str) -> Any:
+        worker = super()._worker(clock, name)
+        if name == self.server:
+            worker.report_s = REPORT_S
+        return worker
+
+    def _store(self, clock: ProcessClock) -> GroupCountingStore:
+        chance, profile = self._chance, self.profile
+
+        def fails() -> bool:
+            return not self._calm and chance.random() < profile.ring_disk_fails
+
+        def written(_: str) -> None:
+            if not self._calm and chance.random() < profile.ring_kills:
+                self.scheduler.call_at(self.scheduler.time(), self._kill_after_write, clock)
+
+        rounds = self.global_rounds
+        hooks = RingHooks(
+            fails, written, lambda weights: rounds.begun(weights, self.name), rounds.decided
+        )
+        keep, time = self.settings.keep_versions, self.scheduler.time
+        return GroupCountingStore(self.disk, hooks, keep, time, clock.call_at)
+
+    def _kill_after_write(self, clock: ProcessClock) -> None:
+        if clock.alive and not self._calm:
+            self.counts.fault("server killed after a write")
+            self._relaunch_server()
+
+    def _prepare(
+        self, clock: ProcessClock, shell: ParameterServerShell, store: CountingStore, number: int
+    ) -> None:
+        assert isinstance(store, GroupCountingStore)
+        rules = self.rules
+
+        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+            return tp.DialerEndpoint(
+                self.network.dialer(self.name, self.server_of(rules.coordinator)),
+                clock,
+                self._transport,
+                take,
+                self.name,
+                incarnation=number,
+                role="group",
+                rng=random.Random(f"{self.settings.seed}/{self.name}/{number}"),  # noqa: S311
+            )
+
+        options = RingOptions(
+            rules=rules,
+            servers=dict.fromkeys(self.roster, ""),
+            host=NO_ADDRESS,
+            timeout_s=TIMEOUT_S,
+            bytes_per_s=0.0,
+            keeps_momentum=True,
+        )
+        listener = shell.endpoint
+        assert isinstance(listener, tp.ListenerEndpoint)
+
+        def make(group: Group) -> RingShell:
+            return RingShell(
+                options,
+                group,
+                store=store,
+                worker=shell.jobs.worker,
+                scheduler=clock,
+                journal=self.journal,
+                say=lambda _: None,
+                listener=listener,
+                dialer=None if rules.coordinates else dialer,
+                helper=self.fake_ring.helper(self.name, clock),
+            )
+
+        self.shell, self._clock = shell.join_ring(make), clock
+        self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_ring)
+
+    def _after_ring(self, event: Event, effects: list[Effect], now: float) -> None:
+        self.counts.events += 1
+        for effect in effects:
+            self.facts.attempts += isinstance(effect, do.KeepAttempt)
+            if isinstance(effect, do.Adopt):
+                cut = self.disk.book.cut
+                newest = self.disk.models[-1].version if self.disk.models else -1
+                self.facts.late += not effect.counted or (cut is not None and cut.version != newest)
+        if isinstance(event, ev.Adopted) and event.round:
+            self.facts.adopted += 1
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no global round is under way here."""
+        shell = self.shell
+        if shell is None or self.server not in self.processes:
+            return False
+        machine, coordinator = shell.machine, shell.machine.coordinator
+        is_idle = coordinator is None or (
+            coordinator.phase is CoordinatorPhase.IDLE and not coordinator.is_due
+        )
+        return is_idle and machine.member.phase is MemberPhase.FREE and machine.member.cut is None
+
+    # --- faults ---
+
+    def _kill(self, name: str) -> bool:
+        if name == self.server and name in self.processes:
+            assert self.shell is not None
+            self.shell.process.kill()
+            self.network.kill(self.name)
+        return super()._kill(name)
+
+    def _relaunch_server(self) -> None:
+        if self._kill(self.server):
+            self.invariants.server_died(self.scheduler.time())
+            self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
+
+    def _links(self) -> list[tp.MemLink]:
+        names = (self.server, self.name)
+        return [link for link in map(self.network.link, names) if link is not None]
+
+    def _pause_server(self) -> None:
+        process = self.processes.get(self.server)
+        if process is not None and not self._calm:
+            self.counts.fault("server stopped for a while")
+            process.clock.pause()
+            links = self._links()
+            for link in links:
+                link.pause()
+            seconds = self._chance.uniform(*self.profile.server_pause_s)
+            self._at(seconds, self._go_on, process.clock, links)
+        self._plan(self.profile.server_pause_every_s, self._pause_server)
+
+    def _go_on(self, clock: ProcessClock, links: list[tp.MemLink]) -> None:
+        if clock.alive:
+            for link in links:
+                link.go_on()
+            clock.go_on()
+
+
+class GroupsSimulation:
+    """Several groups; `run()` plays them to their end, `violations` and `counts` hold the result.
+
+    The settings are those of each group.
+    """
+
+    def __init__(
+        self, settings: SimulationSettings, *, keep_journal: Journal | None = None
+    ) -> None:
+        self.settings = settings
+        self.profile = PROFILES[settings.faults]
+        self.world = World(self.profile, settings.seed, keep_journal)
+        self._chance = random.Random(f"{settings.seed}/ring")  # noqa: S311 - not for secrets
+        self.ring = FakeRing(self._chance, self.profile)
+        self.roster = tuple(f"g{number:03d}" for number in range(settings.groups))
+        among = Among(self.world, self.ring, self.roster)
+        self.facts = among.facts
+        self.groups = [GroupSimulation(settings, name, among) for name in self.roster]
+        self.violations: list[str] = []
+        self.global_rounds = RingInvariants(
+            self._violated, {group.name: group.disk for group in self.groups}
+        )
+        for group in self.groups:
+            group.global_rounds = self.global_rounds
+            group.invariants.violations = self.violations
+            group.invariants.check_weights = self.global_rounds.group_made_version
+        self._is_calm = False
+
+    @property
+    def counts(self) -> Counts:
+        """Events and faults of all groups."""
+        return self.world.counts
+
+    @property
+    def participation(self) -> Participation:
+        """Of the clients of all groups."""
+        return self.world.participation
+
+    def _violated(self, text: str) -> None:
+        self.violations.append(f"at {self.world.scheduler.time():.3f} s: {text}")
+
+    def run(self, progress: Callable[[float], None] | None = None) -> None:
+        """Run to the end of the simulated time, then end all groups in order."""
+        for group in self.groups:
+            group.begin()
+        self._plan_cut()
+        try:
+            self.world.run(self.settings.hours, self.violations, self._end, progress)
+        except AssertionError as error:
+            self._violated(f"{error}")
+        for group in self.groups:
+            group.invariants.server_died(self.world.scheduler.time())
+
+    def _end(self) -> None:
+        """End global rounds, then the groups: no new faults before."""
+        scheduler = self.world.scheduler
+        self._is_calm = self.ring.is_calm = True
+        calm_s = max(group.calm() for group in self.groups)
+        give_up_s = calm_s + LONGEST_END_S
+        is_settled = False
+        while not self.violations and scheduler.time() < give_up_s:
+            scheduler.run_until(scheduler.time() + 10.0)
+            if scheduler.time() <= calm_s:
+                continue
+            if not is_settled:
+                is_settled = all(group.is_settled for group in self.groups)
+                if not is_settled:
+                    continue
+                self.global_rounds.settled()
+            for group in self.groups:
+                group.invariants.is_ending = True
+                group.ask_to_end()
+            if all(group.has_ended for group in self.groups):
+                break
+        if not is_settled and not self.violations:
+            self._violated("global rounds did not end")
+        for group in self.groups:
+            group.check_end()
+
+    # --- partitions between parameter servers ---
+
+    def _plan_cut(self) -> None:
+        every_s = self.profile.ring_cut_every_s
+        if every_s and not self._is_calm:
+            scheduler = self.world.scheduler
+            scheduler.call_at(scheduler.time() + self._chance.expovariate(1.0 / every_s), self._cut)
+
+    def _cut(self) -> None:
+        """Part one parameter server from another one, or from all others."""
+        if self._is_calm:
+            return
+        self.counts.fault("partition between parameter servers")
+        one, *others = self._chance.sample(self.roster, len(self.roster))
+        if self._chance.random() < 0.5:
+            others = others[:1]
+        pairs = [frozenset((one, other)) for other in others]
+        self.ring.parted.update(pairs)
+        for pair in pairs:
+            self._link(pair, cut=True)
+        seconds = self._chance.uniform(*self.profile.partition_s)
+        scheduler = self.world.scheduler
+        scheduler.call_at(scheduler.time() + seconds, self._heal, pairs)
+        self._plan_cut()
+
+    def _heal(self, pairs: list[frozenset[str]]) -> None:
+        self.ring.parted.difference_update(pairs)
+        for pair in pairs:
+            self._link(pair, cut=False)
+
+    def _link(self, pair: frozenset[str], *, cut: bool) -> None:
+        """Cut or heal the session of a member with the coordinator, if that is the pair."""
+        first = self.groups[0]
+        if first.name in pair:
+            (member,) = pair - {first.name}
+            act = self.world.network.cut if cut else self.world.network.heal
+            act(member, first.server)
+
+    # --- the result ---
+
+    def split_facts(self) -> dict[str, Any]:
+        """Return nothing: groups pretrain."""
+        return {}
+
+    tune_facts = split_facts
+
+    def group_facts(self) -> dict[str, Any]:
+        """Return the figures of global rounds."""
+        rounds, ring = self.global_rounds, self.ring.counts
+        decided = len(rounds.decisions)
+        contributors = sum(len(one.contributors) for one in rounds.decisions)
+        hours = self.world.scheduler.time() / 3600.0
+        held_s = sum(group.invariants.held_s for group in self.groups)
+        return {
+            "groups": len(self.groups),
+            "global_rounds": decided,
+            "attempts": self.facts.attempts,
+            "attempts_failed": self.facts.attempts - decided,
+            "reductions_mixed": ring.mixed,
+            "members_per_round": round(contributors / decided, 2) if decided else 0.0,
+            "adopted": self.facts.adopted,
+            "adopted_late": self.facts.late,
+            "held_s_per_group_and_round": round(held_s / (len(self.groups) * max(1, decided)), 1),
+            "longest_held_s": round(max(g.invariants.longest_held_s for g in self.groups), 1),
+            "share_of_time_held": round(held_s / 3600.0 / (len(self.groups) * hours), 4),
+            "tokens_in_global_weights": sum(
+                end - begin for one in rounds.decisions for begin, end in one.contributors.values()
+            ),
+        }

@@ -1,0 +1,165 @@
+"""World: what all processes of a simulation share, and what each of them lives in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from attrs import field, frozen, mutable
+
+import fsl_transport as tp
+from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.ps.shell import ParameterServerShell
+from fsl_async.nodes.runtime import Journal
+from fsl_async.observe.journal import TraceHash
+from fsl_async.roles.machine import Effect, Event, Note
+from fsl_async.tools.sim.faults import HOUR_S, FaultProfile
+
+
+class ProcessClock:
+    """The clock of one process: after a kill, none of its planned calls happens.
+
+    A process that is paused, as by SIGSTOP, makes up for its calls when it goes on.
+    """
+
+    __slots__ = ("_paused", "_scheduler", "alive", "time")
+
+    def __init__(self, scheduler: tp.VirtualScheduler) -> None:
+        self._scheduler = scheduler
+        self._paused: list[tuple[Callable[..., object], tuple[object, ...]]] | None = None
+        self.alive = True
+        self.time = scheduler.time
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object
+    ) -> tp.Cancellable:
+        """Plan a call that happens only if this process is still alive."""
+        return self._scheduler.call_at(when, self._run, callback, args)
+
+    def _run(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        if self._paused is not None:
+            self._paused.append((callback, args))
+        elif self.alive:
+            callback(*args)
+
+    def pause(self) -> None:
+        """Stop the process; harmless if it is stopped."""
+        if self._paused is None:
+            self._paused = []
+
+    def go_on(self) -> None:
+        """Let it run; harmless if it does."""
+        waiting, self._paused = self._paused or (), None
+        for callback, args in waiting:
+            self.call_at(self.time(), callback, *args)
+
+
+class CheckedMachine:
+    """A machine with a check after every event."""
+
+    def __init__(self, machine: Any, check: Callable[[Event, list[Effect], float], None]) -> None:
+        self._machine = machine
+        self._check = check
+        self.next_deadline = machine.next_deadline
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Handle an event, then check."""
+        effects: list[Effect] = self._machine.handle(event, now)
+        self._check(event, effects, now)
+        return effects
+
+
+@mutable
+class Participation:
+    """Calls and answers of clients, over all merged rounds."""
+
+    rounds: int = 0
+    called: int = 0
+    answered: int = 0
+
+    def note(self, note: Note) -> None:
+        """Count a note that closes a round."""
+        if "called" in note.facts:
+            self.rounds += 1
+            self.called += int(note.facts["called"])
+            self.answered += int(note.facts["answered"])
+
+    @property
+    def share(self) -> float:
+        """Deltas in a merged round over the clients called for it."""
+        return self.answered / self.called if self.called else 0.0
+
+
+@frozen
+class Process:
+    """A process: its clock and the shell in it."""
+
+    clock: ProcessClock
+    shell: ParameterServerShell | ClientShell
+
+
+@mutable
+class Counts:
+    """Counts of events and faults."""
+
+    faults: int = 0
+    relaunches: int = 0
+    events: int = 0
+    bytes_sent: int = 0
+    kinds: dict[str, int] = field(factory=dict)
+
+    def fault(self, kind: str) -> None:
+        """Count an injected fault."""
+        self.faults += 1
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+
+class World:
+    """Time, network, journal and counts of one simulation."""
+
+    def __init__(
+        self, profile: FaultProfile, seed: int, keep_journal: Journal | None = None
+    ) -> None:
+        self.scheduler = tp.VirtualScheduler()
+        self.conditions = tp.Conditions(
+            delay_s=profile.delay_s,
+            jitter_s=profile.jitter_s,
+            drop=profile.drop,
+            duplicate=profile.duplicate,
+            reorder=profile.reorder,
+        )
+        self.network = tp.MemNetwork(self.scheduler, seed, self.conditions)
+        self.trace = TraceHash()
+        self.journal: Journal = keep_journal or self.trace
+        self.counts = Counts()
+        self.participation = Participation()
+
+    def run(
+        self,
+        hours: float,
+        violations: list[str],
+        end: Callable[[], None],
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        """Run for some hours, then `end`. Stops within a minute of a violation.
+
+        Raises AssertionError. `progress(hours)` is called about every hour.
+        """
+        hour = 0.0
+        # dead processes are reference cycles; collecting them once an hour costs less
+        gc.disable()
+        try:
+            while hour < hours and not violations:
+                hour = min(hour + 1.0, hours)
+                self._run_until(hour * HOUR_S, violations)
+                gc.collect()
+                if progress is not None:
+                    progress(hour)
+            end()
+        finally:
+            gc.enable()
+
+    def _run_until(self, end_s: float, violations: list[str]) -> None:
+        while not violations and self.scheduler.time() < end_s:
+            self.scheduler.run_until(min(self.scheduler.time() + 60.0, end_s))

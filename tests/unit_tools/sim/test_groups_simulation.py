@@ -1,0 +1,176 @@
+"""Groups in the simulator: complete runs, and proof that its checks can fail."""
+
+import functools
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fsl_async.commands import sim as sim_command
+from fsl_async.roles.ring.coordinator import RingCoordinator
+from fsl_async.store.ring_book import RingBook
+from fsl_async.tools.sim import faults
+from fsl_async.tools.sim.group_counting import GroupCountingStore
+from fsl_async.tools.sim.groups_simulation import GroupsSimulation
+from fsl_async.tools.sim.simulation import SimulationSettings
+
+
+def simulate(**changes):
+    """Run a small simulation of groups and return it."""
+    settings = {"clients": 2, "groups": 3, "hours": 1.0, "seed": 1, "every_s": 30.0}
+    simulation = GroupsSimulation(SimulationSettings(**{**settings, **changes}))
+    simulation.run()
+    return simulation
+
+
+WORSE = faults.FaultProfile(
+    client_kill_every_s=3600.0,
+    server_kill_every_s=1200.0,
+    server_return_s=(2.0, 20.0),
+    server_pause_every_s=1800.0,
+    server_pause_s=(2.0, 120.0),
+    ring_cut_every_s=600.0,
+    partition_s=(5.0, 200.0),
+    ring_fails=0.4,
+    ring_differs=0.1,
+    ring_disk_fails=0.02,
+    ring_kills=0.05,
+    jitter_s=0.1,
+    drop=0.01,
+    duplicate=0.005,
+    reorder=0.01,
+)
+"""Some fault in most global rounds."""
+
+
+@pytest.fixture
+def worse(monkeypatch):
+    """A profile in which few global rounds go well at once."""
+    monkeypatch.setitem(faults.PROFILES, "storm", WORSE)
+
+
+@pytest.mark.parametrize(
+    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(3, 60))]
+)
+def test_tokens_are_in_one_decided_round_whatever_fails(worse, seed):
+    """The checks of `RingInvariants` and those of each group, with every kind of fault."""
+    simulation = simulate(seed=seed)
+    assert simulation.violations == []
+    found = simulation.group_facts()
+    assert found["global_rounds"] > 3
+    assert found["attempts_failed"] > 3
+    assert simulation.ring.counts.mixed > 0
+    assert found["adopted_late"] > 0
+    kinds = simulation.counts.kinds
+    for kind in (
+        "server killed",
+        "server killed after a write",
+        "server stopped for a while",
+        "partition between parameter servers",
+    ):
+        assert kinds[kind] > 0, kind
+
+
+@pytest.mark.sweep
+def test_a_day_of_twenty_groups_of_twenty_clients():
+    """The promised one: in a storm, a sync in ten minutes."""
+    simulation = simulate(groups=20, clients=20, hours=24.0, every_s=600.0)
+    assert simulation.violations == []
+    found = simulation.group_facts()
+    assert found["global_rounds"] > 18
+    assert found["reductions_mixed"] > 0
+
+
+@functools.cache
+def fair():
+    """A run without faults."""
+    return simulate(faults="none", hours=0.5)
+
+
+def test_without_faults_all_groups_take_part_in_each_round():
+    """No attempt fails, and merges are held for a reduction only."""
+    simulation = fair()
+    assert simulation.violations == []
+    found = simulation.group_facts()
+    assert found["attempts_failed"] == 0
+    assert found["members_per_round"] == 3.0
+    assert found["global_rounds"] >= 8
+    assert found["longest_held_s"] < 75.0
+    assert found["adopted"] == 3 * found["global_rounds"]
+
+
+def test_the_same_seed_gives_the_same_trace():
+    """With groups too."""
+    traces = [simulate(faults="none", hours=0.5).world.trace.hexdigest() for _ in range(1)]
+    assert traces == [fair().world.trace.hexdigest()]
+    assert simulate(faults="none", hours=0.1, seed=2).world.trace.hexdigest() not in traces
+
+
+def _count_again(monkeypatch):
+    """The coordinator forgets which cuts were counted."""
+    monkeypatch.setattr(
+        RingCoordinator, "counted", property(lambda _: {}, lambda *_: None), raising=False
+    )
+
+
+def _forget_the_cut(monkeypatch):
+    """A group that merges again drops the cut that it has offered."""
+    advance = GroupCountingStore.advance
+
+    def forget(self, average):
+        self.disk.book.cut = None
+        return advance(self, average)
+
+    monkeypatch.setattr(GroupCountingStore, "advance", forget)
+
+
+def _use_numbers_again(monkeypatch):
+    """Attempts are not in the ledger."""
+    monkeypatch.setattr(RingBook, "attempted", lambda *_: None)
+
+
+def _adopt_as_counted(monkeypatch):
+    """A group takes its cut for one that was in the round, or the other way round."""
+    adopt = GroupCountingStore.adopt_global
+
+    def wrong(self, *given, counted, keeps_momentum):
+        counted = not counted and self.disk.book.cut is not None
+        return adopt(self, *given, counted=counted, keeps_momentum=keeps_momentum)
+
+    monkeypatch.setattr(GroupCountingStore, "adopt_global", wrong)
+
+
+def _forget_what_was_gained(monkeypatch):
+    """What a group merged since its cut is forgotten."""
+    monkeypatch.setattr(GroupCountingStore, "_reference", lambda *_, **__: None)
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        _count_again,
+        _forget_the_cut,
+        _use_numbers_again,
+        _adopt_as_counted,
+        _forget_what_was_gained,
+    ],
+)
+def test_a_defect_is_found(worse, defect, monkeypatch):
+    """Each injected defect violates an invariant."""
+    defect(monkeypatch)
+    assert any(simulate(seed=seed, hours=0.7).violations for seed in range(1, 5))
+
+
+def test_the_command_knows_groups():
+    """Scripts read these keys; what groups do not go with is refused in one line."""
+    arguments = ["--groups", "2", "--clients", "1", "--hours", "0.2", "--every", "30", "--json"]
+    arguments += ["--faults", "none"]
+    result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    printed = json.loads(result.output.splitlines()[-1])
+    assert printed["clients"] == 2
+    assert printed["groups"]["global_rounds"] >= 2
+    assert {"attempts_failed", "longest_held_s", "share_of_time_held"} <= printed["groups"].keys()
+    for more in (["--tune", "lora"], ["--pace", "time"]):
+        result = CliRunner().invoke(sim_command.command, [*arguments, *more], standalone_mode=False)
+        assert "--groups" in str(result.exception)
