@@ -45,7 +45,8 @@ def digest_of(parent: str, version: int, total: int) -> str:
     return hashlib.sha256(f"{parent}|{version}|{total}".encode()).hexdigest()[:32]
 
 
-def _frame(*values: int | str) -> bytes:
+def frame_of(*values: int | str) -> bytes:
+    """Code a chunk."""
     return json.dumps(values).encode()
 
 
@@ -328,7 +329,7 @@ class CountingStore:
         """Return a chunk of the update from the version before."""
         if not self.has_update(version):
             return None
-        return _frame(self.disk.models[version].total)
+        return frame_of(self.disk.models[version].total)
 
     def verify(self, version: int) -> bool:
         """Find no damage: the simulated disk has none."""
@@ -339,7 +340,7 @@ class CountingStore:
         if version < self.disk.oldest:
             return None
         model = self.disk.models[version]
-        return _frame(model.total, model.digest)
+        return frame_of(model.total, model.digest)
 
 
 class CountingLearner:
@@ -474,7 +475,7 @@ class CountingLearner:
 
     def encode_initial(self, index: int) -> bytes:
         """Encode a chunk of this incarnation's own initial number."""
-        return _frame(self._initial if index == 0 else 0)
+        return frame_of(self._initial if index == 0 else 0)
 
     def adopt_initial(self) -> str:
         """Make the own number version 0."""
@@ -495,7 +496,7 @@ class CountingLearner:
             raise LearnError(f"delta {sequence} was dropped")
         _, tokens = self._deltas[sequence]
         half = tokens // CHUNKS
-        return _frame(half if index else tokens - (CHUNKS - 1) * half)
+        return frame_of(half if index else tokens - (CHUNKS - 1) * half)
 
     def finish_encoding(self, sequence: int) -> None:
         """Do nothing: a number is encoded when it is requested."""

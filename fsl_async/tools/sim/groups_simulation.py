@@ -239,9 +239,9 @@ class GroupSimulation(Simulation):
         for effect in effects:
             self.facts.attempts += isinstance(effect, do.KeepAttempt)
             if isinstance(effect, do.Adopt):
-                cut = self.disk.book.cut
-                newest = self.disk.models[-1].version if self.disk.models else -1
-                self.facts.late += not effect.counted or (cut is not None and cut.version != newest)
+                cut, models = self.disk.book.cut, self.disk.models
+                merged_on = cut is not None and cut.version != models[-1].version
+                self.facts.late += bool(models) and (merged_on or not effect.counted)
         if isinstance(event, ev.Adopted) and event.round:
             self.facts.adopted += 1
 

@@ -1,0 +1,192 @@
+"""Costs of large models and many sites: prints the tables of docs/COSTS.md.
+
+    python benchmarks/scale_costs.py            tables from the formulas of `fsl_async.plan.scaling`
+    python benchmarks/scale_costs.py --check    two of their rows by the simulator, without faults
+
+The check plays the production code with sizes and rates that are scaled down alike, so that a
+message takes as long as in the row. A line that several streams share is divided evenly. Work of
+processor and disk is not simulated, and left out of the formula there.
+"""
+
+import sys
+from statistics import median
+from typing import Any
+
+from attrs import evolve
+
+from fsl_async.plan.scaling import (
+    FP32,
+    Costs,
+    Measured,
+    Sites,
+    asynchronous,
+    flat,
+    grouped,
+    groups_of,
+    ring_s,
+    stalled,
+    sync_s,
+)
+from fsl_async.roles.machine import Send
+from fsl_async.roles.sync.events import Rebased
+from fsl_async.roles.sync.messages import Call
+from fsl_async.tools.sim import counting, fake_ring, faults
+from fsl_async.tools.sim.counting import CountingStore
+from fsl_async.tools.sim.groups_simulation import GroupsSimulation
+from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+
+SIZES = (1e9, 7e9, 70e9)
+COUNTS = (4, 16, 64)
+GBITS = (0.1, 1.0, 10.0)
+HOSTS = {1e9: 1, 7e9: 2, 70e9: 16}
+USUAL_S = 600.0
+DAY_S = 86_400.0
+KNOWN = Measured()
+FRAME = 65_536
+"""Bytes of a chunk in the check."""
+
+
+def seconds(value: float) -> str:
+    """Short text for a duration."""
+    if value < 100:
+        return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.0f} h" if value < 2 * DAY_S else f"{value / DAY_S:.0f} d"
+
+
+def table() -> None:
+    """Print both tables."""
+    print("| P | a delta | PS memory, lean | disk in ten minutes | client stalled |")
+    print("|---|---:|---:|---:|---:|")
+    for size in SIZES:
+        written = 3 * FP32 * size / USUAL_S / 1e6
+        hosts = f"{HOSTS[size]} host" + "s" * (HOSTS[size] > 1)
+        stop = stalled(size, KNOWN, HOSTS[size])
+        print(
+            f"| {size / 1e9:.0f} B | {size * KNOWN.bits / 8e9:.2g} GB"
+            f" | {KNOWN.memory * FP32 * size / 1e9:.0f} GB,"
+            f" {KNOWN.lean_memory * FP32 * size / 1e9:.0f} GB"
+            f" | {written:.0f} MB/s | {stop:.1f} s ({hosts}),"
+            f" {stop / USUAL_S:.1%} |"
+        )
+    print()
+    print("| P | sites | Gbit/s | flat: sync | PS moves | groups | sync | pause | async: period |"
+          " shortest period: flat, groups | choose |")  # fmt: skip
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|")
+    for size in SIZES:
+        for count in COUNTS:
+            for gbits in GBITS:
+                print(row(size, count, gbits))
+
+
+def row(size: float, count: int, gbits: float) -> str:
+    """One row of the second table."""
+    sites = Sites(size, count, gbits * 1e9 / 8)
+    some = evolve(sites, groups=groups_of(count))
+    one, several, own = flat(sites, KNOWN), grouped(some, KNOWN), asynchronous(sites, KNOWN)
+    return (
+        f"| {size / 1e9:.0f} B | {count} | {gbits:g} | {seconds(one.sync_s)}"
+        f" | {one.server_bytes / 1e9:.0f} GB | {some.groups} x {some.members}"
+        f" | {seconds(several.sync_s)} | {seconds(several.pause_s)} | {seconds(own.period_s)}"
+        f" | {seconds(one.period_s)}, {seconds(several.period_s)} | {choice(one, several)} |"
+    )
+
+
+def choice(one: Costs, several: Costs) -> str:
+    """What to use: the simplest that keeps ten minutes, else the one with the shorter period."""
+    if one.period_s <= USUAL_S:
+        return "flat, 10 min"
+    if several.period_s >= one.period_s:
+        return f"flat, {seconds(one.period_s)}"
+    return f"groups, {seconds(max(USUAL_S, several.period_s))}"
+
+
+# --- the check ---
+
+
+class Times:
+    """A journal that records when a call went out and when a client held a version."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, float] = {}
+        self.held: dict[int, list[float]] = {}
+
+    def event(self, item: Any, now: float, cause: int | None = None) -> int:
+        """Take an event."""
+        if isinstance(item, Rebased):
+            self.held.setdefault(item.version, []).append(now)
+        return 0
+
+    def effect(self, item: Any, now: float, cause: int | None = None) -> int:
+        """Take an effect."""
+        if isinstance(item, Send) and isinstance(item.message, Call):
+            self.calls.setdefault(item.message.round, now)
+        return 0
+
+
+def scaled(sites: Sites, rate: float) -> float:
+    """The rate of the check's messages, in bytes a second, that makes them take as long."""
+    share = rate / sites.members
+    return share * counting.CHUNKS * FRAME / (sites.parameters * KNOWN.bits / 8)
+
+
+def pad() -> None:
+    """Make frames as large, relative to each other, as those of a model."""
+    frame, full = counting.frame_of, CountingStore.read_full
+    counting.frame_of = lambda *values: frame(*values).ljust(FRAME)
+
+    def padded(self: CountingStore, version: int, index: int) -> bytes | None:
+        data = full(self, version, index)
+        return None if data is None else data.ljust(int(FRAME * 32 / KNOWN.bits))
+
+    CountingStore.read_full = padded  # type: ignore[method-assign]
+
+
+def check() -> None:
+    """Print the check."""
+    pad()
+    no_work = evolve(KNOWN, stored_s=0.0, committed_s=0.0)
+    sites = Sites(1e9, 4, 1e9 / 8)
+    times = Times()
+    settings = SimulationSettings(clients=4, hours=3.0, faults="none")
+    faults.PROFILES["none"] = faults.FaultProfile(delay_s=0.03)
+    run = Simulation(settings, keep_journal=times)
+    slow = evolve(run.network_conditions, bytes_per_s=scaled(sites, sites.line))
+    for name in run.names:
+        run.network.set_conditions(name, run.server, slow)
+    run.run()
+    assert not run.violations, run.violations
+    found = [
+        max(held) - times.calls[version - 1]
+        for version, held in times.held.items()
+        if version - 1 in times.calls and len(held) == len(run.names)
+    ]
+    report("flat, 1 B, 4 sites, 1 Gbit/s: sync", sync_s(sites, no_work, sites.line), median(found))
+
+    sites = Sites(1e9, 16, 1e9 / 8, groups=4)
+    fake_ring.REDUCTION_S = (ring_s(sites), ring_s(sites))
+    several = GroupsSimulation(evolve(settings, groups=4), keep_journal=Times())
+    near = evolve(several.world.conditions, bytes_per_s=scaled(sites, sites.near))
+    for group in several.groups:
+        for name in group.names:
+            several.world.network.set_conditions(name, group.server, near)
+    several.run()
+    assert not several.violations, several.violations
+    facts = several.group_facts()
+    held = facts["held_s_per_group_and_round"]
+    report("groups, 1 B, 4 x 4, 1 Gbit/s: pause without disks", ring_s(sites), held)
+    print(f"  {facts}")
+
+
+def report(what: str, formula: float, simulated: float) -> None:
+    """Print a formula beside a simulated figure."""
+    print(f"{what}: formula {formula:.1f} s, simulated {simulated:.1f} s,"
+          f" {simulated - formula:+.1f} s ({simulated / formula - 1:+.0%})")  # fmt: skip
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv[1:]:
+        check()
+    else:
+        table()
