@@ -188,7 +188,7 @@ def test_a_version_that_scalars_are_measured_from_is_not_kept_any_more(scalars):
 
 def test_a_delta_that_is_being_stored_is_not_judged_again(scalars):
     """Its client offers it again in a new session, when the version after its base is made."""
-    server, worker = scalars, scalars.shell.jobs._worker
+    server, worker = scalars, scalars.shell.jobs.worker
     del worker.submit
     server.shell.on_transport(measured())
     server.shell.machine.deltas.max_staleness = -1  # as if versions had been made since

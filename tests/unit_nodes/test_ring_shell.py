@@ -7,6 +7,7 @@ import pytest
 
 import fsl_transport as tp
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.rules import RingRules
 from fsl_async.store.manifest import Manifest
@@ -172,6 +173,25 @@ def arriving(north, south):
     ((peer, stream, meta, source),) = north.listener.of("offer")
     assert (peer, stream) == ("south", "global:0")
     return meta, source
+
+
+def test_an_address_that_comes_early_is_not_lost(sides):
+    """The worker may be busy when a view comes; the others' helpers do not wait for it."""
+    north, _ = sides
+    north.begin()
+    cut = north.store.ring.take_cut(0)
+    north.shell.process = Endpoint()
+    jobs = []
+    north.shell._worker = type("Later", (), {"submit": lambda _, *job: jobs.append(job)})()
+    shares = [("north", cut.digest, 0.5), ("south", cut.digest, 0.5)]
+    north.shell._execute(do.StartRing(msg.View(0, 1, shares, 1024), 0), 0)
+    north.shell._execute(do.PassAddress("rank-1", b"there"), 0)
+    assert north.shell.process.calls == []
+    ((job, done, _),) = jobs
+    done(job())
+    assert [name for name, *_ in north.shell.process.calls] == ["reduce", "address"]
+    north.shell._execute(do.PassAddress("rank-2", b"there"), 0)
+    assert north.shell.process.of("address") == [("rank-1", b"there"), ("rank-2", b"there")]
 
 
 def test_a_new_group_gets_model_and_weights(sides):
