@@ -38,7 +38,7 @@ class Measured:
 @frozen
 class Sites:
     """Sites of equal lines. `line`: of each site and of each parameter server; `near`: within a
-    group. `groups`: 1 for a flat run. `fetch_bits`: of a version of global weights.
+    group. `groups`: 1 for a flat run.
     """
 
     parameters: float
@@ -47,7 +47,6 @@ class Sites:
     near: float = 1.25e9
     groups: int = 1
     global_every: int = 6
-    fetch_bits: float = 32.0
 
     @property
     def members(self) -> int:
@@ -97,8 +96,8 @@ def grouped(sites: Sites, known: Measured) -> Costs:
     delta = sites.parameters * known.bits / 8
     seconds = sync_s(sites, known, sites.near)
     pause = ring_s(sites) + 4 * FP32 * sites.parameters / known.disk
-    fetch = sites.members * sites.parameters * sites.fetch_bits / 8 / sites.near
-    # Of `global_every` syncs one waits for a pause, and its version is fetched in full.
+    fetch = sites.members * sites.parameters * known.bits / 8 / sites.near
+    # Of `global_every` syncs one waits for a pause, and its version is one more coded update.
     cycle = sites.global_every * seconds + pause + fetch
     ring_bytes = 2 * (sites.groups - 1) / sites.groups * FP32 * sites.parameters
     moved = 2 * delta * sites.members + (ring_bytes + fetch * sites.near) / sites.global_every
