@@ -252,6 +252,19 @@ def _handful() -> Iterator[Line]:
             yield Line((f"{count} clients", inner), made, base)
 
 
+def _groups() -> Iterator[Line]:
+    flat = clients(4)
+    yield Line(("4 clients, one group", ""), flat)
+    for momentum in ("keep", "reset"):
+        made = clients(4, groups=2, group_momentum=momentum)
+        yield Line(("2 groups of 2", momentum), made, flat)
+    nesterov = OUTER["Nesterov 0.7 / 0.9"]
+    yield Line(("4 clients, one group, Nesterov 0.7 / 0.9", ""), clients(4, **nesterov), flat)
+    for momentum in ("keep", "reset"):
+        made = clients(4, groups=2, group_momentum=momentum, **nesterov)
+        yield Line(("2 groups of 2, Nesterov 0.7 / 0.9", momentum), made, flat)
+
+
 LARGE: Mapping[str, Any] = {"size": "10m", "batch": 32, "device": "cuda"}
 LARGE_RATES: tuple[Mapping[str, Any], ...] = (
     {"muon_rate": 0.0, "learning_rate": 0.0},
@@ -351,6 +364,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         PARALLEL,
         tuple(_handful()),
         (0, 1, 2),
+    ),
+    "groups": Experiment(
+        "Groups that average every six rounds, 120 rounds",
+        ("", "momentum at a global round"),
+        "4 clients, one group",
+        tuple(_groups()),
+        REPORTED_ON,
     ),
     "rates": Experiment("Peak learning rates", ("", "inner", "rate"), "", tuple(_rates()), (0,)),
 }

@@ -19,10 +19,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, SupportsFloat, cast
+from typing import Any, Literal, SupportsFloat, cast
 
 import attrs
 import torch
+from quality_groups import Ring
 from quality_spec import PROTOCOL, Spec, code_digest
 
 from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
@@ -296,16 +297,25 @@ class Server:
         if made.cosine is not None:
             self.cosines.append(made.cosine)
         for client in clients:
-            learner = client.learner
-            learner.begin_fetch("update", made.version)
-            for index in range(store.manifest.chunks):
-                learner.put_fetch(
-                    made.version, index, store.read_update(made.version, index) or b""
-                )
-            digest = learner.finish_fetch(made.version)
-            assert digest == made.digest, f"{client.name} is not at the parameter server's version"
-            client.training.clock.announced(self.progress.position(self.now))
-            learner.request_rebase(made.version, digest)
+            self.give(client, "update")
+
+    def give(self, client: Client, kind: Literal["update", "full"]) -> None:
+        """Give a client the newest version."""
+        store, learner = self.store, client.learner
+        read = store.read_update if kind == "update" else store.read_full
+        learner.begin_fetch(kind, store.version)
+        for index in range(store.manifest.chunks):
+            learner.put_fetch(store.version, index, read(store.version, index) or b"")
+        digest = learner.finish_fetch(store.version)
+        assert digest == store.digest, f"{client.name} is not at the parameter server's version"
+        client.training.clock.announced(self.progress.position(self.now))
+        learner.request_rebase(store.version, digest)
+
+    def adopted(self, clients: list[Client]) -> None:
+        """The newest version is of the weights of all groups."""
+        self.progress.committed(self.store.version, 0, self.now, is_global=True)
+        for client in clients:
+            self.give(client, "full")
 
     def _code(self, client: Client, version: int) -> None:
         """Code the delta of a client's snapshot."""
@@ -323,36 +333,56 @@ class Server:
 
 
 def run_clients(spec: Spec) -> dict[str, Any]:
-    """Train with clients in lockstep, and evaluate the versions."""
+    """Train with clients in lockstep, and evaluate the versions of the first group."""
     rounds = spec.rounds
     curve: list[tuple[int, float]] = []
-    with tempfile.TemporaryDirectory(prefix="quality-") as folder:
-        server = Server(Path(folder), spec)
+    with tempfile.TemporaryDirectory(prefix="quality-") as made:
+        folders = [Path(made, str(number)) for number in range(spec.groups)]
+        for one in folders:
+            one.mkdir()
+        servers = [Server(one, spec) for one in folders]
         joined = spec.clients - spec.late_joiner
-        clients = [Client(index, spec, server) for index in range(joined)]
+        members = joined // spec.groups
+        groups = [
+            [Client(number * members + index, spec, server) for index in range(members)]
+            for number, server in enumerate(servers)
+        ]
+        clients, server, folder = groups[0], servers[0], folders[0]
         watched = clients[1 if spec.dies else 0]
+        ring = Ring(list(servers), spec.codec, spec.group_momentum)
         tokens = 0
         for number in range(rounds):
             if spec.late_joiner and number == rounds // 2:
                 clients.append(Client(joined, spec, server))
             if spec.dies and number == rounds * 3 // 4:
                 del clients[0]
-            for client in clients:
-                client.turn()
-            server.merge(clients, spec.stale)
-            tokens = server.store.tokens_total
+            for mine in groups:
+                for client in mine:
+                    client.turn()
+            if spec.groups > 1 and number == 0:
+                ring.begin()
+            for group, mine in zip(servers, groups, strict=True):
+                group.merge(mine, spec.stale)
+            if spec.groups > 1 and ((number + 1) % spec.global_every == 0 or number == rounds - 1):
+                ring.average()
+                for group, mine in zip(servers, groups, strict=True):
+                    group.adopted(mine)
+            tokens = sum(one.store.tokens_total for one in servers)
             if (number + 1) * CURVE_POINTS // rounds > number * CURVE_POINTS // rounds:
                 steps = round((number + 1) / rounds * spec.total_steps)
-                loss = _version_loss(Path(folder), server.store, watched, spec)
+                loss = _version_loss(folder, server.store, watched, spec)
                 assert loss is not None
                 curve.append((steps, loss))
-        mean_loss = _version_loss(Path(folder), server.store, watched, spec, MEAN)
-        for client in clients:
-            client.join()  # answers the last rebase first
+        mean_loss = _version_loss(folder, server.store, watched, spec, MEAN)
+        for mine in groups:
+            for client in mine:
+                client.join()  # answers the last rebase first
         values = server.store.manifest.values
-        server.store.close()
+        for group in servers:
+            group.store.close()
     assert isinstance(watched.model, GPT)
     coded = values * rounds
+    bytes_up = sum(one.bytes_up for one in servers)
     return {
         "eval_loss": held_out_loss(watched.model, spec),
         **({} if mean_loss is None else {"mean_loss": mean_loss}),
@@ -361,7 +391,7 @@ def run_clients(spec: Spec) -> dict[str, Any]:
         "tokens": tokens,
         "parameters": values,
         "cosines": _by_tenths(server.cosines),
-        "bits_up": round(8 * server.bytes_up / (coded * spec.clients), 4),
+        "bits_up": round(8 * bytes_up / (coded * spec.clients), 4),
         "bits_down": round(8 * server.bytes_down / coded, 4),
     }
 

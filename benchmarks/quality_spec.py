@@ -75,6 +75,12 @@ class Spec:
     """The last client joins at half time."""
     dies: bool = False
     """The first client is gone from three quarters on."""
+    groups: int = 1
+    """Parameter servers, each with an equal part of the clients."""
+    global_every: int = 6
+    """Rounds from one global round of the groups to the next."""
+    group_momentum: str = "keep"
+    """Or "reset": a group's outer momentum after a global round."""
     device: str = "cpu"
 
     @property
