@@ -11,7 +11,8 @@ speed 1 takes 0.1 s, most of which it sleeps, so that two cores are enough for e
 
     waits     one parameter server, at the first site; rounds of 20 steps, and all wait for the last
     clock     the same server with the default trigger: a version every 4 s, and no client waits
-    buffer    the same server; clients send by themselves, a version of every four deltas
+    buffer    the same server; clients send by themselves, slow ones after fewer steps (DyLU), and
+              every four deltas make a version
     groups    a parameter server at each site, a version every 4 s; global rounds every 60 s
 
 Prints a JSON row for each: the time after which a client at the first site had weights with the
@@ -88,7 +89,7 @@ def sets_of(way: str, seed: int, lab: Laboratory) -> dict[str, Any]:
                 "sync.trigger": "buffer",
                 "sync.buffer": 4,
                 "sync.local_steps": STEPS,
-                "outer.optimizer": "delayed-nesterov",
+                "sync.dylu": True,
             }
         case "groups":
             roster = ", ".join(f"{one}=tcp://{lab.address(one)}:{PORT}" for one in SITES)

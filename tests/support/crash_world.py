@@ -24,7 +24,6 @@ import shutil
 from collections import Counter
 from typing import Any
 
-from attrs import frozen
 from crash_checks import check
 from crash_clients import DELAYED, DOWN, MANIFEST, OTHER, OUTER, Observed, VectorLearner
 from crash_disk import CrashDisk
@@ -55,17 +54,6 @@ LONGEST_S = 1200.0
 RARE_AT_S = 18.0
 NOON = 1_800_000_000.0
 """Wall clock at the start of the world, seconds since 1970."""
-
-
-@frozen
-class OtherServers:
-    """Stand-in for a group of parameter servers whose averages are all the same."""
-
-    clock: ProcessClock
-
-    def reduce(self, average, done, failed):
-        """Answer one second later."""
-        self.clock.call_at(self.clock.time() + 1.0, done, average)
 
 
 class World:
@@ -214,7 +202,6 @@ class World:
                 listener=listener,
                 say=lambda _: None,
                 finished=lambda finish: self._finished(SERVER, finish),
-                reduction=OtherServers(clock),
             ),
         )
         self._observe(shell, machine)
