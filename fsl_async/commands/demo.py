@@ -376,7 +376,8 @@ def _groups(demo: GroupsDemo, run_dir: Path | None, output: Output) -> int:
     from fsl_async.process.stopper import Stopper, stop_on_signals
     from fsl_async.tools.demo.groups import Play, summarize, words
 
-    check_corpus(resolved(load(None, demo.overrides(), _OPTIONS)), _OPTIONS)
+    chosen = demo.overrides(demo.servers[0])
+    check_corpus(resolved(load(None, chosen, _OPTIONS)), _OPTIONS)
     demo = evolve(demo, run_dir=make_run_dir(run_dir, output.say))
     output.say(
         f"{demo.groups} parameter servers with {demo.clients} clients each; a sync every"

@@ -15,7 +15,7 @@
                   again, `gone` those that are lost
     begun, cut,
     attempt,      global rounds (fsl_async.store.ring_book)
-    global
+    global, ring
     renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
                   lists the remaining records up to it, `aside` the deltas that were in the spool;
                   those are unknown again, so a client without an answer may send one again
@@ -114,6 +114,7 @@ class Book:
             "version": self._apply_version,
             "rollback": self._apply_rollback,
             "renewed": self._apply_renewed,
+            "ring": self._apply_ring,
         }
         self._learn_ring()
 
@@ -334,6 +335,10 @@ class Book:
         # Above every generation on disk, so that every version above `to` is void (see recovery).
         self.generation = fact["generation"]
         self.rollback_targets = [fact["to"]] * self.generation
+
+    def _apply_ring(self, fact: Mapping[str, Any]) -> None:
+        self.ring = RingBook.from_json(fact["book"])
+        self._learn_ring()
 
     # --- as JSON ---
 

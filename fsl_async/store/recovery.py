@@ -4,7 +4,8 @@ In this order, so that recovery may itself be interrupted anywhere and restarted
 1. open and lock the ledger; read its state, and the lines after it; cut off a torn last line.
    Refuse one that is missing or empty beside versions (LedgerLost), unless `from_version` says
    where to continue: then move the spool to quarantine and begin a new ledger with one line,
-   `renewed`
+   `renewed`. State of global rounds that such a ledger lacks comes from its copy
+   (fsl_async.store.ring_copy), with one line, `ring`
 2. remove temporary folders; rename versions that a rollback made void but a crash left in place
 3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair
    damage (repair.py)
@@ -27,12 +28,15 @@ from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.store.book import Book
 from fsl_async.store.checkpoint import FLAT, Checkpoints
 from fsl_async.store.errors import CheckpointDamaged, Damage, LedgerLost, ManifestError, StoreError
+from fsl_async.store.global_files import GlobalFiles
 from fsl_async.store.ledger import Ledger
 from fsl_async.store.ledger_state import STATE_FILE, LedgerState
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import to_fact
 from fsl_async.store.repair import Repairer
 from fsl_async.store.resident import oldest_needed
+from fsl_async.store.ring_book import RingBook
+from fsl_async.store.ring_copy import COPY_FILE, RingCopy
 from fsl_async.store.spool import Spool
 
 if TYPE_CHECKING:
@@ -189,8 +193,7 @@ def open_run_directory(
         left = checkpoints.remove_leftovers()
         if left:
             run.notices.append(f"removed what a crash left: {', '.join(left)}")
-        if ledger.is_empty and from_version is not None and checkpoints.versions():
-            _renew(files, run_dir, run, from_version)
+        _complete_ledger(files, run_dir, run, from_version)
         _finish_rollback(run)
         known = run.book.version
         kept = _settle_version(files, run_dir, run, from_version)
@@ -210,6 +213,23 @@ def open_run_directory(
         ledger.close()
         raise
     return run, [checkpoint for checkpoint in kept if checkpoint.record.version >= oldest]
+
+
+def _complete_ledger(
+    files: Files, run_dir: Path, run: RunDirectory, from_version: int | None
+) -> None:
+    """Begin a new ledger if it is lost; write what only the copy has of global rounds."""
+    is_lost = run.ledger.is_empty and from_version is not None and bool(run.checkpoints.versions())
+    ring = _newer_ring(run, RingCopy(files, GlobalFiles(files, run_dir).directory), is_lost)
+    if is_lost and from_version is not None:
+        _check_ring(ring or run.book.ring, from_version)
+        _renew(files, run_dir, run, from_version)
+    if ring is not None:
+        run.book.apply(run.ledger.append("ring", {"book": ring.to_json()}))
+        run.notices.append(
+            "the ledger lacked lines about global rounds: their state comes from global/"
+            f"{COPY_FILE}, at round {ring.adopted_round}"
+        )
 
 
 def _since(run: RunDirectory, from_version: int | None) -> int | None:
@@ -257,7 +277,7 @@ def _settle_version(
     newest = max([*versions, book.version])
     if from_version is not None:
         _check_there(versions, from_version)
-        _check_ring(book, from_version)
+        _check_ring(book.ring, from_version)
     target = newest if from_version is None else from_version
     if target < 0:
         return []
@@ -317,9 +337,8 @@ def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
     return checkpoint
 
 
-def _check_ring(book: Book, wanted: int) -> None:
+def _check_ring(ring: RingBook, wanted: int) -> None:
     """Refuse a version before the one that holds the newest global weights."""
-    ring = book.ring
     if wanted < ring.version:
         raise StoreError(
             f"version {ring.version} holds global weights {ring.adopted_round}, and what was merged"
@@ -381,6 +400,20 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
         f"{_counted(len(spooled), 'delta')} of the spool,"
         " acknowledged or not, moved to quarantine"
     )
+
+
+def _newer_ring(run: RunDirectory, copy: RingCopy, is_lost: bool) -> RingBook | None:
+    """Return the state of global rounds of which the ledger lacks lines; None: it lacks none."""
+    held = copy.load() or RingBook()
+    if not is_lost and held.facts <= run.book.ring.facts:
+        return None
+    for version in run.checkpoints.versions():  # a crash may come between one and the copy
+        if version > held.version:
+            with suppress(Damage):
+                record = run.checkpoints.load(version).record
+                if record.ring is not None:
+                    held.adopt(version, record.ring.to_json(), record.tokens_total)
+    return held if held.facts else None
 
 
 def _counted(count: int, what: str) -> str:

@@ -10,6 +10,8 @@
                counts the cuts of `contributors` (name -> begin, end)
     version    with `ring`: the version was made of G_`round`; the cut ends here, whether it
                `counted` or not
+    ring       the ledger was lost, or is older than the copy (fsl_async.store.ring_copy): `book` is
+               the state
 
 A rollback to a version before the one made of the newest global weights is not possible: what was
 pending then may be in a decided round.
@@ -65,6 +67,8 @@ class RingBook:
     decided: Decision | None = None
     attempt: int = 0
     counted: dict[str, int] = field(factory=dict)
+    facts: int = 0
+    """How many facts there were; a copy with more of them is newer."""
 
     @property
     def adopted_round(self) -> int:
@@ -73,25 +77,32 @@ class RingBook:
 
     def begun(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "begun"."""
+        self.facts += 1
         self.adopted = self.decided = Decision(0, 0, fact["digest"])
         self.version, self.reference, self.since = fact["version"], fact["tokens"], 0
 
     def offered(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "cut"."""
+        self.facts += 1
         self.cut = Cut(**{name: fact[name] for name in ("round", "version", "digest")},
                        begin=fact["begin"], end=fact["end"])  # fmt: skip
 
     def attempted(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "attempt"."""
+        self.facts += 1
         self.attempt = max(self.attempt, fact["attempt"])
 
     def decide(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "global"."""
+        self.facts += 1
         self.decided = Decision(fact["round"], fact["attempt"], fact["digest"])
         self.counted |= dict.fromkeys(fact["contributors"], fact["round"] - 1)
 
     def adopt(self, version: int, ring: Mapping[str, Any], tokens_total: int) -> None:
         """Apply `ring` of a line with "version"."""
+        if version <= self.version:  # its line is written again, and the copy was newer
+            return
+        self.facts += 1
         adoption = Adoption(**ring)
         if adoption.counted and self.cut is not None:
             self.reference = self.cut.end

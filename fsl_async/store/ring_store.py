@@ -45,6 +45,7 @@ from fsl_async.store.outer import check_finite, squared_norm
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.recovery import MANIFEST_FILE
 from fsl_async.store.ring_book import Adoption
+from fsl_async.store.ring_copy import RingCopy
 from fsl_codecs import CodecSpec, bound, decode_into, encode_into, info, new_vector
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class RingStore:
         self._settings = settings
         self._pool = pool
         self._globals = GlobalFiles(files, run_dir)
+        self._copy_of_book = RingCopy(files, self._globals.directory)
         self._receiving: _Receiving | None = None
         self._offered_model: Manifest | None = None
         self._coordinates = False
@@ -133,12 +135,17 @@ class RingStore:
         with disk("cannot open the folder of global weights"):
             self._globals.make_directory()
             self._clean()
+        self._copy_of_book.save(self._book)
         return self.state
 
     @property
     def state(self) -> RingRecovered:
         """The state for the machine."""
         return self._book.recovered()
+
+    def _record(self, fact: str, members: dict[str, Any]) -> None:
+        self._facts.record(fact, members)
+        self._copy_of_book.save(self._book)
 
     def _clean(self) -> None:
         """Remove the files that no decision and no cut needs."""
@@ -160,7 +167,7 @@ class RingStore:
             path = self._globals.weights(0, 0)
             digest = self._globals.write(path, self._weights(book.version), self._manifest)
             fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
-            self._facts.record("begun", fact)
+            self._record("begun", fact)
         return digest
 
     def take_cut(self, number: int) -> Cut:
@@ -176,7 +183,7 @@ class RingStore:
             if digest != book.digests[book.version]:
                 raise StoreError(f"version {book.version} was read with another digest, {digest}")
             cut = Cut(number, book.version, digest, held.reference, book.tokens_total)
-            self._facts.record("cut", asdict(cut))
+            self._record("cut", asdict(cut))
         return cut
 
     def _weights(self, version: int) -> Iterator[NDArray[np.float32]]:
@@ -197,7 +204,7 @@ class RingStore:
     def keep_attempt(self, number: int, attempt: int) -> None:
         """Record that this number of an attempt is used."""
         with disk("cannot write the attempt to the ledger"):
-            self._facts.record("attempt", {"round": number, "attempt": attempt})
+            self._record("attempt", {"round": number, "attempt": attempt})
 
     def keep_decision(
         self, number: int, attempt: int, digest: str, contributors: dict[str, tuple[int, int]]
@@ -208,7 +215,7 @@ class RingStore:
         fact = {"round": number, "attempt": attempt, "digest": digest}
         named = {name: list(tokens) for name, tokens in contributors.items()}
         with disk("cannot write the decision to the ledger"):
-            self._facts.record("global", {**fact, "contributors": named})
+            self._record("global", {**fact, "contributors": named})
 
     # --- reductions ---
 
@@ -504,7 +511,8 @@ class RingStore:
         if adoption.counted:
             if held.cut is None:
                 raise StoreError("there is no cut that was counted")
-            is_exact = held.cut.version == book.version
+            # Not its number: after a rollback that may be another version's.
+            is_exact = held.cut.digest == book.digests[book.version]
             return None if is_exact else self._globals.cut(held.cut.round)
         if held.version == book.version and book.digests[book.version] == held.adopted.digest:
             return None
@@ -534,6 +542,7 @@ class RingStore:
 
     def adopted(self) -> None:
         """Remove files that are not needed after an adoption; a failure is made up for later."""
+        self._copy_of_book.save(self._book)
         with suppress(OSError):
             self._clean()
 

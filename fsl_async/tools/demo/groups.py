@@ -57,6 +57,8 @@ class GroupsDemo:
     seed: int
     run_dir: Path
     ports: tuple[int, ...]
+    detours: dict[tuple[str, str], str] = field(factory=dict)
+    """(A parameter server, another one) -> the address at which it dials that one, for a test."""
 
     @property
     def servers(self) -> list[str]:
@@ -75,9 +77,12 @@ class GroupsDemo:
         """Where a parameter server listens."""
         return f"tcp://{LOOPBACK}:{self.ports[self.servers.index(server)]}"
 
-    def overrides(self) -> list[str]:
-        """The configuration of all groups, as --set takes it."""
-        roster = ", ".join(f"{name}={self.address(name)}" for name in self.servers)
+    def overrides(self, server: str) -> list[str]:
+        """The configuration of a group, as --set takes it; but for detours that of all."""
+        dials = {
+            name: self.detours.get((server, name), self.address(name)) for name in self.servers
+        }
+        roster = ", ".join(f"{name}={address}" for name, address in dials.items())
         chosen: dict[str, str | float | int] = {
             "run.seed": self.seed,
             "sync.every_s": self.every_s,
@@ -104,7 +109,7 @@ class GroupsDemo:
 
     def server(self, name: str) -> Child:
         """One parameter server."""
-        sets = [part for override in self.overrides() for part in ("--set", override)]
+        sets = [part for override in self.overrides(name) for part in ("--set", override)]
         arguments = ["--role", "ps", self.address(name), "--name", name, "--json"]
         return node_child(name, [*arguments, "--run-dir", str(self.folder(name)), *sets])
 
