@@ -14,7 +14,7 @@ from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.gang.link import listener
 from fsl_async.nodes.client.gang_shell import GangShell
-from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
+from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
 from fsl_async.store.digest import digest_of
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -37,9 +37,9 @@ class GangNode:
     versions: the vector of each version, float32.
     """
 
-    def __init__(self, folder, ranks, how="fsdp", optimizer="adamw", evaluates=True):
+    def __init__(self, folder, ranks, how="fsdp", optimizer="adamw", does="evaluates"):
         self.folder, self.ranks = folder, ranks
-        self.arguments = (how, optimizer, "evaluates" if evaluates else "")
+        self.arguments = (how, optimizer, does)
         self.said, self.events, self.versions = [], [], []
         self.shell = GangShell(ranks, self.said.append)
         self.exchange = Exchange(
@@ -84,9 +84,16 @@ class GangNode:
                 self.shell.turn()
 
     def event(self, kind):
-        """Wait for the next event of the exchange side, which must be of this kind."""
-        self.until(lambda: self.events)
-        found = self.events.pop(0)
+        """Wait for the next event of the exchange side, which must be of this kind.
+
+        A pace that was reached is left out, unless it is waited for.
+        """
+        found = PaceReached()
+        while isinstance(found, PaceReached):
+            self.until(lambda: self.events)
+            found = self.events.pop(0)
+            if kind is PaceReached:
+                break
         assert isinstance(found, kind), found
         return found
 
@@ -104,12 +111,12 @@ class GangNode:
         found = self.event(Rebased)
         assert found.version == len(self.versions) - 1
 
-    def delta(self):
-        """Ask for a delta; returns the event and the vector."""
+    def delta(self, *, hold=False):
+        """Ask for a delta; returns the event and the vector. hold: the ranks wait afterwards."""
         self.sequence += 1
-        self.exchange.request_snapshot(self.sequence)
+        self.exchange.request_snapshot(self.sequence, hold=hold)
         found = self.event(Snapshotted)
-        if not found.tokens:
+        if not found.tokens and not hold:
             self.exchange.drop_delta(self.sequence)
             return found, None
         chunks = range(self.exchange.manifest.chunks)
@@ -119,15 +126,19 @@ class GangNode:
 
     def merge(self, delta):
         """Make the next version, and have the ranks move onto it."""
-        version = len(self.versions)
         update = -RATE * delta
-        self.versions.append(self.versions[-1] + update)
-        self.exchange.begin_fetch("update", version)
+        self.fetch("update", self.versions[-1] + update, update)
+
+    def fetch(self, kind, weights, sent):
+        """Fetch the next version, as these values are sent, and have the ranks move onto it."""
+        version = len(self.versions)
+        self.versions.append(weights)
+        self.exchange.begin_fetch(kind, version)
         for index in range(self.exchange.manifest.chunks):
             start, stop = self.exchange.manifest.chunk_range(index)
-            self.exchange.put_fetch(version, index, encode(update[start:stop], FP32))
+            self.exchange.put_fetch(version, index, encode(sent[start:stop], FP32))
         digest = self.exchange.finish_fetch(version)
-        assert digest == digest_of(self.versions[-1])
+        assert digest == digest_of(weights)
         self.move(digest)
 
     def steps(self, count):

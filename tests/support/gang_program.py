@@ -1,7 +1,8 @@
 """A rank of the tests of gangs: RANK, WORLD_SIZE and MASTER_PORT are set as torchrun sets them.
 
-Arguments: the node's socket, a folder for results, how the model is spread, the optimizer, whether
-to evaluate. It trains until stopped, and writes what it did at which step.
+Arguments: the node's socket, a folder for results, how the model is spread, the optimizer, and
+"evaluates", "sends" (every ten steps while the node asks for no pace) or "". It trains until
+stopped, and writes what it did at which step.
 """
 
 import json
@@ -76,14 +77,17 @@ def full(model):
     return torch.cat([one.detach().reshape(-1) for one in values]).numpy()
 
 
-def main(socket, folder, how, optimizer_name, evaluates):
+def main(socket, folder, how, optimizer_name, does):
     """Train as one rank."""
+    evaluates, sends = does == "evaluates", does == "sends"
     place = Place.here()
     dist.init_process_group("gloo")
     session = RankSession(dial(socket), place)
     session.orders.wait_until(lambda: session.orders.context is not None)
     training, log, exact = session.training, [], []
-    fed = Fed(training, ClientContext("c", rank=place.rank, ranks=place.world))
+    config = {"sync": {"trigger": "buffer"}} if sends else {}
+    context = ClientContext("c", rank=place.rank, ranks=place.world, config=config)
+    fed = Fed(training, context)
     seed = place.rank if how == "ddp" else 0  # attach heals unequal replicas
     model = spread(build(seed), how, place.world)
     steps = 0
@@ -108,6 +112,8 @@ def main(socket, folder, how, optimizer_name, evaluates):
             if how != "ddp":
                 model(torch.ones(1, 16)).sum().backward()
                 optimizer.zero_grad()
+        if sends and steps % 10 == 0 and not session.orders.pace_steps:
+            fed.send()
         going = fed.step(tokens=ROWS // place.world, metrics={"loss": loss.item()})
     last = full(model)
     training.serve()
@@ -119,4 +125,4 @@ def main(socket, folder, how, optimizer_name, evaluates):
 
 if __name__ == "__main__":
     os.environ.setdefault("FSL_GANG_CHECK_S", "0.01")
-    main(*sys.argv[1:5], sys.argv[5] == "evaluates")
+    main(*sys.argv[1:6])

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from gang_node import RATE, GangNode
-from gang_program import build, loss_of, optimizer_of, part
+from gang_program import ROWS, build, loss_of, optimizer_of, part
+
+from fsl_async.roles.sync.events import PaceReached
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +112,7 @@ def test_three_ranks_differ_by_rounding(node):
 @pytest.mark.parametrize(("ranks", "how"), [(4, "hsdp"), (2, "ddp")])
 def test_replicas_are_one_model(node, ranks, how):
     """The first replica copies out, and all copy in."""
-    made = node(ranks, how, "sgd", evaluates=False)
+    made = node(ranks, how, "sgd", does="")
     found, _ = trained(made, 60, 3)
     last, _ = replayed(found[0]["log"], found[0]["steps"], ranks, "sgd")
     for rank in found:
@@ -120,7 +122,7 @@ def test_replicas_are_one_model(node, ranks, how):
 
 def test_a_rank_that_is_killed_leaves_whole_deltas_and_the_base(node):
     """What was sent is whole; the ranks that come back begin at the base, to the bit."""
-    made = node(2, "fsdp", "sgd", evaluates=False)
+    made = node(2, "fsdp", "sgd", does="")
     made.begin()
     made.steps(20)
     _, delta = made.delta()
@@ -157,3 +159,41 @@ def test_a_rank_that_is_killed_leaves_whole_deltas_and_the_base(node):
         optimizer.zero_grad()
     now = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
     assert np.array_equal(made.versions[1] - now, delta)
+
+
+def test_global_weights_and_paces_reach_all_ranks(node):
+    """Coded updates of global weights, to the bit; a pace in steps; what `fed.send` asks for."""
+    made = node(2, "fsdp", "sgd", "sends")
+    made.begin()
+    made.event(PaceReached)  # by fed.send
+    made.exchange.count_steps(4)
+    made.steps(made.shell.meter.steps + 20)  # the pace has reached the ranks
+    made.delta(hold=True)
+    made.events.clear()
+    chance = np.random.default_rng(0)
+
+    def noise():
+        return chance.standard_normal(made.exchange.manifest.values).astype(np.float32)
+
+    def held():
+        """What the held ranks have gained since they moved: nothing, and so they hold the base."""
+        _, delta = made.delta(hold=True)
+        return np.count_nonzero(delta)
+
+    first, coded = noise(), noise()
+    made.fetch("global_full", first, first)
+    assert held() == 0
+    made.merge(noise())
+    assert held() == 0
+    made.fetch("global", first + coded, coded)  # from the global weights before
+    assert held() == 0
+    for vectors in (made.exchange._base, made.exchange._global):
+        assert np.array_equal(vectors, first + coded)
+    for _ in range(2):
+        made.shell.resume()
+        made.event(PaceReached)
+        found, _ = made.delta(hold=True)
+        assert found.steps >= 4
+        assert found.tokens == found.steps * ROWS
+        assert not made.events, "the pace is reported once after a snapshot"
+    made.end()
