@@ -230,17 +230,31 @@ def test_there_is_an_update_only_for_clients_that_can_use_it(make_run, late):
     assert other.open().global_version == (-1 if late else 2)
 
 
-def test_momentum_can_begin_again(make_run):
-    """With `reset` the version has no momentum file, which is zeros."""
-    first, other = two_groups(make_run, outer=NESTEROV)
-    first.round(1, "a")
-    other.round(1, "c")
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("resident", [False, True])
+def test_momentum_is_kept_or_begins_again(make_run, resident, keeps):
+    """Over an adoption, a restart, and into the next step; without a file it is zeros."""
+    more = {"snapshot_thread": False, "snapshot_every": 1} if resident else {}
+    first, other = two_groups(make_run, outer=NESTEROV, resident=resident, **more)
+
+    def momentum(run, version):
+        path = run.root / f"checkpoints/v{version:08d}/momentum.safetensors"
+        return np.fromfile(path, "<f4")[-run.manifest.values :] if path.exists() else None
+
+    for run in (first, other):
+        run.round(1, "a")
     _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
-    adopt(first, 1, 1, digest, keeps_momentum=False)
-    adopt(other, 1, 1, digest)
-    folder = "checkpoints/v00000002/momentum.safetensors"
-    assert not (first.root / folder).exists()
-    assert (other.root / folder).exists()
+    for run in (first, other):
+        before = momentum(run, 1)
+        assert np.abs(before).max() > 0.0
+        adopt(run, 1, 1, digest, keeps_momentum=keeps)
+        adopted = momentum(run, 2)
+        assert np.array_equal(adopted, before) if keeps else adopted is None
+        if run is other:
+            run.open()
+        run.round(3, "a")
+        gained = noise(run.manifest, 300)
+        assert np.allclose(momentum(run, 3), gained + np.float32(0.9 * keeps) * before, atol=1e-5)
 
 
 @pytest.mark.parametrize("resident", [False, True])

@@ -43,9 +43,9 @@ def storm(seed):
 
 def test_tokens_are_in_one_decided_round_whatever_fails():
     """The property of the whole design, with every kind of fault in some seed."""
-    worlds = [storm(seed) for seed in range(15)]
-    assert sum(world.mixed for world in worlds) > 10
-    assert sum(len(world.decisions) for world in worlds) > 100
+    worlds = [storm(seed) for seed in range(7)]
+    assert sum(world.mixed for world in worlds) > 5
+    assert sum(len(world.decisions) for world in worlds) > 50
     notes = "\n".join(note for world in worlds for note in world.notes)
     for part in ("merges again", "is dropped", "did not arrive", "could not be adopted"):
         assert part in notes

@@ -8,8 +8,9 @@ from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.ring.coordinator import RingCoordinator
+from fsl_async.roles.ring.rules import RingRules
 from fsl_async.store.ring_book import RingBook
-from fsl_async.tools.sim import faults
+from fsl_async.tools.sim import faults, groups_simulation
 from fsl_async.tools.sim.group_counting import GroupCountingStore
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.simulation import SimulationSettings
@@ -114,7 +115,9 @@ def _count_again(monkeypatch):
 
 
 def _forget_the_cut(monkeypatch):
-    """A group that merges again drops the cut that it has offered."""
+    """A group that merges again drops the cut that it has offered; most do before a decision."""
+    rules = functools.partial(RingRules, hold_s=10.0)
+    monkeypatch.setattr(groups_simulation, "RingRules", rules)
     advance = GroupCountingStore.advance
 
     def forget(self, average):
