@@ -31,6 +31,9 @@ CONNECT_S = 60.0
 CHECK = "FSL_GANG_CHECK_S"
 """Environment variable: how often ranks agree, in seconds; for tests."""
 
+_joined: list[Place] = []
+"""The place with which this process has joined."""
+
 
 @frozen
 class Place:
@@ -153,7 +156,17 @@ def join_ranks(
     make_context: Callable[[ClientOptions, Membership, Callable[[str], None]], ClientContext],
     log: Callable[[str], None],
 ) -> JoinedRank:
-    """Join in a rank of the user's torchrun; local rank 0 starts the node if there is none."""
+    """Join in a rank of the user's torchrun; local rank 0 starts the node if there is none.
+
+    Raises TaskError at the second call of a process: the node of the first one may still be there,
+    on its way out, or not, and the ranks need not see the same.
+    """
+    if _joined:
+        raise TaskError(
+            "fsl_async.join: these ranks have joined a run before, and a torchrun is one client of"
+            " one run: start another torchrun"
+        )
+    _joined.append(place)
     agent = os.getppid()
 
     def starts() -> None:

@@ -9,6 +9,7 @@ from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import TaskError, UsageError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.nodes.client import gang_joining
 from fsl_async.nodes.client.gang_context import checked, packed, unpacked
 from fsl_async.nodes.client.gang_joining import Place
 from fsl_async.nodes.client.gang_meter import GangMeter
@@ -35,6 +36,24 @@ def test_ranks_on_several_machines_are_refused():
     """Their node shares memory with them."""
     with pytest.raises(TaskError, match="on one machine"):
         Place.here({**RANK, "LOCAL_WORLD_SIZE": "2"})
+
+
+def test_a_second_join_of_ranks_is_refused(monkeypatch):
+    """It could meet the node of the first one, which is about to end."""
+    dialed = []
+
+    def dial(name, **_):
+        dialed.append(name)
+        raise gang_joining.NodeLostError("this rank's node does not answer")
+
+    monkeypatch.setattr(gang_joining, "dial", dial)
+    monkeypatch.setattr(gang_joining, "_joined", [])
+    given = ClientOptions("127.0.0.1:7100", "a"), Place(0, 2, 2, 0), lambda *_: None, print
+    with pytest.raises(gang_joining.NodeLostError):
+        gang_joining.join_ranks(*given)
+    with pytest.raises(TaskError, match="start another torchrun"):
+        gang_joining.join_ranks(*given)
+    assert len(dialed) == 1
 
 
 def test_options_and_welcome_arrive_as_they_were():
