@@ -43,10 +43,10 @@ def build(arguments, device):
     return fully_shard(model, mesh=mesh, mp_policy=precision)
 
 
-def batches(arguments, rank, device):
-    """Random windows of a text: here this file; every rank draws others."""
+def batches(arguments, seed, device):
+    """Random windows of a text, here this file."""
     text = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()
-    chance = torch.Generator().manual_seed(rank)
+    chance = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(
             len(text) - arguments.context - 1, (arguments.batch,), generator=chance
@@ -59,7 +59,9 @@ def train(model, fed, arguments, device):
     """Train until the run ends, or for `--steps` without one."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     loss = torch.zeros(())
-    for step, batch in enumerate(batches(arguments, dist.get_rank(), device)):
+    # Other windows in each rank of each client, and others again after a restart.
+    seed = hash((dist.get_rank(), 0) if fed is None else (*fed.part, fed.version))
+    for step, batch in enumerate(batches(arguments, seed, device)):
         logits = model(input_ids=batch[:, :-1]).logits
         logits = logits.float().flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten())

@@ -21,6 +21,12 @@ def check_asynchronous(config: Config) -> None:
     if sync.trigger != "buffer":
         _check_unused(config)
         return
+    if sync.dylu and sync.pace == "own":
+        raise ConfigError(
+            "sync.dylu is not for sync.pace = own, where each task decides when it sends: leave out"
+            " one of them",
+            "sync.dylu",
+        )
     if sync.dylu and not sync.local_steps:
         raise ConfigError(
             "sync.dylu divides sync.local_steps by speed: set sync.local_steps", "sync.dylu"
@@ -38,6 +44,18 @@ def check_asynchronous(config: Config) -> None:
                 " set train.task = own, or sync.pace = run",
                 "sync.pace",
             )
+    if sync.least_s > sync.every_s:
+        raise ConfigError(
+            f"sync.least_s must not be above sync.every_s, {sync.every_s:g} s, after which a"
+            " version is made of what there is",
+            "sync.least_s",
+        )
+    if outer.optimizer == "delayed-nesterov" and 0 < outer.delay < sync.clients:
+        raise ConfigError(
+            f"outer.delay = {outer.delay} moves the momentum more than once for the deltas of"
+            f" {sync.clients} clients, which diverges; leave it out, or set {sync.clients} or more",
+            "outer.delay",
+        )
     if outer.optimizer == "nesterov" and outer.momentum > MOST_MOMENTUM and _is_partial(config):
         raise ConfigError(
             f"outer.optimizer = nesterov moves a momentum of {outer.momentum:g} with every"

@@ -54,13 +54,15 @@ def check_ring(config: Config) -> None:
         "split.method": config.split.is_on and "groups merge pretraining runs; remove ring.roster",
         "tune.method": config.tune.is_on and "groups merge pretraining runs; remove ring.roster",
         "sync.trigger": config.sync.trigger != "clock" and "must be clock with ring.roster",
+        "ring.hold_s": ring.hold_s <= ring.grace_s
+        and f"must be above ring.grace_s, {ring.grace_s:g} s, or every global round comes too late",
     }
     for key, problem in unfit.items():
         if problem:
             raise ConfigError(f"{key}: {problem}", key)
     host = ring_host(config)
     address = ipaddress.ip_address(host)
-    if not (address.is_private or address.is_loopback or ring.insecure):
+    if address.is_global and not ring.insecure:
         raise ConfigError(
             f"ring.bind: {host} is a public address, and a reduction is neither encrypted nor"
             " authenticated: bind an address of a VPN or VPC, or accept it with ring.insecure",

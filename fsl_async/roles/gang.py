@@ -41,8 +41,9 @@ from attrs import field, frozen
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.machine import Deadlines, Effect, Event, TimerFired
 
-WAIT_S = 120.0
-"""How long a node waits for ranks: torchrun starts them again within seconds."""
+WAIT_S = 1800.0
+"""How long a node waits for ranks. Where torchrun ends, the node is told; until then a script may
+load for long before it joins."""
 LARGEST = ("nonfinite", "snapshot_s")
 """Metrics of which the largest of the ranks counts; of others the mean."""
 Range = tuple[int, int]

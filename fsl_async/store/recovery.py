@@ -338,12 +338,13 @@ def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
 
 
 def _check_ring(ring: RingBook, wanted: int) -> None:
-    """Refuse a version before the one that holds the newest global weights."""
-    if wanted < ring.version:
+    """Refuse a version before the one of the newest global weights, or of a cut on its way."""
+    oldest = max(ring.version, -1 if ring.cut is None else ring.cut.version)
+    if wanted < oldest:
         raise StoreError(
-            f"version {ring.version} holds global weights {ring.adopted_round}, and what was merged"
-            " before is in those of other groups too: the run goes back to that version at most,"
-            f" with --from-version {ring.version} or a newer one"
+            f"version {oldest} is in global weights of all groups, or on its way into the next"
+            f" ones, so the run goes back to that one at most: --from-version {oldest} or a newer"
+            " one"
         )
 
 

@@ -12,6 +12,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -34,7 +35,8 @@ class NodeLostError(FslError):
 
 def address_of(agent: int) -> str:
     """Name of the socket of the node whose ranks this torchrun (its process id) starts."""
-    return f"fsl-gang-{os.getuid()}-{agent}"
+    # Process ids are those of a container; these addresses may be shared by several.
+    return f"fsl-gang-{os.getuid()}-{Path('/proc/self/ns/pid').stat().st_ino}-{agent}"
 
 
 def listener(name: str) -> socket.socket:

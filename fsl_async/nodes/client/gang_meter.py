@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 TIMES_KEPT = 64
-ADDED = ("tokens", "tokens_per_s", "left_out")
 LARGEST = ("not_finite",)
 
 
@@ -30,7 +29,8 @@ class GangMeter:
 
     def reported(self, rank: int, report: Mapping[str, Any]) -> None:
         """A rank has reported its totals and means."""
-        self._reports[rank] = report
+        # A new one: the loop's thread reads it meanwhile.
+        self._reports = {**self._reports, rank: report}
         if rank == 0:
             now = time.monotonic()
             if self.step_begun is not None:
@@ -56,17 +56,20 @@ class GangMeter:
         """Counts alone."""
         found = {"step": float(self.steps), "tokens": float(self.tokens)}
         found["tokens_per_s"] = sum(self._numbers("tokens_per_s"))
-        for name in ("left_out", *LARGEST):
-            if any(name in report for report in self._reports.values()):
+        reports = self._reports.values()
+        if any("left_out" in report for report in reports):
+            found["left_out"] = sum(self._numbers("left_out"))
+        for name in LARGEST:
+            if any(name in report for report in reports):
                 found[name] = max(self._numbers(name))
         return found
 
     def report(self) -> dict[str, float]:
         """The totals, and of each metric the mean of the ranks."""
-        names = dict.fromkeys(name for report in self._reports.values() for name in report)
+        reports = list(self._reports.values())
         means = {}
-        for name in names:
-            found = [report[name] for report in self._reports.values() if name in report]
+        for name in dict.fromkeys(name for report in reports for name in report):
+            found = [report[name] for report in reports if name in report]
             means[name] = sum(found) / len(found)
         return {**means, **self.totals()}
 

@@ -9,6 +9,7 @@ for all before it, and the book stays small in a long run.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from fsl_async.roles.sync.weighting import Weighting
 MAX_TOKENS = 10**12
 """Limit of one delta. With the store's limit on a delta's norm it keeps every sum within fp32."""
 USUAL_DELTAS = 64
-"""Merged deltas over which the usual number of steps is the mean."""
+"""Merged deltas over which the usual number of steps is the median."""
 REMEMBERED_GLOBAL = 64
 """Versions of global weights that are known by number."""
 REMEMBERED_VERSIONS = 256
@@ -93,7 +94,8 @@ class DeltaBook:
         """Begin to merge all deltas pending now. Returns them and the scale of the average."""
         self.merging = tuple(self.pending.values())
         steps = [*self._steps, *(one.delta.steps for one in self.merging)][-USUAL_DELTAS:]
-        usual_steps = math.fsum(steps) / len(steps) if steps else None
+        # Not the mean: one delta that claims a million steps would make all others count for more.
+        usual_steps = statistics.median(steps) if steps else None
         return self.merging, self.weighting.scale(self.merging, usual_steps)
 
     def abandon_merge(self) -> None:
