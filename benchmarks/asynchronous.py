@@ -28,7 +28,7 @@ from typing import Any
 
 import attrs
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from quality_spec import code_digest
 
 from fsl_async.config.load import load, to_wire
@@ -47,6 +47,7 @@ from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.progress import RunLimits, RunPosition
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.ps_state import PaceRules
+from fsl_async.store.aggregation import Latest, Mean, Rule
 from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.files import Files
 from fsl_async.store.outer import OuterSettings
@@ -70,6 +71,8 @@ LOCAL_STEPS = 20
 BATCH, CONTEXT = 4, 64
 STEPS = 4800
 """Of all clients together."""
+MAX_STALENESS = 20
+"""Versions that a delta may be old, where clients send by themselves."""
 CURVE_POINTS = 24
 CHURN_S = 400.0
 """Emulated seconds from one kill of a client to the next, in the mean; it is back in 5 to 40."""
@@ -90,6 +93,7 @@ class Way:
     steps: int = LOCAL_STEPS
     by_speed: bool = False
     own: bool = False
+    rule: Rule = field(factory=Mean)
 
 
 def _delayed(rate: float = 0.7) -> OuterSettings:
@@ -106,6 +110,7 @@ WAYS = {
     "delayed, buffer": Way(outer=_delayed()),
     "delayed, DyLU": Way(buffer=1, outer=_delayed(), by_speed=True),
     "anarchic": Way(weighting="anarchic", own=True),
+    "latest": Way(weighting="latest", own=True, rule=Latest()),
     "Nesterov per arrival": Way(buffer=1, outer=NESTEROV),
 }
 
@@ -276,7 +281,8 @@ class Play(Simulation):
             every_s=every_s,
             round_cap_s=10 * every_s,
             min_clients=clients,
-            max_staleness=20 if leads else 4,
+            max_staleness=MAX_STALENESS if leads else 4,
+            reuses=way.rule.reuses,
             buffer=way.buffer,
             least_s=0.02 * every_s,
             pace=PaceRules(0 if way.own else way.steps, by_speed=way.by_speed) if leads else None,
@@ -290,7 +296,14 @@ class Play(Simulation):
         self.real: Store | None = None
 
     def _store(self, clock: ProcessClock) -> Any:
-        settings = StoreSettings(2, outer=self.way.outer, may_keep_mean=False)
+        rule = self.way.rule
+        settings = StoreSettings(
+            2,
+            outer=self.way.outer,
+            may_keep_mean=False,
+            rule=rule,
+            reuse=MAX_STALENESS if rule.reuses else 0,
+        )
         self.real = Store(self._folder, settings)
         return self.real
 
@@ -433,9 +446,9 @@ def main() -> int:
             print(json.dumps(line))
         return 0
     if given.quick:
-        for way in WAYS:
-            if given.way in ("", way):
-                row = Row(way=way, churn=way == "anarchic", steps=given.steps or 240)
+        for name, way in WAYS.items():
+            if given.way in ("", name):
+                row = Row(way=name, churn=way.own, steps=given.steps or 240)
                 print(json.dumps(measure(row)), flush=True)
         return 0
     done = stored()

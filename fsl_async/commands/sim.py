@@ -77,6 +77,8 @@ def _simulation_of(
         raise UsageError("--groups is for pretraining: leave out --split and --tune")
     if settings.groups > 1 and settings.pace != "called":
         raise UsageError(f"--groups merge by the clock: leave out --pace {settings.pace}")
+    if settings.latest and settings.pace == "called":
+        raise UsageError("--latest is for clients that send by themselves: add --pace own")
     if method:
         return _split(method, lockstep=lockstep)(settings, journal)
     if mode:
@@ -140,6 +142,10 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
     help="When clients send: called, or by themselves: time, steps, speed (DyLU), own (anarchic).",
 )  # fmt: skip
 @click.option(
+    "--latest", is_flag=True,
+    help="With --pace: each version also uses the newest delta of every other client (AFA-CS).",
+)  # fmt: skip
+@click.option(
     "--groups", default=1, show_default=True, type=click.IntRange(1, 1000),
     help="Groups of --clients each, whose parameter servers average after six syncs.",
 )  # fmt: skip
@@ -156,6 +162,7 @@ def command(
     lockstep: bool,
     mode: str,
     pace: str,
+    latest: bool,
     groups: int,
     journal: str | None,
     as_json: bool,
@@ -176,6 +183,7 @@ def command(
         faults=faults,
         every_s=every_s,
         pace=_pace(pace, has_rounds=bool(method or mode)),
+        latest=latest,
         groups=groups,
     )
     writer = _journal_writer(journal)

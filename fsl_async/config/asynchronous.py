@@ -18,6 +18,8 @@ MOST_MOMENTUM = 0.5
 def check_asynchronous(config: Config) -> None:
     """Raise ConfigError, in one line, for settings that do not go together."""
     sync, outer = config.sync, config.outer
+    if outer.aggregation == "latest":
+        _check_latest(config)
     if sync.trigger != "buffer":
         _check_unused(config)
         return
@@ -66,6 +68,27 @@ def check_asynchronous(config: Config) -> None:
         )
 
 
+def _check_latest(config: Config) -> None:
+    """Raise ConfigError where deltas cannot be used again."""
+    sync, outer = config.sync, config.outer
+    has_momentum = outer.momentum and outer.optimizer in {"nesterov", "delayed-nesterov"}
+    wrong = {
+        "sync.trigger": sync.trigger != "buffer" and "choose buffer",
+        "outer.optimizer": (has_momentum or outer.optimizer == "delayed-nesterov")
+        and "choose average: momentum would add up each use",
+        "sync.weighting": sync.weighting not in {"auto", "anarchic"}
+        and "choose auto: a client's newest delta counts by its mean step",
+        "tune.method": config.tune.is_on and "it is for pretraining: choose mean",
+    }
+    for key, choice in wrong.items():
+        if choice:
+            raise ConfigError(
+                f"{key}: outer.aggregation = latest uses the deltas of earlier versions again;"
+                f" {choice}",
+                key,
+            )
+
+
 def _check_unused(config: Config) -> None:
     sync = config.sync
     unused = {
@@ -94,7 +117,8 @@ def without_growing(config: Config) -> Config:
 
     It moves with every version, as that of nesterov.
     """
-    if config.outer.optimizer != "growing" or not _is_partial(config):
+    is_partial = _is_partial(config) or config.outer.aggregation == "latest"
+    if config.outer.optimizer != "growing" or not is_partial:
         return config
     made: Config = attrs.evolve(config, outer=attrs.evolve(config.outer, optimizer="average"))
     return made

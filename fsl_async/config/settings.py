@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
 Optimizer = Literal["growing", "nesterov", "delayed-nesterov", "average"]
-Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
+Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"]
 Trigger = Literal["clock", "rounds", "turns", "sequential", "buffer"]
 Pace = Literal["run", "own"]
 
@@ -152,7 +152,8 @@ class SyncConfig:
     )
     max_staleness: int = setting(
         -1,
-        "refuse deltas whose base is more than this many versions old; -1 = 4, with buffer 20",
+        "refuse deltas whose base is more than this many versions old, and use none again"
+        " (outer.aggregation = latest); -1 = 4, with buffer 20",
         span(least=-1),
     )
     staleness_exponent: float = setting(
@@ -245,7 +246,8 @@ class OuterConfig:
     aggregation: Aggregation = setting(
         "mean",
         "how deltas are aggregated: mean (by sync.weighting) | trimmed | median | multi-krum"
-        " (these three count each client once)",
+        " (these three count each client once) | latest (of buffer: the mean over all clients of"
+        " the newest delta of each, new or not; AFA-CS)",
     )
     byzantine: int = setting(
         1,

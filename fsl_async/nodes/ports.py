@@ -128,11 +128,13 @@ class Store(Protocol):
         scale: float,
         position: RunPosition = ...,
         worth: float = ...,
+        *,
+        reused: Sequence[MergedDelta] = ...,
     ) -> Average:
         """Take the average for the next version from the accumulator.
 
         position: where the run is once the version is made. worth: of how many deltas it is the
-        mean; 0: of all.
+        mean; 0: of all. reused: merged before, and a part of it again.
         """
         ...
 

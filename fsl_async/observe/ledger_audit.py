@@ -74,6 +74,8 @@ class _Count:
     """The ledger's facts, summed without trusting that they fit together, as the store does."""
 
     versions: dict[int, tuple[list[tuple[str, int]], int]] = field(factory=dict)
+    reused: dict[int, list[str]] = field(factory=dict)
+    """By version: what earlier ones merged, and it used again. That is no merge, of no tokens."""
     accepted: dict[str, int] = field(factory=dict)
     quarantined: set[str] = field(factory=set)
     problems: list[str] = field(factory=list)
@@ -125,6 +127,7 @@ class _Count:
         if before is not None:
             merged = [*before[0], *merged]
         self.versions[version] = (merged, int(fact["tokens_total"]))
+        self.reused[version] = [str(entry["key"]) for entry in fact.get("reused", ())]
 
 
 def audit(
@@ -182,7 +185,7 @@ def _compare(count: _Count, manifest: Mapping[str, Any]) -> None:
 
 def _check_versions(count: _Count) -> None:
     """No version missing, tokens add up, nothing merged that was never accepted."""
-    total = 0
+    total, known = 0, set[str]()
     versions = sorted(count.versions)
     first = versions[0] if count.renewed_at and versions else 0
     for expected, version in enumerate(versions, first):
@@ -203,6 +206,11 @@ def _check_versions(count: _Count) -> None:
                 )
             if key in count.quarantined:
                 count.problems.append(f"version {version} holds {key}, which is in quarantine")
+        again = count.reused[version]
+        if not first and not known.issuperset(again):
+            odd = next(key for key in again if key not in known)
+            count.problems.append(f"version {version} uses {odd} again, which none before merged")
+        known.update(key for key, _ in merged)
         if stated != total:
             count.problems.append(f"version {version} states {stated} tokens, its deltas {total}")
 

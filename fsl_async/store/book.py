@@ -28,7 +28,8 @@ which a rollback can go back, and of the newest accepted deltas. Of all before, 
 settled key of each client, which stands for those before it: a client offers one delta at a time,
 and takes the next sequence number only after an answer (see `fsl_async.roles.sync.deltas`). A line
 with "rollback" has what a book that forgot the versions in between needs: `digest`, `tokens_total`,
-and `settled`, the newest settled key of each client at version `to`.
+`settled`, the newest settled key of each client at version `to`, and `latest`, where a rule uses
+deltas again (fsl_async.store.latest_book).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.errors import StoreError
+from fsl_async.store.latest_book import LatestBook
 from fsl_async.store.records import decay_from, from_fact, to_fact
 from fsl_async.store.ring_book import RingBook
 from fsl_async.store.seed_step import SeedStep
@@ -65,10 +67,11 @@ class Book:
     """The state after the facts so far. `apply` changes it; everything else only reads.
 
     keep_versions: how many of the newest versions have all their deltas in it. history: of how many
-    of the newest versions of a run of zeroth order it has the steps.
+    of the newest versions of a run of zeroth order it has the steps. reuse: how many versions old
+    the base of a merged delta that is used again may be; 0: none is.
     """
 
-    def __init__(self, keep_versions: int, history: int = 0) -> None:
+    def __init__(self, keep_versions: int, history: int = 0, reuse: int = 0) -> None:
         self.keep_versions = keep_versions
         self.history = history
         self.seeds: dict[int, SeedStep] = {}  # of the newest versions, oldest first
@@ -99,6 +102,7 @@ class Book:
         self.leases: dict[str, int] = {}
         self.provisional: set[str] = set()  # clients with a provisional lease
         self.ring = RingBook()
+        self.latest = LatestBook(reuse)
         self.incarnations: dict[str, int] = {}
         # What versions not forgotten merged; None: it was not pending, so details are unknown. A
         # rollback makes those with details pending again.
@@ -183,6 +187,7 @@ class Book:
             "digest": record.digest,
             "tokens_total": record.tokens_total,
             "settled": self._settled_at(record.version),
+            **({"latest": latest} if (latest := self.latest.members_at(record.version)) else {}),
         }
 
     def _settled_at(self, version: int) -> dict[str, str]:
@@ -284,7 +289,9 @@ class Book:
         details = self._details[version] = {}
         for entry in fact["merged"]:
             key = DeltaKey.parse(entry["key"])
-            details[key] = self.pending.pop(key, None)
+            details[key] = stored = self.pending.pop(key, None)
+            if stored is not None:
+                self.latest.merge(version, stored, entry)
             self.merged[key] = version
         self._forget()
 
@@ -298,6 +305,7 @@ class Book:
         if last <= self.forgotten:
             return
         self.forgotten = last
+        self.latest.forget(last)
         newest = {delta.key for delta in self.accepted}
         for version in [one for one in self._details if one <= last]:
             for key in self._details.pop(version):
@@ -323,6 +331,9 @@ class Book:
         if target < self.forgotten:
             self.forgotten = target
             self.settled = _parse_settled(fact["settled"])
+            self.latest.back_to(target, fact.get("latest", ()))
+        else:
+            self.latest.back_to(target, None)
         self.version = target
         self.tokens_total = fact["tokens_total"]
         self.decay = None  # it may have begun later; the operator can ask again
@@ -347,6 +358,7 @@ class Book:
         return {
             "keep_versions": self.keep_versions,
             "history": self.history,
+            "reuse": self.latest.limit,
             "seeds": [[version, step.to_json()] for version, step in self.seeds.items()],
             "forgotten": self.forgotten,
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
@@ -360,6 +372,7 @@ class Book:
             "accepted": [to_fact(delta) for delta in self.accepted],
             "provisional": sorted(self.provisional),
             "ring": self.ring.to_json(),
+            "latest": self.latest.to_json(),
             "details": [
                 [version, [[key.text, one and to_fact(one)] for key, one in details.items()]]
                 for version, details in self._details.items()
@@ -384,6 +397,7 @@ class Book:
         book.accepted.extend(map(from_fact, members["accepted"]))
         book.provisional = set(members["provisional"])
         book.ring = RingBook.from_json(members["ring"])
+        book.latest = LatestBook.from_json(members["latest"], members["reuse"])
         book._learn_ring()
         book._details = {
             version: {DeltaKey.parse(key): one and from_fact(one) for key, one in entries}

@@ -86,6 +86,8 @@ class Average:
     _product_norms: Callable[[], Mapping[str, float]] = dict
     worth: float = 0.0
     """Of how many deltas it is the mean; 0: of all."""
+    reused: tuple[MergedDelta, ...] = ()
+    """Merged by earlier versions, and a part of it again; as recorded."""
 
     @property
     def recorded(self) -> tuple[MergedDelta, ...]:
@@ -209,15 +211,18 @@ class Merging:
         scale: float,
         position: RunPosition = AT_START,
         worth: float = 0.0,
+        *,
+        reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
 
-        average = scale * sum of weight * delta, or the aggregation rule's result. worth: see
-        `Average`.
+        average = scale * sum of weight * delta, or the aggregation rule's result. worth, reused:
+        see `Average`.
         """
         self._is_fixed = False
         self._catch_up()
         self._check(version, merged, scale)
+        again = self._checked_again(version, merged, reused)
         round_sum = self.sum
         chunks: Callable[[], Chunks]
         norms: Callable[[], Mapping[str, float]] = dict
@@ -235,6 +240,9 @@ class Merging:
             used = {key for keys in round_sum.fresh(version) for key in keys}
             chunks = lambda: round_sum.averages(vectors, version, facts)  # noqa: E731
             norms = lambda: round_sum.product_norms  # noqa: E731
+        elif self._settings.rule.reuses:
+            used = set(round_sum.weights)
+            chunks = lambda: self._of_all(merged, again, scale)  # noqa: E731
         elif isinstance(round_sum, RobustAggregator):
             with disk("cannot read the deltas of the round"):
                 chosen = round_sum.chosen()
@@ -271,7 +279,16 @@ class Merging:
             chunks,
             norms,
             worth,
+            again,
         )
+
+    def _of_all(
+        self, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta], scale: float
+    ) -> Chunks:
+        """The average of new and old deltas, for a rule that uses old ones again."""
+        settings, spool = self._settings, self._run.spool
+        rows = RobustAggregator(self._manifest, spool, self._pool, settings.rule, settings.kind)
+        return rows.averages_of_all(merged, reused, scale)
 
     def _vectors(self) -> Vectors:
         """The vectors in memory, which a product rule needs."""
@@ -301,6 +318,28 @@ class Merging:
                     f"delta {one.key.text} was accepted with {tokens} tokens, not "
                     f"{one.delta.tokens}"
                 )
+
+    def _checked_again(
+        self, version: int, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta]
+    ) -> tuple[MergedDelta, ...]:
+        """Return `reused` as it is recorded. StoreError: a delta may not be used again."""
+        latest = self._facts.book.latest.at(version - 1) if reused else {}
+        clients = {one.key.client for one in merged}
+        found = []
+        for one in reused:
+            held = latest.get(one.key.client)
+            if held is None or held.stored.key != one.key or one.key.client in clients:
+                raise StoreError(
+                    f"delta {one.key.text} cannot be used again in version {version}: it is too"
+                    " old, or not its client's newest one"
+                )
+            if not is_weight(one.weight):
+                raise StoreError(f"delta {one.key.text} has the weight {one.weight}")
+            clients.add(one.key.client)
+            delta = held.stored.delta
+            work = Delta(one.key, "", delta.tokens, delta.steps)
+            found.append(MergedDelta(work, one.staleness, one.weight, held.stored.norm))
+        return tuple(found)
 
     def advance(self, average: Average) -> Checkpoint:
         """Make the version of an average, which ends the round.
@@ -424,6 +463,7 @@ class Merging:
                 progress=average.position.known_progress,
                 rule=self._settings.rule_name,
                 seeds=seeds,
+                reused=average.reused,
             )
             checkpoint = writer.publish(record, done.stored)
         self._kept.hold_update(version, held)

@@ -166,6 +166,11 @@ class VersionRecord:
     """
     seeds: SeedStep | None = None
     """In a run of zeroth order: the steps that lead from the version before to this one."""
+    reused: tuple[MergedDelta, ...] = ()
+    """Merged by earlier versions, and a part of this one's average again (`Latest`).
+
+    Their tokens count in the version that merged them. staleness, weight: as of this version.
+    """
     ring: Adoption | None = None
     """The global weights that the version is made of, instead of deltas."""
 
@@ -191,20 +196,26 @@ class VersionRecord:
             members["delay"] = asdict(delay)
         if seeds is not None:
             members["seeds"] = seeds.to_json()
+        reused = [_entry(one) for one in members.pop("reused")]
+        if reused:
+            members["reused"] = reused
         return {**members, "merged": [_entry(one) for one in self.merged]}
 
     @classmethod
     def from_fact(cls, fact: Mapping[str, Any]) -> Self:
         """Parse the output of `to_fact`, ignoring other members."""
-        merged = tuple(
-            MergedDelta(
-                Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
-                entry["staleness"],
-                entry["weight"],
-                entry["norm"],
-                entry.get("product_norm", 0.0),
+        merged, reused = (
+            tuple(
+                MergedDelta(
+                    Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
+                    entry["staleness"],
+                    entry["weight"],
+                    entry["norm"],
+                    entry.get("product_norm", 0.0),
+                )
+                for entry in fact.get(name, ())
             )
-            for entry in fact["merged"]
+            for name in ("merged", "reused")
         )
         members = {name: fact[name] for name in fields_dict(cls) if name in fact}
         if "delay" in members:
@@ -213,7 +224,7 @@ class VersionRecord:
             members["seeds"] = SeedStep.from_json(members["seeds"])
         if "ring" in members:
             members["ring"] = Adoption(**members["ring"])
-        return cls(**{**members, "merged": merged})
+        return cls(**{**members, "merged": merged, "reused": reused})
 
 
 def _entry(merged: MergedDelta) -> dict[str, Any]:
@@ -260,6 +271,8 @@ class StoreSettings:
     """Threads that decode chunks and write a version's files."""
     rule: Rule = field(factory=Mean)
     """The aggregation rule; only the mean for kinds that are not comparable."""
+    reuse: int = field(default=0, validator=validators.ge(0))
+    """Versions that the base of a delta that the rule uses again may be old; 0: it uses none."""
     kind: DeltaKind = field(factory=Dense)
     """What the run's deltas are. With full weights the average is the next version."""
     resident: bool = False
@@ -331,5 +344,10 @@ class StoreSettings:
                 raise ValueError(f"{name} merges versions in memory")
             if self.rule.by_rows or self.outer.optimizer != "average":
                 raise ValueError(f"{name} allows no other aggregation and no momentum")
+        if self.reuse and not self.rule.reuses:
+            raise ValueError(f"rule {self.rule.name} uses no delta again")
+        has_momentum = self.outer.has_momentum or self.outer.is_delayed
+        if self.rule.reuses and (self.kind.has_seeds or has_momentum):
+            raise ValueError(f"{self.rule.name} goes with dense deltas and without momentum")
         if self.resident and self.kind.is_full:
             raise ValueError("full weights are advanced from file to file")

@@ -11,7 +11,8 @@ In this order, so that recovery may itself be interrupted anywhere and restarted
    damage (repair.py)
 4. a version without its ledger line (the crash fell between rename and line): write the line
 5. `from_version` below the newest: write the rollback line, then rename the later versions
-6. verify the spool file of every pending delta; quarantine damaged ones, with a ledger line
+6. verify the spool file of every pending delta; quarantine damaged ones, with a ledger line; and
+   of every merged delta that may be used again, which is not if it is damaged
 7. finish moves into quarantine; remove old versions and unneeded files; save the ledger's state
    if much of the ledger was read
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, field
 
 from fsl_async.errors import disk_words
 from fsl_async.files.checksummed_json import from_checksummed
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fsl_async.roles.sync.delta import MergedDelta
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import Files
@@ -69,16 +71,19 @@ class RunDirectory:
     manifest: Manifest | None = None
     damaged: CheckpointDamaged | None = None
     """Why the newest version must be made again, where its own vectors are damaged."""
+    latest: list[MergedDelta] = field(factory=list)
+    """What the next version may use again, as it is in the spool at the start."""
 
     def retire(self, oldest_kept: int) -> list[Path]:
         """Finish moves into quarantine; return old versions and unneeded spool files, to remove.
 
         oldest_kept: versions below it are old. A rollback goes back to it at most, so only deltas
-        merged above it can be pending again.
+        merged above it can be pending again. A rule may use older ones again.
         """
         self.finish_quarantine()
         old = self.checkpoints.retire(oldest_kept)
         wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
+        wanted |= {delta.key for delta in self.book.latest.needed_from(oldest_kept)}
         return old + self.spool.retire(wanted | self.book.pending.keys())
 
     def finish_quarantine(self) -> None:
@@ -104,10 +109,11 @@ class RunDirectory:
             if found:
                 self.notices.append(f"{STATE_FILE} {found}: the whole ledger was read")
             return None
-        history = self.book.history
+        history, reuse = self.book.history, self.book.latest.limit
         self.book, position = found
         self.book.since = since
         self.book.history = history
+        self.book.latest.limit = reuse
         if needed:
             self.book.keep_versions = needed
         return position
@@ -146,6 +152,16 @@ class RunDirectory:
                 self.book.apply(fact)
                 self.notices.append(f"delta {delta.key.text} is lost: {reason}")
 
+    def check_latest(self) -> None:
+        """Verify the spool file of every merged delta that the next version may use again."""
+        for one in self.book.latest.at(self.book.version).values():
+            problem = self.spool.check(one.stored)
+            if problem:
+                text = f"delta {one.stored.key.text} is not used again: its spool file {problem}"
+                self.notices.append(text)
+            else:
+                self.latest.append(one.merged)
+
 
 def open_run_directory(
     files: Files,
@@ -175,7 +191,7 @@ def open_run_directory(
     repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
     state = LedgerState(files, run_dir, settings.state_growth)
     remembered = settings.remembered_versions
-    book = Book(remembered, settings.history)
+    book = Book(remembered, settings.history, settings.reuse)
     run = RunDirectory(ledger, state, book, checkpoints, spool, repairer, notices)
 
     def may_be_new() -> None:
@@ -198,6 +214,7 @@ def open_run_directory(
         known = run.book.version
         kept = _settle_version(files, run_dir, run, from_version)
         run.check_pending()
+        run.check_latest()
         # A crash loses one version's line. If more are missing, the ledger may be a backup that
         # lacks other lines too.
         if from_version is None and run.book.version > known + 1:

@@ -203,6 +203,8 @@ def averages_again(
     if not settings.rule.by_rows:
         return scaled(_sums_again(record, settings, spool, manifest), record.scale)
     aggregator = RobustAggregator(manifest, spool, pool, settings.rule, settings.kind)
+    if settings.rule.reuses:
+        return aggregator.averages_of_all(record.merged, record.reused, record.scale)
     # The record has a weight of 0 for a delta that the rule did not choose.
     aggregator.weights |= {one.key: one.weight for one in record.merged if one.weight}
     return aggregator.averages(aggregator.clients)

@@ -107,7 +107,7 @@ class Replay:
         record, rule = checkpoint.record, self.settings.rule_name
         if record.rule != rule:
             return f"it was aggregated by {record.rule}, not by {rule}"
-        for one in record.merged:
+        for one in (*record.merged, *record.reused):
             stored = self.deltas.get(one.key)
             if not one.weight and self.settings.leaves_out:
                 continue

@@ -106,6 +106,7 @@ class Resident:
         # Those of a version that is durable and has no line yet are still pending.
         deltas = dict(self._run.book.pending)
         deltas |= {delta.key: delta for delta in self._run.book.merged_after(version)}
+        deltas |= {delta.key: delta for delta in self._run.book.latest.needed_from(version)}
         replay = Replay(
             self._files,
             self._run.spool,

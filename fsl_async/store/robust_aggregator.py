@@ -6,20 +6,22 @@ rule needs distances.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fsl_async.store.advance import scaled
 from fsl_async.store.errors import StoreError
 from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
     from fsl_async.store.aggregation import Rule
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.delta_kind import DeltaKind
@@ -71,3 +73,16 @@ class RobustAggregator(SpooledDeltas):
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
             self._rule.combine(rows, out[: rows.shape[1]], parts)
             yield out[: rows.shape[1]]
+
+    def averages_of_all(
+        self, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta], scale: float
+    ) -> Iterator[NDArray[np.float32]]:
+        """Yield `scale` times the sum over all clients, for a rule that uses deltas again.
+
+        A client's row is the mean of its new deltas, or its newest merged one. See `averages`.
+        """
+        counts = Counter(one.key.client for one in merged)
+        self.weights = {one.key: one.weight / counts[one.key.client] for one in merged}
+        for one in reused:
+            self.add(one.key, one.weight)
+        return scaled(self.averages(self.clients), scale)

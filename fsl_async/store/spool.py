@@ -1,7 +1,8 @@
 """Spool: coded deltas on disk, from their first chunk until no kept version can need them.
 
     spool/client@incarnation@base@sequence.frames
-        being received, pending, or merged in a version above the oldest kept
+        being received, pending, or merged in a version above the oldest kept; where a rule uses
+        deltas again, also the newest merged one of each client (fsl_async.store.latest_book)
     quarantine/client@incarnation@base@sequence.frames
         not finite, or quarantined later; kept for inspection
 

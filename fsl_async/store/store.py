@@ -206,6 +206,7 @@ class Store:
             global_base=ring.update_base,
             global_versions=book.ring.versions,
             newest_global=tuple(book.ring.newest),
+            latest=tuple(run.latest),
         )
 
     def _keep_in_memory(self, kept: Sequence[Checkpoint]) -> None:
@@ -539,12 +540,14 @@ class Store:
         scale: float,
         position: RunPosition = AT_START,
         worth: float = 0.0,
+        *,
+        reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """Return the next version's average; the accumulator must hold exactly `merged`.
 
         See `Merging.average`.
         """
-        return self._open.merging.average(version, merged, scale, position, worth)
+        return self._open.merging.average(version, merged, scale, position, worth, reused=reused)
 
     def advance(self, average: Average) -> Committed:
         """Make the next version; see `Merging.advance`.
@@ -559,9 +562,11 @@ class Store:
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
+        *,
+        reused: Sequence[MergedDelta] = (),
     ) -> Committed:
         """Call `average` and `advance` with nothing between them."""
-        return self.advance(self.average(version, merged, scale, position))
+        return self.advance(self.average(version, merged, scale, position, reused=reused))
 
     @property
     def ring(self) -> RingStore:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from crash_clients import DOWN, MANIFEST, chunks
+from crash_clients import DOWN, MANIFEST, MAX_STALENESS, chunks
 from crash_journal import check_journals, gather
 from ledger_books import check_state
 
@@ -38,6 +38,7 @@ def check(world):
     ]
     found += _check_settled(world, facts) if world.over else []
     found += _check_weights(world, facts)
+    found += _check_reused(world, facts)
     found += _check_leases(world, facts)
     found += _check_recovery(world, facts)
     # A delta in flight when the last round is merged makes one more: an acknowledged delta is
@@ -85,8 +86,10 @@ def _check_weights(world, facts):
             base = accepted[entry["key"]]["base_digest"]
             if model.version != key.base or base != digests[key.base]:
                 found.append(f"{entry['key']} names another base than it was computed from")
-            arrived = np.concatenate([decode(world.observed.frames[identity][i]) for i in range(2)])
-            total = total + np.float32(entry["weight"]) * arrived
+            if not world.latest:
+                total = total + np.float32(entry["weight"]) * _arrived(world, entry)
+        if world.latest:
+            total = _sum_of_all(world, fact)
         average = total * np.float32(fact["scale"])
         delay = fact.get("delay")
         if delay is None:
@@ -109,6 +112,50 @@ def _check_weights(world, facts):
             found.append(
                 f"clients held {held} as version {version}, the ledger has {digests.get(version)}"
             )
+    return found
+
+
+def _arrived(world, entry):
+    """The values of a delta, as its client sent them."""
+    key = DeltaKey.parse(entry["key"])
+    frames = world.observed.frames[key.client, key.incarnation, key.sequence]
+    return np.concatenate([decode(frames[index]) for index in range(2)])
+
+
+def _sum_of_all(world, fact):
+    """The sum over all clients, by name: the mean of a client's new deltas, or its old one."""
+    names = sorted({DeltaKey.parse(one["key"]).client for one in _used(fact)})
+    total = None
+    for name in names:
+        mine = [one for one in fact["merged"] if one["key"].startswith(f"{name}/")]
+        again = [one for one in fact.get("reused", ()) if one["key"].startswith(f"{name}/")]
+        row = np.zeros(MANIFEST.values, np.float32)
+        for one in sorted([*mine, *again], key=lambda one: DeltaKey.parse(one["key"])):
+            weight = np.float32(one["weight"] / max(1, len(mine)))
+            row = row + weight * _arrived(world, one)
+        total = row if total is None else total + row
+    return total
+
+
+def _used(fact):
+    return [*fact["merged"], *fact.get("reused", ())]
+
+
+def _check_reused(world, facts):
+    """Check that a version uses again the newest merged delta of each other client, and no else."""
+    found, latest = [], {}
+    for fact in (fact for fact in facts if fact["fact"] == "version" and fact["version"]):
+        sent = {DeltaKey.parse(one["key"]).client for one in fact["merged"]}
+        due = {
+            key.text
+            for key in latest.values()
+            if key.client not in sent and fact["version"] - 1 - key.base <= MAX_STALENESS
+        }
+        used = {one["key"] for one in fact.get("reused", ())}
+        if used != (due if world.latest else set()):
+            found.append(f"version {fact['version']} uses {used} again, not {due}")
+        for key in sorted(DeltaKey.parse(one["key"]) for one in fact["merged"]):
+            latest[key.client] = key
     return found
 
 
@@ -146,7 +193,7 @@ def _check_recovery(world, facts):
     wrong = _check_state(world)
     store = Store(
         world.run_dir,
-        StoreSettings(keep_versions=2, codec_down=DOWN, outer=world.outer),
+        StoreSettings(keep_versions=2, codec_down=DOWN, outer=world.outer, **world.aggregation),
         files=Files(),
     )
     recovered, notices = store.recover(), store.notices

@@ -23,6 +23,7 @@ UP, DOWN = CodecSpec(format="bf16", entropy=False), CodecSpec(format="e4m3", ent
 OUTER = OuterSettings("nesterov", 0.7, 0.9)
 DELAYED = OuterSettings("delayed-nesterov", 0.7, 0.9, delay=3)
 """Of a run whose clients send by themselves; versions are of two deltas."""
+MAX_STALENESS = 4
 
 
 class VectorLearner(CountingLearner):

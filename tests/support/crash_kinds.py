@@ -32,12 +32,14 @@ class RoughWorld(World):
 
 
 def make(kind, root, **options):
-    """Make a world; kind: "clock", "rounds", "buffer" or "rough"."""
+    """Make a world; kind: "clock", "rounds", "buffer", "latest" or "rough"."""
     if kind == "rough":
         bad = tp.Conditions(
             delay_s=0.2, jitter_s=0.1, drop=0.02, duplicate=0.02, reorder=0.05, bytes_per_s=900.0
         )
         return RoughWorld(root, conditions=bad, **options)
+    if kind == "latest":
+        return World(root, trigger="buffer", extras=False, latest=True, rounds=6, **options)
     return World(root, trigger=kind, extras=kind == "clock", **options)
 
 

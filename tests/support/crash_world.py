@@ -25,7 +25,16 @@ from collections import Counter
 from typing import Any
 
 from crash_checks import check
-from crash_clients import DELAYED, DOWN, MANIFEST, OTHER, OUTER, Observed, VectorLearner
+from crash_clients import (
+    DELAYED,
+    DOWN,
+    MANIFEST,
+    MAX_STALENESS,
+    OTHER,
+    OUTER,
+    Observed,
+    VectorLearner,
+)
 from crash_disk import CrashDisk
 from crash_journal import CrashJournal, ProcessRecords
 from crash_point import Points, Scheduler, WatchedWorker
@@ -43,7 +52,9 @@ from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.aggregation import Latest
 from fsl_async.store.errors import LearnError
+from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.world import ProcessClock
@@ -72,12 +83,14 @@ class World:
         rounds=ROUNDS,
         extras=True,
         threads=1,
+        latest=False,
     ):
         """Prepare a run.
 
         power: what a crash of the parameter server leaves, as in `CrashDisk.bury`.
         disk: makes the first disk of the parameter server.
         wall: seconds added to the wall clock, from the virtual time and the number of the launch.
+        latest: whether versions use the newest delta of each other client again.
         threads: of its store; with several, the order of the disk's calls differs from run to run.
         """
         self.root, self.run_dir = root, root / "run"
@@ -87,6 +100,10 @@ class World:
         self.trigger, self.rounds, self.extras = trigger, rounds, extras
         self.threads = threads
         self.outer = DELAYED if trigger == "buffer" else OUTER
+        self.latest = latest
+        if latest:
+            self.outer = OuterSettings("average")
+        self.aggregation = {"rule": Latest(), "reuse": MAX_STALENESS} if latest else {}
         self.scheduler = Scheduler()
         self.network = tp.MemNetwork(self.scheduler, 7, conditions or tp.Conditions(delay_s=0.02))
         self.observed = Observed()
@@ -141,6 +158,7 @@ class World:
             keep_versions=2,
             codec_down=DOWN,
             outer=self.outer,
+            **self.aggregation,
             threads=self.threads,
             # Rounds go from disk to disk. Checkpoints have no thread, so that calls can be counted.
             resident=self.trigger != "rounds",
@@ -163,11 +181,14 @@ class World:
             keep_versions=2,
             drain_s=5.0,
             shards=SHARDS,
+            max_staleness=MAX_STALENESS,
+            reuses=self.latest,
             buffer=2,
             least_s=2.0,
             pace=PaceRules(steps=4, seconds=9.0) if self.trigger == "buffer" else None,
         )
-        machine = ParameterServerMachine(rules, weighting_named("tokens"), "crash")
+        weighting = weighting_named("latest" if self.latest else "tokens")
+        machine = ParameterServerMachine(rules, weighting, "crash")
         self.alive[SERVER] = (clock, None, None)
         try:
             recovered = self._retry(store.recover)

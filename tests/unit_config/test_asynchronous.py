@@ -7,6 +7,7 @@ from fsl_async.config.load import load
 from fsl_async.errors import ConfigError
 
 BUFFER = "sync.trigger=buffer"
+LATEST = "outer.aggregation=latest"
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,11 @@ BUFFER = "sync.trigger=buffer"
         (["sync.pace=own"], "which the built-in one does not"),
         (["sync.pace=own", "sync.local_steps=9"], "leave out one of them"),
         (["tune.method=lora", "tune.rule=bank"], "needs rounds"),
+        ([LATEST, "outer.optimizer=nesterov", "outer.momentum=0.5"], "would add up each use"),
+        ([LATEST, "outer.optimizer=delayed-nesterov"], "would add up each use"),
+        ([LATEST, "sync.weighting=batch"], "choose auto: a client's newest delta"),
+        ([LATEST, "sync.trigger=clock"], "again; choose buffer"),
+        ([LATEST, "tune.method=lora"], "is for pretraining"),
     ],
 )
 def test_what_does_not_go_together(given, text):
@@ -40,6 +46,7 @@ def test_what_only_buffer_uses(given):
     [
         (["sync.clients=4"], "average"),
         (["sync.clients=4", "sync.buffer=4"], "growing"),
+        (["sync.clients=4", "sync.buffer=4", LATEST], "average"),
         (["outer.optimizer=nesterov", "outer.momentum=0.5"], "nesterov"),
         (["outer.optimizer=nesterov", "sync.buffer=3"], "nesterov"),
         (["outer.optimizer=delayed-nesterov"], "delayed-nesterov"),

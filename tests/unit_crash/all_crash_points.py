@@ -4,7 +4,7 @@
 This takes minutes, so CI tries a part.
 
     python tests/unit_crash/all_crash_points.py [--part 3/8]
-        [--only effects|calls|threads|split] [--kind clock|rounds|rough|buffer]
+        [--only effects|calls|threads|split] [--kind clock|rounds|rough|buffer|latest]
     python tests/unit_crash/all_crash_points.py --seconds 90 --first 2701
 
 Prints a line for each violation and the counts at the end, or the point to go on with. Exit code 1
@@ -102,7 +102,7 @@ def main():
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     makers = {
-        "effects": (effects, ("clock", "rounds", "rough", "buffer")),
+        "effects": (effects, ("clock", "rounds", "rough", "buffer", "latest")),
         "calls": (calls, ("clock",)),
         "threads": (threads, ("clock",)),
         "split": (split, crash_split.KINDS),

@@ -34,7 +34,7 @@ SHELLS = {
     "client": (ClientShell, SplitClientShell),
     "split": (SplitServerShell,),
 }
-STRIDE = {"clock": 41, "rounds": 67, "rough": 59, "buffer": 61}
+STRIDE = {"clock": 41, "rounds": 67, "rough": 59, "buffer": 61, "latest": 89}
 SPLIT_STRIDE = {"sl": 919, "splitfed-v1": 2017, "u-shape": 2591, "fsl-sage": 1223, "lockstep": 487}
 CALL_STRIDE = 37
 

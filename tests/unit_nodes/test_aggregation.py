@@ -6,8 +6,13 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
-from fsl_async.nodes.ps.node import _store_settings
-from fsl_async.roles.sync.weighting import BatchWeighting, TokensWeighting, UniformWeighting
+from fsl_async.nodes.ps.node import _store_settings, rules_of
+from fsl_async.roles.sync.weighting import (
+    BatchWeighting,
+    LatestWeighting,
+    TokensWeighting,
+    UniformWeighting,
+)
 from fsl_async.store.adapters import RULES
 
 
@@ -84,6 +89,12 @@ def test_valid_rules_are_accepted():
     check_aggregation(robust)
     assert (rule_of(robust).name, rule_of(robust).least) == ("multi-krum", 5)
     assert isinstance(weighting_of(robust), UniformWeighting)
+    latest = config("outer.aggregation=latest", "sync.trigger=buffer", "sync.max_staleness=9")
+    check_aggregation(latest)
+    assert isinstance(weighting_of(latest), LatestWeighting)
+    assert _store_settings(with_implied(latest)).reuse == 9
+    assert rules_of(latest).reuses
+    assert not rules_of(robust).reuses
     assert isinstance(weighting_of(config()), BatchWeighting)
     assert isinstance(weighting_of(config("split.method=fedavg")), TokensWeighting)
     assert isinstance(weighting_of(config("sync.weighting=tokens")), TokensWeighting)

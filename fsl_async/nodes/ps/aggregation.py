@@ -27,13 +27,15 @@ def adapter_rule_of(config: Config) -> AdapterRule | None:
 
 
 def weighting_of(config: Config) -> Weighting:
-    """The weighting of deltas: robust rules weigh all clients equally.
+    """The weighting of deltas: robust rules weigh all clients equally, "latest" their mean steps.
 
     See `fsl_async.store.aggregation.base`. "auto": full weights and adapters are averaged over the
     data, as in FedAvg; other changes grow with their steps already.
     """
     name: str = config.sync.weighting
-    if rule_of(config).by_rows:
+    if rule_of(config).reuses:
+        name = "latest"
+    elif rule_of(config).by_rows:
         name = "uniform"
     elif name == "auto":
         by_data = config.split.sends_whole or config.tune.is_on

@@ -131,6 +131,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         guard=GuardRules(**attrs.asdict(config.guard)),
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
+        reuses=rule_of(config).reuses,
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
         epsilon=config.tune.dp_epsilon,
@@ -160,6 +161,7 @@ def _store_settings(config: Config) -> StoreSettings:
         outer,
         codec.threads,
         rule=rule_of(config),
+        reuse=config.sync.staleness_limit if rule_of(config).reuses else 0,
         kind=kind,
         resident=config.store.resident and not config.split.sends_whole,
         may_keep_mean=not (

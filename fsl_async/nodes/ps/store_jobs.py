@@ -124,7 +124,12 @@ class StoreJobs:
         def average() -> None:
             self._average = None
             self._average = self._store.average(
-                effect.version, effect.merged, effect.scale, effect.position, effect.worth
+                effect.version,
+                effect.merged,
+                effect.scale,
+                effect.position,
+                effect.worth,
+                reused=effect.reused,
             )
 
         self.worker.submit(

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import mutable
+from attrs import evolve, mutable
 
 from fsl_async.roles.sync.delta import EPSILON, Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.effects import Accumulate
@@ -42,7 +42,8 @@ class Settled:
 class DeltaBook:
     """Pending and settled deltas, and the versions that a delta may be based on.
 
-    epsilon: that a delta's client may have spent; 0: the run is not private.
+    epsilon: that a delta's client may have spent; 0: the run is not private. reuses: whether a
+    version also has the newest merged delta of each client without a new one.
     """
 
     def __init__(
@@ -52,12 +53,17 @@ class DeltaBook:
         max_staleness: int,
         keep_versions: int,
         epsilon: float = 0.0,
+        reuses: bool = False,
     ) -> None:
         self.weighting = weighting
         self._epsilon = epsilon
         self.max_staleness = max_staleness
         self.pending: dict[DeltaKey, MergedDelta] = {}
         self.merging: tuple[MergedDelta, ...] = ()
+        self.reused: tuple[MergedDelta, ...] = ()
+        """Merged before, and a part of the current merge again, with its weight there."""
+        self._reuses = reuses
+        self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
         self.settled: dict[str, Settled] = {}
         self.version = -1
         self.digests: dict[int, str] = {}
@@ -67,9 +73,11 @@ class DeltaBook:
         """Of the last merged deltas."""
         self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
 
-    def recovered(self, usual: Sequence[StoredDelta]) -> None:
-        """Restore what the newest merged deltas were, oldest first."""
+    def recovered(self, usual: Sequence[StoredDelta], latest: Sequence[MergedDelta] = ()) -> None:
+        """Restore what the newest merged deltas were, oldest first. latest: of each client."""
         self._steps.extend(one.delta.steps for one in usual)
+        for one in latest:
+            self._remember(one)
 
     def advance(self, version: int, digest: str, *, is_global: bool = False) -> int:
         """Record a durable version and its deltas as merged. Returns their tokens.
@@ -87,20 +95,55 @@ class DeltaBook:
             self.settle(merged.key, "merged")
             tokens += merged.delta.tokens
             self._steps.append(merged.delta.steps)
-        self.merging = ()
+            self._remember(merged)
+        self.merging = self.reused = ()
         return tokens
 
+    def _remember(self, merged: MergedDelta) -> None:
+        """Keep a client's newest merged delta for later versions."""
+        if not self._reuses:
+            return
+        key, last = merged.key, self._latest.get(merged.key.client)
+        if last is None or (last.key.incarnation, last.key.sequence) <= (
+            key.incarnation,
+            key.sequence,
+        ):
+            self._latest[key.client] = merged
+
+    def _again(self) -> tuple[MergedDelta, ...]:
+        """What the merge of all pending deltas uses again, in the order of the clients' names.
+
+        A delta gets older with each version, and is used no more when it is too old to be accepted.
+        """
+        for client, one in list(self._latest.items()):
+            if self.staleness(one.key) > self.max_staleness:
+                del self._latest[client]
+        clients = {key.client for key in self.pending}
+        again = (self._latest[client] for client in sorted(self._latest.keys() - clients))
+        return tuple(self._aged(one) for one in again)
+
+    def _aged(self, one: MergedDelta) -> MergedDelta:
+        """The delta as it is now; a weight below its usual one was clipped, and stays so."""
+        staleness = self.staleness(one.key)
+        usual = self.weighting.weight(one.delta, one.staleness)
+        share = self.weighting.weight(one.delta, staleness) / usual if usual else 0.0
+        return evolve(one, staleness=staleness, weight=one.weight * share)
+
     def begin_merge(self) -> tuple[tuple[MergedDelta, ...], float]:
-        """Begin to merge all deltas pending now. Returns them and the scale of the average."""
+        """Begin to merge all deltas pending now. Returns them and the scale of the average.
+
+        See also `reused`.
+        """
+        self.reused = self._again()
         self.merging = tuple(self.pending.values())
         steps = [*self._steps, *(one.delta.steps for one in self.merging)][-USUAL_DELTAS:]
         # Not the mean: one delta that claims a million steps would make all others count for more.
         usual_steps = statistics.median(steps) if steps else None
-        return self.merging, self.weighting.scale(self.merging, usual_steps)
+        return self.merging, self.weighting.scale((*self.merging, *self.reused), usual_steps)
 
     def abandon_merge(self) -> None:
         """Make the deltas of a failed merge pending again; they are still in the accumulator."""
-        self.merging = ()
+        self.merging = self.reused = ()
 
     @property
     def fresh(self) -> int:

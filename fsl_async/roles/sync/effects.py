@@ -146,6 +146,8 @@ class Average(Effect, tag="average"):
     """Where the run is once the version is made."""
     worth: float = 0.0
     """Of how many deltas the average is the mean; 0: of all."""
+    reused: tuple[MergedDelta, ...] = ()
+    """Merged before, and a part of this average again, with its weight here."""
 
 
 @frozen

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
 
 # --- both roles -----------------------------------------------------------------------------------
@@ -117,6 +117,8 @@ class Recovered(Event, tag="recovered"):
     """How many versions after version 0 are "global" or "late"."""
     newest_global: tuple[int, ...] = ()
     """The newest of those."""
+    latest: tuple[MergedDelta, ...] = ()
+    """The newest merged delta of each client, as it was merged, where a rule uses it again."""
 
 
 @frozen

@@ -122,6 +122,7 @@ class ParameterServerMachine:
             max_staleness=rules.max_staleness,
             keep_versions=rules.keep_versions,
             epsilon=rules.epsilon,
+            reuses=rules.reuses,
         )
         self.guard = NormGuard(rules.guard)
         self.deadlines = Deadlines()
@@ -254,7 +255,7 @@ class ParameterServerMachine:
         self.serving.global_base = event.global_base
         self.deltas.digests = dict(event.digests)
         self.deltas.global_versions = list(event.newest_global)
-        self.deltas.recovered(event.usual)
+        self.deltas.recovered(event.usual, event.latest)
         self.deltas.advance(event.version, event.digest)
         for key in sorted(event.settled):
             self.deltas.settle(key, event.settled[key])

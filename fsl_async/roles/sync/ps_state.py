@@ -56,6 +56,7 @@ class ParameterServerRules:
     guard: GuardRules = field(factory=GuardRules)
     least_clients: int = 1  # that must have pending deltas for the aggregation rule
     aggregation: str = "mean"
+    reuses: bool = False  # whether a version also has the newest merged delta of other clients
     shards: int = 1
     history: int = 0
     """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""

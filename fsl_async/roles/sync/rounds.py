@@ -212,7 +212,8 @@ class RoundCoordinator:
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)
         worth = self.deltas.weighting.worth(merged)
-        return [do.Average(version, merged, scale, position, worth), do.Commit(version)]
+        average = do.Average(version, merged, scale, position, worth, self.deltas.reused)
+        return [average, do.Commit(version)]
 
     def begin(self, now: float) -> None:
         """Set the first call: version 0 is durable."""

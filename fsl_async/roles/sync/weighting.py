@@ -193,12 +193,28 @@ class AnarchicWeighting(_MeanOfDeltas):
         return usual_steps * _reciprocal(float(len(merged)))
 
 
+@frozen
+class LatestWeighting(AnarchicWeighting):
+    """Weighs clients' mean steps equally, those of earlier versions included.
+
+    AFA-CS (Yang et al., ICML 2022): the newest update of each of M clients, new or not, give 1 / M
+    * sum_m Delta_m / H_m, times the usual number of steps. Several new deltas of a client count as
+    their mean (`fsl_async.store.aggregation.latest`).
+    """
+
+    def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
+        """The usual steps over the number of clients. merged: with what is used again."""
+        clients = len({one.key.client for one in merged})
+        return super().scale(merged, usual_steps) * len(merged) * _reciprocal(float(clients))
+
+
 WEIGHTINGS: dict[str, Callable[[float], Weighting]] = {
     "batch": BatchWeighting,
     "tokens": TokensWeighting,
     "uniform": UniformWeighting,
     "fednova": FedNovaWeighting,
     "anarchic": AnarchicWeighting,
+    "latest": LatestWeighting,
 }
 
 

@@ -5,10 +5,10 @@ weight_i * Delta_i, one row per client in the order of their names, so that the 
 depend on the order of arrival. Several deltas of one client are summed into one row: a client that
 sends twice counts once.
 
-`Mean` is the weighted sum that `fsl_async.roles.sync.weighting` describes, and needs no rows. The
-robust rules count each client once whatever work it reports, because an attacker would report many
-tokens: weight_i is the discount for staleness (times the clipping factor), and the store's scale is
-not used.
+`Mean` is the weighted sum that `fsl_async.roles.sync.weighting` describes, and needs no rows.
+`Latest` is one over rows of all clients, with those of earlier versions. The robust rules count
+each client once whatever work it reports, because an attacker would report many tokens: weight_i is
+the discount for staleness (times the clipping factor), and the store's scale is not used.
 
 To add a rule: a file with a class like those here, and its name in `RULES` (`__init__.py`) and in
 `Aggregation` (`fsl_async.config.settings`).
@@ -34,6 +34,11 @@ class Rule:
     name: ClassVar[str]
     by_rows: ClassVar[bool] = True
     """Whether it works on rows. If not, deltas are summed with their weights as they arrive."""
+    reuses: ClassVar[bool] = False
+    """Whether clients without a new delta have a row too, of their newest merged one.
+
+    The result is then the weighted sum, which the store's scale multiplies.
+    """
     needs_distances: ClassVar[bool] = False
     """Whether it selects by distances between complete rows: an extra pass over the deltas."""
 

@@ -223,6 +223,8 @@ class CountingStore:
         scale: float,
         position: RunPosition = AT_START,
         worth: float = 0.0,
+        *,
+        reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """Return the next version's average; its only value is its tokens."""
         assert {m.key for m in merged} == set(self._accumulated), (

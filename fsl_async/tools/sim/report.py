@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from fsl_async.tools.sim.latest_counting import LatestDisk
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsl_async.tools.sim.counting import Disk
     from fsl_async.tools.sim.groups_simulation import GroupsSimulation
     from fsl_async.tools.sim.simulation import Simulation
 
@@ -48,6 +53,8 @@ class Report:
     """For split learning only: method, mode, outcomes of the uploads, bytes by category."""
     tune: dict[str, Any] | None = None
     """For tuning only: mode, deltas that were late, stale or quarantined, and fetches."""
+    deltas_reused: int | None = None
+    """With --latest only: how often a version used a delta of an earlier one again."""
     groups: dict[str, Any] | None = None
     """For groups only: global rounds, attempts, and for how long merges were held."""
 
@@ -90,5 +97,12 @@ def report(simulation: Simulation | GroupsSimulation, seconds: float, journal: s
         trace_sha256=None if journal else world.trace.hexdigest(),
         split=simulation.split_facts() or None,
         tune=simulation.tune_facts() or None,
+        deltas_reused=_reuses(disks),
         groups=simulation.group_facts() or None,
     )
+
+
+def _reuses(disks: Sequence[Disk]) -> int | None:
+    """How often a version used a delta of an earlier one again; None where none may be."""
+    counts = [disk.reuses for disk in disks if isinstance(disk, LatestDisk)]
+    return sum(counts) if counts else None

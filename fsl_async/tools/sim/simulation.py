@@ -26,10 +26,11 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules, Phase
 from fsl_async.roles.sync.ps_state import PaceRules
-from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.roles.sync.weighting import staleness_discount, weighting_named
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore, Disk, VirtualWorker
 from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
 from fsl_async.tools.sim.invariants import Invariants
+from fsl_async.tools.sim.latest_counting import LatestDisk, LatestStore
 from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock, World
 
 SERVER_NAME = "ps"
@@ -40,6 +41,7 @@ MOST_OWN_STEPS = 50
 Pace = Literal["called", "time", "steps", "speed", "own"]
 """When a client sends: when it is called, or by itself (`roles.sync.pacing`)."""
 TOKENS_PER_STEP = 4096
+BUFFERED_STALENESS = 20
 
 
 @frozen
@@ -53,6 +55,8 @@ class SimulationSettings:
     every_s: float = 600.0
     keep_versions: int = 3
     pace: Pace = "called"
+    latest: bool = False
+    """Whether versions use the newest delta of each other client again; with pace "own"."""
     groups: int = 1
     """Parameter servers; `clients` are those of each."""
 
@@ -89,8 +93,9 @@ def _asynchronous(settings: SimulationSettings) -> dict[str, Any]:
         "trigger": "buffer",
         "buffer": max(2, (settings.clients + 1) // 2),
         "least_s": 0.02 * settings.every_s,
-        "max_staleness": 20,
+        "max_staleness": BUFFERED_STALENESS,
         "pace": settings.pace_rules,
+        "reuses": settings.latest,
     }
 
 
@@ -112,7 +117,7 @@ class Simulation:
         self.scheduler, self.network = self.world.scheduler, self.world.network
         self.trace, self.journal = self.world.trace, self.world.journal
         self.network_conditions = self.world.conditions
-        self.disk = Disk()
+        self.disk = LatestDisk() if settings.latest else Disk()
         self.invariants = Invariants(self.disk)
         self.counts = self.world.counts
         self.participation = self.world.participation
@@ -127,6 +132,8 @@ class Simulation:
             **_asynchronous(settings),
         )
         self._weighting = "anarchic" if settings.pace == "own" else "batch"
+        if settings.latest:
+            self._weighting = "latest"
         self._incarnations = 0
         self._calm = False  # no new faults: the run is to end
         self._ending = False
@@ -293,6 +300,15 @@ class Simulation:
 
     def _store(self, clock: ProcessClock) -> CountingStore:
         """The store of a parameter server's process."""
+        if isinstance(self.disk, LatestDisk):
+            return LatestStore(
+                self.disk,
+                self.settings.keep_versions,
+                self.scheduler.time,
+                clock.call_at,
+                reuse=BUFFERED_STALENESS,
+                weight=lambda steps, staleness: staleness_discount(staleness) / steps,
+            )
         return CountingStore(
             self.disk, self.settings.keep_versions, self.scheduler.time, clock.call_at
         )

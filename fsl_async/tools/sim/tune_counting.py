@@ -116,11 +116,13 @@ class RoundStore(CountingStore):
         scale: float,
         position: RunPosition = AT_START,
         worth: float = 0.0,
+        *,
+        reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """See `CountingStore.average`."""
         weights = {one.key: one.weight for one in merged}
         assert weights == self._accumulated, "deltas are merged with their weights"
-        made = super().average(version, merged, scale, position, worth)
+        made = super().average(version, merged, scale, position, worth, reused=reused)
         fresh = [one if one.key.base == version - 1 else evolve(one, weight=0.0) for one in merged]
         return evolve(made, merged=tuple(fresh))
 

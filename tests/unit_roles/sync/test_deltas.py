@@ -170,3 +170,64 @@ def test_the_usual_steps_are_those_of_the_last_64_merged():
     made.advance(1, "d1")
     made.acknowledge(stored_of(DeltaKey("b", 1, 1, 2), steps=10))
     assert made.begin_merge()[1] == pytest.approx((61 * 10 + 20 + 40 + 10) / 64)
+
+
+def latest_book(**rules):
+    """A book of a run at version 0 that uses deltas again."""
+    made = DeltaBook(
+        weighting_named("latest"), max_staleness=2, keep_versions=1, reuses=True, **rules
+    )
+    made.advance(0, "d0")
+    return made
+
+
+def merge_of(book, version, *sent, clip=1.0):
+    """Merge deltas of so many steps, from the newest version: (client, steps). What is used."""
+    for name, steps in sent:
+        one = stored_of(DeltaKey(name, 1, version - 1, version), tokens=steps, steps=steps)
+        book.acknowledge(one, clip)
+    _, scale = book.begin_merge()
+    reused, tokens = book.reused, book.advance(version, f"d{version}")
+    return {one.key.client: (one.staleness, one.weight) for one in reused}, scale, tokens
+
+
+def test_newest_deltas_are_used_again():
+    """Those of clients without a new one, each with the weight of its age, until it is too old."""
+    book = latest_book()
+    assert merge_of(book, 1, ("a", 10), ("b", 20)) == ({}, 15.0 / 2, 30)
+    used, scale, tokens = merge_of(book, 2, ("a", 60))
+    assert used == {"b": (1, pytest.approx(2**-0.5 / 20))}
+    assert (scale, tokens) == (30.0 / 2, 60), "tokens count once, in the version that merged them"
+    used, scale, _ = merge_of(book, 3, ("a", 30))
+    assert used == {"b": (2, pytest.approx(3**-0.5 / 20))}
+    assert merge_of(book, 4, ("c", 30))[0] == {"a": (1, pytest.approx(2**-0.5 / 30))}, "b is gone"
+    used, scale, _ = merge_of(book, 5, ("b", 30), ("c", 30))
+    assert used == {"a": (2, pytest.approx(3**-0.5 / 30))}
+    assert scale == pytest.approx((10 + 20 + 60 + 4 * 30) / 7 / 3), "of three clients"
+
+
+def test_a_clipped_delta_stays_clipped():
+    """Its weight when it was merged says by how much; a start restores it from the record."""
+    book = latest_book()
+    merge_of(book, 1, ("a", 10), clip=0.25)
+    again = latest_book()
+    again.recovered([], list(book._latest.values()))
+    again.advance(1, "d1")
+    for one in (book, again):
+        assert merge_of(one, 2, ("b", 10))[0] == {"a": (1, pytest.approx(0.25 * 2**-0.5 / 10))}
+
+
+def test_two_deltas_of_a_client_are_used_as_one():
+    """The scale counts clients, and only the newest one is used again."""
+    book = latest_book()
+    for sequence, steps in ((1, 10), (2, 20)):
+        book.acknowledge(stored_of(DeltaKey("a", 1, 0, sequence), steps=steps))
+    assert book.begin_merge()[1] == 15.0
+    book.abandon_merge()
+    book.begin_merge()
+    book.advance(1, "d1")
+    assert merge_of(book, 2, ("b", 10))[0] == {"a": (1, pytest.approx(2**-0.5 / 20))}
+    plain = DeltaBook(weighting_named("anarchic"), max_staleness=2, keep_versions=1)
+    plain.advance(0, "d0")
+    merge_of(plain, 1, ("a", 10))
+    assert merge_of(plain, 2, ("b", 10))[0] == {}

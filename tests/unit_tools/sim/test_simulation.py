@@ -16,6 +16,8 @@ from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.triggers import TRIGGERS
 from fsl_async.tools.sim import counting
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore
+from fsl_async.tools.sim.faults import PROFILES
+from fsl_async.tools.sim.report import report
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
 
@@ -56,6 +58,42 @@ def test_clients_that_send_by_themselves(pace, seed):
     assert simulation.invariants.violations == []
     assert simulation.participation.called <= 4, "the last round only"
     assert len(simulation.disk.merged) > len(simulation.disk.models) > 5
+
+
+@pytest.fixture
+def often_killed(monkeypatch):
+    """A storm that kills processes far more often than in any profile."""
+    worse = evolve(
+        PROFILES["storm"], server_kill_every_s=300.0, server_return_s=(1.0, 5.0),
+        client_kill_every_s=900.0,
+    )  # fmt: skip
+    monkeypatch.setitem(PROFILES, "storm", worse)
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(2, 12))]
+)
+def test_versions_that_use_deltas_again(often_killed, seed):
+    """Through kills of the parameter server: each other client's newest one, and books are exact.
+
+    The store of the simulation knows by itself what is due.
+    """
+    simulation = simulate(hours=0.5, seed=seed, pace="own", latest=True)
+    assert simulation.invariants.violations == []
+    assert simulation.counts.kinds["server killed"] > 2
+    assert simulation.disk.reuses > len(simulation.disk.models) > 20
+    assert simulation.disk.most_reused <= 5
+    facts = report(simulation, 1.0, "")
+    assert facts.deltas_reused == simulation.disk.reuses
+    assert facts.deltas_doubled == facts.deltas_lost == 0
+
+
+@pytest.mark.parametrize("forgets", ["recovered", "_remember"])
+def test_a_use_that_is_missing_is_noticed(monkeypatch, often_killed, forgets):
+    """The check of the test above can fail."""
+    monkeypatch.setattr(DeltaBook, forgets, lambda *_: None)
+    simulation = simulate(hours=0.5, pace="own", latest=True)
+    assert "newest deltas are used again" in simulation.invariants.violations[0]
 
 
 def test_a_client_that_waits_in_a_step_is_noticed(monkeypatch):

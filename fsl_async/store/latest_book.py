@@ -1,0 +1,125 @@
+"""Latest book: the newest merged delta of each client, which a later version may use again. Pure.
+
+Part of the book (fsl_async.store.book), in runs whose rule uses deltas again. A client's newest
+delta is that of its newest incarnation and sequence. It has what is needed to know it for any
+version that a rollback can go back to: the deltas merged in versions that are not forgotten, and
+the newest one of each client before.
+
+No delta is used again once its base is more than `limit` versions old.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from fsl_async.roles.sync.delta import MergedDelta, StoredDelta
+from fsl_async.store.records import from_fact, to_fact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@frozen
+class Latest:
+    """A delta that was merged into `version`. staleness, weight: as it was then."""
+
+    version: int
+    stored: StoredDelta
+    staleness: int
+    weight: float
+
+    @property
+    def merged(self) -> MergedDelta:
+        """As it entered that version."""
+        return MergedDelta(self.stored.delta, self.staleness, self.weight, self.stored.norm)
+
+    @property
+    def _order(self) -> tuple[int, int]:
+        return self.stored.key.incarnation, self.stored.key.sequence
+
+    def is_newer(self, other: Latest) -> bool:
+        """Whether its client computed it after `other`."""
+        return self._order > other._order
+
+
+class LatestBook:
+    """What versions merged, as far as it may be used again. limit: 0: nothing is."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self._entries: list[Latest] = []  # in the order of merges
+
+    def merge(self, version: int, stored: StoredDelta, entry: Mapping[str, Any]) -> None:
+        """Add a delta that `version` merged. entry: of the version's line."""
+        if self.limit:
+            self._entries.append(Latest(version, stored, entry["staleness"], entry["weight"]))
+
+    def at(self, version: int) -> dict[str, Latest]:
+        """By client, what the version after `version` may use again."""
+        newest = _newest(one for one in self._entries if one.version <= version)
+        return {
+            client: one
+            for client, one in newest.items()
+            if version - one.stored.key.base <= self.limit
+        }
+
+    def needed_from(self, version: int) -> list[StoredDelta]:
+        """What the versions after `version`, existing or still to be made, may use again."""
+        later = [one for one in self._entries if one.version > version]
+        return [one.stored for one in (*self.at(version).values(), *later)]
+
+    def forget(self, version: int) -> None:
+        """Forget what no version after `version` may use again."""
+        kept = self.at(version)
+        later = [one for one in self._entries if one.version > version]
+        self._entries = [*kept.values(), *later]
+
+    def back_to(self, version: int, members: Iterable[Mapping[str, Any]] | None) -> None:
+        """Go back to `version`. members: of what it was then, where this book forgot that."""
+        if members is not None:
+            self._entries = []
+            self._add(members)
+        self._entries = [one for one in self._entries if one.version <= version]
+
+    def members_at(self, version: int) -> list[dict[str, Any]]:
+        """What the version after `version` may use again, as JSON."""
+        return _members(self.at(version).values())
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return all of it, for `from_json`."""
+        return _members(self._entries)
+
+    @classmethod
+    def from_json(cls, members: Iterable[Mapping[str, Any]], limit: int) -> LatestBook:
+        """Parse the output of `to_json`. Raises KeyError, TypeError, ValueError."""
+        book = cls(limit)
+        book._add(members)
+        return book
+
+    def _add(self, members: Iterable[Mapping[str, Any]]) -> None:
+        for one in members:
+            stored = from_fact(one)
+            self._entries.append(Latest(one["version"], stored, one["staleness"], one["weight"]))
+
+
+def _newest(entries: Iterable[Latest]) -> dict[str, Latest]:
+    found: dict[str, Latest] = {}
+    for one in entries:
+        client = one.stored.key.client
+        if client not in found or one.is_newer(found[client]):
+            found[client] = one
+    return found
+
+
+def _members(entries: Iterable[Latest]) -> list[dict[str, Any]]:
+    return [
+        {
+            "version": one.version,
+            "staleness": one.staleness,
+            "weight": one.weight,
+            **to_fact(evolve(one.stored, delta=evolve(one.stored.delta, metrics={}))),
+        }
+        for one in entries
+    ]
