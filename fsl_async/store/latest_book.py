@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from fsl_async.roles.sync.delta import MergedDelta, StoredDelta
 from fsl_async.store.records import from_fact, to_fact
@@ -44,16 +44,17 @@ class Latest:
         return self._order > other._order
 
 
+@define
 class LatestBook:
     """What versions merged, as far as it may be used again. limit: 0: nothing is."""
 
-    def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
-        self._entries: list[Latest] = []  # in the order of merges
+    limit: int = 0
+    _entries: list[Latest] = field(factory=list)  # in the order of merges
 
     def merge(self, version: int, stored: StoredDelta, entry: Mapping[str, Any]) -> None:
         """Add a delta that `version` merged. entry: of the version's line."""
         if self.limit:
+            stored = evolve(stored, delta=evolve(stored.delta, metrics={}))
             self._entries.append(Latest(version, stored, entry["staleness"], entry["weight"]))
 
     def at(self, version: int) -> dict[str, Latest]:
@@ -61,7 +62,7 @@ class LatestBook:
         newest = _newest(one for one in self._entries if one.version <= version)
         return {
             client: one
-            for client, one in newest.items()
+            for client, one in sorted(newest.items())
             if version - one.stored.key.base <= self.limit
         }
 
@@ -73,8 +74,11 @@ class LatestBook:
     def forget(self, version: int) -> None:
         """Forget what no version after `version` may use again."""
         kept = self.at(version)
-        later = [one for one in self._entries if one.version > version]
-        self._entries = [*kept.values(), *later]
+        self._entries = [
+            one
+            for one in self._entries
+            if one.version > version or kept.get(one.stored.key.client) is one
+        ]
 
     def back_to(self, version: int, members: Iterable[Mapping[str, Any]] | None) -> None:
         """Go back to `version`. members: of what it was then, where this book forgot that."""
@@ -119,7 +123,7 @@ def _members(entries: Iterable[Latest]) -> list[dict[str, Any]]:
             "version": one.version,
             "staleness": one.staleness,
             "weight": one.weight,
-            **to_fact(evolve(one.stored, delta=evolve(one.stored.delta, metrics={}))),
+            **to_fact(one.stored),
         }
         for one in entries
     ]

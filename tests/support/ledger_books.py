@@ -6,9 +6,9 @@ from fsl_async.store.ledger import Ledger
 from fsl_async.store.ledger_state import LedgerState
 
 
-def book_of_all_lines(run_dir, keep_versions):
+def book_of_all_lines(run_dir, keep_versions, reuse=0):
     """Return the book of the complete lines; the files are not changed."""
-    book = Book(keep_versions)
+    book = Book(keep_versions, reuse=reuse)
     ledger = Ledger(ReadOnly(), run_dir / "ledger.jsonl", lambda: 0.0)
     ledger.open(book.apply)
     ledger.close()
@@ -39,7 +39,7 @@ def check_state(run_dir):
         return False
     book = book_by_state(run_dir)
     assert isinstance(book, Book), f"the state {book}"
-    other = book_of_all_lines(run_dir, book.keep_versions)
+    other = book_of_all_lines(run_dir, book.keep_versions, book.latest.limit)
     # A running store remembers more where a checkpoint or a client needs it.
     kept, book.keep_versions, book.since = book.keep_versions, 0, other.forgotten
     book._forget()

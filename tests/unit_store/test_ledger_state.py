@@ -26,6 +26,8 @@ from fsl_async.store.store import Store
 
 NAMES = ["a", "b", "c"]
 STATE = "ledger.state"
+REUSE = 5
+"""Versions that a delta which is used again may be old."""
 
 
 # --- the book ---
@@ -43,7 +45,7 @@ class Facts:
         self.keys = []
         self.excluded = set()
         """Those that were ever quarantined."""
-        self.all = Book(10**9)  # it forgets nothing
+        self.all = Book(10**9, reuse=REUSE)  # it forgets nothing
         self.add("run", run="r")
         self.version()
 
@@ -93,7 +95,11 @@ class Facts:
             "tokens_total": self.all.tokens_total + sum(one.delta.tokens for one in merged),
         }
         self.records[number] = SimpleNamespace(**record)
-        self.add("version", **record, merged=[{"key": one.key.text} for one in merged])
+        entries = [
+            {"key": one.key.text, "staleness": number - 1 - one.key.base, "weight": 1 / number}
+            for one in merged
+        ]
+        self.add("version", **record, merged=entries)
 
     def rollback(self, *, deep):
         """Go back as a start does: by a book that has all that is needed for it."""
@@ -113,7 +119,7 @@ class Facts:
 
     def book(self, lines=None, since=None):
         """Return the book after the lines."""
-        book = Book(self.keep_versions)
+        book = Book(self.keep_versions, reuse=REUSE)
         book.since = since
         for line in self.lines if lines is None else lines:
             book.apply(line)
@@ -163,6 +169,9 @@ def test_a_book_that_forgets_answers_like_one_that_does_not(seed, keep_versions,
     assert book.digests[book.version] == whole.digests[whole.version]
     for version in range(max(book.forgotten, 0), book.version + 1):
         assert book.merged_after(version) == whole.merged_after(version)
+        assert book.latest.at(version) == whole.latest.at(version)
+        needed = [{one.key for one in of.latest.needed_from(version)} for of in (book, whole)]
+        assert needed[0] == needed[1]
     newest = dict.fromkeys(NAMES, (0, 0))
     for key in facts.keys:
         if key in facts.excluded or whole.known(key) == "merged":
