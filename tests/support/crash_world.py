@@ -183,9 +183,9 @@ class World:
             shards=SHARDS,
             max_staleness=MAX_STALENESS,
             reuses=self.latest,
-            buffer=2,
+            buffer=1 if self.latest else 2,
             least_s=2.0,
-            pace=PaceRules(steps=4, seconds=9.0) if self.trigger == "buffer" else None,
+            pace=PaceRules(12 if self.latest else 4, 9.0) if self.trigger == "buffer" else None,
         )
         weighting = weighting_named("latest" if self.latest else "tokens")
         machine = ParameterServerMachine(rules, weighting, "crash")
