@@ -17,12 +17,19 @@ MOST_MOMENTUM = 0.5
 
 def check_asynchronous(config: Config) -> None:
     """Raise ConfigError, in one line, for settings that do not go together."""
-    sync, outer = config.sync, config.outer
-    if outer.aggregation == "latest":
+    sync = config.sync
+    if config.outer.aggregation == "latest":
         _check_latest(config)
     if sync.trigger != "buffer":
         _check_unused(config)
         return
+    _check_pace(config)
+    _check_momentum(config)
+
+
+def _check_pace(config: Config) -> None:
+    """Raise ConfigError where clients cannot send by themselves so."""
+    sync = config.sync
     if sync.dylu and sync.pace == "own":
         raise ConfigError(
             "sync.dylu is not for sync.pace = own, where each task decides when it sends: leave out"
@@ -52,6 +59,11 @@ def check_asynchronous(config: Config) -> None:
             " version is made of what there is",
             "sync.least_s",
         )
+
+
+def _check_momentum(config: Config) -> None:
+    """Raise ConfigError where versions of few deltas would move a momentum too often."""
+    sync, outer = config.sync, config.outer
     if outer.optimizer == "delayed-nesterov" and 0 < outer.delay < sync.clients:
         raise ConfigError(
             f"outer.delay = {outer.delay} moves the momentum more than once for the deltas of"
