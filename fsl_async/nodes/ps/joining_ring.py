@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import fsl_transport as tp
 from fsl_async.config.ring_rules import ring_host, ring_rules
 from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import AddressError
+from fsl_async.errors import AddressError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
 from fsl_async.roles.machine import Note
@@ -23,10 +23,28 @@ if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Worker
     from fsl_async.observe.journal import JournalWriter
     from fsl_async.observe.reporter import Reporter
+    from fsl_async.roles.ring.events import RingRecovered
+    from fsl_async.roles.ring.rules import RingRules
     from fsl_async.store.store import Store
 
 ROLE = "group"
 """The role of a parameter server in its hello to the coordinator."""
+
+
+def check_history(rules: RingRules, version: int, state: RingRecovered) -> None:
+    """Raise RunDirError for a run directory whose past does not fit its place in the roster."""
+    if rules.coordinates:
+        if state.round >= 0 and state.decided is None:
+            raise RunDirError(
+                f"ring.roster: {rules.name} is the first name now, and another server decided the"
+                f" global weights {state.round} that it holds: put that one first again"
+            )
+    elif version >= 0 and state.round < 0:
+        raise RunDirError(
+            f"this run directory has a run without groups, at version {version}, which global"
+            f" weights of {rules.coordinator} would replace: give a new --run-dir, or put"
+            f" {rules.name} first in ring.roster"
+        )
 
 
 def join_ring(
@@ -44,6 +62,7 @@ def join_ring(
     if not config.ring.is_on:
         return None
     ring, rules, loop = config.ring, ring_rules(config), asyncio.get_running_loop()
+    check_history(rules, store.version, store.ring.state)
     options = RingOptions(
         rules=rules,
         servers={name: one.key if keys is not None else "" for name, one in ring.servers.items()},
