@@ -96,6 +96,7 @@ def sets_of(way: str, seed: int, lab: Laboratory) -> dict[str, Any]:
             sets |= {
                 "sync.clients": 2,
                 "sync.min_clients": 2,
+                "data.shards": 2,
                 "ring.roster": roster,
                 "ring.every_s": GLOBAL_S,
                 "ring.insecure": True,

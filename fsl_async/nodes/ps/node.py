@@ -109,6 +109,13 @@ def _pace_of(sync: SyncConfig) -> PaceRules | None:
     return PaceRules(sync.local_steps, sync.every_s if by_time else 0.0, sync.dylu)
 
 
+def run_facts(run: str, config: Config) -> RunFacts:
+    """What all clients of a run are told; of groups, which part of the data this one has."""
+    names = list(config.ring.servers)
+    place = (names.index(config.run.name), len(names)) if names else (0, 1)
+    return RunFacts(run, config.shards, to_wire(config), *place)
+
+
 def rules_of(config: Config) -> ParameterServerRules:
     """The part of the configuration that the machine uses."""
     sync = config.sync
@@ -462,7 +469,7 @@ class _Server:
         self._endpoint: tp.ListenerEndpoint
         self._shell = ParameterServerShell(
             self._machine,
-            RunFacts(taken.run, config.shards, to_wire(config)),
+            run_facts(taken.run, config),
             Surroundings(
                 store=taken.store,
                 worker=self._worker,

@@ -44,11 +44,26 @@ from fsl_codecs import CodecError, decode_seeds
 
 @frozen
 class RunFacts:
-    """The content of a welcome that all clients have in common."""
+    """The content of a welcome that all clients have in common.
+
+    shards: parts of the data of this group. group: its place among `groups`, whose parts follow
+    each other; each has as many.
+    """
 
     run: str
     shards: int
     config: dict[str, Any]
+    group: int = 0
+    groups: int = 1
+
+    def part_of(self, shard: int) -> int:
+        """The part of all data that a shard of this group is."""
+        return self.group * self.shards + shard
+
+    def shard_of(self, part: int) -> int:
+        """The shard of this group that a part of all data is; -1: none."""
+        shard = part - self.group * self.shards
+        return shard if part >= 0 and 0 <= shard < self.shards else -1
 
 
 @frozen(kw_only=True)
@@ -212,7 +227,8 @@ class ParameterServerShell:
         except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
-        held = (hello.run, hello.version, hello.digest, hello.shard)
+        shard = self.facts.shard_of(hello.shard) if self.facts.groups > 1 else hello.shard
+        held = (hello.run, hello.version, hello.digest, shard)
         self.node.feed(ev.ClientHello(event.peer, event.incarnation, *held))
 
     def _down(self, event: tp.PeerDown) -> None:
@@ -321,7 +337,8 @@ class ParameterServerShell:
 
     def _welcome(self, effect: do.Welcome, number: int) -> None:
         facts = self.facts
-        welcome = Welcome(facts.run, effect.shard, facts.shards, facts.config)
+        parts = facts.groups * facts.shards
+        welcome = Welcome(facts.run, facts.part_of(effect.shard), parts, facts.config)
         self.endpoint.welcome(effect.peer, welcome.to_wire())
 
     def _use_model(self, effect: do.UseModel, number: int) -> None:

@@ -93,7 +93,7 @@ class GroupsDemo:
             "codec.down": self.number_format,
             "session.heartbeat_every_s": 0.5,
             "session.expire_after_s": 3.0,
-            "data.shards": self.clients * self.groups,
+            "data.shards": self.clients,
             "data.source": "site" if self.data else "built-in",
             "data.path": self.data,
             "model.preset": self.preset,
