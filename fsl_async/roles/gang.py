@@ -42,8 +42,8 @@ from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.machine import Deadlines, Effect, Event, TimerFired
 
 WAIT_S = 1800.0
-"""How long a node waits for ranks. Where torchrun ends, the node is told; until then a script may
-load for long before it joins."""
+"""How long a node waits for ranks. It sees when torchrun ends; until then a script may load for
+long before it joins."""
 LARGEST = ("nonfinite", "snapshot_s")
 """Metrics of which the largest of the ranks counts; of others the mean."""
 Range = tuple[int, int]
@@ -287,12 +287,6 @@ class GangMachine:
             Told: self._told,
             TimerFired: self._timer,
         }
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a gang is complete, with a model, and carries out no order."""
-        gang = self.gang
-        return gang is not None and gang.is_attached and not gang.order
 
     @property
     def has_gang(self) -> bool:

@@ -324,7 +324,7 @@ class RingStore:
     def read_update(self, version: int, index: int) -> bytes | None:
         """Return a frame of the update from the global weights before; None: it is not here.
 
-        A client checks what comes out by its digest. Raises IndexError.
+        A client checks the result by its digest. Raises IndexError.
         """
         manifest, held = self._manifest, self._book
         manifest.chunk_range(index)

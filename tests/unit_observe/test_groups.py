@@ -45,7 +45,7 @@ def test_status_has_a_line_about_groups():
 
 
 def test_a_version_of_global_weights_is_no_round_without_clients():
-    """Nobody was late for it."""
+    """No group was late for it."""
     state = RunState()
     apply(state, ("commit_global", {"version": 5, "round": 2}))
     apply(state, ("version_committed", {"version": 5, "digest": "g2"}))

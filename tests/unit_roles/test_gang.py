@@ -73,7 +73,8 @@ def test_an_order_is_answered_once_when_all_are_done(machine):
         facts={"rank": 4.0},
     )
     assert machine.handle(gang.RankDone(second, other), 0.0) == []
-    assert machine.is_ready
+    assert machine.gang.is_attached
+    assert not machine.gang.order
 
 
 def test_unequal_steps_are_an_error(machine):
@@ -126,7 +127,7 @@ def test_ranks_with_other_models_are_refused(machine):
 
 
 def test_a_lost_rank_ends_its_gang_and_its_order(machine):
-    """The others get an end of their connection; what holds for good is told to the next gang."""
+    """The others get an end of their connection; the next gang gets what holds for good."""
     first, second = formed(machine)
     position = msg.Position(0, RunPosition(tokens=7))
     machine.handle(gang.Told(position), 0.0)
@@ -168,7 +169,6 @@ def test_the_base_is_read_beside_an_order(machine):
     done = msg.Done(direct.directive.number)
     assert machine.handle(gang.RankDone(peers[0], done), 0.0) == []
     assert machine.handle(gang.RankDone(peers[1], done), 0.0) == [gang.BaseRead()]
-    assert not machine.is_ready
 
 
 def test_the_end(machine):
@@ -220,7 +220,7 @@ class World:
         self.sequence = 0
 
     def feed(self, event):
-        """Give the machine an event, and check what comes."""
+        """Give the machine an event, and check its effects."""
         for effect in self.machine.handle(event, 0.0):
             match effect:
                 case gang.Direct(peers, directive):

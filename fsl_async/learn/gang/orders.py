@@ -1,4 +1,4 @@
-"""What a rank is told by its node, carried out at steps that all ranks agree on.
+"""Directives of a rank's node, carried out at steps that all ranks agree on.
 
 All ranks get the same numbered directives. Rank 0 looks at its socket about once a second; one
 all-reduce of four numbers tells the others how many directives it has, and all of them apply

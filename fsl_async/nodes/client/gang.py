@@ -208,7 +208,7 @@ def main() -> int:
 
 
 def _print(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # the reader has gone
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 

@@ -44,7 +44,6 @@ class Place:
 
     rank: int
     world: int
-    local_world: int
     generation: int
 
     @classmethod
@@ -54,7 +53,7 @@ class Place:
         Raises TaskError for ranks on several machines.
         """
         world = int(environ.get("WORLD_SIZE", "1"))
-        if world < 2:
+        if world < 2 or "RANK" not in environ:  # set by other launchers too
             return None
         local = int(environ.get("LOCAL_WORLD_SIZE", str(world)))
         if local != world:
@@ -63,7 +62,7 @@ class Place:
                 " one client are on one machine; start a torchrun and a client on each"
             )
         restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return cls(int(environ["RANK"]), world, local, restarts)
+        return cls(int(environ["RANK"]), world, restarts)
 
 
 class RankSession:

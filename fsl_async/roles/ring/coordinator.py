@@ -41,6 +41,8 @@ from fsl_async.roles.ring.rules import RingRules
 
 LEAST = 2
 """Members of a global round."""
+MOST_DOUBLINGS = 16
+"""Of the wait for the next attempt."""
 
 
 class CoordinatorPhase(enum.Enum):
@@ -72,6 +74,10 @@ class RingCoordinator:
         self.is_due = False
         self.versions = 0
         """Versions of the own group since the last decision."""
+        self._dropped = 0
+        """Attempts in a row that came to nothing, up to MOST_DOUBLINGS."""
+        self._not_before = 0.0
+        """When the next attempt may begin."""
         self.deadlines = Deadlines()
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.RingRecovered: self._recovered,
@@ -203,6 +209,8 @@ class RingCoordinator:
             return []
         if len(ready) < LEAST or self.rules.name not in ready:
             return []
+        if now < self._not_before:
+            return []
         self.phase = CoordinatorPhase.POLLING
         self.promises.clear()
         self.deadlines.cancel("again")
@@ -298,7 +306,12 @@ class RingCoordinator:
         names = self._names()
         self.phase, self.view = CoordinatorPhase.IDLE, None
         self.deadlines.cancel("report")
-        self.deadlines.set("again", now + self.rules.retry_s)
+        # A member that cannot reduce, behind a firewall or with a full disk, answers at once each
+        # time, and every attempt reads and writes the model at all members.
+        wait_s = min(self.rules.retry_s * 2**self._dropped, self.rules.longest_retry_s)
+        self._dropped = min(self._dropped + 1, MOST_DOUBLINGS)
+        self._not_before = now + wait_s
+        self.deadlines.set("again", self._not_before)
         text = f"attempt {self.attempt} of global round {self.round} is dropped: {reason}"
         dropped = msg.Dropped(self.round, self.attempt, reason)
         return [Note(text, "warning"), *(Send(name, dropped) for name in names)]
@@ -312,6 +325,7 @@ class RingCoordinator:
         self.decided = ev.Decision(event.round, event.attempt, digest)
         self.phase, self.view = CoordinatorPhase.IDLE, None
         self.is_due, self.versions = False, 0
+        self._dropped, self._not_before = 0, 0.0
         text = (
             f"global weights {self.round}, {digest}: {tokens:,} tokens of {', '.join(names)}"
             f" in attempt {event.attempt}"

@@ -14,7 +14,8 @@ class RingRules:
     """What the machines of groups decide by. Times in seconds.
 
     roster: the names of all parameter servers; the first one coordinates. every: versions of the
-    coordinator's group from one global round to the next, 0: by `every_s`.
+    coordinator's group from one global round to the next, 0: by `every_s`. retry_s: after an
+    attempt that came to nothing; twice as long after each further one, up to longest_retry_s.
     """
 
     name: str
@@ -24,6 +25,7 @@ class RingRules:
     hold_s: float = 120.0
     grace_s: float = 10.0
     retry_s: float = 0.5
+    longest_retry_s: float = 60.0
     staleness_exponent: float = 0.5
     piece_values: int = PIECE_VALUES
     codec: dict[str, Any] = field(factory=dict)

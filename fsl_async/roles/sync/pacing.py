@@ -27,7 +27,7 @@ KEPT, LEAST_KEPT = 5, 3
 """Speeds of a client of which the median counts, and how many there must be."""
 
 CHANGE = 0.1
-"""Relative change of a client's steps at which it is told."""
+"""Relative change of a client's steps that is worth a message."""
 
 ROUNDING = 1e-6
 """Above the error of dividing two speeds, below any difference between two."""

@@ -360,7 +360,7 @@ def give_global(client, server, version, since):
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_global_weights_lead_from_those_before(trains):
-    """Whatever version the base is, and whoever refers to it; what was trained meanwhile stays."""
+    """Whatever version the base is, and whatever refers to it; what was trained meanwhile stays."""
     model = Model(CHUNK_VALUES + 5)
     client = Sides(DeltaCoder(FP32), publishes=True)
     exchange = client.exchange

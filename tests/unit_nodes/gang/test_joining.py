@@ -29,7 +29,7 @@ def test_a_rank_knows_its_place():
     """By what torchrun sets; a process alone is no rank."""
     assert Place.here({}) is None
     assert Place.here({"WORLD_SIZE": "1"}) is None
-    assert Place.here(RANK) == Place(3, 4, 4, 2)
+    assert Place.here(RANK) == Place(3, 4, 2)
 
 
 def test_ranks_on_several_machines_are_refused():
@@ -48,7 +48,7 @@ def test_a_second_join_of_ranks_is_refused(monkeypatch):
 
     monkeypatch.setattr(gang_joining, "dial", dial)
     monkeypatch.setattr(gang_joining, "_joined", [])
-    given = ClientOptions("127.0.0.1:7100", "a"), Place(0, 2, 2, 0), lambda *_: None, print
+    given = ClientOptions("127.0.0.1:7100", "a"), Place(0, 2, 0), lambda *_: None, print
     with pytest.raises(gang_joining.NodeLostError):
         gang_joining.join_ranks(*given)
     with pytest.raises(TaskError, match="start another torchrun"):

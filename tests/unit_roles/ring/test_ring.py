@@ -10,6 +10,7 @@ from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring import messages as msg
+from fsl_async.roles.ring.coordinator import CoordinatorPhase
 from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.roles.ring.rules import RingRules
 
@@ -59,7 +60,7 @@ def test_more_storms(seed):
 
 
 def test_without_faults_all_groups_hold_the_same_weights_after_each_round():
-    """Merges are held from the cut to the decision, so nobody adopts late."""
+    """Merges are held from the cut to the decision, so no group adopts late."""
     world = World(1, members=3, faults=False)
     for server in world.servers.values():
         adopt = server.adopt
@@ -138,6 +139,23 @@ def test_other_digests_of_one_attempt_decide_nothing():
     assert dropped == ["b", "c"]
     assert digest_of("y") in effects[0].text
     assert one.get("c", msg.Reported(0, 1, digest_of("x"))) == []
+
+
+def test_a_member_that_cannot_reduce_is_tried_less_and_less_often():
+    """Every attempt costs all members a reduction; a hostile one could ask for them for ever."""
+    one = reducing()
+    attempts = 1
+    while one.now < 600.0:
+        one.get("c", msg.Failed(0, one.machine.coordinator.attempt, "no route"))
+        one.get("c", msg.AskGlobal(0, G0))  # asking again does not hurry it
+        assert one.machine.coordinator.phase is CoordinatorPhase.IDLE
+        one.now = one.machine.next_deadline()
+        one.feed(TimerFired())
+        one.get("b", msg.Promise(0, 3, digest_of("b"), 0, 30, 0))
+        one.get("c", msg.Promise(0, 2, digest_of("c"), 0, 0, 0))
+        one.feed(ev.AttemptKept(one.machine.coordinator.attempt))
+        attempts += 1
+    assert 8 <= attempts <= 20
 
 
 def test_a_report_of_an_older_attempt_does_not_count():
