@@ -94,7 +94,10 @@ def test_the_same_seed_gives_the_same_trace():
 
 
 def _weigh_late(monkeypatch):
-    monkeypatch.setattr(RoundStore, "average", lambda self, *a: super(RoundStore, self).average(*a))
+    def average(self, *arguments, **options):
+        return super(RoundStore, self).average(*arguments, **options)
+
+    monkeypatch.setattr(RoundStore, "average", average)
 
 
 def _version_of_late(monkeypatch):
