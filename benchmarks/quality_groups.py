@@ -57,14 +57,10 @@ class Ring:
         names = {f"group-{n}": (cut.begin, cut.end) for n, cut in enumerate(cuts)}
         self.round += 1
         rings[0].keep_decision(self.round, attempt, digest, names)
+        decided = rings[0].state.decided
+        assert decided is not None
         for group in self._groups:
-            group.store.adopt_global(
-                self.round,
-                attempt,
-                digest,
-                counted=True,
-                keeps_momentum=self._momentum == "keep",
-            )
+            group.store.adopt_global(decided, counted=True, keeps_momentum=self._momentum == "keep")
             assert group.store.digest == digest
         return digest
 

@@ -52,7 +52,7 @@ class RingConfig:
     )
     every: int = setting(
         6,
-        "versions of the first one's group from one global round to the next; 0: by every_s",
+        "versions of the fastest group from one global round to the next; 0: by every_s",
         span(least=0),
     )
     every_s: float = setting(0.0, "... or seconds; 0: by every", span(least=0))

@@ -13,6 +13,8 @@ Rules
 - Reading the base (`fed.at_version`) is beside the order: a rank that reads has not come to it yet.
 - What holds for good (stop, refusal, the last position and pace) is sent to a new gang again.
 - Without a complete gang for `wait_s` the node gives up.
+- Ranks return, and read the base, together. Where some have waited `APART_S` for the others, a line
+  says so: one that returned early would hold the others up until their collectives time out.
 
     state     event                            -> effects
     waiting   RankHello from all ranks            Direct Welcome once the node has one
@@ -28,6 +30,7 @@ Rules
     any       RankEnded with an error for good    Failed
     any       RankLost                            Drop the others, Unanswered, GangLost -> waiting
     waiting   timer "ranks"                       GaveUp
+    ready     timer "apart"                       Note
 """
 
 from __future__ import annotations
@@ -39,11 +42,13 @@ import attrs
 from attrs import field, frozen
 
 from fsl_async.roles import gang_messages as msg
-from fsl_async.roles.machine import Deadlines, Effect, Event, TimerFired
+from fsl_async.roles.machine import Deadlines, Effect, Event, Note, TimerFired
 
 WAIT_S = 1800.0
 """How long a node waits for ranks. It sees when torchrun ends; until then a script may load for
 long before it joins."""
+APART_S = 60.0
+"""How long some ranks may wait for others before a line says so; saving a model may take longer."""
 LARGEST = ("nonfinite", "snapshot_s")
 """Metrics of which the largest of the ranks counts; of others the mean."""
 Range = tuple[int, int]
@@ -145,10 +150,13 @@ class Direct(Effect, tag="gang_direct"):
 
 @frozen
 class Drop(Effect, tag="gang_drop"):
-    """Close a connection; its rank then ends with an error."""
+    """Close a connection; its rank then ends with an error.
+
+    reason: to be told; empty where a GangLost says it.
+    """
 
     peer: int
-    reason: str
+    reason: str = ""
 
 
 @frozen
@@ -447,7 +455,11 @@ class GangMachine:
         if gang is None or rank is None or not gang.is_attached:
             return []
         rank.wants_base = True
-        return [ReadBase()] if gang.has_all(lambda one: one.wants_base) else []
+        if gang.has_all(lambda one: one.wants_base):
+            self._deadlines.cancel("apart")
+            return [ReadBase()]
+        self._deadlines.set("apart", now + APART_S)
+        return []
 
     def _base_read(self) -> list[Effect]:
         assert self.gang is not None
@@ -465,8 +477,12 @@ class GangMachine:
         if event.error:
             return [Failed(event.error, event.code)]
         rank.ended = True
-        if gang.all_ended or not gang.has_all(lambda one: one.ended):
+        if gang.all_ended:
             return []
+        if not gang.has_all(lambda one: one.ended):
+            self._deadlines.set("apart", now + APART_S)
+            return []
+        self._deadlines.cancel("apart")
         gang.all_ended = True
         return [AllEnded()]
 
@@ -481,7 +497,8 @@ class GangMachine:
         gang, self.gang = self.gang, None
         assert gang is not None
         self._deadlines.set("ranks", now + self._wait_s)
-        effects: list[Effect] = [Drop(peer, reason) for peer in gang.peers if peer != gone]
+        self._deadlines.cancel("apart")
+        effects: list[Effect] = [Drop(peer) for peer in gang.peers if peer != gone]
         if any(rank.wants_base for rank in gang.ranks.values()):
             effects.append(BaseRead())
         if gang.order:
@@ -489,15 +506,38 @@ class GangMachine:
         return [*effects, GangLost(reason, gang.is_attached)]
 
     def _timer(self, event: TimerFired, now: float) -> list[Effect]:
-        if not self._deadlines.pop_due(now):
+        effects: list[Effect] = []
+        for name in self._deadlines.pop_due(now):
+            if name == "ranks":
+                effects.append(GaveUp(f"no ranks came within {self._wait_s:g} s"))
+            else:
+                effects += self._apart()
+        return effects
+
+    def _apart(self) -> list[Effect]:
+        """Say which ranks the others wait for."""
+        ranks = {} if self.gang is None else self.gang.ranks
+        wanting = [number for number, rank in ranks.items() if rank.wants_base]
+        there = wanting or [number for number, rank in ranks.items() if rank.ended]
+        did = "wait in fed.at_version" if wanting else "have returned"
+        missing = [number for number in ranks if number not in there]
+        if not there or not missing:
             return []
-        return [GaveUp(f"no ranks came within {self._wait_s:g} s")]
+        text = (
+            f"ranks {_listed(there)} {did} for {APART_S:g} s, and ranks {_listed(missing)} do not:"
+            " unless they save or evaluate, every rank must do so after the same step"
+        )
+        return [Note(text, "warning")]
 
     def _rank(self, peer: int) -> tuple[_Gang | None, _Rank | None]:
         gang = self.gang
         if gang is None:
             return None, None
         return gang, next((one for one in gang.ranks.values() if one.peer == peer), None)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))
 
 
 def uncovered(ranges: Sequence[Range], values: int) -> int | None:

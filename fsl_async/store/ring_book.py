@@ -1,7 +1,7 @@
 """Ring book: what a ledger adds up to about global rounds. Pure.
 
     fact       effect
-    begun      version `version` is G_0, and the tokens up to `tokens` are in it; only the
+    begun      version `version` is G_0 of `run`, and the tokens up to `tokens` are in it; only the
                coordinator's ledger has it
     cut        the group offers a cut for `round`, of version `version` with `digest`; it stands for
                the tokens from `begin` to `end`
@@ -38,12 +38,18 @@ class Adoption:
     attempt: int
     digest: str
     counted: bool
+    run: str
     base: str = ""
     """The digest of the global weights that a coded update leads from; empty: there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it."""
         return asdict(self)
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that it follows."""
+        return Decision(self.round, self.attempt, self.digest, self.run)
 
 
 @define
@@ -78,7 +84,7 @@ class RingBook:
     def begun(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "begun"."""
         self.facts += 1
-        self.adopted = self.decided = Decision(0, 0, fact["digest"])
+        self.adopted = self.decided = Decision(0, 0, fact["digest"], fact["run"])
         self.version, self.reference, self.since = fact["version"], fact["tokens"], 0
 
     def offered(self, fact: Mapping[str, Any]) -> None:
@@ -95,7 +101,7 @@ class RingBook:
     def decide(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "global"."""
         self.facts += 1
-        self.decided = Decision(fact["round"], fact["attempt"], fact["digest"])
+        self.decided = Decision(fact["round"], fact["attempt"], fact["digest"], fact["run"])
         self.counted |= dict.fromkeys(fact["contributors"], fact["round"] - 1)
 
     def adopt(self, version: int, ring: Mapping[str, Any], tokens_total: int) -> None:
@@ -110,17 +116,25 @@ class RingBook:
             self.reference = tokens_total
         if adoption.counted or self.reference == tokens_total:
             self.since = adoption.round
-        self.adopted = Decision(adoption.round, adoption.attempt, adoption.digest)
+        self.adopted = adoption.decision
         self.version, self.base, self.cut = version, adoption.base, None
         if version:
             self.versions += 1
             self.newest = [*self.newest, version][-REMEMBERED_GLOBAL:]
 
-    def recovered(self) -> RingRecovered:
-        """Return the event for the machine."""
-        held = self.adopted or Decision(-1, 0, "")
+    def recovered(self, tokens_total: int) -> RingRecovered:
+        """Return the event for the machine. tokens_total: those of the group."""
+        held = self.adopted or Decision(-1, 0, "", "")
         return RingRecovered(
-            held.round, held.digest, self.since, self.cut, self.decided, self.attempt, self.counted
+            held.round,
+            held.digest,
+            held.run,
+            self.since,
+            self.adopted is not None and tokens_total > self.reference,
+            self.cut,
+            self.decided,
+            self.attempt,
+            self.counted,
         )
 
     def to_json(self) -> dict[str, Any]:

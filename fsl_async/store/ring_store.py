@@ -25,6 +25,7 @@ All methods belong to the store's thread. A call that fails has changed nothing 
 from __future__ import annotations
 
 import math
+import secrets
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ import numpy as np
 from attrs import asdict
 
 from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.roles.ring.events import Cut
+from fsl_async.roles.ring.events import Cut, Decision
 from fsl_async.store.checkpoint import MEAN, MOMENTUM, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.delta_kind import decode_checked
 from fsl_async.store.digest import DIGEST_CHARACTERS
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.ring.events import Decision, RingRecovered
+    from fsl_async.roles.ring.events import RingRecovered
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
@@ -141,7 +142,8 @@ class RingStore:
     @property
     def state(self) -> RingRecovered:
         """The state for the machine."""
-        return self._book.recovered()
+        book = self._facts.book
+        return book.ring.recovered(book.tokens_total)
 
     def _record(self, fact: str, members: dict[str, Any]) -> None:
         self._facts.record(fact, members)
@@ -158,17 +160,18 @@ class RingStore:
 
     # --- from the first weights to the decision ---
 
-    def begin(self) -> str:
-        """Make the newest version G_0; return its digest. Nothing if that is done."""
+    def begin(self) -> Decision:
+        """Make the newest version G_0 of a run of its own; nothing if that is done."""
         book = self._facts.book
         if self._book.adopted is not None:
-            return self._book.adopted.digest
+            return self._book.adopted
         with disk("cannot write global weights 0"):
             path = self._globals.weights(0, 0)
             digest = self._globals.write(path, self._weights(book.version), self._manifest)
+            first = Decision(0, 0, digest, run=secrets.token_hex(16))
             fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
-            self._record("begun", fact)
-        return digest
+            self._record("begun", {**fact, "run": first.run})
+        return first
 
     def take_cut(self, number: int) -> Cut:
         """Make the newest version the cut of a round; the same one again, if there is one."""
@@ -212,7 +215,9 @@ class RingStore:
         """Record that G_`number` is the result of an attempt."""
         if not self.has(number, attempt, digest):
             raise StoreError(f"the result of attempt {attempt} is not here any more")
-        fact = {"round": number, "attempt": attempt, "digest": digest}
+        assert self._book.decided is not None, "rounds are decided from G_0 on"
+        run = self._book.decided.run
+        fact = {"round": number, "attempt": attempt, "digest": digest, "run": run}
         named = {name: list(tokens) for name, tokens in contributors.items()}
         with disk("cannot write the decision to the ledger"):
             self._record("global", {**fact, "contributors": named})
@@ -414,9 +419,10 @@ class RingStore:
     # --- adoption ---
 
     def make_version(
-        self, number: int, attempt: int, digest: str, *, counted: bool, keeps_momentum: bool
+        self, decision: Decision, *, counted: bool, keeps_momentum: bool
     ) -> Checkpoint:
         """Make the next version of global weights; see the head of this file."""
+        number, attempt = decision.round, decision.attempt
         with disk(f"cannot make a version of global weights {number}"):
             if self._facts.book.version < 0:
                 self._write_model()
@@ -424,7 +430,8 @@ class RingStore:
             follows = held is not None and held.round == number - 1
             base = held.digest if held and follows and self._globals.exists(update) else ""
             try:
-                return self._make(Adoption(number, attempt, digest, counted, base), keeps_momentum)
+                adoption = Adoption(number, attempt, decision.digest, counted, decision.run, base)
+                return self._make(adoption, keeps_momentum)
             except BaseException:
                 self._merging.restore(self._facts.book.version)
                 raise

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from fsl_async.roles.ring.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.accumulator import Accumulator
@@ -573,16 +574,12 @@ class Store:
         """Cuts, results and decisions of global rounds."""
         return self._open.ring
 
-    def adopt_global(
-        self, number: int, attempt: int, digest: str, *, counted: bool, keeps_momentum: bool
-    ) -> Committed:
+    def adopt_global(self, decision: Decision, *, counted: bool, keeps_momentum: bool) -> Committed:
         """Make the next version of global weights; see `RingStore.make_version`."""
         if self.version < 0:
             self.start_run("run")
         ring = self._open.ring
-        checkpoint = ring.make_version(
-            number, attempt, digest, counted=counted, keeps_momentum=keeps_momentum
-        )
+        checkpoint = ring.make_version(decision, counted=counted, keeps_momentum=keeps_momentum)
         made = self._adopt(checkpoint)
         ring.adopted()
         return made

@@ -22,6 +22,8 @@ from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.roles.ring.rules import RingRules
 
+RUN = "5" * 32
+
 
 def digest_of(weights):
     """A digest of a whole number."""
@@ -47,6 +49,10 @@ class Disk:
     attempt: int = 0
     counted: dict = attrs.field(factory=dict)
 
+    @property
+    def gained(self):
+        return self.round >= 0 and self.tokens > self.reference
+
 
 class Server:
     """One parameter server: its machine and its disk."""
@@ -58,6 +64,7 @@ class Server:
         self.life = 0
         self.holds = False
         self.ring = None
+        self.ends = self.ended = False
 
     @property
     def is_up(self):
@@ -71,14 +78,19 @@ class Server:
         digest = digest_of(disk.globals) if disk.round >= 0 else ""
         self.feed(
             ev.RingRecovered(
-                disk.round, digest, disk.since, disk.cut, disk.decided, disk.attempt,
-                dict(disk.counted),
+                disk.round, digest, RUN if digest else "", disk.since, disk.gained, disk.cut,
+                disk.decided, disk.attempt, dict(disk.counted),
             )
         )  # fmt: skip
         if disk.round < 0 and self.rules.coordinates:
             disk.version, disk.round, disk.since = 0, 0, 0
-            disk.decided = ev.Decision(0, 0, digest_of(0))
-            self.feed(ev.Adopted(0, 0, digest_of(0), 0))
+            disk.decided = ev.Decision(0, 0, digest_of(0), RUN)
+            self.feed(ev.Adopted(disk.decided, 0, gained=False))
+
+    def end(self):
+        """Merge no more; the run ends here."""
+        self.ends = True
+        self.feed(ev.GroupEnds())
 
     def crash(self):
         self.machine = None
@@ -86,7 +98,7 @@ class Server:
 
     def train(self, tokens):
         """Merge deltas into a version, unless merges are held."""
-        if self.disk.version < 0 or self.holds:
+        if self.disk.version < 0 or self.holds or self.ends:
             return
         self.disk.theta += tokens
         self.disk.tokens += tokens
@@ -146,6 +158,9 @@ class Server:
                 world.stream(self, peer, decided.round, weights)
             case do.Adopt():
                 self.later(1.0, lambda: self.adopt(effect))
+            case do.EndGroup():
+                assert self.ends
+                self.ended = True
             case do.PassAddress():
                 pass
 
@@ -172,18 +187,18 @@ class Server:
             self.feed(ev.LedgerFailed("disk full"))
             return
         world.decide(effect)
-        disk.decided = ev.Decision(effect.round, effect.attempt, effect.digest)
+        disk.decided = ev.Decision(effect.round, effect.attempt, effect.digest, RUN)
         disk.counted |= dict.fromkeys(effect.contributors, effect.round - 1)
         if not world.crashes(self):
             self.feed(ev.DecisionKept(effect.round, effect.attempt))
 
     def adopt(self, effect):
-        disk, world = self.disk, self.world
+        disk, world, made = self.disk, self.world, effect.decision
         if world.faults and world.rng.random() < 0.1:
-            self.feed(ev.AdoptFailed(effect.round, "disk full"))
+            self.feed(ev.AdoptFailed(made.round, "disk full"))
             return
-        weights = disk.held[effect.round]
-        assert digest_of(weights) == effect.digest == world.digests[effect.round]
+        weights = disk.held[made.round]
+        assert digest_of(weights) == made.digest == world.digests[made.round]
         reference = disk.cut_theta if effect.counted else disk.globals
         if disk.version < 0:
             disk.theta = reference = 0
@@ -194,13 +209,13 @@ class Server:
             assert disk.cut is not None
             disk.reference = disk.cut.end
         if effect.counted or disk.tokens == disk.reference:
-            disk.since = effect.round
+            disk.since = made.round
         disk.version += 1
-        disk.globals, disk.round, disk.cut = weights, effect.round, None
+        disk.globals, disk.round, disk.cut = weights, made.round, None
         disk.results.clear()
         disk.held.clear()
         if not world.crashes(self):
-            self.feed(ev.Adopted(effect.round, effect.attempt, effect.digest, disk.since))
+            self.feed(ev.Adopted(made, disk.since, disk.gained))
 
 
 class World:

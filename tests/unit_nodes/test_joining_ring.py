@@ -2,13 +2,14 @@
 
 import pytest
 
-from fsl_async.errors import RunDirError
-from fsl_async.nodes.ps.joining_ring import check_history
+from fsl_async.config.settings_ring import roster_of
+from fsl_async.errors import ConfigError, RunDirError
+from fsl_async.nodes.ps.joining_ring import check_history, check_keys
 from fsl_async.roles.ring.events import Decision, RingRecovered
 from fsl_async.roles.ring.rules import RingRules
 
 ROSTER = ("north", "south")
-BEGUN = Decision(0, 0, "0" * 32)
+BEGUN = Decision(0, 0, "0" * 32, "5" * 32)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,17 @@ def test_a_past_that_would_be_lost_or_not_continued_is_one_line(name, version, s
 def test_new_groups_and_those_that_go_on(name, version, state):
     """The first one may bring a run of its own into the groups."""
     check_history(RingRules(name, ROSTER), version, state)
+
+
+KEYED = "north=fsl://10.0.0.1:7100?key=" + "k" * 40
+PLAIN = "south=fsl://10.0.0.2:7100"
+
+
+@pytest.mark.parametrize(
+    ("has_keys", "words"), [(True, "south has no key"), (False, "north has a key, and")]
+)
+def test_all_parameter_servers_encrypt_or_none(has_keys, words):
+    """One without a key would dial for ever, or send in the clear what others encrypt."""
+    with pytest.raises(ConfigError, match=words):
+        check_keys(roster_of(f"{KEYED}, {PLAIN}"), has_keys=has_keys)
+    check_keys(roster_of(f"{PLAIN}, {PLAIN.replace('south', 'east')}"), has_keys=False)

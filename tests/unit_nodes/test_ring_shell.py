@@ -10,6 +10,7 @@ from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.rules import RingRules
+from fsl_async.roles.sync.group_hold import CommitGlobal
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
@@ -206,11 +207,8 @@ def test_a_new_group_gets_model_and_weights(sides):
         )
     south.handle(tp.StreamReceived("", "global:0"))
     (brought,) = south.fed
-    assert (brought.round, brought.digest, brought.counted) == (0, north.store.digest, False)
-    south.shell.commit(
-        type("Commit", (), {"round": 0, "attempt": 0, "digest": brought.digest, "counted": False}),
-        0,
-    )
+    assert (brought.decision.digest, brought.counted) == (north.store.digest, False)
+    south.shell.commit(CommitGlobal(0, brought.decision, counted=False), 0)
     assert south.store.digest == north.store.digest
     assert [one.fingerprint for one in south.models] == [MODEL.fingerprint]
     assert south.shell.machine.round == 0

@@ -54,11 +54,11 @@ def test_a_version_of_global_weights_is_no_round_without_clients():
 
 
 def begun():
-    return {"fact": "begun", "version": 0, "digest": "d0", "tokens": 0}
+    return {"fact": "begun", "version": 0, "digest": "d0", "tokens": 0, "run": "r"}
 
 
 def decided(number, digest, **contributors):
-    return {"fact": "global", "round": number, "attempt": number, "digest": digest,
+    return {"fact": "global", "round": number, "attempt": number, "digest": digest, "run": "r",
             "contributors": contributors}  # fmt: skip
 
 

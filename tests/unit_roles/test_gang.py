@@ -180,6 +180,26 @@ def test_the_end(machine):
     assert machine.handle(gang.RankEnded(second, "no", 2), 0.0) == [gang.Failed("no", 2)]
 
 
+@pytest.mark.parametrize(
+    ("event", "part"),
+    [
+        (lambda peer: gang.RankEnded(peer, ""), "ranks 1 have returned for 60 s, and ranks 0, 2"),
+        (gang.BaseAsked, "ranks 1 wait in fed.at_version for 60 s, and ranks 0, 2"),
+    ],
+)
+def test_ranks_that_others_wait_for_are_named(machine, event, part):
+    """Else nothing is seen until their collectives time out, after half an hour."""
+    peers = formed(machine, world=3)
+    assert machine.handle(event(peers[1]), 5.0) == []
+    assert machine.next_deadline() == 65.0
+    (note,) = machine.handle(TimerFired(), 65.0)
+    assert part in note.text
+    for peer in (peers[0], peers[2]):
+        effects = machine.handle(event(peer), 66.0)
+    assert type(effects[-1]) in {gang.AllEnded, gang.ReadBase}
+    assert machine.next_deadline() is None
+
+
 def test_without_ranks_the_node_gives_up():
     """At first, and after each loss of a gang."""
     machine = gang.GangMachine(wait_s=5.0)

@@ -4,9 +4,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from attrs import evolve
 from crash_disk import CrashDisk
 from deltas import merged_of
 
+from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.digest import digest_of
@@ -63,10 +65,7 @@ def joined(first, other):
     ring.open()
     ring.use_model(first.store.manifest)
     send_global(first, other, state.decided)
-    return other.store.adopt_global(
-        state.decided.round, state.decided.attempt, state.decided.digest,
-        counted=False, keeps_momentum=True,
-    )  # fmt: skip
+    return other.store.adopt_global(state.decided, counted=False, keeps_momentum=True)
 
 
 def send_global(first, other, decided):
@@ -105,9 +104,8 @@ def decide(groups, number, attempt, shares, spec=LOSSY, *, has_residual=None):
 
 
 def adopt(run, number, attempt, digest, *, counted=True, keeps_momentum=True):
-    return run.store.adopt_global(
-        number, attempt, digest, counted=counted, keeps_momentum=keeps_momentum
-    )
+    decision = Decision(number, attempt, digest, run.store.ring.state.run)
+    return run.store.adopt_global(decision, counted=counted, keeps_momentum=keeps_momentum)
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -429,7 +427,7 @@ def test_an_adoption_outlives_the_ledger(make_run):
     other.store.ring.open()
     assert copy.exists(), "a copy that is missing is written again"
     lose_ledger(other, None, 5)
-    assert other.store.ring.state == before
+    assert other.store.ring.state == evolve(before, gained=True)
     assert other.store.ring.take_cut(1).begin == 10
 
 

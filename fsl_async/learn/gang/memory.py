@@ -29,6 +29,7 @@ class _Slot:
     file: int
     memory: mmap.mmap
     vector: weakref.ref[Vector] | None = None
+    is_retired: bool = False
 
 
 class Slots:
@@ -45,7 +46,8 @@ class Slots:
         """Make a vector, with any content. Raises TaskError where there is no memory for it."""
         with self._lock:
             for slot in self._slots:
-                if slot.vector is None or slot.vector() is None:
+                is_free = slot.vector is None or slot.vector() is None
+                if is_free and not slot.is_retired:
                     break
             else:
                 slot = self._add(values)
@@ -62,11 +64,25 @@ class Slots:
     def number_of(self, vector: Vector) -> int:
         """The number of a vector's slot."""
         with self._lock:
-            return next(
-                number
-                for number, slot in enumerate(self._slots)
-                if slot.vector is not None and slot.vector() is vector
-            )
+            return self._number_of(vector)
+
+    def _number_of(self, vector: Vector) -> int:
+        return next(
+            number
+            for number, slot in enumerate(self._slots)
+            if slot.vector is not None and slot.vector() is vector
+        )
+
+    def retire(self, vector: Vector) -> None:
+        """Use a vector's slot for no other one: ranks of a gang that is lost may still write it."""
+        with self._lock:
+            self._slots[self._number_of(vector)].is_retired = True
+
+    def restore(self) -> None:
+        """Use retired slots again: other ranks are here, so those before have ended."""
+        with self._lock:
+            for slot in self._slots:
+                slot.is_retired = False
 
     def file(self, number: int) -> int:
         """The descriptor of a slot."""

@@ -12,6 +12,7 @@ import os
 import queue
 import selectors
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ from fsl_async.learn.gang.memory import Slots, read_back
 from fsl_async.nodes.client.gang_meter import GangMeter
 from fsl_async.roles import gang
 from fsl_async.roles import gang_messages as msg
-from fsl_async.roles.machine import Effect, Event, TimerFired
+from fsl_async.roles.machine import Effect, Event, Note, TimerFired
 from fsl_async.roles.messages import Message, MessageError
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import ManifestError
@@ -85,6 +86,7 @@ class GangShell:
         self._exchange: Exchange
         self._is_over: Callable[[], bool] = lambda: False
         self._orders: deque[Order] = deque()
+        self._orders_lock = threading.Lock()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake, wake = socket.socketpair()
@@ -127,9 +129,11 @@ class GangShell:
 
     def ask(self, order: Order) -> None:
         """Have the ranks carry out an order; a snapshot only once."""
-        if not (isinstance(order, SnapshotOrder) and order in self._orders):
+        with self._orders_lock:
+            if isinstance(order, SnapshotOrder) and order in self._orders:
+                return
             self._orders.append(order)
-            self._ring()
+        self._ring()
 
     def resume(self) -> None:
         """Let the ranks train on after an order that held them."""
@@ -180,7 +184,9 @@ class GangShell:
         elif self._reads:
             self._give_base()
         elif self._orders:
-            match self._orders.popleft():
+            with self._orders_lock:
+                order = self._orders.popleft()
+            match order:
                 case RebaseOrder(discard):
                     self._exchange.rebase(self._move, discard=discard or self._takes)
                 case SnapshotOrder(sequence, hold):
@@ -225,6 +231,7 @@ class GangShell:
         directive = order(self._known(vector))
         done = self._ordered(directive)
         if done is None:  # some of the ranks are gone: what is in the vector is no snapshot
+            self.slots.retire(vector)
             done = msg.Done(0)
         if getattr(directive, "hold", True):
             self.meter.waits()  # the ranks wait now
@@ -418,8 +425,12 @@ class GangShell:
         match effect:
             case gang.Direct(peers, directive):
                 self._direct(peers, directive)
-            case gang.Drop(peer, _):
+            case gang.Drop(peer, reason):
+                if reason:
+                    self._say(f"a rank is sent away: {reason}")
                 self._close(peer)
+            case Note(text):
+                self._say(text)
             case gang.MakeSlots(values):
                 self._make_slots(values)
             case gang.GangAttached(fingerprint, world):
@@ -461,6 +472,7 @@ class GangShell:
 
     def _make_slots(self, values: int) -> None:
         try:
+            self.slots.restore()
             self.slots.reserve(values, SLOTS)
             self._scratch = self._exchange.free_vector(values)
         except FslError as error:
@@ -473,6 +485,8 @@ class GangShell:
 
     def _gang_lost(self, reason: str) -> None:
         gone = self.meter.lost()
+        if self._scratch is not None:
+            self.slots.retire(self._scratch)
         self._attaches, self._scratch, self._takes = "", None, True
         self._known_slots = set()
         if not self.all_ended and self.failure is None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import fsl_transport as tp
 from fsl_async.config.ring_rules import ring_host, ring_rules
 from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import AddressError, RunDirError
+from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
 from fsl_async.roles.machine import Note
 from fsl_transport.zmq.link import ZmqDialer
 
 if TYPE_CHECKING:
+    from fsl_async.config.address import Address
     from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.nodes.ps.shell import ParameterServerShell
@@ -47,6 +48,23 @@ def check_history(rules: RingRules, version: int, state: RingRecovered) -> None:
         )
 
 
+def check_keys(servers: Mapping[str, Address], *, has_keys: bool) -> None:
+    """Raise ConfigError where some parameter servers would encrypt, and others not."""
+    for name, place in servers.items():
+        if has_keys and not place.key:
+            raise ConfigError(
+                f"ring.roster: {name} has no key, and this parameter server encrypts: add ?key=..."
+                " to its address (there, `fsl-node keys pub` prints it)",
+                "ring.roster",
+            )
+        if place.key and not has_keys:
+            raise ConfigError(
+                f"ring.roster: {name} has a key, and this parameter server runs without"
+                " encryption: make keys for it with `fsl-node keys new`, or remove all keys",
+                "ring.roster",
+            )
+
+
 def join_ring(
     shell: ParameterServerShell,
     config: Config,
@@ -63,6 +81,7 @@ def join_ring(
         return None
     ring, rules, loop = config.ring, ring_rules(config), asyncio.get_running_loop()
     check_history(rules, store.version, store.ring.state)
+    check_keys(ring.servers, has_keys=keys is not None)
     options = RingOptions(
         rules=rules,
         servers={name: one.key if keys is not None else "" for name, one in ring.servers.items()},

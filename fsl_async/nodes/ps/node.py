@@ -142,7 +142,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
         epsilon=config.tune.dp_epsilon,
-        is_group=config.ring.is_on,
+        last_global_s=config.ring.hold_s if config.ring.is_on else 0.0,
         publishes=not config.ring.is_on or next(iter(config.ring.servers)) == config.run.name,
     )
 

@@ -45,8 +45,8 @@ REDIAL_S = 5.0
 class RingOptions:
     """How a parameter server takes part. Times in seconds.
 
-    servers: the other ones, name -> public key; empty keys without encryption. host: IP address at
-    which the reduction listens.
+    servers: all of the roster, name -> public key; empty keys without encryption. host: IP address
+    at which the reduction listens.
     """
 
     rules: RingRules
@@ -88,7 +88,7 @@ class RingShell:
     def __init__(
         self,
         options: RingOptions,
-        group: Group,
+        owner: Group,
         *,
         store: GroupStore,
         worker: Worker,
@@ -104,7 +104,7 @@ class RingShell:
         helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
         """
         self.machine = RingMachine(options.rules)
-        self._options, self._group = options, group
+        self._options, self._group = options, owner
         self._store, self._worker, self._scheduler = store, worker, scheduler
         self._say = say
         self._listener = listener
@@ -126,7 +126,8 @@ class RingShell:
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: say,
             do.TakeCut: self._hold,
-            do.ResumeMerges: lambda _: group.feed(_resumed()),
+            do.EndGroup: lambda _: owner.feed(group.LastGlobalDone()),
+            do.ResumeMerges: lambda _: owner.feed(group.MergesResumed()),
             do.StartRing: self._start_ring,
             do.KillRing: lambda _: self._kill_ring(),
             do.PassAddress: self._pass_address,
@@ -134,7 +135,7 @@ class RingShell:
             do.KeepDecision: self._keep_decision,
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
-            do.Adopt: lambda e: group.feed(_brought(e)),
+            do.Adopt: lambda e: owner.feed(group.GlobalBrought(e.decision, e.counted)),
         }
 
     def start(self) -> None:
@@ -174,9 +175,13 @@ class RingShell:
         """Make the first weights of the coordinator's group those of all groups."""
         self._worker.submit(
             self._store.ring.begin,
-            lambda digest: self.node.feed(ev.Adopted(0, 0, digest, 0)),
+            lambda first: self.node.feed(ev.Adopted(first, 0, gained=False)),
             lambda error: self._say(Note(f"there are no global weights: {error}", "warning")),
         )
+
+    def ends(self) -> None:
+        """Carry out an effect of the group: have one more global round decided."""
+        self.node.feed(ev.GroupEnds())
 
     def _hold(self, effect: do.TakeCut) -> None:
         self.process.start()
@@ -196,9 +201,7 @@ class RingShell:
 
         def commit() -> tuple[Committed, ev.RingRecovered]:
             made = store.adopt_global(
-                effect.round,
-                effect.attempt,
-                effect.digest,
+                effect.decision,
                 counted=effect.counted,
                 keeps_momentum=self._options.keeps_momentum,
             )
@@ -208,11 +211,11 @@ class RingShell:
             made, state = found
             self._group.use_model(store.manifest)
             self._group.committed(made, begun_at, number)
-            self.node.feed(ev.Adopted(state.round, effect.attempt, state.digest, state.since))
+            self.node.feed(ev.Adopted(effect.decision, state.since, state.gained))
 
         def failed(error: Exception) -> None:
-            self._group.feed(group.GlobalFailed(effect.round))
-            self.node.feed(ev.AdoptFailed(effect.round, str(error)))
+            self._group.feed(group.GlobalFailed(effect.decision.round))
+            self.node.feed(ev.AdoptFailed(effect.decision.round, str(error)))
 
         self._worker.submit(commit, done, failed)
 
@@ -459,7 +462,9 @@ class RingShell:
             return
         manifest = Manifest.from_wire(message.manifest, message.frozen)
         self._worker.submit(
-            lambda: self._store.ring.use_model(manifest), lambda _: None, lambda _: None
+            lambda: self._store.ring.use_model(manifest),
+            lambda _: None,
+            lambda error: self._lost(str(error)),
         )
 
     def _offered(self, event: tp.StreamOffered) -> None:
@@ -480,7 +485,10 @@ class RingShell:
             return 0 if ring.model is None else ring.model.chunks
 
         def begun(chunks: int) -> None:
-            if self._wanted is not wanted or self.dialer is None:
+            if self.dialer is None:
+                return
+            if self._wanted is not wanted:  # the session may be another one
+                self.dialer.decline(COORDINATOR, event.stream_id, "not wanted any more")
                 return
             if chunks != event.chunks:
                 self.dialer.decline(COORDINATOR, event.stream_id, "wrong number of chunks")
@@ -513,11 +521,3 @@ class RingShell:
         wanted, self._wanted, self._stream = self._wanted, None, ""
         if wanted is not None:
             self.node.feed(ev.GlobalLost(wanted.round, reason))
-
-
-def _resumed() -> group.MergesResumed:
-    return group.MergesResumed()
-
-
-def _brought(effect: do.Adopt) -> group.GlobalBrought:
-    return group.GlobalBrought(effect.round, effect.attempt, effect.digest, effect.counted)

@@ -168,6 +168,7 @@ class ParameterServerShell:
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
             group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),
+            group_hold.AskLastGlobal: lambda *_: self._in_ring().ends(),
             group_hold.CommitGlobal: lambda e, number: self._in_ring().commit(e, number),
         }
 

@@ -7,8 +7,14 @@ Rules
 - A round is decided when every member of one attempt has reported the same digest: its line in the
   ledger is the decision. An attempt with an error, another digest or a lost member is dropped, and
   never decided afterwards; the next one has the members that are here then, with the same cuts.
+- Rounds are due by the fastest group: a first group without clients holds up no other.
+- After `TRIES` attempts in a row that came to nothing, the next ones are each tried without one
+  member, in turn. If that decides the round, this member stays out for `ROUNDS_OUT` rounds: it
+  adopts them, and what it merged counts later.
 - The line lists the contributors. A member that asks learns whether its cut was among them: a cut
   is of the round that the member is in, so the newest round that counted it answers that.
+- A group that ends has a round due for what it merged. The coordinator's own group ends when the
+  others that are here have ended, so that there is a round for each.
 - While it is away no round is decided, and groups go on by themselves. A round that it had begun is
   due when it is back.
 
@@ -29,7 +35,7 @@ Rules
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsl_async.roles.machine import Deadlines, Effect, Event, Note, Send
@@ -43,6 +49,10 @@ LEAST = 2
 """Members of a global round."""
 MOST_DOUBLINGS = 16
 """Of the wait for the next attempt."""
+TRIES = 3
+"""Attempts with all members before one is left out."""
+ROUNDS_OUT = 8
+"""Global rounds without a member that they were not decided with."""
 
 
 class CoordinatorPhase(enum.Enum):
@@ -66,23 +76,30 @@ class RingCoordinator:
         self.counted: dict[str, int] = {}
         self.present: dict[str, int] = {}
         """Member with a session -> the round that it reported."""
+        self.ending: dict[str, bool] = {}
+        """Member whose group ends -> whether it merged what is in no decided round."""
         self.promises: dict[str, msg.Promise] = {}
         self.view: msg.View | None = None
         self.reports: dict[str, str] = {}
         self.lost = ""
         """A member of the view whose session ended before the view was sent, and why."""
         self.is_due = False
-        self.versions = 0
-        """Versions of the own group since the last decision."""
+        self.versions: dict[str, int] = {}
+        """Member -> versions of its group since the last decision."""
         self._dropped = 0
-        """Attempts in a row that came to nothing, up to MOST_DOUBLINGS."""
+        """Attempts in a row that came to nothing."""
+        self._failures: dict[str, int] = {}
+        """Member -> how many of them it ended."""
+        self._without = ""
+        """The member that the attempt under way is tried without."""
+        self._out_until: dict[str, int] = {}
+        """Member -> the round in which it takes part again."""
         self._not_before = 0.0
         """When the next attempt may begin."""
         self.deadlines = Deadlines()
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.RingRecovered: self._recovered,
             ev.PeerGone: lambda event, now: self._gone(event.peer, event.reason, now),
-            ev.GroupVersion: self._group_version,
             ev.AttemptKept: self._attempt_kept,
             ev.DecisionKept: self._decision_kept,
             ev.LedgerFailed: lambda event, now: self._drop(event.reason, now),
@@ -101,22 +118,22 @@ class RingCoordinator:
     def received(self, peer: str, message: Message, now: float) -> list[Effect]:
         """Take one message of a member."""
         match message:
-            case msg.AskGlobal(number, digest):
-                return self._asked(peer, number, digest, now)
+            case msg.AskGlobal():
+                return self._asked(peer, message, now)
+            case msg.VersionMade():
+                return self._version_made(peer, now)
+            case msg.Ending(gained):
+                return self._ending(peer, gained, now)
             case msg.Promise():
                 return self._promised(peer, message, now)
             case msg.Address():
                 return self._address(peer, message)
             case msg.Reported():
                 return self._reported(peer, message, now)
-            case msg.Failed():
-                if not self._is_of_attempt(peer, message.attempt):
-                    return []
-                return self._drop(f"{peer}: {message.reason}", now)
-            case msg.FetchGlobal(number, model) if number == self.round:
-                return [do.SendGlobal(peer, model)]
-            case msg.FetchGlobal() if peer in self.present and self.decided is not None:
-                return [self._answer(peer)]  # another round was decided since
+            case msg.Failed() if self._is_of_attempt(peer, message.attempt):
+                return self._drop(f"{peer}: {message.reason}", now, [peer])
+            case msg.FetchGlobal(number, model):
+                return self._fetched(peer, number, model=model)
             case _:
                 return []
 
@@ -125,7 +142,7 @@ class RingCoordinator:
         match name:
             case "every":
                 self.deadlines.set("every", now + self.rules.every_s)
-                self.is_due = self.is_due or self.versions > 0
+                self.is_due = self.is_due or bool(self.versions)
                 return self._begin(now)
             case "again":
                 return self._begin(now)
@@ -133,7 +150,7 @@ class RingCoordinator:
                 return self._form(now)
             case _:  # report
                 late = sorted(set(self._names()) - self.reports.keys())
-                return self._drop(f"no report from {', '.join(late)}", now)
+                return self._drop(f"no report from {', '.join(late)}", now, late)
 
     def _recovered(self, event: ev.RingRecovered, now: float) -> list[Effect]:
         self.decided, self.attempt = event.decided, event.attempt
@@ -143,73 +160,119 @@ class RingCoordinator:
             self.deadlines.set("every", now + self.rules.every_s)
         return []
 
-    def begun(self, digest: str, now: float) -> list[Effect]:
+    def begun(self, first: ev.Decision, now: float) -> list[Effect]:
         """Take version 0 of the own group as G_0: its line is in the ledger."""
         if self.decided is not None:
             return []
-        self.decided = ev.Decision(0, 0, digest)
+        self.decided = first
         return [self._answer(name) for name in sorted(self.present)]
 
     # --- members ---
 
-    def _asked(self, peer: str, number: int, digest: str, now: float) -> list[Effect]:
-        if number > self.round or (
-            self.decided is not None and number == self.round and digest != self.decided.digest
-        ):
-            self.present.pop(peer, None)
-            text = (
-                f"{peer} holds global weights {number} ({digest}), which this run directory does"
-                f" not know (it is at {self.round}): restore the newest one of the coordinator"
+    def _asked(self, peer: str, asked: msg.AskGlobal, now: float) -> list[Effect]:
+        decided, number = self.decided, asked.round
+        problem = ""
+        if decided is not None and asked.run not in {"", decided.run}:
+            problem = (
+                f"{peer} is of run {asked.run}, and this is run {decided.run}: give it a new"
+                " --run-dir, or restore the one of this parameter server"
             )
-            return [Note(text, "warning")]
+        elif number > self.round or (
+            decided is not None and number == self.round and asked.digest != decided.digest
+        ):
+            problem = (
+                f"{peer} holds global weights {number} ({asked.digest}), which this run directory"
+                f" does not know (it is at {self.round}): restore the newest one of the coordinator"
+            )
+        if problem:
+            self.present.pop(peer, None)
+            answer = [] if decided is None else [self._answer(peer)]  # it says so there, too
+            return [Note(problem, "warning"), *answer]
         self.present[peer] = number
-        if self.decided is None:
+        if decided is None:
             return []
         effects: list[Effect] = []
         if number != self.round:
             effects.append(self._answer(peer))
-        elif self.phase is CoordinatorPhase.POLLING and peer not in self.promises:
-            effects.append(Send(peer, msg.Poll(self.round)))
+        elif self.phase is CoordinatorPhase.POLLING and peer in self._ready():
+            effects += [] if peer in self.promises else [Send(peer, msg.Poll(self.round))]
         return [*effects, *self._begin(now)]
+
+    def _ending(self, peer: str, gained: bool, now: float) -> list[Effect]:
+        self.ending[peer] = gained
+        self.is_due = self.is_due or gained
+        return [*self._begin(now), *self._end()]
+
+    def _end(self) -> list[Effect]:
+        """End the own group, if all that are here have ended."""
+        here = {self.rules.name, *self.present}
+        all_ended = all(self.ending.get(name) is False for name in here)
+        return [do.EndGroup()] if all_ended else []
+
+    def _fetched(self, peer: str, number: int, *, model: bool) -> list[Effect]:
+        if number == self.round:
+            return [do.SendGlobal(peer, model)]
+        is_known = peer in self.present and self.decided is not None
+        return [self._answer(peer)] if is_known else []  # another round was decided since
 
     def _answer(self, peer: str) -> Send:
         assert self.decided is not None, "there are global weights"
-        number = self.present[peer]
-        counts = 0 <= number <= self.counted.get(peer, -1)
-        decided = self.decided
-        return Send(peer, msg.Decided(decided.round, decided.attempt, decided.digest, counts))
+        counts = 0 <= self.present.get(peer, -1) <= self.counted.get(peer, -1)
+        made = self.decided
+        return Send(peer, msg.Decided(made.round, made.attempt, made.digest, counts, made.run))
 
     def _gone(self, peer: str, reason: str, now: float) -> list[Effect]:
         self.present.pop(peer, None)
         self.promises.pop(peer, None)
+        self.ending.pop(peer, None)
+        effects = self._end()
         if self.phase is CoordinatorPhase.REDUCING and peer in self._names():
-            return self._drop(f"{peer} is gone ({reason})", now)
+            effects += self._drop(f"{peer} is gone ({reason})", now)
         if self.phase is CoordinatorPhase.FORMING and peer in self._names():
             self.lost = f"{peer} is gone ({reason})"
         if self.phase is CoordinatorPhase.POLLING:
-            return self._form_if_complete(now)
-        return []
+            effects += self._form_if_complete(now)
+        return effects
 
     # --- rounds ---
 
-    def _group_version(self, event: ev.GroupVersion, now: float) -> list[Effect]:
-        self.versions += 1
-        if self.rules.every and self.versions >= self.rules.every:
+    def _version_made(self, peer: str, now: float) -> list[Effect]:
+        if peer not in self.present:
+            return []
+        made = self.versions[peer] = self.versions.get(peer, 0) + 1
+        if self.rules.every and made >= self.rules.every:
             self.is_due = True
         return self._begin(now)
 
     def _ready(self) -> list[str]:
         """The members that can be polled, in the order of the roster."""
-        return [name for name in self.rules.roster if self.present.get(name) == self.round]
+        here = [name for name in self.rules.roster if self.present.get(name) == self.round]
+        fit = [
+            name
+            for name in here
+            if name != self._without and self._out_until.get(name, 0) <= self.round
+        ]
+        return fit if len(fit) >= LEAST else here
+
+    def _suspect(self) -> str:
+        """The member that the next attempt is tried without; empty: none."""
+        turn = self._dropped - TRIES
+        self._without = ""
+        others = [name for name in self._ready() if name != self.rules.name]
+        if turn < 0 or len(others) < LEAST:
+            return ""
+        others.sort(key=lambda name: -self._failures.get(name, 0))
+        return others[turn % len(others)]
 
     def _begin(self, now: float) -> list[Effect]:
         """Poll the members, if a round is due and no attempt is under way."""
-        ready = self._ready()
         if self.phase is not CoordinatorPhase.IDLE or not self.is_due or self.decided is None:
             return []
-        if len(ready) < LEAST or self.rules.name not in ready:
-            return []
         if now < self._not_before:
+            return []
+        self._without = self._suspect()
+        ready = self._ready()
+        if len(ready) < LEAST or self.rules.name not in ready:
             return []
         self.phase = CoordinatorPhase.POLLING
         self.promises.clear()
@@ -248,7 +311,11 @@ class RingCoordinator:
         self.reports.clear()
         self.lost = ""
         self.view = msg.View(
-            self.round, self.attempt, shares, self.rules.piece_values, dict(self.rules.codec)
+            self.round,
+            self.attempt,
+            shares,
+            min(self.promises[name].piece_values for name in names),
+            dict(self.rules.codec),
         )
         self.phase = CoordinatorPhase.FORMING
         return [do.KeepAttempt(self.round, self.attempt)]
@@ -290,7 +357,7 @@ class RingCoordinator:
         self.reports[peer] = message.digest
         if len(set(self.reports.values())) > 1:
             said = ", ".join(f"{name} {digest}" for name, digest in sorted(self.reports.items()))
-            return self._drop(f"the results differ: {said}", now)
+            return self._drop(f"the results differ: {said}", now, [peer])
         if self.reports.keys() < set(self._names()):
             self.deadlines.set("report", now + self.rules.hold_s)
             return []
@@ -301,15 +368,18 @@ class RingCoordinator:
         }
         return [do.KeepDecision(self.round + 1, self.attempt, message.digest, contributors)]
 
-    def _drop(self, reason: str, now: float) -> list[Effect]:
-        """Give an attempt up for good; another one follows."""
+    def _drop(self, reason: str, now: float, by: Sequence[str] = ()) -> list[Effect]:
+        """Give an attempt up for good; another one follows. by: the members that ended it."""
         names = self._names()
+        for name in by:
+            self._failures[name] = self._failures.get(name, 0) + 1
         self.phase, self.view = CoordinatorPhase.IDLE, None
         self.deadlines.cancel("report")
         # A member that cannot reduce, behind a firewall or with a full disk, answers at once each
         # time, and every attempt reads and writes the model at all members.
-        wait_s = min(self.rules.retry_s * 2**self._dropped, self.rules.longest_retry_s)
-        self._dropped = min(self._dropped + 1, MOST_DOUBLINGS)
+        doublings = min(self._dropped, MOST_DOUBLINGS)
+        wait_s = min(self.rules.retry_s * 2**doublings, self.rules.longest_retry_s)
+        self._dropped += 1
         self._not_before = now + wait_s
         self.deadlines.set("again", self._not_before)
         text = f"attempt {self.attempt} of global round {self.round} is dropped: {reason}"
@@ -322,14 +392,28 @@ class RingCoordinator:
         names, tokens = self._names(), sum(one.tokens for one in self.promises.values())
         (digest,) = set(self.reports.values())
         self.counted |= dict.fromkeys(names, self.round)
-        self.decided = ev.Decision(event.round, event.attempt, digest)
+        assert self.decided is not None, "there are global weights"
+        self.decided = ev.Decision(event.round, event.attempt, digest, self.decided.run)
         self.phase, self.view = CoordinatorPhase.IDLE, None
-        self.is_due, self.versions = False, 0
-        self._dropped, self._not_before = 0, 0.0
+        self.is_due = False
+        self.versions.clear()
+        notes = (
+            self._leave_out(self._without) if self._without and self._without not in names else []
+        )
+        self._dropped, self._not_before, self._without = 0, 0.0, ""
+        self._failures.clear()
         text = (
             f"global weights {self.round}, {digest}: {tokens:,} tokens of {', '.join(names)}"
             f" in attempt {event.attempt}"
         )
         facts: dict[str, int | float | str] = {"global": self.round, "members": len(names)}
         answers = [self._answer(name) for name in sorted(self.present)]
-        return [Note(text, facts=facts), *answers]
+        return [Note(text, facts=facts), *notes, *answers]
+
+    def _leave_out(self, name: str) -> list[Effect]:
+        self._out_until[name] = self.round + ROUNDS_OUT
+        text = (
+            f"{name} is left out of global rounds until {self.round + ROUNDS_OUT}:"
+            f" {self._dropped} attempts came to nothing, and one without it was decided"
+        )
+        return [Note(text, "warning")]

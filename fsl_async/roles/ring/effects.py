@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from fsl_async.roles.machine import Effect
+from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.ring.messages import View
 
 
@@ -21,6 +22,11 @@ class TakeCut(Effect, tag="take_cut"):
 @frozen
 class ResumeMerges(Effect, tag="resume_merges"):
     """Let the group merge again."""
+
+
+@frozen
+class EndGroup(Effect, tag="end_group"):
+    """Answers GroupEnds: what the group merged is in decided rounds, and it is needed no more."""
 
 
 @frozen
@@ -89,12 +95,10 @@ class SendGlobal(Effect, tag="send_global"):
 
 @frozen
 class Adopt(Effect, tag="adopt"):
-    """Make a version of G_`round`, and of what the group merged that is not in it.
+    """Make a version of decided weights, and of what the group merged that is not in them.
 
     counted: the cut offered is in it. Ends in Adopted or AdoptFailed; merges go on afterwards.
     """
 
-    round: int
-    attempt: int
-    digest: str
+    decision: Decision
     counted: bool

@@ -24,24 +24,29 @@ class Cut:
 
 @frozen
 class Decision:
-    """G_`round` is the result of `attempt`, and has this digest."""
+    """G_`round` of `run` is the result of `attempt`, and has this digest."""
 
     round: int
     attempt: int
     digest: str
+    run: str
 
 
 @frozen
 class RingRecovered(Event, tag="ring_recovered"):
     """The state on disk at start.
 
-    round, digest: of the global weights that the group has adopted; -1: none. since: the round in
-    which the tokens began that no decided round has. cut: offered for `round`, or None.
+    round, digest: of the global weights that the group has adopted; -1: none. run: of that run;
+    empty: none yet. since: the round in which the tokens began that no decided round has. cut:
+    offered for `round`, or None.
     """
 
     round: int = -1
     digest: str = ""
+    run: str = ""
     since: int = -1
+    gained: bool = False
+    """Whether the group merged what is in no decided round."""
     cut: Cut | None = None
     decided: Decision | None = None
     """Of the coordinator: the newest decision."""
@@ -79,6 +84,11 @@ class GroupVersion(Event, tag="group_version"):
     """The group made a version of deltas."""
 
     version: int
+
+
+@frozen
+class GroupEnds(Event, tag="group_ends"):
+    """The group's run is over but for a last global round. Ends in EndGroup."""
 
 
 @frozen
@@ -153,13 +163,12 @@ class GlobalLost(Event, tag="global_lost"):
 class Adopted(Event, tag="adopted"):
     """Answers Adopt: the group's version is made of those global weights.
 
-    since: as in RingRecovered. At the coordinator also of version 0, which is G_0.
+    since, gained: as in RingRecovered. At the coordinator also of version 0, which is G_0.
     """
 
-    round: int
-    attempt: int
-    digest: str
+    decision: Decision
     since: int
+    gained: bool
 
 
 @frozen

@@ -46,8 +46,12 @@ class RingMachine:
             effects += self.member.handle(event, now)
         if self.coordinator is not None and isinstance(event, ev.RingRecovered):
             effects += self.member.handle(ev.PeerHere(COORDINATOR), now)
-        if self.coordinator is not None and isinstance(event, ev.Adopted) and not event.round:
-            effects = [*self.coordinator.begun(event.digest, now), *effects]
+        if (
+            self.coordinator is not None
+            and isinstance(event, ev.Adopted)
+            and not event.decision.round
+        ):
+            effects = [*self.coordinator.begun(event.decision, now), *effects]
         return self._deliver(effects, now)
 
     def _received(self, event: ev.RingMessage, now: float) -> list[Effect]:

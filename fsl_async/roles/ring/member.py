@@ -24,8 +24,10 @@ Rules
     FETCHING    GlobalHeld                  ADOPTING    Adopt
     FETCHING    GlobalLost, PeerGone        FREE        AskGlobal: timer "ask", or the next session
     ADOPTING    Adopted                     FREE        ResumeMerges, AskGlobal (reports the round)
-    ADOPTING    AdoptFailed                 ADOPTING    timer "adopt", then Adopt
+    ADOPTING    AdoptFailed                 FREE        AskGlobal at timer "ask": files are checked
     any         timer "hold"                same        ResumeMerges
+    any         GroupVersion                same        VersionMade
+    any         GroupEnds, later Adopted    same        Ending; EndGroup once all is counted
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ class RingMember:
         self.round = -1
         """Of the global weights that the group has adopted."""
         self.digest = ""
+        self.run = ""
         self.since = -1
+        self.gained = False
+        """Whether the group merged what is in no decided round."""
+        self.ends = False
         self.cut: ev.Cut | None = None
         self.is_here = False
         """Whether there is a session with the coordinator."""
@@ -79,6 +85,8 @@ class RingMember:
             ev.RingRecovered: self._recovered,
             ev.PeerHere: lambda _event, _now: self._arrived(),
             ev.PeerGone: lambda event, _: self._gone(event.reason),
+            ev.GroupVersion: lambda event, _: self._version_made(event.version),
+            ev.GroupEnds: lambda _event, _now: self._group_ends(),
             ev.CutTaken: self._cut_taken,
             ev.CutFailed: self._cut_failed,
             ev.RingDone: lambda event, _: self._ring_done(event),
@@ -116,21 +124,42 @@ class RingMember:
         if name == "hold":
             text = f"global round {self.round} is not decided yet; this group merges again"
             return [Note(text, "warning"), *self._resume()]
-        return self._adopt() if name == "adopt" else self._ask()
+        return self._ask()
 
     def _recovered(self, event: ev.RingRecovered, now: float) -> list[Effect]:
-        self.round, self.digest, self.since = event.round, event.digest, event.since
-        self.cut = event.cut
+        self.round, self.digest, self.run = event.round, event.digest, event.run
+        self.since, self.gained, self.cut = event.since, event.gained, event.cut
         return []
 
     # --- the session ---
 
+    def _tell(self, message: Message) -> list[Effect]:
+        return [Send(COORDINATOR, message)] if self.is_here else []
+
     def _ask(self) -> list[Effect]:
-        return [Send(COORDINATOR, msg.AskGlobal(self.round, self.digest))] if self.is_here else []
+        return self._tell(msg.AskGlobal(self.round, self.digest, self.run))
 
     def _arrived(self) -> list[Effect]:
         self.is_here = True
-        return self._ask()
+        return [*self._ask(), *self._end()]
+
+    def _version_made(self, version: int) -> list[Effect]:
+        self.gained = True
+        return self._tell(msg.VersionMade(version))
+
+    def _group_ends(self) -> list[Effect]:
+        self.ends = True
+        return self._end()
+
+    def _end(self) -> list[Effect]:
+        """Say that the group ends; let it, if that needs no round any more.
+
+        The coordinator's group ends after the others: its coordinator lets it.
+        """
+        if not self.ends:
+            return []
+        may = not self.gained and not self.rules.coordinates
+        return [*self._tell(msg.Ending(self.gained)), *([do.EndGroup()] if may else [])]
 
     def _gone(self, reason: str) -> list[Effect]:
         self.is_here = False
@@ -173,7 +202,9 @@ class RingMember:
 
     def _promise(self, cut: ev.Cut) -> Send:
         behind = max(0, cut.round - self.since)
-        promise = msg.Promise(cut.round, cut.version, cut.digest, cut.begin, cut.end, behind)
+        promise = msg.Promise(
+            cut.round, cut.version, cut.digest, cut.begin, cut.end, behind, self.rules.piece_values
+        )
         return Send(COORDINATOR, promise)
 
     def _cut_taken(self, event: ev.CutTaken, now: float) -> list[Effect]:
@@ -231,6 +262,12 @@ class RingMember:
     # --- from the decision to the version ---
 
     def _decided(self, message: msg.Decided) -> list[Effect]:
+        if self.run and message.run != self.run:
+            text = (
+                f"this group is of run {self.run}, and the coordinator now of run {message.run}:"
+                " give this group a new --run-dir, or restore the coordinator's run directory"
+            )
+            return [Note(text, "warning")]
         if message.round < self.round or (
             message.round == self.round and message.digest != self.digest
         ):
@@ -255,13 +292,9 @@ class RingMember:
             return []
         if event.round != self.target.round:
             return []
-        self.phase = MemberPhase.ADOPTING
-        return self._adopt()
-
-    def _adopt(self) -> list[Effect]:
-        target = self.target
-        assert target is not None, "a decision is adopted"
-        return [do.Adopt(target.round, target.attempt, target.digest, target.counted)]
+        self.phase, target = MemberPhase.ADOPTING, self.target
+        decision = ev.Decision(target.round, target.attempt, target.digest, target.run)
+        return [do.Adopt(decision, target.counted)]
 
     def _global_lost(self, event: ev.GlobalLost, now: float) -> list[Effect]:
         if self.phase is not MemberPhase.FETCHING:
@@ -271,11 +304,17 @@ class RingMember:
         return [Note(f"global weights {event.round} did not arrive: {event.reason}", "warning")]
 
     def _adopted(self, event: ev.Adopted) -> list[Effect]:
-        self.round, self.digest, self.since = event.round, event.digest, event.since
+        made = event.decision
+        self.round, self.digest, self.run = made.round, made.digest, made.run
+        self.since, self.gained = event.since, event.gained
         self.cut, self.target, self.phase = None, None, MemberPhase.FREE
-        return [*self._resume(), *self._ask()]
+        return [*self._resume(), *self._ask(), *self._end()]
 
     def _adopt_failed(self, event: ev.AdoptFailed, now: float) -> list[Effect]:
-        self.deadlines.set("adopt", now + 10 * self.rules.retry_s)
+        if self.phase is not MemberPhase.ADOPTING:
+            return []
+        # The answer to the question leads through FETCHING, where a damaged file is replaced.
+        self.phase, self.target = MemberPhase.FREE, None
+        self.deadlines.set("ask", now + 10 * self.rules.retry_s)
         text = f"global weights {event.round} could not be adopted: {event.reason}"
         return [Note(f"{text}; it is tried again", "warning")]

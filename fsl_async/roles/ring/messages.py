@@ -23,6 +23,7 @@ Name = Annotated[str, Form("the name of a parameter server", NAME.fullmatch)]
 
 MAX_MEMBERS = 1024
 MAX_TOKENS = 10**15
+MAX_PIECE_VALUES = 1 << 28
 MAX_BLOB = 4096
 """Bytes of an address as gloo gives it; it is about 175."""
 
@@ -39,23 +40,40 @@ class RingWelcome(Message, tag="ring_welcome/1"):
 
 @frozen
 class AskGlobal(Message, tag="ask_global/1"):
-    """Member: I hold G_`round` with `digest` (-1: none); answer with the newest."""
+    """Member: I hold G_`round` with `digest` (-1: none) of `run`; answer with the newest."""
 
     round: int
     digest: OptionalDigest
+    run: OptionalDigest = ""
 
 
 @frozen
 class Decided(Message, tag="decided/1"):
     """Coordinator: the newest global weights are G_`round`, the result of `attempt`.
 
-    counted: the receiver's cut of the round that it is in was among the contributors.
+    counted: the receiver's cut of the round that it is in was among the contributors. run: drawn
+    when the run's first weights became G_0, so that no two runs are taken for one.
     """
 
     round: int
     attempt: int
     digest: Digest
     counted: bool
+    run: Digest
+
+
+@frozen
+class VersionMade(Message, tag="version_made/1"):
+    """Member: my group made this version of deltas. Rounds are due by the fastest group."""
+
+    version: int
+
+
+@frozen
+class Ending(Message, tag="ending/1"):
+    """Member: my group's run ends. gained: it merged what is in no decided round."""
+
+    gained: bool
 
 
 @frozen
@@ -70,7 +88,8 @@ class Promise(Message, tag="promise/1"):
     """Member: this cut for `round` is durable, and stays until the round is decided.
 
     tokens: merged by the group since its last cut that counted, from `begin` to `end` of its total.
-    behind: global rounds that were decided without them.
+    behind: global rounds that were decided without them. piece_values: the most that this member
+    reduces in one call, by its own limit of the rate.
     """
 
     round: int
@@ -79,8 +98,11 @@ class Promise(Message, tag="promise/1"):
     begin: int
     end: int
     behind: int
+    piece_values: int
 
     def __attrs_post_init__(self) -> None:
+        if not 1 <= self.piece_values <= MAX_PIECE_VALUES:
+            raise MessageError(f"pieces of {self.piece_values} values")
         if not 0 <= self.begin <= self.end <= MAX_TOKENS:
             raise MessageError(f"tokens from {self.begin} to {self.end} are no range")
         if not 0 <= self.behind <= self.round:
@@ -121,7 +143,10 @@ class View(Message, tag="view/1"):
     codec: dict[str, Any] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        if not 2 <= len(self.shares) <= MAX_MEMBERS or not 1 <= self.piece_values <= 1 << 28:
+        if (
+            not 2 <= len(self.shares) <= MAX_MEMBERS
+            or not 1 <= self.piece_values <= MAX_PIECE_VALUES
+        ):
             raise MessageError(f"{len(self.shares)} members, pieces of {self.piece_values} values")
         names = [share.name for share in self.members]
         if len(set(names)) != len(names):
@@ -207,8 +232,8 @@ class GlobalMeta(Message, tag="global_meta/1"):
 
 
 TABLE = Table(
-    RingHello, RingWelcome, AskGlobal, Decided, Poll, Promise, Share, View, Address, Reported,
-    Failed, Dropped, FetchGlobal, RingModel, GlobalMeta,
+    RingHello, RingWelcome, AskGlobal, Decided, VersionMade, Ending, Poll, Promise, Share, View,
+    Address, Reported, Failed, Dropped, FetchGlobal, RingModel, GlobalMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire
 from_wire = TABLE.from_wire

@@ -14,7 +14,7 @@ class RingRules:
     """What the machines of groups decide by. Times in seconds.
 
     roster: the names of all parameter servers; the first one coordinates. every: versions of the
-    coordinator's group from one global round to the next, 0: by `every_s`. retry_s: after an
+    fastest group from one global round to the next, 0: by `every_s`. retry_s: after an
     attempt that came to nothing; twice as long after each further one, up to longest_retry_s.
     """
 

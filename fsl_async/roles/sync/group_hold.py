@@ -8,6 +8,8 @@ weights, which become a version. Both happen between two versions, never during 
     GlobalBrought    CommitGlobal, after a version that is being made; VersionCommitted follows, or
                      GlobalFailed
 
+    AskLastGlobal    at the end of the run, by `run_end`; LastGlobalDone follows
+
 Held, clients train and send deltas, which are acknowledged. The end of the run is not held.
 """
 
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from fsl_async.roles.machine import Effect, EndSession, Event
+from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.ps_state import Member, Phase
 
 if TYPE_CHECKING:
@@ -39,11 +42,9 @@ class MergesResumed(Event, tag="merges_resumed"):
 
 @frozen
 class GlobalBrought(Event, tag="global_brought"):
-    """Make a version of G_`round`. counted: the group's cut is in it."""
+    """Make a version of decided global weights. counted: the group's cut is in them."""
 
-    round: int
-    attempt: int
-    digest: str
+    decision: Decision
     counted: bool
 
 
@@ -55,6 +56,16 @@ class GlobalFailed(Event, tag="global_failed"):
 
 
 @frozen
+class LastGlobalDone(Event, tag="last_global_done"):
+    """Answers AskLastGlobal: global rounds need this group no more."""
+
+
+@frozen
+class AskLastGlobal(Effect, tag="ask_last_global"):
+    """Have one more global round decided, with what the group merged. Ends in LastGlobalDone."""
+
+
+@frozen
 class TakeGroupCut(Effect, tag="take_group_cut"):
     """Make the newest version durable as the cut of global round `round`."""
 
@@ -63,12 +74,10 @@ class TakeGroupCut(Effect, tag="take_group_cut"):
 
 @frozen
 class CommitGlobal(Effect, tag="commit_global"):
-    """Make `version` of G_`round`. Ends in VersionCommitted or GlobalFailed."""
+    """Make `version` of decided global weights. Ends in VersionCommitted or GlobalFailed."""
 
     version: int
-    round: int
-    attempt: int
-    digest: str
+    decision: Decision
     counted: bool
 
 
@@ -97,8 +106,7 @@ class GroupHold:
                 continue
             self._before, rounds.phase = rounds.phase, Phase.MERGING
             number = rounds.deltas.version + 1
-            commit = CommitGlobal(number, event.round, event.attempt, event.digest, event.counted)
-            effects.append(commit)
+            effects.append(CommitGlobal(number, event.decision, event.counted))
         return effects
 
     def resumed(self, event: MergesResumed, now: float) -> list[Effect]:

@@ -79,6 +79,7 @@ from fsl_async.roles.sync.group_hold import (
     GlobalFailed,
     GroupHold,
     HoldAsked,
+    LastGlobalDone,
     MergesResumed,
 )
 from fsl_async.roles.sync.membership import Membership
@@ -152,7 +153,8 @@ class ParameterServerMachine:
             # Late binding: self.end is set below.
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
         )
-        self.end = RunEnd(shutdown, self.rounds, self.deadlines)
+        last_s = rules.last_global_s
+        self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.publishing.over = not rules.publishes
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
@@ -179,6 +181,7 @@ class ParameterServerMachine:
             MergesResumed: self.hold.resumed,
             GlobalBrought: self.hold.asked,
             GlobalFailed: self.hold.failed,
+            LastGlobalDone: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,
@@ -432,6 +435,9 @@ class ParameterServerMachine:
                 case "limit":
                     text = f"the run's limit of {self.progress.limits.seconds:g} s is reached"
                     effects.extend(self.end.drain(text, now))
+                case "global":
+                    text = "ending without a last global round: none was decided in time"
+                    effects.extend(self.end.global_done(now, text))
                 case _:  # drain
                     effects.append(do.CheckTransfers())
         return effects

@@ -62,7 +62,13 @@ class ParameterServerRules:
     """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""
     epsilon: float = 0.0  # that a client may have spent; 0: the run is not private
     publishes: bool = True  # whether a client publishes version 0; else it comes from other servers
-    is_group: bool = False  # whether there are other parameter servers
+    last_global_s: float = 0.0
+    """That the end waits for a last global round; 0: there are no other parameter servers."""
+
+    @property
+    def is_group(self) -> bool:
+        """Whether there are other parameter servers."""
+        return self.last_global_s > 0.0
 
     @property
     def retry_s(self) -> float:

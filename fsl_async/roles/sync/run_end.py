@@ -5,30 +5,53 @@ round is called: clients send their deltas and are held. When they hold the vers
 they are told to stop. Where clients train in rounds (Turn), the open round is the last one. Each
 step waits `drain_s`, and then goes on waiting for clients whose transfers advance
 (`roles.sync.shutdown`).
+
+In groups a step comes before the last one: what this group merged goes into one more global round,
+for which it waits `last_global_s`. Else the weights that all groups hold would be without it.
 """
 
 from __future__ import annotations
 
+import enum
+
 from fsl_async.roles.machine import Deadlines, Effect, Finish, Note, Send
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.group_hold import AskLastGlobal
 from fsl_async.roles.sync.ps_state import EXIT_FAILED, Phase
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.shutdown import RunShutdown
 
 
+class _Global(enum.Enum):
+    """The last global round."""
+
+    AHEAD = "ahead"
+    ASKED = "asked"
+    DONE = "done"
+
+
 class RunEnd:
     """The steps to the end. It shares the coordinator's state.
 
-    "drain" and "linger" are its own deadlines.
+    "drain", "linger" and "global" are its own deadlines.
     """
 
-    def __init__(self, state: RunShutdown, rounds: RoundCoordinator, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        state: RunShutdown,
+        rounds: RoundCoordinator,
+        deadlines: Deadlines,
+        *,
+        last_global_s: float = 0.0,
+    ) -> None:
         self.state = state
         self._rounds = rounds
         self._deadlines = deadlines
         self._held: dict[str, int] = {}
         """Client -> the version that it held at the last look."""
+        self._global = _Global.AHEAD if last_global_s else _Global.DONE
+        self._last_global_s = last_global_s
 
     @property
     def asked(self) -> bool:
@@ -95,7 +118,23 @@ class RunEnd:
         rounds = self._rounds
         if self.state.last_round_over and rounds.deltas.pending and not rounds.too_few():
             return rounds.merge(now)  # deltas acknowledged during the last merge
-        return self.finish() if self.state.last_round_over else rounds.call(now)
+        if not self.state.last_round_over:
+            return rounds.call(now)
+        if self._global is _Global.AHEAD:
+            self._global = _Global.ASKED
+            self._deadlines.set("global", now + self._last_global_s)
+            return [AskLastGlobal()]
+        return self.finish() if self._global is _Global.DONE else []
+
+    def global_done(self, now: float, problem: str = "") -> list[Effect]:
+        """Go on after the last global round, or without it."""
+        if self._global is not _Global.ASKED:
+            return []
+        self._global = _Global.DONE
+        self._deadlines.cancel("global")
+        effects = [Note(problem, "warning")] if problem else []
+        # A version that is being made ends in this step, too.
+        return [*effects, *(self.settle(now) if self._rounds.phase is Phase.READY else [])]
 
     def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
         """Extend a step for clients whose transfers advance, or take the next step."""

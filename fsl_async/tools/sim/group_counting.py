@@ -22,6 +22,9 @@ from fsl_async.store.ring_book import RingBook
 from fsl_async.tools.sim.counting import CHUNKS, MANIFEST, CountingStore, Disk, Model, digest_of
 from fsl_codecs import CodecSpec
 
+RUN = "5" * 32
+"""All groups of a simulation are of one run."""
+
 
 @frozen
 class Weights:
@@ -79,7 +82,7 @@ class CountingRing:
     @property
     def state(self) -> RingRecovered:
         """The state for the machine."""
-        return self.disk.book.recovered()
+        return self.disk.book.recovered(self.disk.tokens_merged)
 
     def open(self, *, coordinates: bool = False) -> RingRecovered:
         """Remove what is not needed; return the state."""
@@ -98,7 +101,7 @@ class CountingRing:
         if book.cut is None:
             disk.cut = None
 
-    def begin(self) -> str:
+    def begin(self) -> Decision:
         """Make the newest version G_0."""
         disk = self.disk
         if disk.book.adopted is None:
@@ -106,10 +109,10 @@ class CountingRing:
             weights = Weights(newest.total, newest.digest)
             disk.results[0, 0] = weights
             facts = {"version": newest.version, "digest": newest.digest}
-            disk.book.begun({**facts, "tokens": disk.tokens_merged})
+            disk.book.begun({**facts, "tokens": disk.tokens_merged, "run": RUN})
             self._hooks.begun(weights)
         assert disk.book.adopted is not None
-        return disk.book.adopted.digest
+        return disk.book.adopted
 
     def take_cut(self, number: int) -> Cut:
         """Make the newest version the cut of a round; the same one again, if there is one."""
@@ -139,9 +142,9 @@ class CountingRing:
         self._may_fail("no decision")
         if not self.has(number, attempt, digest):
             raise StoreError(f"the result of attempt {attempt} is not here any more")
-        fact = {"round": number, "attempt": attempt, "digest": digest}
+        fact = {"round": number, "attempt": attempt, "digest": digest, "run": RUN}
         self.disk.book.decide({**fact, "contributors": contributors})
-        made = Decision(number, attempt, digest)
+        made = Decision(number, attempt, digest, RUN)
         self._hooks.decided(made, contributors, self.disk.results[number, attempt])
         self._hooks.written("decision")
 
@@ -240,14 +243,12 @@ class GroupCountingStore(CountingStore):
         """Whether the update to a version is kept; one of global weights has none."""
         return version not in self.disk.adopted_at and super().has_update(version)
 
-    def adopt_global(
-        self, number: int, attempt: int, digest: str, *, counted: bool, keeps_momentum: bool
-    ) -> Committed:
+    def adopt_global(self, decision: Decision, *, counted: bool, keeps_momentum: bool) -> Committed:
         """Make the next version of global weights; the cases are those of `RingStore`."""
         if self._hooks.fails():
             raise StoreError("no version of global weights: the simulated disk is full")
         disk, book = self.disk, self.disk.book
-        weights = disk.results[number, attempt]
+        weights, digest = disk.results[decision.round, decision.attempt], decision.digest
         assert weights.digest == digest, "what was decided is adopted"
         version, total = self.version + 1, weights.total
         last = disk.models[-1] if disk.models else Model()
@@ -256,8 +257,8 @@ class GroupCountingStore(CountingStore):
             total += last.total - since.total
             digest = digest_of(last.digest, version, total)
         disk.models.append(Model(version, total, digest))
-        ring = {"round": number, "attempt": attempt, "digest": weights.digest}
-        book.adopt(version, {**ring, "counted": counted}, disk.tokens_merged)
+        ring = {**asdict(decision), "counted": counted}
+        book.adopt(version, ring, disk.tokens_merged)
         disk.adopted_at.add(version)
         disk.version_at, disk.whole = self._clock(), version
         disk.checkpoints += 1

@@ -143,7 +143,9 @@ class GroupSimulation(Simulation):
         self.disk = GroupDisk()
         self.invariants = GroupInvariants(disk=self.disk, name=name)
         self.rules = RingRules(name, roster, every=EVERY_VERSIONS)
-        self._rules = evolve(self._rules, publishes=self.rules.coordinates, is_group=True)
+        self._rules = evolve(
+            self._rules, publishes=self.rules.coordinates, last_global_s=self.rules.hold_s
+        )
         self.fake_ring, self.facts = among.ring, among.facts
         self.global_rounds: RingInvariants
         self.shell: RingShell | None = None
@@ -242,7 +244,7 @@ class GroupSimulation(Simulation):
                 cut, models = self.disk.book.cut, self.disk.models
                 merged_on = cut is not None and cut.version != models[-1].version
                 self.facts.late += bool(models) and (merged_on or not effect.counted)
-        if isinstance(event, ev.Adopted) and event.round:
+        if isinstance(event, ev.Adopted) and event.decision.round:
             self.facts.adopted += 1
 
     @property
@@ -370,6 +372,8 @@ class GroupsSimulation:
                 break
         if not is_settled and not self.violations:
             self._violated("global rounds did not end")
+        if not self.violations:
+            self.global_rounds.ended()
         for group in self.groups:
             group.check_end()
 

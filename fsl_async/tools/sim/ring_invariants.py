@@ -85,6 +85,13 @@ class RingInvariants:
         if newest.total != base + disk.tokens_merged - since:
             self.violated(f"{name}: version {newest.version} has other tokens than its ledger")
 
+    def ended(self) -> None:
+        """Check after the end of all groups: the last global weights have what they merged."""
+        merged = sum(disk.tokens_merged for disk in self.disks.values())
+        if self.totals[-1].total != self.totals[0].total + merged:
+            missing = self.totals[0].total + merged - self.totals[-1].total
+            self.violated(f"{missing} tokens are in no global weights at the end")
+
     def settled(self) -> None:
         """Check after an orderly end of global rounds."""
         for name, disk in self.disks.items():

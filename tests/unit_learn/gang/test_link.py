@@ -112,3 +112,17 @@ def test_a_message_in_memory_has_a_limit():
     assert read_back(written(b"abc"), 3) == b"abc"
     with pytest.raises(ValueError, match="3 bytes"):
         read_back(written(b"abc"), 2)
+
+
+def test_a_slot_that_lost_ranks_may_write_is_used_for_nothing_else():
+    """Until other ranks are here."""
+    slots = Slots()
+    torn = slots.allocate(5)
+    number = slots.number_of(torn)
+    slots.retire(torn)
+    del torn
+    other = slots.allocate(5)
+    assert slots.number_of(other) != number
+    slots.restore()
+    assert slots.number_of(slots.allocate(5)) == number
+    slots.close()

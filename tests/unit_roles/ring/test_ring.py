@@ -3,9 +3,10 @@
 # ruff: noqa: D102 - methods are named after what they do
 
 import pytest
-from ring_world import World, digest_of
+from attrs import evolve
+from ring_world import RUN, World, digest_of
 
-from fsl_async.roles.machine import Send, TimerFired
+from fsl_async.roles.machine import Note, Send, TimerFired
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
@@ -68,7 +69,7 @@ def test_without_faults_all_groups_hold_the_same_weights_after_each_round():
         def checked(effect, server=server, adopt=adopt):
             adopt(effect)
             disk = server.disk
-            if disk.version > 0 and disk.round == effect.round and effect.counted:
+            if disk.version > 0 and disk.round == effect.decision.round and effect.counted:
                 assert disk.theta == disk.globals
 
         server.adopt = checked
@@ -76,6 +77,33 @@ def test_without_faults_all_groups_hold_the_same_weights_after_each_round():
     world.run(200.0)
     check_end(world)
     assert not [note for note in world.notes if "dropped" in note or "merges again" in note]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@pytest.mark.parametrize("apart_s", [0.0, 0.7, 5.0])
+def test_the_last_global_weights_have_all_that_groups_merged(order, apart_s):
+    """Groups end at different times, and the coordinator's lets the others end first."""
+    world = World(3, members=3, faults=False, every=1000)
+    world.start()
+    world.run(30.0)
+    for number in order:
+        world.servers[world.roster[number]].end()
+        world.run(apart_s)
+    world.run(30.0)
+    assert all(server.ended for server in world.servers.values())
+    merged = sum(server.disk.tokens for server in world.servers.values())
+    assert world.first.disk.globals == merged > 0
+    assert len(world.decisions) <= 3
+
+
+def test_the_coordinator_does_not_wait_for_a_group_that_left():
+    """Its own last round has the groups that are here."""
+    one = Alone()
+    one.feed(ev.RingRecovered())
+    one.feed(ev.Adopted(FIRST, 0, gained=False))
+    one.get("b", msg.AskGlobal(0, G0, RUN))
+    assert do.EndGroup() not in one.feed(ev.GroupEnds())
+    assert do.EndGroup() in one.feed(ev.PeerGone("b", "lost"))
 
 
 class Alone:
@@ -93,18 +121,19 @@ class Alone:
 
 
 G0 = digest_of(0)
+FIRST = ev.Decision(0, 0, G0, RUN)
 
 
-def coordinator_polling():
-    """A coordinator with two members that polls; returns it after its own promise."""
-    one = Alone(every=1)
+def coordinator_polling(roster=("a", "b", "c")):
+    """A coordinator with members that polls; returns it after its own promise."""
+    one = Alone(roster=roster, every=1)
     one.feed(ev.RingRecovered())
-    one.feed(ev.Adopted(0, 0, G0, 0))
-    for name in ("b", "c"):
-        one.get(name, msg.AskGlobal(0, G0))
+    one.feed(ev.Adopted(FIRST, 0, gained=False))
+    for name in roster[1:]:
+        one.get(name, msg.AskGlobal(0, G0, RUN))
     effects = one.feed(ev.GroupVersion(1))
     assert do.TakeCut(0) in effects
-    assert [effect.peer for effect in effects if isinstance(effect, Send)] == ["b", "c"]
+    assert [effect.peer for effect in effects if isinstance(effect, Send)] == list(roster[1:])
     one.feed(ev.CutTaken(ev.Cut(0, 1, digest_of("a"), 0, 10)))
     return one
 
@@ -112,7 +141,7 @@ def coordinator_polling():
 def test_a_silent_member_is_left_out_after_the_grace_time():
     """A stopped process has a session for a while, and must not stop the others."""
     one = coordinator_polling()
-    assert one.get("b", msg.Promise(0, 3, digest_of("b"), 0, 30, 0)) == []
+    assert one.get("b", msg.Promise(0, 3, digest_of("b"), 0, 30, 0, 1 << 24)) == []
     one.now = one.machine.next_deadline()
     effects = one.machine.coordinator.timer("grace", one.now)
     assert effects == [do.KeepAttempt(0, 1)]
@@ -122,10 +151,11 @@ def test_a_silent_member_is_left_out_after_the_grace_time():
     assert [share.weight for share in start.view.members] == [0.25, 0.75]
 
 
-def reducing():
-    one = coordinator_polling()
-    one.get("b", msg.Promise(0, 3, digest_of("b"), 0, 30, 0))
-    one.get("c", msg.Promise(0, 2, digest_of("c"), 0, 0, 0))
+def reducing(roster=("a", "b", "c")):
+    one = coordinator_polling(roster)
+    one.get("b", msg.Promise(0, 3, digest_of("b"), 0, 30, 0, 1 << 24))
+    if "c" in roster:
+        one.get("c", msg.Promise(0, 2, digest_of("c"), 0, 0, 0, 1 << 24))
     one.feed(ev.AttemptKept(1))
     return one
 
@@ -141,21 +171,93 @@ def test_other_digests_of_one_attempt_decide_nothing():
     assert one.get("c", msg.Reported(0, 1, digest_of("x"))) == []
 
 
+def promise(number=0, *, end=30, pieces=1 << 24, name="b"):
+    return msg.Promise(number, 3, digest_of(name), 0, end, 0, pieces)
+
+
+def next_attempt(one, names):
+    """Let an attempt begin at its time; return the members of its view."""
+    polled = []
+    while not polled:  # the time of a hold may come first
+        one.now = max(one.now, one.machine.next_deadline())
+        polled = [each.peer for each in one.feed(TimerFired()) if isinstance(each, Send)]
+    for name in names:
+        if name in polled:
+            one.get(name, promise(name=name))
+    effects = one.feed(ev.AttemptKept(one.machine.coordinator.attempt))
+    views = [effect.view for effect in effects if isinstance(effect, do.StartRing)]
+    return [share.name for view in views for share in view.members]
+
+
 def test_a_member_that_cannot_reduce_is_tried_less_and_less_often():
     """Every attempt costs all members a reduction; a hostile one could ask for them for ever."""
-    one = reducing()
+    one = reducing(roster=("a", "b"))
     attempts = 1
     while one.now < 600.0:
-        one.get("c", msg.Failed(0, one.machine.coordinator.attempt, "no route"))
-        one.get("c", msg.AskGlobal(0, G0))  # asking again does not hurry it
+        one.get("b", msg.Failed(0, one.machine.coordinator.attempt, "no route"))
+        one.get("b", msg.AskGlobal(0, G0, RUN))  # asking again does not hurry it
         assert one.machine.coordinator.phase is CoordinatorPhase.IDLE
-        one.now = one.machine.next_deadline()
-        one.feed(TimerFired())
-        one.get("b", msg.Promise(0, 3, digest_of("b"), 0, 30, 0))
-        one.get("c", msg.Promise(0, 2, digest_of("c"), 0, 0, 0))
-        one.feed(ev.AttemptKept(one.machine.coordinator.attempt))
+        assert next_attempt(one, "b") == ["a", "b"]
         attempts += 1
     assert 8 <= attempts <= 20
+
+
+def test_after_three_attempts_a_round_is_tried_without_the_member_that_ended_most():
+    """The others go on, and it adopts what they decide; rounds later it is tried again."""
+    one = reducing()
+    members = ["a", "b", "c"]
+    for _ in range(3):
+        assert members == ["a", "b", "c"]
+        one.get("c", msg.Failed(0, one.machine.coordinator.attempt, "no route"))
+        members = next_attempt(one, "bc")
+    assert members == ["a", "b"]
+    attempt = one.machine.coordinator.attempt
+    one.feed(ev.RingDone(attempt, digest_of(1)))
+    one.get("b", msg.Reported(0, attempt, digest_of(1)))
+    effects = one.feed(ev.DecisionKept(1, attempt))
+    assert any("c is left out" in effect.text for effect in effects if isinstance(effect, Note))
+    assert Send("c", msg.Decided(1, attempt, digest_of(1), False, RUN)) in effects
+    one.feed(ev.GlobalHeld(1))
+    one.feed(ev.Adopted(ev.Decision(1, attempt, digest_of(1), RUN), 1, gained=False))
+    for name in ("b", "c"):
+        one.get(name, msg.AskGlobal(1, digest_of(1), RUN))
+    one.now += 100.0
+    effects = one.feed(ev.GroupVersion(2))
+    assert [effect.peer for effect in effects if isinstance(effect, Send)] == ["b"]
+    one.machine.coordinator.decided = evolve(FIRST, round=9)
+    one.machine.coordinator.present = dict.fromkeys("abc", 9)
+    assert one.machine.coordinator._ready() == ["a", "b", "c"]
+
+
+def test_members_are_left_out_in_turn():
+    """Nobody knows which end of a link is broken."""
+    one, seen = reducing(), [["a", "b", "c"]]
+    for _ in range(5):
+        one.get(seen[-1][1], msg.Failed(0, one.machine.coordinator.attempt, "no route"))
+        seen.append(next_attempt(one, "bc"))
+    assert seen == [["a", "b", "c"]] * 3 + [["a", "c"], ["a", "b"], ["a", "c"]]
+
+
+def test_a_round_is_due_by_the_fastest_group():
+    """The first group may have no clients."""
+    one = Alone(every=2)
+    one.feed(ev.RingRecovered())
+    one.feed(ev.Adopted(FIRST, 0, gained=False))
+    for name in ("b", "c"):
+        one.get(name, msg.AskGlobal(0, G0, RUN))
+    assert one.get("b", msg.VersionMade(1)) == []
+    assert one.get("c", msg.VersionMade(1)) == []
+    assert do.TakeCut(0) in one.get("b", msg.VersionMade(2))
+
+
+def test_pieces_are_as_small_as_the_slowest_member_wants():
+    """Else its part of a piece takes longer than the others wait."""
+    one = coordinator_polling()
+    one.get("b", promise(pieces=5000))
+    one.get("c", promise(name="c"))
+    effects = one.feed(ev.AttemptKept(1))
+    (start,) = [effect for effect in effects if isinstance(effect, do.StartRing)]
+    assert start.view.piece_values == 5000
 
 
 def test_a_report_of_an_older_attempt_does_not_count():
@@ -168,7 +270,7 @@ def test_a_report_of_an_older_attempt_does_not_count():
     one.now = 100.0
     one.feed(TimerFired())
     for name in ("b", "c"):
-        one.get(name, msg.Promise(0, 3, digest_of(name), 0, 30, 0))
+        one.get(name, msg.Promise(0, 3, digest_of(name), 0, 30, 0, 1 << 24))
     one.feed(ev.AttemptKept(2))
     one.feed(ev.RingDone(2, digest_of("x")))
     for name in ("b", "c"):
@@ -189,20 +291,22 @@ def test_a_decision_is_in_the_ledger_before_anybody_gets_it():
     assert effects == [do.KeepDecision(1, 1, digest_of("x"), contributors)]
     effects = one.feed(ev.DecisionKept(1, 1))
     sent = [effect for effect in effects if isinstance(effect, Send)]
-    assert sent == [Send(name, msg.Decided(1, 1, digest_of("x"), True)) for name in ("b", "c")]
+    assert sent == [Send(name, msg.Decided(1, 1, digest_of("x"), True, RUN)) for name in ("b", "c")]
     assert do.ReceiveGlobal(1, 1, digest_of("x")) in effects
-    assert one.get("b", msg.AskGlobal(0, G0))[0].message.counted
-    assert not one.get("d", msg.AskGlobal(0, G0))[0].message.counted
+    assert one.get("b", msg.AskGlobal(0, G0, RUN))[0].message.counted
+    assert not one.get("d", msg.AskGlobal(0, G0, RUN))[0].message.counted
 
 
 def test_work_that_is_rounds_old_weighs_less():
     """1 / sqrt(1 + s) for s rounds that were decided without it."""
     one = Alone(every=1)
-    decided = ev.Decision(4, 9, G0)
-    one.feed(ev.RingRecovered(4, G0, 4, ev.Cut(4, 7, digest_of("a"), 5, 15), decided, 9))
-    one.get("b", msg.AskGlobal(4, G0))
+    decided = ev.Decision(4, 9, G0, RUN)
+    one.feed(
+        ev.RingRecovered(4, G0, RUN, 4, False, ev.Cut(4, 7, digest_of("a"), 5, 15), decided, 9)
+    )
+    one.get("b", msg.AskGlobal(4, G0, RUN))
     one.feed(ev.GroupVersion(1))
-    one.get("b", msg.Promise(4, 2, digest_of("b"), 0, 30, 3))
+    one.get("b", msg.Promise(4, 2, digest_of("b"), 0, 30, 3, 1 << 24))
     effects = one.feed(ev.AttemptKept(10))
     (start,) = [effect for effect in effects if isinstance(effect, do.StartRing)]
     assert [share.weight for share in start.view.members] == [0.25, 0.375]
@@ -211,18 +315,52 @@ def test_work_that_is_rounds_old_weighs_less():
 def test_a_member_of_another_lineage_takes_no_part():
     """A coordinator that was restored from an old backup must not decide a round again."""
     one = coordinator_polling()
-    effects = one.get("b", msg.AskGlobal(3, digest_of(3)))
+    effects = one.get("b", msg.AskGlobal(3, digest_of(3), RUN))
     assert "restore" in effects[0].text
     assert "b" not in one.machine.coordinator.present
 
 
+OTHER = "6" * 32
+
+
+def test_a_group_of_another_run_takes_no_part():
+    """Both say so: the coordinator may have been started anew under the same name."""
+    one = coordinator_polling()
+    note, answer = one.get("b", msg.AskGlobal(0, G0, OTHER))
+    assert "b is of run 666" in note.text
+    assert "b" not in one.machine.coordinator.present
+    member = Alone("b")
+    member.feed(ev.RingRecovered(0, G0, OTHER, 0))
+    member.feed(ev.PeerHere(""))
+    for message in (answer.message, msg.Decided(7, 9, digest_of(7), True, RUN)):
+        (note,) = member.get("", message)
+        assert "the coordinator now of run 555" in note.text
+
+
+def test_an_adoption_that_fails_fetches_what_is_damaged():
+    """The files are looked at again before the next try."""
+    member = Alone("b")
+    member.feed(ev.RingRecovered(0, G0, RUN, 0))
+    member.feed(ev.PeerHere(""))
+    decided = msg.Decided(1, 3, digest_of(1), False, RUN)
+    receive = do.ReceiveGlobal(1, 3, digest_of(1))
+    assert member.get("", decided) == [receive]
+    assert member.feed(ev.GlobalHeld(1)) == [
+        do.Adopt(ev.Decision(1, 3, digest_of(1), RUN), counted=False)
+    ]
+    member.feed(ev.AdoptFailed(1, "altered on disk"))
+    member.now = member.machine.next_deadline()
+    assert member.feed(TimerFired()) == [Send("", msg.AskGlobal(0, G0, RUN))]
+    assert member.get("", decided) == [receive]
+
+
 def member_with_cut():
     one = Alone("b")
-    one.feed(ev.RingRecovered(0, G0, 0))
-    assert one.feed(ev.PeerHere("")) == [Send("", msg.AskGlobal(0, G0))]
+    one.feed(ev.RingRecovered(0, G0, RUN, 0))
+    assert one.feed(ev.PeerHere("")) == [Send("", msg.AskGlobal(0, G0, RUN))]
     assert one.get("", msg.Poll(0)) == [do.TakeCut(0)]
     cut = ev.Cut(0, 3, digest_of("b"), 0, 30)
-    promise = Send("", msg.Promise(0, 3, digest_of("b"), 0, 30, 0))
+    promise = Send("", msg.Promise(0, 3, digest_of("b"), 0, 30, 0, 1 << 24))
     assert one.feed(ev.CutTaken(cut)) == [promise]
     return one, promise
 
@@ -234,7 +372,7 @@ def test_every_attempt_of_a_round_has_the_same_cut():
     assert do.ResumeMerges() in one.machine.member.timer("hold", one.now)
     assert one.get("", msg.Poll(0)) == [promise]
     again = Alone("b")
-    again.feed(ev.RingRecovered(0, G0, 0, one.machine.member.cut))
+    again.feed(ev.RingRecovered(0, G0, RUN, 0, False, one.machine.member.cut))
     again.feed(ev.PeerHere(""))
     assert again.get("", msg.Poll(0)) == [promise]
 

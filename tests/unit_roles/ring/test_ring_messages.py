@@ -12,10 +12,12 @@ MESSAGES = [
     msg.RingHello(),
     msg.RingWelcome(),
     msg.AskGlobal(-1, ""),
-    msg.AskGlobal(3, DIGEST),
-    msg.Decided(3, 9, DIGEST, True),
+    msg.AskGlobal(3, DIGEST, DIGEST),
+    msg.Decided(3, 9, DIGEST, True, DIGEST),
+    msg.VersionMade(7),
+    msg.Ending(True),
     msg.Poll(3),
-    msg.Promise(3, 20, DIGEST, 5, 15, 1),
+    msg.Promise(3, 20, DIGEST, 5, 15, 1, 9),
     msg.View(3, 9, [["a", DIGEST, 0.5], ["b", DIGEST, 0.0]], 1 << 24),
     msg.View(3, 9, [["a", DIGEST, 0.5], ["b", DIGEST, 0.0]], 1, {"format": "e4m3"}),
     msg.Address(9, "0", b"\x02\x00"),
@@ -80,7 +82,7 @@ def test_any_other_field_is_read_or_refused(message, data):
 )
 def test_a_promise_is_a_range(wire):
     """Tokens are a weight, so they have a limit, and no group is older than the run."""
-    good = msg.to_wire(msg.Promise(3, 20, DIGEST, 5, 9, 1))
+    good = msg.to_wire(msg.Promise(3, 20, DIGEST, 5, 9, 1, 1))
     with pytest.raises(MessageError):
         msg.from_wire({**good, **wire})
 

@@ -3,23 +3,27 @@
 import pytest
 from machines import of
 
-from fsl_async.roles.machine import DrainAsked, EndSession
+from fsl_async.roles.machine import ClientLeft, DrainAsked, EndSession, Finish, Note, TimerFired
+from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.group_hold import (
+    AskLastGlobal,
     CommitGlobal,
     GlobalBrought,
     GlobalFailed,
     HoldAsked,
+    LastGlobalDone,
     MergesResumed,
     TakeGroupCut,
 )
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
-BROUGHT = GlobalBrought(1, 4, "g1", counted=True)
+G1 = Decision(1, 4, "g1", "run")
+BROUGHT = GlobalBrought(G1, counted=True)
 
 
 def key(client, sequence=1, base=0):
@@ -52,14 +56,14 @@ def test_a_cut_waits_for_a_version_that_is_being_made(group):
     assert group.machine.phase is Phase.MERGING
     assert group.feed(HoldAsked(0)) == []
     assert TakeGroupCut(0) in group.committed(1)
-    assert group.feed(BROUGHT) == [CommitGlobal(2, 1, 4, "g1", counted=True)]
+    assert group.feed(BROUGHT) == [CommitGlobal(2, G1, counted=True)]
 
 
 def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
     """The open round ends with the version of global weights; nothing is merged twice."""
     group.feed(HoldAsked(0))
     group.store(key("a"), number=0)
-    assert group.feed(BROUGHT) == [CommitGlobal(1, 1, 4, "g1", counted=True)]
+    assert group.feed(BROUGHT) == [CommitGlobal(1, G1, counted=True)]
     assert not of(group.store(key("b"), number=0), do.Average)
     effects = group.committed(1)
     assert look.sent(effects, "a") == [msg.Announce(1, "d1")]
@@ -94,14 +98,47 @@ def test_the_end_of_the_run_is_not_held(group):
     assert of(group.store(key("b"), number=0), do.Average)
 
 
+@pytest.fixture
+def ending(make_server):
+    """A group whose clients hold the version of its last round."""
+    server = make_server(last_global_s=7.0, limits=RunLimits(rounds=1)).begin("a")
+    server.fire()
+    server.store(key("a"), number=0)
+    server.committed(1)
+    assert server.hold("a", 1) == [AskLastGlobal()]
+    return server
+
+
+def test_a_group_ends_after_a_last_global_round(ending):
+    """Its clients hold that version, too, when they stop."""
+    assert ending.feed(GlobalBrought(G1, counted=True)) == [CommitGlobal(2, G1, counted=True)]
+    ending.feed(LastGlobalDone())
+    ending.committed(2)
+    assert ending.machine.phase is Phase.READY
+    assert of(ending.hold("a", 2), Finish)
+
+
+def test_a_group_ends_without_a_last_global_round_that_does_not_come(ending, look):
+    """After the time of a step of the end; and it says so."""
+    ending.now += 7.0
+    effects = ending.feed(TimerFired())
+    assert any("without a last global round" in one.text for one in of(effects, Note))
+    assert of(effects, Finish)
+
+
+def test_a_group_without_clients_ends_after_a_last_global_round(ending):
+    """What they sent before they left counts all the same."""
+    ending.feed(ClientLeft("a", 1, "lost"))
+    assert not ending.machine.ended
+    assert of(ending.feed(LastGlobalDone()), Finish)
+
+
 def test_a_group_that_joins_publishes_nothing(make_server, look):
     """Its clients wait for the run's weights, and show their models again then."""
     server = make_server(publishes=False)
     effects = server.join("a")
     assert not look.sent(effects, "a")
-    assert server.feed(GlobalBrought(3, 9, "g", counted=False)) == [
-        CommitGlobal(0, 3, 9, "g", counted=False)
-    ]
+    assert server.feed(GlobalBrought(G1, counted=False)) == [CommitGlobal(0, G1, counted=False)]
     assert [one.peer for one in of(server.committed(0), EndSession)] == ["a"]
     assert server.machine.phase is Phase.READY
 
@@ -116,7 +153,7 @@ def test_a_new_process_of_a_group_that_joined_goes_on(make_server):
 
 def test_global_weights_are_fetched_as_one_update_from_those_before(make_server):
     """By clients that kept those, whatever version they hold; others get the newest in full."""
-    server = make_server(is_group=True, keep_versions=9).begin("a")
+    server = make_server(last_global_s=7.0, keep_versions=9).begin("a")
 
     def asked(version, kept="", digest=None):
         found = server.feed(ev.FetchAsked("a", version, digest or f"d{version}", kept))
@@ -141,7 +178,7 @@ def test_global_weights_are_fetched_as_one_update_from_those_before(make_server)
 def test_versions_of_global_weights_are_no_rounds(make_server, look):
     """They end no run early, and make no delta stale; also after a restart."""
     server = make_server(
-        is_group=True, max_staleness=1, limits=RunLimits(rounds=2), every_s=10.0
+        last_global_s=7.0, max_staleness=1, limits=RunLimits(rounds=2), every_s=10.0
     ).begin("a")
     server.feed(ev.VersionCommitted(1, "d1", 1, 0.1))
     for version in (2, 3, 4):
@@ -152,7 +189,7 @@ def test_versions_of_global_weights_are_no_rounds(make_server, look):
     assert server.machine.progress.position(0.0).progress == pytest.approx(0.5, abs=0.1)
     server.fire()
     assert server.machine.round.last
-    again = make_server(is_group=True, max_staleness=1, limits=RunLimits(rounds=2))
+    again = make_server(last_global_s=7.0, max_staleness=1, limits=RunLimits(rounds=2))
     again.feed(
         ev.Recovered(
             4, "d4", {0: "d0", 4: "d4"}, global_version=4, global_base="d0",
