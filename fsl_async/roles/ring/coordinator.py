@@ -13,8 +13,8 @@ Rules
   adopts them, and what it merged counts later.
 - The line lists the contributors. A member that asks learns whether its cut was among them: a cut
   is of the round that the member is in, so the newest round that counted it answers that.
-- A group that ends has a round due for what it merged. The coordinator's own group ends when the
-  others that are here have ended, so that there is a round for each.
+- A group that ends has a round due for what it merged. When all that are here end, and hold the
+  newest global weights, they are let go: so all end with the same weights.
 - While it is away no round is decided, and groups go on by themselves. A round that it had begun is
   due when it is back.
 
@@ -200,14 +200,18 @@ class RingCoordinator:
 
     def _ending(self, peer: str, gained: bool, now: float) -> list[Effect]:
         self.ending[peer] = gained
-        self.is_due = self.is_due or gained
+        if gained:
+            self.is_due = True
+            self._out_until.pop(peer, None)  # its last chance
         return [*self._begin(now), *self._end()]
 
     def _end(self) -> list[Effect]:
-        """End the own group, if all that are here have ended."""
+        """Let all groups end, if all that are here have nothing that needs a round."""
         here = {self.rules.name, *self.present}
-        all_ended = all(self.ending.get(name) is False for name in here)
-        return [do.EndGroup()] if all_ended else []
+        hold_newest = all(self.present.get(name) == self.round for name in here)
+        if not hold_newest or any(self.ending.get(name) is not False for name in here):
+            return []
+        return [Send(name, msg.AllEnded()) for name in sorted(here)]
 
     def _fetched(self, peer: str, number: int, *, model: bool) -> list[Effect]:
         if number == self.round:

@@ -26,7 +26,7 @@ class ResumeMerges(Effect, tag="resume_merges"):
 
 @frozen
 class EndGroup(Effect, tag="end_group"):
-    """Answers GroupEnds: what the group merged is in decided rounds, and it is needed no more."""
+    """Answers GroupEnds: all groups end, and what they merged is in decided rounds."""
 
 
 @frozen

@@ -27,7 +27,8 @@ Rules
     ADOPTING    AdoptFailed                 FREE        AskGlobal at timer "ask": files are checked
     any         timer "hold"                same        ResumeMerges
     any         GroupVersion                same        VersionMade
-    any         GroupEnds, later Adopted    same        Ending; EndGroup once all is counted
+    any         GroupEnds, later Adopted    same        Ending
+    any         AllEnded                    same        EndGroup
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ class RingMember:
                 return self._dropped(message)
             case msg.Decided():
                 return self._decided(message)
+            case msg.AllEnded() if self.ends:
+                return [do.EndGroup()]
             case _:
                 return []
 
@@ -152,14 +155,8 @@ class RingMember:
         return self._end()
 
     def _end(self) -> list[Effect]:
-        """Say that the group ends; let it, if that needs no round any more.
-
-        The coordinator's group ends after the others: its coordinator lets it.
-        """
-        if not self.ends:
-            return []
-        may = not self.gained and not self.rules.coordinates
-        return [*self._tell(msg.Ending(self.gained)), *([do.EndGroup()] if may else [])]
+        """Say that the group ends, and whether that needs one more round."""
+        return self._tell(msg.Ending(self.gained)) if self.ends else []
 
     def _gone(self, reason: str) -> list[Effect]:
         self.is_here = False

@@ -77,6 +77,11 @@ class Ending(Message, tag="ending/1"):
 
 
 @frozen
+class AllEnded(Message, tag="all_ended/1"):
+    """Coordinator: all groups end, hold the newest global weights, and have nothing besides."""
+
+
+@frozen
 class Poll(Message, tag="poll/1"):
     """Coordinator: offer a cut for `round`; the same one again, if there is one."""
 
@@ -232,8 +237,8 @@ class GlobalMeta(Message, tag="global_meta/1"):
 
 
 TABLE = Table(
-    RingHello, RingWelcome, AskGlobal, Decided, VersionMade, Ending, Poll, Promise, Share, View,
-    Address, Reported, Failed, Dropped, FetchGlobal, RingModel, GlobalMeta,
+    RingHello, RingWelcome, AskGlobal, Decided, VersionMade, Ending, AllEnded, Poll, Promise,
+    Share, View, Address, Reported, Failed, Dropped, FetchGlobal, RingModel, GlobalMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire
 from_wire = TABLE.from_wire

@@ -7,7 +7,7 @@ step waits `drain_s`, and then goes on waiting for clients whose transfers advan
 (`roles.sync.shutdown`).
 
 In groups a step comes before the last one: what this group merged goes into one more global round,
-for which it waits `last_global_s`. Else the weights that all groups hold would be without it.
+and all groups end with the same weights. It waits `last_global_s` for that.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ class RunEnd:
         if self._global is _Global.AHEAD:
             self._global = _Global.ASKED
             self._deadlines.set("global", now + self._last_global_s)
-            return [AskLastGlobal()]
+            text = (
+                "ending: one last global round; waiting for the other groups to end, at most"
+                f" {self._last_global_s:g} s"
+            )
+            return [Note(text), AskLastGlobal()]
         return self.finish() if self._global is _Global.DONE else []
 
     def global_done(self, now: float, problem: str = "") -> list[Effect]:

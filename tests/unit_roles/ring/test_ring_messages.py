@@ -16,6 +16,7 @@ MESSAGES = [
     msg.Decided(3, 9, DIGEST, True, DIGEST),
     msg.VersionMade(7),
     msg.Ending(True),
+    msg.AllEnded(),
     msg.Poll(3),
     msg.Promise(3, 20, DIGEST, 5, 15, 1, 9),
     msg.View(3, 9, [["a", DIGEST, 0.5], ["b", DIGEST, 0.0]], 1 << 24),

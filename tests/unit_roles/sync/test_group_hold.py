@@ -105,7 +105,7 @@ def ending(make_server):
     server.fire()
     server.store(key("a"), number=0)
     server.committed(1)
-    assert server.hold("a", 1) == [AskLastGlobal()]
+    assert of(server.hold("a", 1), AskLastGlobal)
     return server
 
 
