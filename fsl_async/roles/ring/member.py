@@ -28,7 +28,7 @@ Rules
     any         timer "hold"                same        ResumeMerges
     any         GroupVersion                same        VersionMade
     any         GroupEnds, later Adopted    same        Ending
-    any         AllEnded                    same        EndGroup
+    any         AllEnded, or PeerGone       same        EndGroup, if it ends and needs no round
 """
 
 from __future__ import annotations
@@ -155,8 +155,15 @@ class RingMember:
         return self._end()
 
     def _end(self) -> list[Effect]:
-        """Say that the group ends, and whether that needs one more round."""
-        return self._tell(msg.Ending(self.gained)) if self.ends else []
+        """Say that the group ends, and whether that needs one more round.
+
+        Without the coordinator, which may have ended, a group ends that needs none.
+        """
+        if not self.ends:
+            return []
+        if self.is_here:
+            return self._tell(msg.Ending(self.gained))
+        return [] if self.gained else [do.EndGroup()]
 
     def _gone(self, reason: str) -> list[Effect]:
         self.is_here = False
@@ -167,7 +174,7 @@ class RingMember:
             self.phase, self.target = MemberPhase.FREE, None
         if self.phase is MemberPhase.FREE:  # after a report there may be a decision
             effects += self._resume()
-        return effects
+        return [*effects, *self._end()]
 
     def _resume(self) -> list[Effect]:
         """Let the group merge, if that is held. While a cut is taken, it is answered first."""

@@ -107,6 +107,16 @@ def test_the_coordinator_does_not_wait_for_a_group_that_left():
     assert do.EndGroup() in one.feed(ev.PeerGone("b", "lost"))
 
 
+def test_a_group_that_needs_no_round_ends_without_the_coordinator():
+    """That may have ended before; a group whose work is not counted waits for it."""
+    for gained in (False, True):
+        member = Alone("b")
+        member.feed(ev.RingRecovered(0, G0, RUN, 0, gained=gained))
+        assert (do.EndGroup() in member.feed(ev.GroupEnds())) is not gained
+        member.feed(ev.PeerHere(""))
+        assert (do.EndGroup() in member.feed(ev.PeerGone("", "closed"))) is not gained
+
+
 class Alone:
     """One machine, its effects by hand."""
 
