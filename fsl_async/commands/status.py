@@ -7,11 +7,13 @@ for each, or of a client.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fsl_async.commands import status_trackers
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError
 
@@ -30,7 +32,8 @@ _CLIENTS_EVERY_S = 10.0
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--follow", is_flag=True, help="Go on until the run ends, or Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
+@status_trackers.options
+def command(*, run_dir: Path, follow: bool, as_json: bool, asked: status_trackers.Asked) -> int:
     """Show a run, running or finished, from RUN_DIR/journal.jsonl and the files beside it.
 
     Reads only; works while the server runs, after it was killed, and on a copy of the directory.
@@ -38,9 +41,15 @@ def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
     from fsl_async.commands.status_report import NodeStatus, facts, lines
 
     output = Output(as_json=as_json)
+    if asked:
+        status_trackers.check(asked)
+        status_trackers.wait_for_journal(run_dir, output)
     first, *others = (NodeStatus(folder) for folder in _folders(_run_dir(run_dir)))
-    if follow:
-        _follow(first, output)
+    with status_trackers.watching([first, *others], asked, output) as poll:
+        if follow:
+            _follow(first, output, poll)
+        elif asked.metrics is not None:
+            status_trackers.wait_until_gone(first, poll)
     now = time.time()
     if output.as_json:
         found = facts(first, now)
@@ -106,11 +115,11 @@ def _is_run_dir(path: Path) -> bool:
     return (path / JOURNAL).is_file() and (path / LEDGER).is_file()
 
 
-def _follow(status: NodeStatus, output: Output) -> None:
+def _follow(status: NodeStatus, output: Output, poll: Callable[[], None]) -> None:
     """Show what happens until the node is gone for good, or Ctrl-C.
 
     Where there is no live table, the table of clients is printed at the beginning and after a
-    version, at most every `_CLIENTS_EVERY_S`.
+    version, at most every `_CLIENTS_EVERY_S`. poll: called after each look at the journal.
     """
     from fsl_async.commands.status_report import table
     from fsl_async.observe.table import LiveTable, open_view
@@ -122,6 +131,7 @@ def _follow(status: NodeStatus, output: Output) -> None:
     try:
         while True:
             view.update(state, news, time.time())
+            poll()
             if state.node.ended_at is not None:
                 return
             is_due = time.monotonic() >= clients_at + _CLIENTS_EVERY_S

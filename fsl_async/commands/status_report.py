@@ -102,6 +102,14 @@ def alive_words(node: NodeState, now: float, goes_on_from: str) -> str:
     return f"silent for {age:.0f} s ({which}): look there whether it still runs"
 
 
+def is_gone(node: NodeState, now: float) -> bool:
+    """Whether the process has ended, or was killed here and not started again for SILENT_S."""
+    if node.ended_at is not None:
+        return True
+    here = node.host == socket.gethostname() and node.pid > 0
+    return here and now - node.last_t > SILENT_S and not _exists(node.pid)
+
+
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -129,6 +129,11 @@ class ParameterServerFigures:
     """Of versions, as a client reported them."""
     cosines: deque[float] = field(factory=lambda: deque(maxlen=SHOWN))
     """Mean cosine between clients' deltas in the newest rounds."""
+    loss: float | None = None
+    """Of the clients whose deltas are in the newest version, as its line has it."""
+    staleness_mean: float | None = None
+    """Of the deltas in the newest version: versions between their base and that before it."""
+    staleness_max: int | None = None
     alarms: int = 0
     """Damage found on the disk, and digests of clients that differ from the parameter server's."""
     alarm: str = ""
@@ -412,6 +417,9 @@ class ParameterServerFigures:
             return
         merged, self._merging = self._merging, {}
         self._count_merged(run, merged)
+        stale = [max(0, self.version - 1 - _base(key)) for key in merged]
+        self.staleness_mean = statistics.fmean(stale) if stale else None
+        self.staleness_max = max(stale, default=None)
         # The machine's own rule: by the clock, but never at once after a round that took too long.
         if self.every_s:
             earliest = run.node.last_t + 0.1 * self.every_s
@@ -466,6 +474,7 @@ class ParameterServerFigures:
             what = "running mean"
             if loss is None and any(one.trouble for one in known):
                 parts.append("no finite loss")
+        self.loss = loss
         if loss is not None:
             parts.append(f"loss {loss:.3f} ({what})")
         if self.evaluations and self.evaluations[-1].version >= self.version - 2:
@@ -487,6 +496,10 @@ def _small(value: Any, most: float = MAX_LOSS) -> float | None:
 
 def _client(key: str) -> str:
     return key.partition("/")[0]
+
+
+def _base(key: str) -> int:
+    return int(key.rpartition("/")[0].rpartition("/")[2])
 
 
 def _some(names: Iterable[str]) -> str:

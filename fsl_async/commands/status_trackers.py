@@ -1,0 +1,252 @@
+"""Trackers and metrics of `fsl-node status`: their options, and what they do while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+from attrs import frozen
+
+from fsl_async.errors import FslError, UsageError, one_line
+
+if TYPE_CHECKING:
+    from fsl_async.commands.output import Output
+    from fsl_async.commands.status_report import NodeStatus
+    from fsl_async.tools.trackers.feed import Feed
+    from fsl_async.tools.trackers.outbox import Outbox, Tracker
+    from fsl_async.tools.trackers.prometheus import Figures
+
+JOURNAL = "journal.jsonl"
+POLL_S = 0.5
+PORT = 9720
+"""Of `fsl_async.tools.trackers.prometheus`, which a test compares."""
+PROJECT = "fsl-async"
+_FOLDERS = ("", "ps", "server")
+"""Where journals are in a run directory."""
+_MOST_TEXT = 500
+_PACKAGES = {
+    "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow",
+    "metrics": "prometheus_client",
+}  # fmt: skip
+_EXTRAS = {"metrics": "prometheus"}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@frozen
+class Asked:
+    """Which trackers are asked for."""
+
+    tensorboard: Path | None = None
+    wandb: str | None = None
+    mlflow: str | None = None
+    metrics: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != Asked()
+
+
+def options(command: _F) -> _F:
+    """Add the options; the command gets them as `asked`."""
+
+    @click.option(
+        "--tensorboard",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Write a point for each version to DIR, for TensorBoard.",
+    )
+    @click.option(
+        "--wandb",
+        is_flag=False,
+        flag_value=PROJECT,
+        metavar="[PROJECT]",
+        help="Send them to Weights & Biases; WANDB_MODE=offline keeps them in ./wandb.",
+    )
+    @click.option("--mlflow", metavar="URI", help="Send them to an MLflow server or database.")
+    @click.option(
+        "--metrics", type=click.IntRange(0, 65535), is_flag=False, flag_value=PORT,
+        metavar="[PORT]",
+        help=f"Serve figures for Prometheus on 127.0.0.1 ({PORT}) until the run ends.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def with_trackers(
+        *, tensorboard: Path | None, wandb: str | None, mlflow: str | None,
+        metrics: int | None, **others: Any,
+    ) -> Any:  # fmt: skip
+        return command(asked=Asked(tensorboard, wandb, mlflow, metrics), **others)
+
+    return with_trackers  # type: ignore[return-value]
+
+
+def check(asked: Asked) -> None:
+    """Raise UsageError for what cannot work, before anything is waited for."""
+    for option, package in _PACKAGES.items():
+        if getattr(asked, option) is not None and importlib.util.find_spec(package) is None:
+            extra = _EXTRAS.get(option, option)
+            raise UsageError(
+                f"--{option} needs {package}, which is not installed:"
+                f" pip install 'fsl-async[{extra}]'"
+            )
+    for option in ("wandb", "mlflow"):
+        if getattr(asked, option) == "":
+            raise UsageError(f"--{option} is empty: give a value")
+
+
+def wait_for_journal(run_dir: Path, output: Output) -> None:
+    """Wait until a server that is not started yet has written a line in `run_dir`.
+
+    A directory that has others in it is not waited for: the caller refuses it.
+    """
+    places = [run_dir / part / JOURNAL for part in _FOLDERS]
+    told = False
+    while not any(map(_has_line, places)):
+        others = {one.parent.name for one in run_dir.glob(f"*/{JOURNAL}")}.difference(_FOLDERS)
+        if others or run_dir.is_file():
+            return
+        if not told:
+            output.say(f"waits for {places[0]}")
+        told = True
+        time.sleep(POLL_S)
+
+
+def wait_until_gone(status: NodeStatus, poll: Callable[[], None]) -> None:
+    """Poll until the node is gone for good, or Ctrl-C."""
+    from fsl_async.commands.status_report import is_gone
+
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            poll()
+            if is_gone(status.state.node, time.time()):
+                return
+            time.sleep(POLL_S)
+            status.read()
+
+
+def _has_line(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.readline(1 << 30).endswith(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+class Watching:
+    """Trackers and a page that get what is new in journals."""
+
+    def __init__(self, nodes: Sequence[NodeStatus], asked: Asked, output: Output) -> None:
+        from fsl_async.tools.trackers.feed import Feed, run_name
+        from fsl_async.tools.trackers.outbox import Outbox
+        from fsl_async.tools.trackers.prometheus import Figures
+
+        name = run_name(nodes[0].state.node.run, nodes[0].folder)
+        self._output = output
+        self._boxes: list[Outbox] = []
+        self._figures: Figures | None = None
+        self._page: Any = None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            for tracker in _trackers(asked, name):
+                self._boxes.append(Outbox(tracker))
+                output.say(f"{tracker.name}: {tracker.where}")
+            if asked.metrics is not None:
+                self._open_page(Figures(), asked.metrics)
+            self._feeds: list[Feed] = [Feed(one.folder, self._boxes, self._send) for one in nodes]
+            self.poll()
+            undo.pop_all()
+
+    def _open_page(self, figures: Figures, port: int) -> None:
+        from fsl_async.tools.trackers.prometheus import Page
+
+        try:
+            self._page = Page(figures, port)
+        except OSError as error:
+            raise UsageError(
+                f"--metrics {port}: {error.strerror or error}; give another port, or 0 for any"
+            ) from None
+        self._figures = figures
+        self._output.say(f"metrics: {self._page.url}")
+        self._output.record("metrics", url=self._page.url)
+
+    def poll(self) -> None:
+        """Read what is new, and hand it over."""
+        for feed in self._feeds:
+            feed.poll()
+        if self._figures is not None:
+            from fsl_async.commands.status_report import is_gone
+
+            self._figures.show(
+                [feed.reading(up=not is_gone(feed.node, time.time())) for feed in self._feeds]
+            )
+
+    def _send(self) -> None:
+        for box in self._boxes:
+            self._warn(box.send(time.monotonic()))
+
+    def close(self) -> None:
+        """Hand the rest over, and end."""
+        for box in self._boxes:
+            self._warn(box.close(time.monotonic()))
+        if self._page is not None:
+            self._page.close()
+
+    def _warn(self, problem: str) -> None:
+        if problem:
+            self._output.warn(one_line(problem))
+
+
+def _trackers(asked: Asked, run: str) -> Iterator[Tracker]:
+    """Open the trackers that are asked for. Raises UsageError."""
+    if asked.tensorboard is not None:
+        from fsl_async.tools.trackers.tensorboard import TensorBoard
+
+        folder = asked.tensorboard / run
+        yield _opened(f"--tensorboard {asked.tensorboard}", lambda: TensorBoard(folder))
+    if asked.wandb is not None:
+        from fsl_async.tools.trackers.weights_and_biases import WeightsAndBiases, folder_of
+
+        project = asked.wandb
+        where = f"--wandb {project}"
+        yield _opened(where, lambda: WeightsAndBiases(project, run, folder_of()))
+    if asked.mlflow is not None:
+        from fsl_async.tools.trackers.mlflow import MLflow
+
+        uri = asked.mlflow
+        yield _opened(f"--mlflow {_shown(uri)}", lambda: MLflow(uri, run))
+
+
+def _opened(option: str, make: Callable[[], Tracker]) -> Tracker:
+    try:
+        return make()
+    except FslError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            one_line(f"{option} cannot be opened: {type(error).__name__}: {error}")[:_MOST_TEXT]
+        ) from error
+
+
+def _shown(uri: str) -> str:
+    """The address without a name and a password."""
+    host = urlsplit(uri).netloc
+    return uri.replace(host, host.rpartition("@")[2], 1) if "@" in host else uri
+
+
+@contextlib.contextmanager
+def watching(
+    nodes: Sequence[NodeStatus], asked: Asked, output: Output
+) -> Iterator[Callable[[], None]]:
+    """Open what is asked for; gives what to call often."""
+    if not asked:
+        yield lambda: None
+        return
+    watch = Watching(nodes, asked, output)
+    try:
+        yield watch.poll
+    finally:
+        watch.close()
