@@ -2,6 +2,7 @@
 
     role            a point for each              its step
     ps              version_committed             the version
+    ps              a version that was made just before the process was killed
     ps              delta_offered, where the client measured a version      that version
     server          round that is over            the round
     client          rebased                       the version
@@ -23,6 +24,7 @@ from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
 from fsl_async.tools.trackers.catalog import Reading, series_of
 
 HELD_OUT = "held_out"
+_OF_A_MERGE = ("loss/mean", "staleness/mean", "staleness/max")
 _MOST_OF_A_NAME = 80
 _NOT_IN_A_SERIES = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -71,13 +73,14 @@ class Points:
     def apply(self, line: Line) -> list[Point]:
         """Take one line; returns the points that are complete with it."""
         state, kind = self.state, line.get("type")
-        measured = len(state.ps.evaluations), _last(state)
+        version, measured = state.ps.version, (len(state.ps.evaluations), _last(state))
         state.apply(line)
         if kind == "version_committed":
-            values = series_of(Reading(state))
-            if not isinstance(line.get("cosine"), int | float):
-                values.pop("cosine", None)  # of an earlier version
-            return [Point(state.ps.version, state.node.last_t, values)]
+            is_merged = state.ps.version > 0 and line.get("made_of") != "global"
+            has_cosine = isinstance(line.get("cosine"), int | float)
+            return [self._version(is_merged=is_merged, has_cosine=has_cosine)]
+        if kind in {"recovered", "version_found"} and -1 < version < state.ps.version:
+            return [self._version(is_merged=False, has_cosine=False)]
         if kind == "delta_offered" and (len(state.ps.evaluations), _last(state)) != measured:
             newest = state.ps.evaluations[-1]
             return [evaluated(newest, state.node.last_t)] if newest.version >= 0 else []
@@ -87,6 +90,13 @@ class Points:
             return self._rounds(ended=kind == "finish")
         self._round = state.split_server.round if kind == "so_far" else self._round
         return []
+
+    def _version(self, *, is_merged: bool, has_cosine: bool) -> Point:
+        """The state at a new version, without what the state has of an earlier one."""
+        values = series_of(Reading(self.state))
+        for name in (*(() if has_cosine else ("cosine",)), *(() if is_merged else _OF_A_MERGE)):
+            values.pop(name, None)
+        return Point(self.state.ps.version, self.state.node.last_t, values)
 
     def _rounds(self, *, ended: bool) -> list[Point]:
         """The round that is over, as the next one has begun or the run ends."""

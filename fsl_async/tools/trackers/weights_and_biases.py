@@ -49,7 +49,7 @@ class WeightsAndBiases:
                 x_save_requirements=False,
             ),
         )
-        self.where = str(self._run.url or self._run.dir)
+        self.where = str(self._run.dir if self._run.offline else self._run.url)
         self._marks_at = folder / "wandb" / f"fsl-{run}.json"
         self._marks = _read(self._marks_at)
         self._run.define_metric(STEP)
