@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 from attrs import frozen
 
-from fsl_async.errors import FslError, UsageError, one_line
+from fsl_async.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from fsl_async.commands.output import Output
@@ -146,6 +146,7 @@ class Watching:
 
         name = run_name(nodes[0].state.node.run, nodes[0].folder)
         self._output = output
+        self._uri = asked.mlflow or ""
         self._boxes: list[Outbox] = []
         self._figures: Figures | None = None
         self._page: Any = None
@@ -197,7 +198,7 @@ class Watching:
 
     def _warn(self, problem: str) -> None:
         if problem:
-            self._output.warn(one_line(problem))
+            self._output.warn(one_line(without_password(problem, self._uri)))
 
 
 def _trackers(asked: Asked, run: str) -> Iterator[Tracker]:
@@ -217,24 +218,21 @@ def _trackers(asked: Asked, run: str) -> Iterator[Tracker]:
         from fsl_async.tools.trackers.mlflow import MLflow
 
         uri = asked.mlflow
-        yield _opened(f"--mlflow {_shown(uri)}", lambda: MLflow(uri, run))
+        yield _opened(f"--mlflow {uri}", lambda: MLflow(uri, run), uri)
 
 
-def _opened(option: str, make: Callable[[], Tracker]) -> Tracker:
+def _opened(option: str, make: Callable[[], Tracker], uri: str = "") -> Tracker:
     try:
         return make()
-    except FslError:
-        raise
     except Exception as error:
-        raise UsageError(
-            one_line(f"{option} cannot be opened: {type(error).__name__}: {error}")[:_MOST_TEXT]
-        ) from error
+        text = f"{option} cannot be opened: {type(error).__name__}: {error}"
+        raise UsageError(one_line(without_password(text, uri))[:_MOST_TEXT]) from error
 
 
-def _shown(uri: str) -> str:
-    """The address without a name and a password."""
-    host = urlsplit(uri).netloc
-    return uri.replace(host, host.rpartition("@")[2], 1) if "@" in host else uri
+def without_password(text: str, uri: str) -> str:
+    """The text without what a URI has before the @: libraries repeat it in their errors."""
+    user, at, _ = urlsplit(uri).netloc.rpartition("@")
+    return text.replace(user + at, "") if user else text
 
 
 @contextlib.contextmanager

@@ -15,8 +15,14 @@ from fsl_async.tools.trackers.points import Point
 
 TAG = "fsl_async.run"
 EXPERIMENT = "fsl-async"
-_QUIET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""A server that does not answer must not hold the reader for minutes; points wait."""
+_DEFAULTS = {
+    # A server that does not answer must not hold the reader for minutes; points wait.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    # Figures go to the store, and nothing to MLflow's makers.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Of the library, where the environment has nothing else."""
 
 
 class MLflow:
@@ -25,7 +31,7 @@ class MLflow:
     name = "MLflow"
 
     def __init__(self, uri: str, run: str) -> None:
-        for key, value in _QUIET.items():
+        for key, value in _DEFAULTS.items():
             os.environ.setdefault(key, value)
         from mlflow.tracking import MlflowClient
 

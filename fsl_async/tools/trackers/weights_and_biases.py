@@ -30,6 +30,7 @@ class WeightsAndBiases:
     name = "Weights & Biases"
 
     def __init__(self, project: str, run: str, folder: Path) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports to its makers
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
