@@ -148,6 +148,11 @@ def _sum(read: Callable[[ClientState], float]) -> Callable[[RunState], float]:
     return lambda state: sum(map(read, state.clients.values()))
 
 
+def _loss(client: ClientState) -> float | None:
+    """Not that of the process before, while the client catches up."""
+    return None if client.returning else client.loss
+
+
 def _ms(value: float | None) -> float | None:
     return None if value is None else value / 1000
 
@@ -334,7 +339,7 @@ CATALOG: tuple[Figure, ...] = (
     ),
     Figure(
         "fsl_client_loss", "Its newest loss, where its site reports it.",
-        _each(lambda c: c.loss, here=True), ("client",), "client_loss/{client}", _SERVERS,
+        _each(_loss, here=True), ("client",), "client_loss/{client}", _SERVERS,
     ),
     Figure(
         "fsl_client_version", "The version that it trains from.",

@@ -56,11 +56,13 @@ class TensorBoard:
 
 def _last_steps(folder: Path) -> dict[str, int]:
     """The last step of each series; a file that a crash tore counts up to there."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto import event_pb2
 
     found: dict[str, int] = {}
     for path in sorted(folder.glob(EVENTS)):
-        for event in EventFileLoader(str(path)).Load():
+        for raw in RawEventFileLoader(str(path)).Load():
+            event = event_pb2.Event.FromString(raw)
             for value in event.summary.value:
                 found[value.tag] = max(found.get(value.tag, -1), event.step)
     return found

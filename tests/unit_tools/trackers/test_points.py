@@ -5,6 +5,7 @@ from tracked_run import EVERY_S, SENT, TOKENS, VALUES, TrackedRun
 
 from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.journal import JournalReader
+from fsl_async.roles.sync import events as ev
 from fsl_async.tools.trackers.outbox import BATCH, RETRY_S, Outbox
 from fsl_async.tools.trackers.points import Point, Points, evaluated, newest_of_each
 
@@ -53,6 +54,20 @@ def test_a_client_that_is_gone_has_no_loss_and_keeps_its_tokens(run):
     assert "client_loss/b" not in last
     assert last["client_tokens/b"] == TOKENS
     assert (last["clients/gone"], last["client_loss/a"]) == (1.0, 1.0)
+
+
+def test_a_client_that_catches_up_has_no_loss(run):
+    """Its last one is of the process that died."""
+    run.join("a", "b")
+    run.round("a", "b")
+    run.lose("b")
+    run.write(ev.ClientHello("b", 6, "", -1, ""))
+    run.round("a")
+    run.write(ev.VersionHeld("b", 2, "d2"))
+    run.round("a", "b")
+    _, _, two, three = points_of(run)
+    assert "client_loss/b" not in two.values
+    assert "client_loss/b" in three.values
 
 
 def test_tuning_and_privacy_are_series(run):
