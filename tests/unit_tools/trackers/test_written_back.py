@@ -6,7 +6,7 @@ import struct
 import pytest
 from tracked_run import EVERY_S, TrackedRun
 
-from fsl_async.tools.trackers.feed import Feed, run_name
+from fsl_async.tools.trackers.feed import Feed
 from fsl_async.tools.trackers.outbox import Outbox
 
 RUN = "run-1"
@@ -132,12 +132,3 @@ def records_of(path):
         if kind in {1, 4}:  # complete, or the last part
             yield wandb_internal_pb2.Record.FromString(part)
             part = b""
-
-
-@pytest.mark.parametrize(
-    ("run_of_node", "name"),
-    [("run-1", "run-1"), ("", "my-runs"), ("..", "my-runs"), ("a/b", "my-runs")],
-)
-def test_names_of_folders_and_runs(tmp_path, run_of_node, name):
-    """A journal may come from elsewhere: its run's name leads nowhere else."""
-    assert run_name(run_of_node, tmp_path / "my runs") == name
