@@ -144,7 +144,7 @@ class Watching:
         from fsl_async.tools.trackers.outbox import Outbox
         from fsl_async.tools.trackers.prometheus import Figures
 
-        name = run_name(nodes[0].state.node.run, nodes[0].folder)
+        name = run_name(nodes[0].state.node, nodes[0].folder)
         self._output = output
         self._uri = asked.mlflow or ""
         self._boxes: list[Outbox] = []

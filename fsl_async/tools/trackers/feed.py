@@ -10,6 +10,7 @@ from typing import Any
 from fsl_async.observe.evaluations import EVALUATIONS, Evaluation, kept, newest
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.run import NodeState
+from fsl_async.observe.run_state import CLIENT
 from fsl_async.roles.names import NAME
 from fsl_async.tools.trackers.catalog import Reading, prefix_of
 from fsl_async.tools.trackers.outbox import Outbox
@@ -88,7 +89,10 @@ class Feed:
             self._put([evaluated(one, at) for one in newest(self._points.step, self._measured)])
 
 
-def run_name(name: str, folder: Path) -> str:
-    """A name for files and ids: the run's, or the folder's where the journal has no good one."""
+def run_name(node: NodeState, folder: Path) -> str:
+    """A name for files and ids: the run's, at a client with its own; the folder's where the journal
+    has no good one.
+    """
+    name = f"{node.run}-{node.name}" if node.role == CLIENT and node.run else node.run
     fits = NAME.fullmatch(name) and name.strip(".")
     return name if fits else re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name) or "run"

@@ -6,6 +6,7 @@ import time
 import pytest
 from tracked_run import TrackedRun
 
+from fsl_async.observe.run import NodeState
 from fsl_async.tools.trackers.feed import Feed, run_name
 from fsl_async.tools.trackers.outbox import Outbox
 
@@ -109,9 +110,16 @@ def test_what_the_command_evaluate_leaves_is_taken(run):
 
 
 @pytest.mark.parametrize(
-    ("run_of_node", "name"),
-    [("run-1", "run-1"), ("", "my-runs"), ("..", "my-runs"), ("a/b", "my-runs")],
+    ("node", "name"),
+    [
+        (NodeState("ps", "run-1", "x"), "run-1"),
+        (NodeState("client", "run-1", "site-a"), "run-1-site-a"),
+        (NodeState(), "my-runs"),
+        (NodeState("ps", ".."), "my-runs"),
+        (NodeState("ps", "a/b"), "my-runs"),
+        (NodeState("client", "run-1", "../x"), "my-runs"),
+    ],
 )
-def test_names_of_folders_and_runs(tmp_path, run_of_node, name):
+def test_names_of_folders_and_runs(tmp_path, node, name):
     """A journal may come from elsewhere: its run's name leads nowhere else."""
-    assert run_name(run_of_node, tmp_path / "my runs") == name
+    assert run_name(node, tmp_path / "my runs") == name
