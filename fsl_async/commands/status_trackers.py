@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 JOURNAL = "journal.jsonl"
 POLL_S = 0.5
+SETTLE_S = 2.0
+"""Of a process with two servers the journals do not begin at one moment."""
 PORT = 9720
 """Of `fsl_async.tools.trackers.prometheus`, which a test compares."""
 PROJECT = "fsl-async"
@@ -113,6 +115,8 @@ def wait_for_journal(run_dir: Path, output: Output) -> None:
             output.say(f"waits for {places[0]}")
         told = True
         time.sleep(POLL_S)
+    if told and not _has_line(places[0]):
+        time.sleep(SETTLE_S)
 
 
 def wait_until_gone(status: NodeStatus, poll: Callable[[], None]) -> None:

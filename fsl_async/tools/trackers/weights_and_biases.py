@@ -50,7 +50,7 @@ class WeightsAndBiases:
                 x_save_requirements=False,
             ),
         )
-        self.where = str(self._run.dir if self._run.offline else self._run.url)
+        self.where = str(Path(self._run.dir).parent if self._run.offline else self._run.url)
         self._marks_at = folder / "wandb" / f"fsl-{run}.json"
         self._marks = _read(self._marks_at)
         self._run.define_metric(STEP)
