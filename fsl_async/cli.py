@@ -64,7 +64,16 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option(
     "--name", help="client: its name in the run (default: the host's). ps: the run's name."
 )
-@click.option("--data", metavar="PATH", help="Train on this text; in split learning data sets too.")
+@click.option(
+    "--data",
+    metavar="PATH",
+    help="Train on this: text, .jsonl, .parquet, a saved data set, hf://NAME (docs/DATA.md).",
+)
+@click.option(
+    "--tokenizer",
+    metavar="PATH",
+    help="ps, client: train on tokens of this tokenizer.json (or name at the hub), not on bytes.",
+)
 @click.option(
     "--allow",
     metavar="KIND,...",
@@ -172,6 +181,7 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "launchers": ("ps", "--launchers goes with --role ps, which launches clients that died"),
     "with_ps": ("server", "--with-ps goes with --role server"),
     "base": ("ps client", "--base is for --role ps and --role client"),
+    "tokenizer": ("ps client", "--tokenizer is for --role ps and --role client: of pretraining"),
     "rank": ("client", "--rank is a client's; the run's is --set tune.rank=R"),
     "layers": ("client", "--layers is a client's"),
     "ranks": ("client", "--ranks is a client's"),

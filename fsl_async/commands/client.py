@@ -43,6 +43,7 @@ def command(
     name: str | None,
     data: str | None,
     task: str | None,
+    tokenizer: str | None = None,
     run_dir: Path | None,
     threads: int | None,
     model: str | None,
@@ -82,14 +83,11 @@ def command(
     task = check_task(task) if task else None
     model = check_task(model, "--model") if model else None
     auxiliary = check_task(auxiliary, "--auxiliary") if auxiliary else None
-    data = str(check_data(data)) if data else None
     tuning = SiteTuning(
         str(check_base(base)) if base is not None else "", rank or 0, _order(order), layers or ""
     )
-    if tuning.base:
-        pass  # records of any shape, which the run's objective reads
-    elif task is None and data is not None:
-        check_readable(data)
+    data = _checked_data(data, task, tuning.base) if data else None
+    tokenizer = check_tokenizer(tokenizer, task, tuning.base) if tokenizer else None
     if max_restarts is not None and ranks is None:
         raise UsageError("--max-restarts goes with --ranks N")
     output = Output(as_json=as_json, waits=False)
@@ -106,6 +104,7 @@ def command(
             output.result(
                 {"role": "client", "server": server.fsl, "name": name, "data": data or ""}
                 | {"task": task or "", "run_dir": str(run_dir or "")}
+                | ({} if tokenizer is None else {"tokenizer": tokenizer})
                 | {"threads": threads_here(threads or 0)}
                 | {"allow": listed(policy.allowed)}
                 | ({} if ranks is None else {"ranks": ranks})
@@ -119,6 +118,7 @@ def command(
             name,
             task,
             data,
+            tokenizer=tokenizer,
             threads=threads,
             code=SiteCode(model, auxiliary),
             tuning=tuning,
@@ -216,13 +216,47 @@ def check_function(task: str) -> None:
 
 
 def check_readable(data: str) -> None:
-    """Raise DataError for a data set that is short or damaged, and for text by `check_text`."""
-    from fsl_async.learn.data.find import is_text, open_dataset
+    """Raise DataError for data that are short or damaged, and for text by `check_text`.
 
-    if is_text(Path(data)):
+    What is streamed is looked at when the run has welcomed the client.
+    """
+    from fsl_async.learn.data.find import is_text, open_dataset
+    from fsl_async.learn.data.sources import location_of, open_documents
+
+    found = location_of(data)
+    if found.kind in {"jsonl", "parquet"}:
+        open_documents(found, 0.0)
+    elif found.kind == "saved":
+        try:  # of images and labels in split learning, of texts in pretraining
+            open_dataset(found.path)
+        except DataError:
+            open_documents(found, 0.0)
+    elif found.kind == "text" and is_text(Path(data)):
         check_text(data)
-    else:
+    elif found.kind == "text":
         open_dataset(data)
+
+
+def _checked_data(data: str, task: str | None, base: str) -> str:
+    """Return `data` as `check_data` does; checks what a task and fine-tuning do not read."""
+    from fsl_async.learn.data.sources import is_streamed
+
+    data = check_data(data)
+    if base:  # records of any shape, which the run's objective reads
+        if is_streamed(data):
+            raise UsageError(f"--data {data}: fine-tuning (--base) reads records on disk")
+    elif task is None:
+        check_readable(data)
+    return data
+
+
+def check_tokenizer(tokenizer: str, task: str | None, base: str) -> str:
+    """Return an absolute path, or a name at the hub. Raises UsageError beside a task or a base."""
+    if task is not None or base:
+        other = "--task" if task is not None else "--base"
+        raise UsageError(f"--tokenizer is of the built-in pretraining: leave out it or {other}")
+    path = Path(tokenizer).expanduser()
+    return str(path.resolve()) if path.exists() else tokenizer
 
 
 def check_text(data: str) -> None:
@@ -249,9 +283,12 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
     """
     from fsl_async.learn.data.corpus import Corpus
     from fsl_async.learn.data.find import is_text
+    from fsl_async.learn.data.sources import location_of
 
     path = config.data.path
     if not path or config.train.task or config.tune.is_on or not Path(path).exists():
+        return
+    if not config.split.is_on and (config.model.tokenizer or location_of(path).kind != "text"):
         return
     if config.split.is_on and not is_text(Path(path)):
         return  # the parameter server describes it when it starts
@@ -284,9 +321,21 @@ def check_base(base: Path) -> Path:
     return path.resolve()
 
 
-def check_data(data: str) -> Path:
-    """Return an absolute path. Raises UsageError where nothing is there that we may read."""
-    path = Path(data).expanduser()
+def check_data(data: str) -> str:
+    """Return an absolute path with its column, or hf:// and more, as it is.
+
+    Raises UsageError where nothing is there that we may read.
+    """
+    from fsl_async.learn.data.sources import is_streamed, location_of, split_column
+
+    if is_streamed(data):
+        try:
+            location_of(data)
+        except DataError as error:
+            raise UsageError(f"--{error.message}") from None
+        return data
+    name, column = split_column(data)
+    path = Path(name).expanduser()
     try:
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
@@ -300,4 +349,4 @@ def check_data(data: str) -> Path:
         raise UsageError(f"--data {data}: no such file or directory") from None
     except OSError as error:
         raise UsageError(f"--data {data}: {error.strerror}") from None
-    return path.resolve()
+    return f"{path.resolve()}:{column}" if column else str(path.resolve())

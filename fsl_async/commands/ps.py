@@ -34,6 +34,7 @@ def command(
     name: str | None,
     data: str | None,
     task: str | None,
+    tokenizer: str | None = None,
     base: Path | None = None,
     run_dir: Path | None,
     from_version: int | None,
@@ -60,10 +61,16 @@ def command(
         ),
         "run.name": ("--name", name),
         "run.directory": ("--run-dir", str(run_dir) if run_dir else None),
-        "data.path": ("--data", str(check_data(data)) if data else None),
+        "data.path": ("--data", check_data(data) if data else None),
         "train.task": ("--task", check_task(task) if task else None),
         "listen.insecure": ("--insecure", True if insecure else None),
     }
+    if tokenizer is not None:
+        from fsl_async.learn.data.tokenizer import facts_of
+
+        found_facts = facts_of(tokenizer)
+        chosen["model.tokenizer"] = "--tokenizer", found_facts.digest
+        chosen["model.vocabulary"] = "--tokenizer", found_facts.vocabulary
     if base is not None:
         chosen["tune.base"] = "--base", str(check_base(base))
         if not any(one.startswith("tune.method") for one in overrides):
@@ -170,6 +177,8 @@ def client_options(config: Config) -> str:
         options.append("--base MODEL")
     if not config.train.task and (config.data.source == "site" or config.tune.is_on):
         options.append("--data PATH")
+    if config.model.tokenizer:
+        options.append("--tokenizer PATH")
     needed = needs_of(config)
     if set(needed) != {DELTAS}:
         options.append(f"--allow {listed(needed)}")

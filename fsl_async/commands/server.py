@@ -62,7 +62,7 @@ def command(
         ),
         "run.name": ("--name", name),
         "run.directory": ("--run-dir", str(run_dir) if run_dir else None),
-        "data.path": ("--data", str(check_data(data)) if data else None),
+        "data.path": ("--data", check_data(data) if data else None),
         "model.family": ("--model", check_task(model, "--model") if model else None),
         "split.auxiliary": ("--auxiliary", own_auxiliary),
         "train.threads": ("--threads", threads),

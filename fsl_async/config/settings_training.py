@@ -140,7 +140,20 @@ class ModelConfig:
         0, "attention heads; 0 = from the preset", span(least=0, most=1024), fixed=True
     )
     context: int = setting(
-        0, "bytes in a window; 0 = from the preset", span(least=0, most=1 << 20), fixed=True
+        0, "tokens in a window; 0 = from the preset", span(least=0, most=1 << 20), fixed=True
+    )
+    tokenizer: str = setting(
+        "",
+        "digest of the tokenizer of the built-in gpt, which every site has (--tokenizer sets it);"
+        " empty = bytes are tokens",
+        must_be_fingerprint,
+        fixed=True,
+    )
+    vocabulary: int = setting(
+        0,
+        "tokens of the built-in gpt (--tokenizer sets it); 0 = 256, all bytes",
+        span(least=0, most=1 << 22),
+        fixed=True,
     )
 
     def __attrs_post_init__(self) -> None:

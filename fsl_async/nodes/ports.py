@@ -155,6 +155,10 @@ class Store(Protocol):
         """
         ...
 
+    def position(self, name: str) -> dict[str, float]:
+        """Where a client's newest acknowledged delta ended in its data; empty: nowhere yet."""
+        ...
+
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Record the newest incarnation of a client durably."""
         ...

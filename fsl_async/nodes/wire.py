@@ -8,12 +8,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fsl_async.accounting.categories import Category
 from fsl_async.config.settings import Config
 from fsl_async.roles.messages import MessageError, checked_text, optional
-from fsl_async.roles.sync.delta import DIGEST
+from fsl_async.roles.sync.delta import DIGEST, POSITION
 from fsl_async.roles.sync.messages import RUN
 from fsl_transport.text import peer_text
 
@@ -68,10 +68,14 @@ class Welcome:
     shard: int
     shards: int
     config: dict[str, Any]
+    position: dict[str, float] = field(factory=dict)
+    """Where the client's last acknowledged delta ended in its data (`delta.POSITION`)."""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the plain map."""
-        return {"run": self.run, "shard": self.shard, "shards": self.shards, "config": self.config}
+        position = {"position": self.position} if self.position else {}
+        part = {"shard": self.shard, "shards": self.shards}
+        return {"run": self.run, **part, "config": self.config, **position}
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Welcome:
@@ -84,7 +88,19 @@ class Welcome:
             shard,
             shards,
             _take_tables(body, "config"),
+            position_of(body.get("position", {})),
         )
+
+
+def position_of(given: object) -> dict[str, float]:
+    """Read a position in the data: whole numbers from 0 on. Raises MessageError."""
+    if not isinstance(given, dict):
+        raise MessageError(f"position is {type(given).__name__}, not a map")
+    found = {name: given[name] for name in POSITION if name in given}
+    for name, value in found.items():
+        if type(value) not in {int, float} or not 0 <= value < 1 << 53 or value % 1:
+            raise MessageError(f"position: {name} is no whole number")
+    return {name: float(value) for name, value in found.items()}
 
 
 def beat_of(payload: dict[str, Any]) -> dict[str, Any]:

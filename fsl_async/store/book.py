@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attrs import asdict
 
-from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
+from fsl_async.roles.sync.delta import POSITION, DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.errors import StoreError
@@ -100,6 +100,8 @@ class Book:
         # The newest accepted deltas, pending, merged or quarantined, oldest first.
         self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
+        # Client -> where its newest acknowledged delta ended in its data.
+        self.positions: dict[str, dict[str, float]] = {}
         self.provisional: set[str] = set()  # clients with a provisional lease
         self.ring = RingBook()
         self.latest = LatestBook(reuse)
@@ -230,6 +232,9 @@ class Book:
     def _apply_accepted(self, fact: Mapping[str, Any]) -> None:
         delta = from_fact(fact)
         self.pending[delta.key] = delta
+        facts = delta.delta.facts
+        if position := {name: facts[name] for name in POSITION if facts.get(name) is not None}:
+            self.positions[delta.key.client] = position
         leaving = [self.accepted[0].key] if len(self.accepted) == REMEMBERED else []
         self.accepted.append(delta)
         for key in leaving:
@@ -415,6 +420,7 @@ _AS_THEY_ARE = (
     "generation",
     "rollback_targets",
     "leases",
+    "positions",
     "incarnations",
 )
 """Members that are JSON already."""

@@ -355,6 +355,13 @@ class Store:
         with disk("cannot write the decay to the ledger"):
             self._open.facts.record("decay", asdict(decay))
 
+    def position(self, name: str) -> dict[str, float]:
+        """Where a client's newest acknowledged delta ended in its data; empty: nowhere yet.
+
+        For any thread.
+        """
+        return dict(self._open.facts.book.positions.get(name, {}))
+
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Record a client's newest incarnation, to detect older ones after a restart."""
         facts = self._open.facts

@@ -141,6 +141,10 @@ class Fed(FedBase):
         if EPSILON in facts():
             self._refusal = ""
 
+    def keep_position(self, position: Callable[[], Mapping[str, float]]) -> None:
+        """Report the position in the data with every delta; see `FedBase.keep_position`."""
+        self._training.position = position
+
     def _check_weights(
         self, model: nn.Module, exchange: Sequence[str] | View | None = None
     ) -> None:

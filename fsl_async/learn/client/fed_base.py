@@ -20,6 +20,7 @@ from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
+from fsl_async.learn.data.packing import Position
 from fsl_async.learn.models.adapters import Adapters, AdapterSpec
 from fsl_async.roles.machine import Event
 from fsl_async.store.adapters import adapter_rule_named
@@ -66,6 +67,10 @@ class ClientContext:
     """This site's choices where the run tunes a base model."""
     privacy_folder: Path | None = None
     """Where private training keeps what it has spent (`fsl_async.learn.tune.budget`)."""
+    position: Mapping[str, float] = attrs.field(factory=dict)
+    """In the data, of this client's last acknowledged delta (`fsl_async.roles.sync.delta`)."""
+    states_file: Path | None = None
+    """Where states of streamed data are kept; None: nowhere."""
 
 
 class RoundTraining(Protocol):
@@ -209,6 +214,33 @@ class FedBase:
         """Report numbers with every delta, whatever the site's policy for metrics.
 
         facts: gives them when a delta is made; of those in `fsl_async.roles.sync.delta.FACTS`.
+        """
+
+    def position_in(self, check: int) -> Position:
+        """Where this client goes on in the data that `check` stands for.
+
+        That is where its last acknowledged delta ended; the beginning, with a line in the log,
+        where that was in other data.
+        """
+        found = Position.from_facts(self._context.position)
+        if found is not None and found.check == check:
+            return found
+        if found is not None:
+            self.log(
+                "the data, their division or the tokenizer have changed since this client's last"
+                " delta: it begins at the start of its part"
+            )
+        return Position(check=check)
+
+    @property
+    def states_file(self) -> Path | None:
+        """Where states of streamed data are kept; None: nowhere."""
+        return self._context.states_file
+
+    def keep_position(self, position: Callable[[], Mapping[str, float]]) -> None:
+        """Report the position in the data with every delta, so that a relaunch goes on there.
+
+        position: gives it when a delta is made; see `fsl_async.roles.sync.delta.POSITION`.
         """
 
     def track(self, optimizer: torch.optim.Optimizer) -> None:

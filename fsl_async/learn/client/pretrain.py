@@ -1,4 +1,6 @@
-"""The built-in task: pretrain a byte-level GPT on text. It uses the public fed API only: copy it.
+"""The built-in task: pretrain a GPT on text, by bytes or tokens.
+
+It uses the public fed API only: copy it.
 
 Inside a round: Muon for the matrices of blocks and AdamW with betas (0.9, 0.95) for the rest, decay
 0.1 on matrices only, gradients clipped to norm 1. The learning rate follows the run's progress, so
@@ -12,8 +14,9 @@ them would cost two more models on the wire and was found not to help (DiLoCo, s
 
 import math
 import sysconfig
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +24,7 @@ from fsl_async.errors import DataError
 from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
+from fsl_async.learn.data.sources import location_of
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 
 EVALUATED_BYTES = 1 << 14
@@ -43,20 +47,20 @@ def train(fed: FedBase) -> None:
         # for each other.
         torch.set_num_threads(settings["threads"])
     model_config = gpt_config(fed.config)
-    corpus = open_corpus(fed.config, model_config.context)
-    corpus.shard(*fed.part)  # too short a part is an error before this client joins in anything
+    # Before this client joins in anything: too short a part is an error.
+    data = open_data(fed, model_config.context, settings["batch"])
     model = GPT(model_config, seed=fed.seed).to(fed.device)
     if fed.ranks > 1:
         shard(model, fed)
     fed.attach(model)
     optimizer = fed.optimizer(model)
     scheduler = fed.scheduler(optimizer)
-    held_out = HeldOut(fed, lambda: measured(model, corpus), settings["evaluate_share"])
+    held_out = HeldOut(fed, lambda: data.measure(model), settings["evaluate_share"])
     # Ranks decide by clocks of their own when to evaluate, and must do it together.
-    if fed.part[0] or fed.ranks > 1 or not corpus.held_out.bytes:
+    if fed.part[0] or fed.ranks > 1 or not data.holds_out:
         held_out.never()
     skipped = 0
-    for window_BS in fed.shard(corpus, batch=settings["batch"]):
+    for window_BS in data.batches():
         with autocast(fed.device):
             loss = model.loss(window_BS)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -76,13 +80,67 @@ def train(fed: FedBase) -> None:
         metrics = {"loss": loss.item(), "skipped": is_skipped, **held_out.due()}
         if not fed.step(tokens=tokens, metrics=metrics):
             break
-    if corpus.held_out.bytes:
+    if data.holds_out:
         with fed.at_version() as version:
-            eval_loss = evaluate(model, corpus)
+            found = data.measure(model)
         fed.log(
-            f"eval_loss {eval_loss:.4f} nats/byte ({eval_loss / LN2:.4f} bits/byte) on the held-out"
-            f" tail, version {version}"
+            f"eval_loss {found['eval_loss']:.4f} nats/{data.unit}"
+            f" ({found['eval_bits_per_byte']:.4f} bits/byte) on the held-out tail, version"
+            f" {version}"
         )
+
+
+class TrainingData(Protocol):
+    """What the loop trains and evaluates on. unit: what a token is."""
+
+    unit: str
+    holds_out: bool
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Windows, int64 (batch, context + 1), until the run ends."""
+        ...
+
+    def measure(self, model: GPT) -> dict[str, float]:
+        """Metrics of the model on what is held out."""
+        ...
+
+
+class ByteData:
+    """Random windows of a corpus, by bytes. Raises DataError for too short a part."""
+
+    unit = "byte"
+
+    def __init__(self, fed: FedBase, context: int, batch: int) -> None:
+        self._fed, self._batch = fed, batch
+        self.corpus = open_corpus(fed.config, context)
+        self.corpus.shard(*fed.part)
+        self.holds_out = bool(self.corpus.held_out.bytes)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Windows, int64 (batch, context + 1), until the run ends."""
+        return self._fed.shard(self.corpus, batch=self._batch)
+
+    def measure(self, model: GPT) -> dict[str, float]:
+        """Metrics of the model on the held-out tail."""
+        return measured(model, self.corpus)
+
+
+def open_data(fed: FedBase, context: int, batch: int) -> TrainingData:
+    """The client's data: bytes of text, or tokens of texts. Raises DataError, TaskError."""
+    if is_bytes_of_text(fed.config):
+        return ByteData(fed, context, batch)
+    from fsl_async.learn.client.token_data import TokenData
+
+    return TokenData(fed, context, batch)
+
+
+def is_bytes_of_text(tables: Tables) -> bool:
+    """Whether the data are files of text, and a token is a byte."""
+    path = tables.get("data", {}).get("path")
+    has_tokenizer = tables.get("model", {}).get("tokenizer") or tables.get("data", {}).get(
+        "tokenizer"
+    )
+    return not has_tokenizer and (not path or location_of(str(path)).kind == "text")
 
 
 def shard(model: GPT, fed: FedBase) -> None:

@@ -51,6 +51,8 @@ class Training:
         """Of every delta; see `fsl_async.roles.sync.delta.FACTS`."""
         self.more_facts: Callable[[], Mapping[str, float]] = dict
         """Gives those that change, when a delta is made."""
+        self.position: Callable[[], Mapping[str, float]] = dict
+        """Gives the position in the data, when a delta is made."""
         self.round_steps = 0
         """Steps of a round in a training function that calls `fed.step` alone; 0: it asks for
         rounds, or there are none."""
@@ -206,7 +208,8 @@ class Training:
             metrics["nonfinite"] = 1.0
         metrics["snapshot_s"] = time.monotonic() - begun
         self.orders.hold(hold)  # before the answer, which may bring the resume
-        work = Work(tokens, steps, metrics, finite, {**self.facts, **self.more_facts()})
+        facts = {**self.facts, **self.more_facts(), **self.position()}
+        work = Work(tokens, steps, metrics, finite, facts)
         self._exchange.put_snapshot(sequence, snapshot, work)
 
     def _put_scalars(self, sequence: int, scalars: Vector) -> None:

@@ -59,7 +59,7 @@ class HubFolder(Dataset):
     ) -> None:
         self._folder = _split_folder(folder, checked_split(split))
         self._arrow = _pyarrow()
-        table = self._table()
+        table = saved_table(folder, split)
         names = table.column_names
         label_name = labels or next((name for name in _LABEL_NAMES if name in names), "")
         value_name = values or next((name for name in _VALUE_NAMES if name in names), "")
@@ -121,36 +121,6 @@ class HubFolder(Dataset):
             chunk = int(np.searchsorted(self._starts, index, side="right")) - 1
             found.append(self._sample(self._chunks[chunk], index - int(self._starts[chunk])))
         return found
-
-    def _table(self) -> Any:
-        arrow = self._arrow
-        state = _json(self._folder / _STATE)
-        if state.get("_indices_files") or state.get("_indices_data_files"):
-            raise DataError(
-                f"{str(self._folder)!r} keeps its order in a file of its own:"
-                " flatten_indices() and save it again"
-            )
-        named = state.get("_data_files")
-        listed = named if isinstance(named, list) else []
-        files = [str(one.get("filename", "")) if isinstance(one, dict) else "" for one in listed]
-        if not files or any(Path(name).name != name for name in files):
-            raise DataError(f"{str(self._folder / _STATE)!r} names no data files in its folder")
-        tables = []
-        for name in files:
-            path = self._folder / name
-            try:
-                # The table's buffers keep the map open.
-                tables.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
-            except OSError as error:
-                raise cannot_read(path, error) from error
-            except arrow.ArrowInvalid as error:
-                raise DataError(
-                    f"{str(path)!r}, {path.stat().st_size} bytes, is short or damaged ({error})"
-                ) from error
-        try:
-            return arrow.concat_tables(tables)
-        except arrow.ArrowInvalid as error:
-            raise DataError(f"{str(self._folder)!r}: its files do not fit ({error})") from error
 
     def _numbers(self, column: Any, name: str) -> npt.NDArray[np.int64]:
         where = f"{str(self._folder)!r}, column {name}"
@@ -220,6 +190,38 @@ class HubFolder(Dataset):
         except (OSError, SyntaxError, ValueError) as error:
             raise DataError(f"{self._where}: a damaged image ({error})") from error
         return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def saved_table(folder: Path, split: str = "train") -> Any:
+    """The table of one split of a saved data set, mapped. Raises DataError."""
+    arrow, folder = _pyarrow(), _split_folder(folder, split)
+    state = _json(folder / _STATE)
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise DataError(
+            f"{str(folder)!r} keeps its order in a file of its own:"
+            " flatten_indices() and save it again"
+        )
+    named = state.get("_data_files")
+    listed = named if isinstance(named, list) else []
+    files = [str(one.get("filename", "")) if isinstance(one, dict) else "" for one in listed]
+    if not files or any(Path(name).name != name for name in files):
+        raise DataError(f"{str(folder / _STATE)!r} names no data files in its folder")
+    tables = []
+    for name in files:
+        path = folder / name
+        try:
+            # The table's buffers keep the map open.
+            tables.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
+        except OSError as error:
+            raise cannot_read(path, error) from error
+        except arrow.ArrowInvalid as error:
+            raise DataError(
+                f"{str(path)!r}, {path.stat().st_size} bytes, is short or damaged ({error})"
+            ) from error
+    try:
+        return arrow.concat_tables(tables)
+    except arrow.ArrowInvalid as error:
+        raise DataError(f"{str(folder)!r}: its files do not fit ({error})") from error
 
 
 def _pyarrow() -> Any:

@@ -1,8 +1,8 @@
-"""A byte-level GPT in plain torch: the model of the built-in pretraining task.
+"""A GPT in plain torch: the model of the built-in pretraining task.
 
 Choices, and what they cost:
-  * Bytes are tokens (vocabulary 256): no tokenizer to agree upon between sites, losses comparable
-    over any data. Price: sequences are about four times as long as with a usual tokenizer.
+  * Bytes are tokens (vocabulary 256) unless the run has a tokenizer: none to agree upon between
+    sites, losses comparable over any data. Price: sequences are about four times as long.
   * Pre-norm with RMSNorm (Zhang & Sennrich, arXiv:1910.07467) and rotary positions (Su et al.,
     arXiv:2104.09864): nothing depends on the context length but a table that is computed, so the
     manifest does not either.
@@ -74,7 +74,7 @@ def gpt_config(tables: Tables) -> GPTConfig:
     preset = given.get("preset", "0.5m")
     if preset not in PRESETS:
         raise TaskError(f"model.preset {preset!r} does not exist: use one of {', '.join(PRESETS)}")
-    names = ("layers", "width", "heads", "context")
+    names = ("layers", "width", "heads", "context", "vocabulary")
     changed = {name: given[name] for name in names if given.get(name)}
     try:
         return attrs.evolve(PRESETS[preset], **changed)

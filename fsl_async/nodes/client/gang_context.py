@@ -17,7 +17,7 @@ from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
 
-_TEXTS = ("task", "data", "device", "threads")
+_TEXTS = ("task", "data", "tokenizer", "device", "threads")
 
 
 def options_to_wire(options: ClientOptions) -> dict[str, Any]:

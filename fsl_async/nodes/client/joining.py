@@ -39,6 +39,8 @@ SPLIT_TASK = "fsl_async.learn.split.task:train"
 TUNE_TASK = "fsl_async.learn.tune.task:train"
 PRIVACY = "privacy"
 """Folder of privacy budgets, in that of the keys."""
+STREAMS = "streams"
+"""Folder of the states of streamed data, in that of the keys."""
 
 
 def context_of(
@@ -55,6 +57,9 @@ def context_of(
         config["train"] = {**config["train"], "threads": options.threads}
     if options.data is not None:  # the data's path differs from site to site
         config["data"] = {**config["data"], "path": options.data}
+    if options.tokenizer is not None:
+        config["data"] = {**config["data"], "tokenizer": options.tokenizer}
+    keys = (options.keys or KeysFolder()).path
     return ClientContext(
         client_name=options.name,
         seed=member.config.run.seed,
@@ -65,7 +70,9 @@ def context_of(
         log=log,
         policy=options.policy,
         tuning=options.tuning,
-        privacy_folder=(options.keys or KeysFolder()).path / PRIVACY,
+        privacy_folder=keys / PRIVACY,
+        position=member.welcome.position,
+        states_file=keys / STREAMS / f"{member.welcome.run}-{options.name}.json",
     )
 
 

@@ -81,6 +81,8 @@ class ClientOptions:
     """None: the built-in task."""
     data: str | None = None
     """Path of the built-in task's data; None: the built-in text, if the run allows it."""
+    tokenizer: str | None = None
+    """Of the built-in pretraining: a path, or a name at the hub; None: bytes."""
     device: str | None = None
     """None: train.device."""
     threads: int | None = None

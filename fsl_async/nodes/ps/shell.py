@@ -339,7 +339,8 @@ class ParameterServerShell:
     def _welcome(self, effect: do.Welcome, number: int) -> None:
         facts = self.facts
         parts = facts.groups * facts.shards
-        welcome = Welcome(facts.run, facts.part_of(effect.shard), parts, facts.config)
+        position = self._store.position(effect.peer)
+        welcome = Welcome(facts.run, facts.part_of(effect.shard), parts, facts.config, position)
         self.endpoint.welcome(effect.peer, welcome.to_wire())
 
     def _use_model(self, effect: do.UseModel, number: int) -> None:

@@ -33,9 +33,10 @@ _PYTHON_VALUED = frozenset({"-X", "-W"})
 """Options of Python that take a value; with `-c` it runs no node."""
 
 VALUED = frozenset({
-    "--role", "--config", "--set", "--name", "--data", "--task", "--model", "--auxiliary",
-    "--run-dir", "--from-version", "--threads", "--launchers", "--grace", "--listen", "--split",
-    "--keys", "--allow", "--base", "--rank", "--layers", "--order", "--ranks", "--max-restarts",
+    "--role", "--config", "--set", "--name", "--data", "--tokenizer", "--task", "--model",
+    "--auxiliary", "--run-dir", "--from-version", "--threads", "--launchers", "--grace", "--listen",
+    "--split", "--keys", "--allow", "--base", "--rank", "--layers", "--order", "--ranks",
+    "--max-restarts",
 })  # fmt: skip
 """Options of a node that take a value; the remaining argument is the address."""
 

@@ -299,6 +299,10 @@ class CountingStore:
             loose.discard(name)
         return leases[name]
 
+    def position(self, name: str) -> dict[str, float]:
+        """Where a client is in its data: clients here have none."""
+        return {}
+
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Record the newest incarnation of a client."""
         self.disk.incarnations[name] = max(incarnation, self.disk.incarnations.get(name, -1))

@@ -1,0 +1,153 @@
+"""The data of the built-in pretraining where it is not text by bytes: texts of a source, packed."""
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+
+from fsl_async.errors import DataError, TaskError
+from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.pretrain import EVALUATED_BATCH, EVALUATED_BYTES, LN2, autocast
+from fsl_async.learn.data.corpus import HELD_OUT_SHARE
+from fsl_async.learn.data.packing import Packer, Position, check_of, held_out_tokens
+from fsl_async.learn.data.sources import location_of, open_source
+from fsl_async.learn.data.tokenizer import Coder, coder_of, facts_of
+from fsl_async.learn.models.gpt import GPT, Tables
+
+KEPT_STATES = 8
+"""States of a stream that are kept, of the newest snapshots."""
+
+
+def run_coder(tables: Tables) -> Coder:
+    """The site's tokenizer, checked against the run's. Raises DataError, TaskError."""
+    expected = str(tables.get("model", {}).get("tokenizer", ""))
+    given = str(tables.get("data", {}).get("tokenizer", ""))
+    if not expected and not given:
+        return coder_of(None)
+    if not expected:
+        raise TaskError(
+            "this run trains on bytes, and this client has --tokenizer: leave it out (the run's is"
+            " chosen by --tokenizer at the parameter server)"
+        )
+    if not given:
+        raise TaskError(
+            f"this run trains on tokens of tokenizer {expected[:8]}: give this client the same with"
+            " --tokenizer PATH_OR_NAME"
+        )
+    facts = facts_of(given)
+    if facts.digest != expected:
+        raise TaskError(
+            f"--tokenizer {given}: its digest is {facts.digest[:8]}, and the run's tokenizer has"
+            f" {expected[:8]}: every site needs the same tokenizer.json"
+        )
+    return coder_of(facts)
+
+
+class TokenData:
+    """Tokens of a client's part of the texts.
+
+    The ranks of a client read the same texts, and each takes its share of the windows, so that one
+    position is that of all. Raises DataError, TaskError.
+    """
+
+    unit = "token"
+
+    def __init__(self, fed: FedBase, context: int, batch: int) -> None:
+        given = fed.config.get("data", {})
+        index, count = fed.part
+        part = (index // fed.ranks, count // fed.ranks)
+        held_out = float(given.get("holdout", HELD_OUT_SHARE))
+        self.coder = run_coder(fed.config)
+        path = str(given.get("path") or sysconfig.get_path("stdlib"))
+        self.source = open_source(location_of(path), part, held_out)
+        self.holds_out = held_out > 0
+        self._fed, self._context = fed, context
+        check = check_of(self.source.fingerprint, self.coder.digest, context, fed.seed, *part)
+        self._states = None if fed.rank else fed.states_file
+        self.packer = Packer(
+            self.source,
+            self.coder,
+            context=context,
+            batch=batch,
+            seed=f"{fed.seed}/{part[0]}/{part[1]}",
+            start=fed.position_in(check),
+            share=(fed.rank, fed.ranks),
+        )
+        self.packer.resume = self._kept(self.packer.position)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Windows, int64 (batch, context + 1) on the client's device, until the run ends."""
+        fed = self._fed
+        fed.keep_position(self.facts)
+        with closing(self.packer.batches()) as drawn:
+            while fed.running:
+                yield torch.from_numpy(next(drawn)).to(fed.device)
+
+    def facts(self) -> dict[str, float]:
+        """The position after the last batch, as facts of a delta. Keeps the stream's state."""
+        found = self.packer.position.to_facts()
+        self._keep(found)
+        return found
+
+    def measure(self, model: GPT, limit_bytes: int = EVALUATED_BYTES) -> dict[str, float]:
+        """Loss in nats per token, and bits per byte, on held-out texts. Raises DataError."""
+        tokens, size = held_out_tokens(self.source, self.coder, limit_bytes)
+        nats = token_nats(model, tokens, self._context)
+        return {"eval_loss": nats / (len(tokens) - 1), "eval_bits_per_byte": nats / LN2 / size}
+
+    def _kept(self, position: Position) -> Any:
+        wanted = position.to_facts() | {"data_drawn": 0.0}
+        for facts, state in self._read_states():
+            if facts == wanted:
+                return state
+        return None
+
+    def _keep(self, facts: dict[str, float]) -> None:
+        state = self.packer.resume
+        if self._states is None or state is None:
+            return
+        facts = facts | {"data_drawn": 0.0}
+        others = [one for one in self._read_states() if one[0] != facts]
+        kept = [*others, [facts, state]][-KEPT_STATES:]
+        try:
+            make_folder(self._states.parent)
+            replace_bytes(self._states, json.dumps(kept).encode())
+        except (OSError, TypeError, ValueError):
+            self._states = None  # a resume reads again instead
+
+    def _read_states(self) -> list[Any]:
+        try:
+            found = json.loads(self._states.read_bytes()) if self._states is not None else []
+            return [[dict(facts), state] for facts, state in found]
+        except (OSError, TypeError, ValueError):
+            return []
+
+
+def token_nats(model: GPT, tokens: np.ndarray[Any, np.dtype[np.int32]], context: int) -> float:
+    """Sum of the losses of all tokens but the first, in nats, by windows of the model's context."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    total, whole = 0.0, (len(tokens) - 1) // context * context
+    starts = range(0, whole, context)
+    windows = [tokens[start : start + context + 1] for start in starts]
+    batches = [
+        np.stack(windows[first : first + EVALUATED_BATCH])
+        for first in range(0, len(windows), EVALUATED_BATCH)
+    ]
+    if whole < len(tokens) - 1:
+        batches.append(tokens[None, whole:])
+    with torch.no_grad(), autocast(device):
+        for window_BS in batches:  # noqa: N806 - shapes are suffixes
+            predicted = window_BS.size - len(window_BS)
+            given = torch.from_numpy(window_BS.astype(np.int64)).to(device)
+            total += model.loss(given).item() * predicted
+    model.train(was_training)
+    if not batches:
+        raise DataError("nothing is held out: there is nothing to evaluate on")
+    return total
