@@ -363,6 +363,10 @@ class FedBase:
         that sorted data is dealt out evenly. With data.sharding = "local" all of `data` is this
         client's.
 
+        data as a `datasets.Dataset` or `IterableDataset` of Hugging Face: its items, each once per
+        epoch. A relaunched client goes on after the last item of its last acknowledged delta; of
+        several data sets only for the one given last. See docs/DATA.md.
+
         Raises DataError for text that is missing or too short, TaskError for an empty part.
         """
         mine = self.part
@@ -376,6 +380,10 @@ class FedBase:
                 data = Corpus.open(data, context=context, held_out=held_out)
             size = batch or int(self.config.get("train", {}).get("batch", 1))
             return self._text(data, mine, size, start)
+        from fsl_async.learn.client.hub_items import hub_items, is_hub_data
+
+        if is_hub_data(data):
+            return hub_items(self, data)
         return self._items(data, mine, start)
 
     def _text(

@@ -346,20 +346,18 @@ class Stream(Source):
         try:
             known = data.column_names or list(next(iter(data), ()))
             self._column = chosen_column(name, known, column)
-            self._data = data.select_columns([self._column])
-            first = HELD_OUT_TEXTS if held_out else 0
-            self._first = [
-                self._text(row, at) for at, row in enumerate(islice(iter(self._data), first))
-            ]
+            self._data = data
+            first = islice(iter(self._begun(0)), HELD_OUT_TEXTS if held_out else 0)
+            self._first = [self._text(row, at) for at, row in enumerate(first)]
         except Exception as error:  # noqa: BLE001 - the network's, the file formats'
             raise stream_error(name, error) from None
         self.fingerprint = sha256(f"{name}\0{self._column}".encode()).hexdigest()[:32]
 
     def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
         """See `Source`. Without `resume` the texts before `at` are read again."""
-        data, at = self._data, max(at, len(self._first))
+        at = max(at, len(self._first))
         try:
-            data.set_epoch(epoch)
+            data = self._begun(epoch)
             if resume is not None:
                 data.load_state_dict(resume)
             rows = iter(data)
@@ -378,6 +376,12 @@ class Stream(Source):
     def held_out(self) -> Iterator[str]:
         """The first texts, read when the stream was opened."""
         yield from self._first
+
+    def _begun(self, epoch: int) -> Any:
+        """The data from their beginning: an object of its own, because it has a state."""
+        data = self._data.select_columns([self._column])
+        data.set_epoch(epoch)
+        return data
 
     def _text(self, row: dict[str, Any], at: int) -> str:
         text = row[self._column]

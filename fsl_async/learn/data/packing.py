@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fsl_async.learn.data.documents import Piece, Source
     from fsl_async.learn.data.tokenizer import Coder, Tokens
 
-BLOCK_TOKENS = 1 << 18
+BLOCK_WINDOWS = 256
 """Of a block; it is read ahead while the one before is trained on."""
 GROUP_PIECES, GROUP_CHARACTERS = 64, 1 << 20
 """Texts that are encoded at once, at most."""
@@ -104,7 +104,7 @@ class Packer:
     ) -> None:
         self._source, self._coder = source, coder
         self._context, self._batch, self._seed = context, batch, seed
-        self._windows = max(1, BLOCK_TOKENS // context)
+        self._windows = BLOCK_WINDOWS
         self._share = share
         self.position = start or Position()
         self.resume = resume
