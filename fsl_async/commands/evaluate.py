@@ -27,6 +27,9 @@ _POLL_S = 1.0
     help="The base model of a run that tunes one.",
 )  # fmt: skip
 @click.option(
+    "--tokenizer", metavar="PATH", help="The tokenizer of a run that has one, as at its clients."
+)
+@click.option(
     "--bytes",
     "limit_bytes",
     type=click.IntRange(min=1),
@@ -51,6 +54,7 @@ def command(
     mean: bool,
     data: str | None,
     base: Path | None,
+    tokenizer: str | None,
     limit_bytes: int,
     task: str | None,
     threads: int,
@@ -76,7 +80,9 @@ def command(
     from fsl_async.tools.versions import VersionEvaluator
 
     torch.set_num_threads(threads)
-    evaluator = VersionEvaluator(run_dir, data=data, limit_bytes=limit_bytes, own=task, base=base)
+    evaluator = VersionEvaluator(
+        run_dir, data=data, limit_bytes=limit_bytes, own=task, base=base, tokenizer=tokenizer
+    )
     kinds = ("weights", "mean") if mean else ("weights",)
 
     output.say(f"evaluates on {evaluator.data}")

@@ -13,7 +13,7 @@ from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.data.facts import Facts, context_of
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.families import hf_sizes
-from fsl_async.learn.models.gpt import GPT, GPTConfig, gpt_config
+from fsl_async.learn.models.gpt import GPT, VOCABULARY, GPTConfig, gpt_config
 from fsl_async.tools import exports
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def write_model(folder: Path, run: KeptRun, loaded: Loaded) -> str:
     sizes = built_in_gpt(run)
     if sizes is not None:
         exports.write_gpt(folder, run, loaded, sizes)
-        return "a Hugging Face folder (ArceeForCausalLM, which computes what the built-in GPT does)"
+        what = "a Hugging Face folder (ArceeForCausalLM, which computes what the built-in GPT does)"
+        return what if sizes.vocabulary == VOCABULARY else f"{what}; copy your tokenizer.json there"
     family = str(run.settings().get("model", {}).get("family", "gpt"))
     if family in LANGUAGE_FAMILIES[1:]:
         config = _family_config(run, family)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from fsl_async.errors import ConfigError, RunDirError, UsageError, one_line
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, VOCABULARY
 from fsl_async.learn.models.hf import extra
 from fsl_async.tools.export_models import built_in_gpt
 from fsl_async.tools.exports import ADAPTER_CONFIG, CONFIG, NOTE
@@ -165,6 +165,11 @@ def from_run(run_dir: Path, version: int | None, base: Path | None) -> tuple[Byt
         sizes = built_in_gpt(run)
         if sizes is None:
             raise UsageError("this run's model is not the built-in GPT: export it, and load that")
+        if sizes.vocabulary != VOCABULARY:
+            raise UsageError(
+                "this run trains on tokens of a tokenizer: export it, copy the tokenizer.json into"
+                " that folder, and generate from there"
+            )
         loaded = run.chosen(version)
         model = GPT(sizes)
         ModelWeights(model).copy_in(loaded.vector)

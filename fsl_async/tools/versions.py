@@ -19,8 +19,8 @@ import torch
 
 from fsl_async.errors import RunDirError, TaskError, UsageError, disk_words
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.pretrain import evaluate, open_corpus
-from fsl_async.learn.models.gpt import GPT, gpt_config
+from fsl_async.learn.client.pretrain import evaluate, is_bytes_of_text, open_corpus
+from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.observe.evaluations import EVALUATIONS
 from fsl_async.tools.kept_run import KeptRun
@@ -47,7 +47,8 @@ class VersionEvaluator:
     data: text to evaluate on, by its held-out tail; None: as the run's clients without --data.
     limit_bytes: of it. own: file.py:function that takes named tensors (fp32, on the CPU) and
     returns numbers by name, among them "loss"; for runs of other models than the built-in one.
-    base: of a run that tunes one; `data` is then records, all of which are evaluated on.
+    tokenizer: of a run that has one. base: of a run that tunes one; `data` is then records, all of
+    which are evaluated on.
 
     Raises RunDirError, TaskError, DataError.
     """
@@ -60,6 +61,7 @@ class VersionEvaluator:
         limit_bytes: int,
         own: str | None,
         base: Path | None = None,
+        tokenizer: str | None = None,
     ) -> None:
         self._run = KeptRun(run_dir)
         self._measure: Measure
@@ -68,7 +70,7 @@ class VersionEvaluator:
         elif self._run.settings().get("tune", {}).get("method", "none") != "none":
             self._measure, self.data = _tuned(self._run, base, data)
         else:
-            self._measure, self.data = _built_in(self._run, data, limit_bytes)
+            self._measure, self.data = _built_in(self._run, data, tokenizer, limit_bytes)
 
     def versions(self) -> list[int]:
         """The versions that are kept, oldest first."""
@@ -110,7 +112,9 @@ class VersionEvaluator:
             raise RunDirError(f"cannot write {path}: {disk_words(error)}") from None
 
 
-def _built_in(run: KeptRun, data: str | None, limit_bytes: int) -> tuple[Measure, str]:
+def _built_in(
+    run: KeptRun, data: str | None, tokenizer: str | None, limit_bytes: int
+) -> tuple[Measure, str]:
     """Loss of the built-in model on held-out text, and the name of the text."""
     tables = run.settings()
     model_table = tables.get("model", {})
@@ -121,6 +125,8 @@ def _built_in(run: KeptRun, data: str | None, limit_bytes: int) -> tuple[Measure
         )
     if data is not None:
         tables["data"] = {**tables.get("data", {}), "path": data}
+    if tokenizer is not None:
+        tables["data"] = {**tables.get("data", {}), "tokenizer": tokenizer}
     config = gpt_config(tables)
     model = GPT(config)
     weights = ModelWeights(model)
@@ -129,6 +135,9 @@ def _built_in(run: KeptRun, data: str | None, limit_bytes: int) -> tuple[Measure
             "this run trains another model than the built-in one: give --task file.py:function,"
             " which takes the weights by name and returns {'loss': ...}"
         )
+    named = str(tables.get("data", {}).get("path") or "the source of Python's library")
+    if not is_bytes_of_text(tables):
+        return _of_tokens(model, weights, tables, limit_bytes), named
     corpus = open_corpus(tables, config.context)
 
     def measure(vector: NDArray[np.float32]) -> Mapping[str, float]:
@@ -136,8 +145,21 @@ def _built_in(run: KeptRun, data: str | None, limit_bytes: int) -> tuple[Measure
         loss = evaluate(model, corpus, limit_bytes=limit_bytes)
         return {"loss": loss, "bits_per_byte": loss / math.log(2.0)}
 
-    named = str(tables.get("data", {}).get("path") or "the source of Python's library")
     return measure, named
+
+
+def _of_tokens(model: GPT, weights: ModelWeights, tables: Tables, limit_bytes: int) -> Measure:
+    """Loss on held-out texts by the run's tokens."""
+    from fsl_async.learn.client.token_data import measured_tokens, open_held_out
+
+    source, coder = open_held_out(tables)
+
+    def measure(vector: NDArray[np.float32]) -> Mapping[str, float]:
+        weights.copy_in(vector)
+        found = measured_tokens(model, source, coder, limit_bytes)
+        return {name.removeprefix("eval_"): value for name, value in found.items()}
+
+    return measure
 
 
 def _tuned(run: KeptRun, base: Path | None, data: str | None) -> tuple[Measure, str]:

@@ -289,6 +289,7 @@ def test_dry_run_resolves_defaults(capsys, monkeypatch):
     made = json.loads(out)
     assert made["run"]["directory"] == "runs/abc"
     sizes = {"preset": "1m", "layers": 3, "width": 128, "heads": 4, "context": 256}
+    sizes |= {"tokenizer": "", "vocabulary": 0}
     assert made["model"] == {"family": "gpt", "sizes": "", **sizes}
     assert (made["data"]["shards"], made["train"]["threads"]) == (3, 7)
     code, out, _ = run(capsys, *args, "--dry-run")

@@ -23,6 +23,8 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "model.width",
         "model.heads",
         "model.context",
+        "model.tokenizer",
+        "model.vocabulary",
         "split.method",
         "split.cut",
         "split.labels_at_home",

@@ -334,7 +334,7 @@ def test_defaults_are_the_documented_ones():
         | {"partition": "iid", "alpha": 1.0, "sample_shape": "", "classes": 0}
         | {"label_counts": "", "fingerprint": ""},
         "model": {"family": "gpt", "sizes": "", "preset": "3m"}
-        | {"layers": 0, "width": 0, "heads": 0, "context": 0},
+        | {"layers": 0, "width": 0, "heads": 0, "context": 0, "tokenizer": "", "vocabulary": 0},
         "train": {
             "batch": 16,
             "optimizer": "muon",

@@ -8,6 +8,7 @@ such an object is given, and so is there already.
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -51,7 +52,10 @@ class _Place:
 
     def __init__(self, fed: FedBase, position: Position) -> None:
         self.position = position
-        fed.keep_position(lambda: self.position.to_facts())
+        fed.keep_position(self.facts)
+
+    def facts(self) -> dict[str, float]:
+        return self.position.to_facts()
 
     def next_epoch(self) -> None:
         if not self.position.at:
@@ -81,10 +85,10 @@ def _indexed(fed: FedBase, data: Any, start: Position) -> Iterator[Any]:
 
 
 def _streamed(fed: FedBase, data: Any, start: Position) -> Iterator[Any]:
-    from datasets.distributed import split_dataset_by_node  # type: ignore[import-not-found]
-
     index, count = fed.part
-    mine = split_dataset_by_node(data, rank=index, world_size=count)
+    mine = import_module("datasets.distributed").split_dataset_by_node(
+        data, rank=index, world_size=count
+    )
     place = _Place(fed, start)
 
     def endless() -> Iterator[Any]:

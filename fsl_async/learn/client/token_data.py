@@ -3,7 +3,6 @@
 import json
 import sysconfig
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from fsl_async.files.private_files import make_folder, replace_bytes
 from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.client.pretrain import EVALUATED_BATCH, EVALUATED_BYTES, LN2, autocast
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
+from fsl_async.learn.data.documents import Source
 from fsl_async.learn.data.packing import Packer, Position, check_of, held_out_tokens
 from fsl_async.learn.data.sources import location_of, open_source
 from fsl_async.learn.data.tokenizer import Coder, coder_of, facts_of
@@ -66,7 +66,7 @@ class TokenData:
         path = str(given.get("path") or sysconfig.get_path("stdlib"))
         self.source = open_source(location_of(path), part, held_out)
         self.holds_out = held_out > 0
-        self._fed, self._context = fed, context
+        self._fed = fed
         check = check_of(self.source.fingerprint, self.coder.digest, context, fed.seed, *part)
         self._states = None if fed.rank else fed.states_file
         self.packer = Packer(
@@ -84,9 +84,10 @@ class TokenData:
         """Windows, int64 (batch, context + 1) on the client's device, until the run ends."""
         fed = self._fed
         fed.keep_position(self.facts)
-        with closing(self.packer.batches()) as drawn:
-            while fed.running:
-                yield torch.from_numpy(next(drawn)).to(fed.device)
+        for drawn in self.packer.batches():
+            if not fed.running:
+                return
+            yield torch.from_numpy(drawn).to(fed.device)
 
     def facts(self) -> dict[str, float]:
         """The position after the last batch, as facts of a delta. Keeps the stream's state."""
@@ -96,9 +97,7 @@ class TokenData:
 
     def measure(self, model: GPT, limit_bytes: int = EVALUATED_BYTES) -> dict[str, float]:
         """Loss in nats per token, and bits per byte, on held-out texts. Raises DataError."""
-        tokens, size = held_out_tokens(self.source, self.coder, limit_bytes)
-        nats = token_nats(model, tokens, self._context)
-        return {"eval_loss": nats / (len(tokens) - 1), "eval_bits_per_byte": nats / LN2 / size}
+        return measured_tokens(model, self.source, self.coder, limit_bytes)
 
     def _kept(self, position: Position) -> Any:
         wanted = position.to_facts() | {"data_drawn": 0.0}
@@ -126,6 +125,28 @@ class TokenData:
             return [[dict(facts), state] for facts, state in found]
         except (OSError, TypeError, ValueError):
             return []
+
+
+def open_held_out(tables: Tables) -> tuple[Source, Coder]:
+    """Texts whose held-out ones are evaluated on, and the run's tokenizer.
+
+    tables: of a run, with data.path and data.tokenizer of this machine. Raises DataError and
+    TaskError.
+    """
+    given = tables.get("data", {})
+    path = str(given.get("path") or sysconfig.get_path("stdlib"))
+    held_out = float(given.get("holdout", HELD_OUT_SHARE))
+    return open_source(location_of(path), (0, 1), held_out), run_coder(tables)
+
+
+def measured_tokens(model: GPT, source: Source, coder: Coder, limit_bytes: int) -> dict[str, float]:
+    """Loss in nats per token, and bits per byte, on at most so many bytes of held-out texts.
+
+    Raises DataError.
+    """
+    tokens, size = held_out_tokens(source, coder, limit_bytes)
+    nats = token_nats(model, tokens, model.config.context)
+    return {"eval_loss": nats / (len(tokens) - 1), "eval_bits_per_byte": nats / LN2 / size}
 
 
 def token_nats(model: GPT, tokens: np.ndarray[Any, np.dtype[np.int32]], context: int) -> float:

@@ -8,7 +8,7 @@ from token_texts import END, texts, write_lines, write_parquet, write_tokenizer
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data import documents
-from fsl_async.learn.data.sources import location_of, open_documents, open_source
+from fsl_async.learn.data.sources import Location, location_of, open_documents, open_source
 from fsl_async.learn.data.tokenizer import Bytes, coder_of, facts_of
 
 ROWS = texts(230)
@@ -59,7 +59,7 @@ def test_parts_and_what_is_held_out_are_each_text_once(kind, tmp_path, datasets,
         assert joined == "".join(row + "\n" for row in ROWS)
     else:
         held_out = list(parts[0].held_out()) if kind != "hub" else held_out
-        assert sorted([*sum(found, []), *held_out]) == sorted(ROWS)
+        assert sorted([*(text for one in found for text in one), *held_out]) == sorted(ROWS)
     assert held_out
     assert min(map(len, found)) > 0
     for part, one in zip(parts, found, strict=True):
@@ -89,20 +89,18 @@ def test_texts_of_files_end_with_their_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "path", "column", "config", "split"),
+    ("given", "expected"),
     [
-        ("hf://a/b", "hub", "a/b", "", "", "train"),
-        ("hf://a/b:c", "hub", "a/b", "", "c", "train"),
-        ("hf://a/b::validation:body", "hub", "a/b", "body", "", "validation"),
-        ("x.parquet:body", "parquet", "x.parquet", "body", "", "train"),
-        ("x.txt", "text", "x.txt", "", "", "train"),
+        ("hf://a/b", Location("hub", "a/b")),
+        ("hf://a/b:c", Location("hub", "a/b", config="c")),
+        ("hf://a/b::validation:body", Location("hub", "a/b", "body", split="validation")),
+        ("x.parquet:body", Location("parquet", "x.parquet", "body")),
+        ("x.txt", Location("text", "x.txt")),
     ],
 )
-def test_what_is_given_is_parsed(given, kind, path, column, config, split):
+def test_what_is_given_is_parsed(given, expected):
     """See docs/DATA.md."""
-    found = location_of(given)
-    assert (found.kind, found.path, found.column) == (kind, path, column)
-    assert (found.config, found.split) == (config, split)
+    assert location_of(given) == expected
 
 
 def test_wrong_data_is_refused_in_one_line(tmp_path, datasets, monkeypatch):

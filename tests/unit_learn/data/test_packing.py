@@ -77,9 +77,7 @@ def test_from_any_position_on_it_is_as_without_a_stop(coder, stop, has_state):
     whole = first(packer(rows, coder), stop + 12)
     before = packer(rows, coder)
     first(before, stop)
-    again = packer(
-        rows, coder, start=before.position, resume=before.resume if has_state else None
-    )
+    again = packer(rows, coder, start=before.position, resume=before.resume if has_state else None)
     for one, other in zip(whole[stop:], first(again, 12), strict=True):
         np.testing.assert_array_equal(one, other)
     state = before.position.at if has_state and before.position.at else None
