@@ -16,6 +16,17 @@ def test_hello_and_welcome_are_read_back():
     """A peer reads the map that was sent."""
     assert wire.Hello.from_wire(HELLO).to_wire() == HELLO
     assert wire.Welcome.from_wire(WELCOME).to_wire() == WELCOME
+    found = wire.Welcome.from_wire({**WELCOME, "position": {"data_at": 7, "other": 1}})
+    assert found.to_wire() == {**WELCOME, "position": {"data_at": 7.0}}
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, 1 << 53, float("nan"), float("inf"), True, "1", None])
+def test_a_position_is_of_whole_numbers(value):
+    """It becomes an index into a site's data."""
+    with pytest.raises(MessageError, match="data_at is no whole number"):
+        wire.Welcome.from_wire({**WELCOME, "position": {"data_at": value}})
+    with pytest.raises(MessageError, match="position is list"):
+        wire.Welcome.from_wire({**WELCOME, "position": [1]})
 
 
 @pytest.mark.parametrize(

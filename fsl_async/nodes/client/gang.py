@@ -107,6 +107,10 @@ class GangRuntime(LoopSide):
             self.training.fail(error.message, error.exit_code)
             return
         self.training.welcomed(packed(self.options, member))
+        # Ranks that start again go on after the last delta, which the node has.
+        self.training.on_position = lambda position: self.training.welcomed(
+            packed(self.options, evolve(member, welcome=evolve(member.welcome, position=position)))
+        )
 
     def _agent_has_ended(self) -> None:
         if not self.training.all_ended and not self.ended.is_set():

@@ -40,6 +40,7 @@ from fsl_async.roles import gang
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.machine import Effect, Event, Note, TimerFired
 from fsl_async.roles.messages import Message, MessageError
+from fsl_async.roles.sync.delta import POSITION
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import MAX_TENSORS, Manifest
@@ -82,6 +83,8 @@ class GangShell:
         """A line, and the exit code: no ranks train here any more."""
         self.slots = Slots()
         self.machine = gang.GangMachine(world, now=time.monotonic())
+        self.on_position: Callable[[dict[str, float]], None] = lambda _: None
+        """Called, in the main thread, with the position in the data that a delta ends at."""
         self._say = say
         self._exchange: Exchange
         self._is_over: Callable[[], bool] = lambda: False
@@ -237,6 +240,8 @@ class GangShell:
             self.meter.waits()  # the ranks wait now
         self.meter.sent_tokens += done.tokens
         facts = {name: float(fact) for name, fact in done.facts.items()}
+        if position := {name: facts[name] for name in POSITION if name in facts}:
+            self.on_position(position)
         work = Work(done.tokens, done.steps, dict(done.metrics), done.finite, facts)
         self._exchange.put_snapshot(sequence, vector, work)
 
