@@ -34,7 +34,7 @@ def config(tmp_path):
     }
 
 
-def fed_of(config, steps=40, **more):
+def fed_of(config, steps=25, **more):
     lines = []
     fed = LocalFed(ClientContext("a", config=config, log=lines.append, **more), steps=steps)
     fed.lines = lines
@@ -49,7 +49,7 @@ def test_it_trains_tokens_and_reports_loss_by_token_and_bits_by_byte(config, tmp
     losses = [metrics["loss"] for _, metrics in fed.history]
     assert losses[0] == pytest.approx(math.log(1010), abs=0.3)
     assert losses[-1] < losses[0] - 1
-    assert fed.status()["tokens"] == 40 * 8 * 32
+    assert fed.status()["tokens"] == 25 * 8 * 32
     words = fed.lines[-1].split()
     assert words[2] == "nats/token"
     data = TokenData(fed, 32, 8)
