@@ -78,6 +78,7 @@ def command(
     shorter, options = overrides_of(chosen)
     loaded = load(config, [*overrides, *shorter], options)
     filled = resolved(loaded)
+    _check_tokenizer(filled)
     check_corpus(filled, options)
     launching = _read_launching(launchers) if launchers is not None else None
     listen = filled.listen
@@ -122,6 +123,16 @@ def command(
         )
     output.result(summary)
     return stopper.exit_code
+
+
+def _check_tokenizer(config: Config) -> None:
+    """Raise ConfigError for a tokenizer in a run that does not train the built-in GPT whole."""
+    if config.model.tokenizer and (config.split.is_on or config.tune.is_on or config.train.task):
+        raise ConfigError(
+            "--tokenizer (model.tokenizer) is of the built-in pretraining: leave it out with"
+            " --task, --base or split.method",
+            "model.tokenizer",
+        )
 
 
 def planned_rounds(config: Config) -> float | None:
