@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsl_async.commands import COMMANDS
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
 from fsl_async.process.program import NAME, program
 
@@ -50,19 +50,19 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     callback=_check_role,
     help="Be the parameter server, a client that trains, a split server, or a relay on the way.",
 )
-@click.option("--with-ps", is_flag=True, help="server: hold the parameter server as well.")
+@click.option("--with-ps", is_flag=True, help="Hold the parameter server as well.")
 @click.option(
-    "--config", type=_PATH, metavar="FILE", help="ps, server: the run's TOML file; see init."
+    "--config", type=_PATH, metavar="FILE", help="The run's TOML file (see: fsl-node init)."
 )
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="A.B=C",
-    help="ps, server: override one setting; repeatable.",
+    help="Override one setting; repeatable.",
 )
 @click.option(
-    "--name", help="client: its name in the run (default: the host's). ps: the run's name."
+    "--name", help="client: its name in the run [default: the host's]; others: the run's name."
 )
 @click.option(
     "--data",
@@ -77,8 +77,8 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option(
     "--allow",
     metavar="KIND,...",
-    help="client: what may leave this machine: deltas, adapters, scalars, activations, labels,"
-    " metrics (default: that of site.toml beside the keys, else deltas).",
+    help="What may leave this machine: deltas, adapters, scalars, activations, labels, metrics."
+    " [default: that of site.toml beside the keys, else deltas]",
 )
 @click.option(
     "--task", metavar="FILE.py:FUNCTION", help="Your own training loop; built in if left out."
@@ -101,59 +101,55 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 )
 @click.option(
     "--rank",
-    type=click.IntRange(1, 4096),
+    type=Whole(1, 4096),
     metavar="R",
-    help="client: rank of its adapters, where the run's rule merges unequal ones.",
+    help="Rank of its adapters, where the run's rule merges unequal ones.",
 )
-@click.option("--layers", metavar="0-2,5", help="client: train adapters in these blocks only.")
+@click.option("--layers", metavar="0-2,5", help="Train adapters in these blocks only.")
 @click.option(
     "--order",
     metavar="first|zeroth",
-    help="client: train by gradients, or by losses alone (default: by tune.method).",
+    help="Train by gradients, or by losses alone. [default: by tune.method]",
 )
 @click.option("--run-dir", type=_PATH, metavar="DIR", help="Where files of the run are kept.")
-@click.option(
-    "--from-version", type=click.IntRange(min=0), metavar="N", help="ps: go on from version N."
-)
+@click.option("--from-version", type=Whole(min=0), metavar="N", help="Go on from version N.")
 @click.option(
     "--threads",
-    type=click.IntRange(1, 4096),
+    type=Whole(1, 4096),
     metavar="N",
-    help="client, server: torch's threads here (default: the run's setting, else all cores).",
+    help="torch's threads here. [default: the run's setting, else all cores]",
 )
 @click.option(
     "--ranks",
-    type=click.IntRange(1, 1024),
+    type=Whole(1, 1024),
     metavar="N",
-    help="client: train in N processes that torchrun starts here, one model together (FSDP2, DDP).",
+    help="Train in N processes that torchrun starts here, one model together (FSDP2, DDP).",
 )
 @click.option(
     "--max-restarts",
-    type=click.IntRange(0, 10_000),
+    type=Whole(0, 10_000),
     metavar="N",
-    help="client, with --ranks: how often torchrun starts them again (default: 3).",
+    help="With --ranks: how often torchrun starts them again. [default: 3]",
 )
 @click.option(
     "--launchers",
     type=_PATH,
     metavar="FILE",
-    help="ps: how clients that died are launched: local, slurm or any command (TOML).",
+    help="How clients that died are launched: local, slurm or any command (TOML).",
 )
 @click.option(
     "--grace",
     "grace_s",
     type=Finite(0, 7 * 86_400),
     metavar="S",
-    help="client: seconds from SIGTERM or SIGUSR2 to SIGKILL (default: Slurm's, else unknown).",
+    help="Seconds from SIGTERM or SIGUSR2 to SIGKILL. [default: Slurm's, else unknown]",
 )
-@click.option(
-    "--ec2-spot", is_flag=True, help="client: watch for the end of this EC2 spot instance."
-)
-@click.option("--listen", metavar="HOST:PORT", help="relay: where it listens for clients.")
+@click.option("--ec2-spot", is_flag=True, help="Watch for the end of this EC2 spot instance.")
+@click.option("--listen", metavar="HOST:PORT", help="Where it listens for clients.")
 @click.option(
     "--split",
     metavar="PORT[=ADDRESS]",
-    help="relay: forward to the run's split server too, at this port.",
+    help="Forward to the run's split server too, at this port.",
 )
 @click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
 @click.option(
@@ -196,6 +192,29 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
         f"--auxiliary is for --role server and --role client: {_BUILDS_NOTHING}",
     ),
 }
+
+
+# The sections of help: the roles that take the options, and the options.
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "ps client server relay": ("role", "run_dir", "insecure", "dry_run", "as_json"),
+    "ps client server": ("name", "data", "keys"),
+    "ps client": ("task", "base"),
+    "ps server": ("config", "overrides", "from_version"),
+    "client server": ("threads", "model", "auxiliary"),
+    "client": (
+        "allow", "rank", "layers", "order", "ranks", "max_restarts", "grace_s", "ec2_spot",
+    ),
+    "ps": ("launchers",),
+    "server": ("with_ps",),
+    "relay": ("listen", "split"),
+}  # fmt: skip
+
+
+def _title(roles: str) -> str:
+    names = roles.split()
+    if len(names) == len(_ROLES):
+        return "Options of every role"
+    return f"Options of {' and '.join([', '.join(names[:-1]), names[-1]]) if names[1:] else roles}"
 
 
 def _remove_others(role: str, options: dict[str, Any]) -> None:
@@ -262,16 +281,17 @@ class Root(click.Group):
         formatter.write_usage(program(), "COMMAND [OPTIONS]", " " * 7)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a node's options and the list of commands."""
-        options = [one for one in node.params if isinstance(one, click.Option)]
-        shown = [option.get_help_record(ctx) for option in options]
+        """Write a node's options, by the roles that take them, and the list of commands."""
+        options = {one.name: one for one in node.params if isinstance(one, click.Option)}
         everywhere = [
             (_DEBUG, "Show tracebacks."),
             ("--version", "Print the version and exit."),
             ("--help", "Print this, or a command's own help, and exit."),
         ]
-        with formatter.section("Options of a node"):
-            formatter.write_dl([record for record in shown if record is not None])
+        for roles, names in SECTIONS.items():
+            shown = [options[name].get_help_record(ctx) for name in names]
+            with formatter.section(_title(roles)):
+                formatter.write_dl([record for record in shown if record is not None])
         with formatter.section("Options everywhere"):
             formatter.write_dl(everywhere)
         with formatter.section("Commands"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -34,7 +34,7 @@ def command() -> None:
     "--megabytes", default=128.0, show_default=True, type=Finite(0.1, 16384),
     help="Size of each tensor in fp32. Below the size of the caches, speeds mean little.",
 )  # fmt: skip
-@click.option("--repeats", default=7, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--repeats", default=7, show_default=True, type=Whole(1, 1000))
 @click.option(
     "--patience", "patience_s", default=0.0, show_default=True, type=Finite(0, 3600),
     metavar="SECONDS",
@@ -153,7 +153,7 @@ def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
 )  # fmt: skip
 @click.option("--down", is_flag=True, help="From the listener to the dialer.")
 @click.option("--congestion", default="cubic", show_default=True, help="Of both sites, with --net.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option("--rounds", default=3, show_default=True, type=Whole(1, 100))
 @click.option(
     "--seconds", default=2.0, show_default=True, type=Finite(0.2, 600),
     help="Measured of each transfer.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import ExitCode, UsageError
 
@@ -49,7 +49,7 @@ def seconds_of(text: str) -> float:
     "--away", nargs=2, default=(2.0, 20.0), show_default=True, type=Finite(0.1, 3600.0),
     metavar="MIN MAX", help="Seconds that a stop, a cut or a slow link lasts.",
 )  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--seed", default=0, show_default=True, type=Whole(0))
 @click.option("--for", "lasts", default="5min", show_default=True, metavar="TIME", help="How long.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from fsl_async.commands.client import check_base, check_data
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output, encoded
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import UsageError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fsl_async.tools.compare.places import Loopback
     from fsl_async.tools.compare.tuning.outcome import Result
 
-_COUNT = click.IntRange(1, 1 << 30)
+_COUNT = Whole(1, 1 << 30)
 _FORMATS = click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"])
 _FILE = click.Path(path_type=Path)
 
@@ -67,7 +67,7 @@ _FILE = click.Path(path_type=Path)
     " together]",
 )  # fmt: skip
 @click.option(
-    "--score-every", type=click.IntRange(1), metavar="ROUNDS",
+    "--score-every", type=Whole(1), metavar="ROUNDS",
     help="With --base: score every so-manieth version, and the last.  [default: 1]",
 )  # fmt: skip
 @click.option(
@@ -89,7 +89,7 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help=f"{AUXILIARY}: linear | blocks:N | FILE.py:FUNCTION",
 )
-@click.option("--clients", default=4, show_default=True, type=click.IntRange(1, 64))
+@click.option("--clients", default=4, show_default=True, type=Whole(1, 64))
 @click.option("--rounds", default=10, show_default=True, type=_COUNT)
 @click.option(
     "--target-accuracy", "target", type=Finite(), metavar="A",
@@ -102,7 +102,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--stop-at-target", is_flag=True, help="End a method's run at the target.")
 @click.option("--batch", type=_COUNT, help="[default: 32; with --base 16]")
 @click.option(
-    "--samples", default=0, type=click.IntRange(0, 1 << 40),
+    "--samples", default=0, type=Whole(0, 1 << 40),
     help="Of a client in a round. [default: all it has, once]",
 )  # fmt: skip
 @click.option("--learning-rate", default=1e-3, show_default=True, type=Finite())
@@ -153,10 +153,10 @@ _FILE = click.Path(path_type=Path)
     "--in-flight",
     default=2,
     show_default=True,
-    type=click.IntRange(1, 64),
+    type=Whole(1, 64),
     help="Uploads of a client in flight at most.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
+@click.option("--seed", default=0, show_default=True, type=Whole(0, 2**62))
 @click.option(
     "--net",
     metavar="PROFILE[:KEY=VALUE]|RATE,DELAY",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -19,8 +19,8 @@ LIMIT_WORDS = "the run's limit of"
 
 @click.command("decay")
 @click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--rounds", type=click.IntRange(1), metavar="N", help="End after N more syncs.")
-@click.option("--tokens", type=click.IntRange(1), metavar="N", help="End after N more tokens.")
+@click.option("--rounds", type=Whole(1), metavar="N", help="End after N more syncs.")
+@click.option("--tokens", type=Whole(1), metavar="N", help="End after N more tokens.")
 @click.option("--seconds", type=Finite(1, 1e9), metavar="S", help="End after S more seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

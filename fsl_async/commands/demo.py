@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from fsl_async.commands.client import check_base, check_corpus, check_data
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import (
@@ -71,7 +71,7 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
     " [default: 40; more with long round trips; lora: when its rounds are done]",
 )  # fmt: skip
 @click.option(
-    "--clients", type=click.IntRange(1, 64),
+    "--clients", type=Whole(1, 64),
     help="How many. [default: 3; lora: one for each --data]",
 )  # fmt: skip
 @click.option(
@@ -84,7 +84,7 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
     metavar="SECONDS",
     help="Seconds from one sync to the next. [default: 5; more with long round trips]",
 )  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
+@click.option("--seed", default=0, show_default=True, type=Whole(0, 2**62))
 @click.option(
     "--preset", default="", help="The model's size. [default: 0.5m; split: 8 blocks, 0.4m]"
 )
@@ -109,7 +109,7 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
     "--rounds",
     default=12,
     show_default=True,
-    type=click.IntRange(3, 10**6),
+    type=Whole(3, 10**6),
     help="split, lora: rounds to train.",
 )
 @click.option(
@@ -124,9 +124,7 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
     "--rule", default="fedit", show_default=True, type=click.Choice(get_args(AdapterRuleName)),
     help="lora: how adapters are merged.",
 )  # fmt: skip
-@click.option(
-    "--rank", type=click.IntRange(1, 4096), help="lora: of the adapters. [default: 8; bank: 16]"
-)
+@click.option("--rank", type=Whole(1, 4096), help="lora: of the adapters. [default: 8; bank: 16]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects, the result last.")
 def command(
     *,

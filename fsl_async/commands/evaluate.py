@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fsl_async.commands.options import Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -17,7 +18,7 @@ _POLL_S = 1.0
 @click.command("evaluate")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--follow", is_flag=True, help="Evaluate each new version until the run ends.")
-@click.option("--version", type=click.IntRange(min=0), metavar="N", help="Evaluate version N.")
+@click.option("--version", type=Whole(min=0), metavar="N", help="Evaluate version N.")
 @click.option("--mean", is_flag=True, help="Evaluate the mean of late versions as well.")
 @click.option(
     "--data", metavar="PATH", help="Text, of which the last part counts; with --base records."
@@ -32,7 +33,7 @@ _POLL_S = 1.0
 @click.option(
     "--bytes",
     "limit_bytes",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     default=1 << 17,
     show_default=True,
     help="Evaluate on at most this much of the held-out text.",
@@ -40,7 +41,7 @@ _POLL_S = 1.0
 @click.option("--task", metavar="FILE.py:FUNCTION", help="Your own: takes weights by name.")
 @click.option(
     "--threads",
-    type=click.IntRange(1, 4096),
+    type=Whole(1, 4096),
     default=1,
     show_default=True,
     help="torch's threads here.",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fsl_async.commands.options import Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -14,7 +15,7 @@ from fsl_async.errors import UsageError
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("out_dir", type=click.Path(path_type=Path))
 @click.option(
-    "--version", type=click.IntRange(min=0), metavar="N",
+    "--version", type=Whole(min=0), metavar="N",
     help="Export version N. [default: the newest one]",
 )  # fmt: skip
 @click.option("--merged", is_flag=True, help="Write the base with the adapters in its weights.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -19,11 +19,11 @@ from fsl_async.errors import RunDirError, UsageError
     help="The base model of adapters: a Hugging Face folder or a GGUF file.",
 )  # fmt: skip
 @click.option(
-    "--tokens", type=click.IntRange(1, 1 << 20), default=128, show_default=True,
+    "--tokens", type=Whole(1, 1 << 20), default=128, show_default=True,
     help="Write at most this many.",
 )  # fmt: skip
 @click.option(
-    "--version", type=click.IntRange(min=0), metavar="N",
+    "--version", type=Whole(min=0), metavar="N",
     help="Of a run: use version N. [default: the newest one]",
 )  # fmt: skip
 @click.option(
@@ -31,7 +31,7 @@ from fsl_async.errors import RunDirError, UsageError
     metavar="T", help="0 takes the likeliest token each time; higher ones vary more.",
 )  # fmt: skip
 @click.option(
-    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True, metavar="S",
+    "--seed", type=Whole(0, (1 << 63) - 1), default=0, show_default=True, metavar="S",
     help="Of the choice of tokens.",
 )  # fmt: skip
 @click.option("--raw", is_flag=True, help="Write on after the prompt, without a chat format.")

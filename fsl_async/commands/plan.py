@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsl_async.commands.options import Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, names_of
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 TUNED = ("lora", "zeroth")
 
-_COUNT = click.IntRange(1, 10**12)
+_COUNT = Whole(1, 10**12)
 
 
 @click.command("plan")
@@ -42,7 +43,7 @@ _COUNT = click.IntRange(1, 10**12)
     " tune.targets, tune.full ...",
 )  # fmt: skip
 @click.option(
-    "--rank", type=click.IntRange(1, 4096), metavar="R",
+    "--rank", type=Whole(1, 4096), metavar="R",
     help="lora: rank of a client's adapters. [default: that of the run, tune.rank]",
 )  # fmt: skip
 @click.option("--clients", default=10, show_default=True, type=_COUNT)
@@ -69,7 +70,7 @@ _COUNT = click.IntRange(1, 10**12)
     help="Of values at the cut, and of deltas. [default: bf16; pretrain: uniform]",
 )  # fmt: skip
 @click.option(
-    "--rounds", default=0, type=click.IntRange(0, 10**12), help="Add the total of this many rounds."
+    "--rounds", default=0, type=Whole(0, 10**12), help="Add the total of this many rounds."
 )
 @click.option(
     "--as-published", is_flag=True,

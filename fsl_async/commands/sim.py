@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 from attrs import asdict
 
-from fsl_async.commands.options import Finite
+from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS, names_of
@@ -115,9 +115,9 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
 
 
 @click.command("sim")
-@click.option("--clients", default=100, show_default=True, type=click.IntRange(1, 100_000))
+@click.option("--clients", default=100, show_default=True, type=Whole(1, 100_000))
 @click.option("--hours", default=24.0, show_default=True, type=Finite(0, min_open=True))
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--seed", default=0, show_default=True, type=Whole(0))
 @click.option(
     "--faults", default="storm", show_default=True, type=click.Choice(["none", "mild", "storm"])
 )
@@ -146,7 +146,7 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
     help="With --pace: each version also uses the newest delta of every other client (AFA-CS).",
 )  # fmt: skip
 @click.option(
-    "--groups", default=1, show_default=True, type=click.IntRange(1, 1000),
+    "--groups", default=1, show_default=True, type=Whole(1, 1000),
     help="Groups of --clients each, whose parameter servers average after six syncs.",
 )  # fmt: skip
 @click.option("--journal", metavar="FILE", help="Also write every event and effect to this file.")

@@ -115,7 +115,7 @@ GOLDEN = [
     ("--role client localhost:1 --data nothere", "--data nothere: no such file or directory"),
     (
         "--role client localhost:1 --threads 0",
-        "invalid value for '--threads': 0 is not in the range 1<=x<=4096 (see fsl-node --help)",
+        "invalid value for '--threads': 0 is outside the range: 1 to 4,096 (see fsl-node --help)",
     ),
     (
         "--role ps --threads 2",

@@ -7,29 +7,31 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
-from fsl_async.commands.options import Finite, overrides_of
+from fsl_async.commands.options import Finite, Whole, overrides_of, range_words
 
 
-def options(command, names=()):
-    """(names of the command, option) of each float option of `command` and its subcommands."""
+def options(command, kind, names=()):
+    """(names of the command, option) of each option of `command` and its subcommands whose type is
+    `kind`.
+    """
     for name, below in getattr(command, "commands", {}).items():
-        yield from options(below, (*names, name))
+        yield from options(below, kind, (*names, name))
     for one in command.params:
-        if isinstance(one.type, click.types.FloatParamType):
+        if isinstance(one.type, kind):
             yield " ".join((*names, one.opts[0])), one
 
 
-def all_options():
-    found = list(options(cli.node))
+def all_options(kind):
+    found = list(options(cli.node, kind))
     for name in COMMANDS:
         module = importlib.import_module(f"fsl_async.commands.{name}")
-        found += options(module.command, (name,))
+        found += options(module.command, kind, (name,))
     return found
 
 
 def test_every_float_option_is_finite():
     """`--grace nan` was a deadline that never came, `sim --hours nan` an empty run."""
-    found = all_options()
+    found = all_options(click.types.FloatParamType)
     assert len(found) >= 10
     assert [names for names, one in found if not isinstance(one.type, Finite)] == []
 
@@ -54,3 +56,67 @@ def test_a_wrong_option_is_named_as_it_was_typed(role, capsys):
     """A user who typed --name must not have to find out that it is run.name in a file."""
     assert cli.main(["--role", *role, "--name", "a b", "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith("error: --name: must be 1 to 64")
+
+
+def test_ranges_are_in_words():
+    """Help had `[default: 0.5; x<=None]`, and limits of 19 digits that no number comes near."""
+    assert range_words(None, None) == ""
+    assert range_words(1, 4096) == "1 to 4,096"
+    assert range_words(0, None) == "at least 0"
+    assert range_words(0, 3600.0, low_open=True) == "above 0 and at most 3,600"
+    assert range_words(0.1, 0.5) == "0.1 to 0.5"
+    assert range_words(None, 5) == "at most 5"
+    assert (range_words(0, 2**62, full=False), range_words(0, 10**10)) == (
+        "at least 0",
+        "0 to 10,000,000,000",
+    )
+
+
+def test_help_has_no_formula_and_no_endless_number():
+    """Each numeric option of each command shows its range in words."""
+    found = all_options(click.types.FloatParamType) + all_options(click.types.IntParamType)
+    assert len(found) >= 40
+    for names, one in found:
+        assert isinstance(one.type, Finite | Whole), names
+        text = " ".join(one.get_help_record(click.Context(cli.node)))
+        assert "<" not in text, names
+        assert not any(len(word) > 9 and word.isdecimal() for word in text.split()), text
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--clients", "65", "65 is outside the range: 1 to 64"),
+        ("--target-loss", "0", "0.0 is outside the range: above 0"),
+        ("--rounds", "2000000000", "2000000000 is outside the range: 1 to 1,073,741,824"),
+    ],
+)
+def test_a_number_out_of_range_gets_the_whole_range(option, text, words, capsys):
+    """What help leaves out, the error names."""
+    assert cli.main(["compare", "--methods", "sl", "--data", "x", option, text]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_each_option_is_in_one_section_of_help(capsys):
+    """All of them were in one list, and which role takes which was in the text of some."""
+    listed = [name for names in cli.SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(one.name for one in cli.node.params if one.name != "address")
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for title in ("every role", "ps, client and server", "client and server", "client", "relay"):
+        assert f"\nOptions of {title}:\n" in text
+    of_client = text.partition("\nOptions of client:\n")[2].partition("\n\n")[0]
+    assert "--ranks" in of_client
+    assert "--listen" not in of_client
+
+
+@pytest.mark.parametrize("roles", [one for one in cli.SECTIONS if len(one.split()) < 4])
+def test_other_roles_refuse_the_options_of_a_section(roles, capsys):
+    """What help says is what holds."""
+    params = {one.name: one for one in cli.node.params}
+    for role in {"ps", "client", "server", "relay"} - set(roles.split()):
+        for name in cli.SECTIONS[roles]:
+            option = params[name]
+            given = [option.opts[0], *([] if option.is_flag else ["1"])]
+            assert cli.main(["--role", role, *given, "127.0.0.1:7100"]) == 2, (role, given)
+            assert option.opts[0] in capsys.readouterr().err
