@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, TextIO
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 _NO_HOME = "determine home directory"
@@ -75,11 +75,13 @@ class ConfigError(FslError):
     """A configuration file or override has a wrong key, type or value.
 
     `key` is the dotted name of the first wrong setting, or empty when the whole file is at fault.
+    `lines` has a line for each wrong setting; `message` is all of them.
     """
 
-    def __init__(self, message: str, key: str = "") -> None:
+    def __init__(self, message: str, key: str = "", lines: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.key = key
+        self.lines = tuple(lines)
 
 
 class AddressError(FslError):
@@ -185,6 +187,8 @@ class Report:
     kind: str
     message: str
     exit_code: int
+    lines: tuple[str, ...] = ()
+    """The message in several lines, where it has them."""
 
     def as_json(self) -> str:
         """Return one JSON object on one line."""
@@ -217,7 +221,8 @@ def describe(error: BaseException) -> Report:
     """
     kind = type(error).__name__
     if isinstance(error, FslError):
-        return Report(kind, one_line(error.message), error.exit_code)
+        lines = error.lines if isinstance(error, ConfigError) else ()
+        return Report(kind, one_line(error.message), error.exit_code, tuple(map(printable, lines)))
     if isinstance(error, KeyboardInterrupt):
         return Report("InterruptedByUserError", "interrupted", ExitCode.INTERRUPTED)
     if isinstance(error, OSError):
@@ -264,10 +269,10 @@ def report(
 ) -> int:
     """Print `error` and return the exit code. The last thing that `main` does.
 
-    Plain: one line on `err`, `error: ...`, or `stopped: ...` for exit codes 64 and 130. With
-    `as_json`: one object on `out`. With `debug` also the traceback, on `err`; of an exception in a
-    user's task it has the task's frames only. translate: maps more exceptions (click's, which this
-    file does not import).
+    Plain: one line on `err`, `error: ...`, or `stopped: ...` for exit codes 64 and 130; of a
+    configuration one for each wrong setting. With `as_json`: one object on `out`. With `debug` also
+    the traceback, on `err`; of an exception in a user's task it has the task's frames only.
+    translate: maps more exceptions (click's, which this file does not import).
     """
     found = translate(error) or describe(error)
     if debug:
@@ -280,6 +285,7 @@ def report(
         out.flush()
     else:
         stopped = found.exit_code in {ExitCode.INTERRUPTED, ExitCode.RELAUNCH}
-        err.write(f"{'stopped' if stopped else 'error'}: {found.message}\n")
+        begin = "stopped" if stopped else "error"
+        err.writelines(f"{begin}: {line}\n" for line in found.lines or (found.message,))
     err.flush()
     return found.exit_code

@@ -1,8 +1,8 @@
 """Reads and writes the run's configuration: TOML, --set overrides, and the part sent to clients.
 
 The settings themselves are in `fsl_async.config.settings` and
-`fsl_async.config.settings_training`. Every error is a `ConfigError` of one line, which begins with
-where the setting came from and its dotted key:
+`fsl_async.config.settings_training`. An error is a `ConfigError` with a line for each wrong
+setting, which begins with where the setting came from and its dotted key:
 
     fsl.toml: sync.evry_s: unknown key, did you mean sync.every_s?
     fsl.toml: sync.every_s: expected a number, got "ten"
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import attrs
 
 from fsl_async.config.presets import SIZES
-from fsl_async.config.rules import OWN, SettingError, is_own, show
+from fsl_async.config.rules import OWN, SettingError, is_own, problem_of, show
 from fsl_async.config.settings import (
     TABLES,
     CodecConfig,
@@ -78,6 +78,7 @@ FIXED = "fixed for the whole run"
 _WELCOME = "the parameter server's welcome"
 _MAX_FILE_BYTES = 1 << 20
 _OVERRIDE = "--set"
+_SHOWN_PROBLEMS = 20
 # Clients do not need the listen address and the run directory.
 _WIRE_TABLES = (
     "sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split",
@@ -279,17 +280,46 @@ def _structure(raw: dict[str, Any], converter: Converter, label: Callable[[str],
     """Make a Config of tables. label: of a dotted key, the beginning of an error about it."""
     from cattrs import BaseValidationError
 
+    tables, problems = dict(raw), []
     for name, table in raw.items():
         if name in TABLES and not isinstance(table, dict):
-            raise ConfigError(f"{label(name)}: expected a table, got {show(table)}", name)
-
+            problems.append((name, f"expected a table, got {show(table)}"))
+            del tables[name]
     try:
-        return converter.structure(raw, Config)
+        found = converter.structure(tables, Config)
     except BaseValidationError as error:
-        problems = list(_problems(error, "", raw))
-    key, problem = problems[0]
-    more = "" if len(problems) == 1 else f" (and {len(problems) - 1} more)"
-    raise ConfigError(f"{label(key)}: {problem}{more}", key)
+        problems += _problems(error, "", tables)
+    if not problems:
+        return found
+    problems += _out_of_range(tables, converter, {key for key, _ in problems})
+    places: list[str] = []
+    for name, table in raw.items():
+        places += [name, *(f"{name}.{key}" for key in (table if isinstance(table, dict) else ()))]
+    order = {place: number for number, place in enumerate(places)}
+    problems.sort(key=lambda one: order.get(one[0], order.get(one[0].partition(".")[0], -1)))
+    lines = [f"{label(key)}: {problem}" for key, problem in problems[:_SHOWN_PROBLEMS]]
+    if len(problems) > _SHOWN_PROBLEMS:
+        lines.append(f"and {len(problems) - _SHOWN_PROBLEMS:,} more errors")
+    raise ConfigError("; ".join(lines), problems[0][0], lines)
+
+
+def _out_of_range(
+    tables: Mapping[str, Any], converter: Converter, known: set[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with single values, beside the keys in `known`.
+
+    A table's class checks no value while another one has the wrong type, and raises the first
+    problem only.
+    """
+    for name, table in tables.items():
+        for field in attrs.fields(TABLES[name]) if name in TABLES else ():
+            key = f"{name}.{field.name}"
+            if key in known or field.name not in table:
+                continue
+            value = converter.structure(table[field.name], _types()[key])
+            problem = problem_of(field, value)
+            if problem is not None:
+                yield key, problem
 
 
 def _problems(error: Any, prefix: str, raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

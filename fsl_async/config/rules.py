@@ -185,7 +185,8 @@ def must_be_power_of_two(value: Any) -> str | None:
     return None if fits else "must be a power of two from 16 to 1,024"
 
 
-def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def problem_of(attribute: attrs.Attribute[Any], value: Any) -> str | None:
+    """What is wrong with the value of a setting, which has the right type; None if it fits."""
     problem: str | None = None
     if isinstance(value, float) and not math.isfinite(value):
         problem = "must be a finite number"
@@ -197,9 +198,13 @@ def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
     else:
         check = attribute.metadata["check"]
         problem = check(value) if check is not None else None
+    return None if problem is None else f"{problem}, got {show(value)}"
+
+
+def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    problem = problem_of(attribute, value)
     if problem is not None:
-        key = f"{table_name(type(instance))}.{attribute.name}"
-        raise SettingError(key, f"{problem}, got {show(value)}")
+        raise SettingError(f"{table_name(type(instance))}.{attribute.name}", problem)
 
 
 def setting(

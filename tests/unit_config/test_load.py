@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsl_async.cli import main
 from fsl_async.config import load as configuration
 from fsl_async.config import rules as setting_rules
 from fsl_async.config import settings, settings_training
@@ -166,7 +167,10 @@ GOLDEN = [
     ("[[sync]]\na = 1", "sync: expected a table, got an array"),
     (
         "[sync]\nevry_s = 5\nqorum = 1",
-        "sync.evry_s: unknown key, did you mean sync.every_s? (and 1 more)",
+        (
+            "sync.evry_s: unknown key, did you mean sync.every_s?; "
+            "fsl.toml: sync.qorum: unknown key, did you mean sync.quorum?"
+        ),
     ),
     ("[sync\n", None),
 ]
@@ -181,6 +185,56 @@ def test_bad_files_get_one_precise_line(in_folder, text, line):
         assert error.message.isprintable()
     else:
         assert error.message == f"fsl.toml: {line}"
+
+
+def test_all_errors_of_a_file_come_at_once(in_folder, capsys):
+    """They came one at a time: each start of the server found the next one."""
+    text = """listen = 5
+[run]
+name = "a b"
+rounds = 1.5
+sped = 1
+seconds = -1.0
+[sync]
+clients = "many"
+quorum = 7
+every_s = inf
+min_clients = 2
+[snyc]
+a = 1
+[session]
+heartbeat_every_s = 15
+"""
+    lines = (
+        "fsl.toml: listen: expected a table, got 5",
+        (
+            "fsl.toml: run.name: must be 1 to 64 letters, digits, dots, dashes or underscores,"
+            ' got "a b"'
+        ),
+        "fsl.toml: run.rounds: expected a whole number, got 1.5",
+        "fsl.toml: run.sped: unknown key, did you mean run.seed?",
+        "fsl.toml: run.seconds: must be at least 0, got -1.0",
+        'fsl.toml: sync.clients: expected a whole number, got "many"',
+        "fsl.toml: sync.quorum: must be above 0 and at most 1, got 7.0",
+        "--set: sync.every_s: must be above 0, got -1.0",
+        "fsl.toml: snyc: unknown table, did you mean sync?",
+        (
+            "fsl.toml: session.expire_after_s: must be at least twice session.heartbeat_every_s"
+            " (15.0), got 20.0"
+        ),
+    )
+    error = failure(text, ["sync.every_s=-1.0"])
+    assert error.lines == lines  # in the order of the file
+    assert error.message == "; ".join(error.lines)
+    assert main(["--role", "ps", "--config", "fsl.toml", "--set", "sync.every_s=-1.0"]) == 2
+    assert capsys.readouterr().err == "".join(f"error: {line}\n" for line in error.lines)
+
+
+def test_a_file_of_another_kind_gets_few_lines(in_folder):
+    """A thousand unknown keys must not scroll the first one away."""
+    error = failure("".join(f"key{number} = 1\n" for number in range(1000)))
+    assert len(error.lines) == 21
+    assert error.lines[-1] == "and 980 more errors"
 
 
 def test_a_broken_file_says_where(in_folder):
