@@ -16,6 +16,7 @@ from attrs import asdict, field, frozen
 
 from fsl_async.commands.output import Output
 from fsl_async.process.program import NAME
+from fsl_async.roles.phrasing import megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,9 +26,8 @@ WARNING = "warning"
 PROBLEM = "problem"
 
 _PACKAGES = ("attrs", "cattrs", "click", "msgpack", "numpy", "pyzmq", "torch")
-_GIBIBYTE = 1 << 30
-_LOW_DISK_BYTES = 10 * _GIBIBYTE
-_NO_DISK_BYTES = _GIBIBYTE
+_LOW_DISK_BYTES = 10e9
+_NO_DISK_BYTES = 1e9
 _FEW_CLIENTS = 100
 """A limit of open files that fits fewer clients is a warning."""
 _SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
@@ -167,9 +167,7 @@ def _torch() -> Finding:
             devices.append({"name": about.name, "memory_bytes": about.total_memory})
     details = {"cuda": torch.version.cuda, "threads": torch.get_num_threads(), "gpus": devices}
     if devices:
-        names = ", ".join(
-            f"{one['name']} with {one['memory_bytes'] / _GIBIBYTE:.0f} GiB" for one in devices
-        )
+        names = ", ".join(f"{one['name']} with {megabytes(one['memory_bytes'])}" for one in devices)
         return Finding("torch", OK, names, details)
     why = "built without CUDA" if torch.version.cuda is None else "CUDA finds none"
     threads = torch.get_num_threads()
@@ -265,7 +263,7 @@ def _disk(run_dir: Path) -> Finding:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     details = {"path": str(folder), "free_bytes": free}
-    text = f"{free / _GIBIBYTE:,.1f} GiB free in {folder}"
+    text = f"{megabytes(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
         return Finding("disk", PROBLEM, f"{folder} cannot be written to", details)
     if free < _NO_DISK_BYTES:

@@ -9,6 +9,7 @@ import click
 
 from fsl_async.commands.options import Whole
 from fsl_async.commands.output import Output
+from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, names_of
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from fsl_async.plan.methods import PlannedMethod
 
 TUNED = ("lora", "zeroth")
+IMAGE_BATCH, TEXT_BATCH = 256, 16
+"""That of FSL-SAGE's figures, and the default of train.batch."""
 
 _COUNT = Whole(1, 10**12)
 
@@ -47,7 +50,11 @@ _COUNT = Whole(1, 10**12)
     help="lora: rank of a client's adapters. [default: that of the run, tune.rank]",
 )  # fmt: skip
 @click.option("--clients", default=10, show_default=True, type=_COUNT)
-@click.option("--batch", default=256, show_default=True, type=_COUNT, help="Samples in a step.")
+@click.option(
+    "--batch", type=_COUNT,
+    help=f"Samples in a step. [default: {IMAGE_BATCH}; of a language model that of a run,"
+    f" {TEXT_BATCH}]",
+)  # fmt: skip
 @click.option(
     "--samples-per-client", "samples", default=5000, show_default=True, type=_COUNT,
     help="Samples of a client in a round; of a GPT windows of its context. Not of lora and zeroth,"
@@ -85,7 +92,7 @@ def command(
     overrides: tuple[str, ...],
     rank: int | None,
     clients: int,
-    batch: int,
+    batch: int | None,
     samples: int,
     upload_every: int,
     align_every: int,
@@ -104,6 +111,8 @@ def command(
     from fsl_async.plan.report import as_dict, as_text, make_plan
 
     planned: str | PlannedMethod = method
+    if batch is None:
+        batch = TEXT_BATCH if method in TUNED or _is_language_model(model) else IMAGE_BATCH
     if method in TUNED:
         planned, shapes, steps = _tuned(method, model, rank, overrides)
         samples = steps * batch
@@ -118,11 +127,23 @@ def command(
         as_published=as_published,
     )
     output = Output(as_json=as_json)
+    if model in LANGUAGE_FAMILIES and not any(one.startswith("model.") for one in overrides):
+        output.say(
+            f"{model} is planned at the size of the default model.preset, a small one of"
+            f" {plan.shapes.whole.parameters:,} parameters: give yours with"
+            " --set model.preset=124m, or --set model.sizes=..."
+        )
     if as_json:
         output.result(as_dict(plan, rounds))
         return
     for line in as_text(plan, rounds):
         output.say(line)
+
+
+def _is_language_model(model: str) -> bool:
+    from fsl_async.config.presets import SIZES
+
+    return model in LANGUAGE_FAMILIES or model.removeprefix("gpt-") in SIZES
 
 
 def _tuned(

@@ -12,9 +12,10 @@ from attrs import frozen
 
 from fsl_async.errors import UsageError
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", re.IGNORECASE)
-_DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.IGNORECASE)
-_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KkMmGg]?)(?:[Bb]its?(?:/s)?|BIT|b/s|bps)")
+"""A lone b is a bit only where it is small: MB/s and MBps are bytes."""
+_DELAY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", re.IGNORECASE)
+_BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -35,14 +36,16 @@ class LinkSpec:
 
 
 def parse_link(text: str) -> LinkSpec:
-    """Read "RATE" or "RATE,DELAY", for example "100mbit,20ms" or "1gbit". Raises UsageError."""
+    """Read "RATE" or "RATE,DELAY", like "100mbit,20ms", "100Mbps" or "1 Gbit/s". Raises
+    UsageError.
+    """
     rate, _, delay = (part.strip() for part in text.partition(","))
     found = _RATE.fullmatch(rate)
     waited = _DELAY.fullmatch(delay or "0s")
     if found is None or waited is None:
         raise UsageError(
-            f"--link {text[:80]!r}: write rate and one-way delay like 100mbit,20ms"
-            " (bit kbit mbit gbit; us ms s)"
+            f"--link {text[:80]!r}: write rate and one-way delay like 100mbit,20ms (bit kbit mbit"
+            " gbit, or Mbit/s, Mbps; us ms s); 1 MB/s is 8mbit"
         )
     bits = float(found[1]) * _BITS[found[2].lower()]
     seconds = float(waited[1]) * _SECONDS[waited[2].lower()]

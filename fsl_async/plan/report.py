@@ -23,11 +23,12 @@ from fsl_async.plan.memory import Memory, whole_model_memory
 from fsl_async.plan.methods import PLANNED, Flow, PlannedMethod, Workload
 from fsl_async.plan.pretraining import PRETRAIN
 from fsl_async.plan.tuning import TUNED
+from fsl_async.roles.phrasing import counted, megabytes
 
 ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}
 
-KIB = 1 << 10
 GIB = 1 << 30
+"""The published figures are in it."""
 
 
 @frozen
@@ -202,9 +203,10 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
     share = f"{memory.total / whole.total:.0%}"
     lines = [
         (
-            f"{plan.method.name}, {plan.shapes.name}{where}, {work.clients} clients;"
+            f"{plan.method.name}, {plan.shapes.name}{where}, {counted(work.clients, 'client')};"
             f" each {work.samples:,} samples in batches of {work.batch}"
         ),
+        f"{plan.shapes.name}: {plan.shapes.whole.parameters:,} parameters",
         f"({kept})",
         "",
         f"{'each client and round':24}{'direction':>10}{'payload':>13}{'coded':>13}",
@@ -212,8 +214,8 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
     lines += [_line(flow) for flow in plan.flows]
     up, down = (plan.mean_coded(direction) for direction in Direction)
     lines += [
-        f"{'sum, on average':24}{'up':>10}{'':13}{readable(up):>13}",
-        f"{'':24}{'down':>10}{'':13}{readable(down):>13}",
+        f"{'sum, on average':24}{'up':>10}{'':13}{megabytes(up):>13}",
+        f"{'':24}{'down':>10}{'':13}{megabytes(down):>13}",
         "",
         *(_line(flow, "first: ") for flow in plan.first),
         "",
@@ -222,11 +224,11 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
             " computing comes on top"
         ),
         (
-            f"{'client memory':24}{readable(memory.total):>10}  {share} of the whole model's"
-            f" {readable(whole.total)}:"
+            f"{'client memory':24}{megabytes(memory.total):>10}  {share} of the whole model's"
+            f" {megabytes(whole.total)}:"
         ),
         *(
-            f"{'  ' + name:24}{readable(size):>10}  {readable(asdict(whole)[name]):>10}"
+            f"{'  ' + name:24}{megabytes(size):>10}  {megabytes(asdict(whole)[name]):>10}"
             for name, size in asdict(memory).items()
             if size or name != "activations"
         ),
@@ -236,12 +238,13 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
         lines += [
             "",
             (
-                f"{'total of all clients':24}{total.coded / GIB:>10,.2f} GiB in {rounds:,} rounds;"
-                f" {total.payload / GIB:,.2f} GiB before coding"
+                f"{'total of all clients':24}{megabytes(total.coded):>12} in {rounds:,} rounds;"
+                f" {megabytes(total.payload)} before coding"
             ),
-            f"{'':24}{plan.first_size.coded / GIB:>10,.2f} GiB before the first round",
+            *([f"{'':24}{total.coded / GIB:>8,.2f} GiB"] if plan.as_published else []),
+            f"{'':24}{megabytes(plan.first_size.coded):>12} before the first round",
             *(
-                [f"{'':24}{plan.last_size.coded / GIB:>10,.2f} GiB after the last"]
+                [f"{'':24}{megabytes(plan.last_size.coded):>12} after the last"]
                 if plan.method.sequential
                 else []
             ),
@@ -252,14 +255,5 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
 
 def _line(flow: Flow, before: str = "") -> str:
     often = f"  every {flow.every} rounds" if flow.every > 1 else ""
-    sizes = f"{readable(flow.size.payload):>13}{readable(flow.size.coded):>13}"
+    sizes = f"{megabytes(flow.size.payload):>13}{megabytes(flow.size.coded):>13}"
     return f"{before + flow.category:24}{flow.direction:>10}{sizes}{often}"
-
-
-def readable(size: float) -> str:
-    """Format bytes with a binary prefix and two decimals."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < KIB or unit == "TiB":
-            return f"{size:,.0f} B" if unit == "B" else f"{size:,.2f} {unit}"
-        size /= KIB
-    raise AssertionError

@@ -18,11 +18,13 @@ def here_of(here: int, needed: int) -> str:
     return f"{counted(here, 'client')} {_be(here)} here, {needed:,} {_be(needed)} needed"
 
 
-def megabytes(count: int) -> str:
-    """Bytes in powers of ten, as kB, MB or GB."""
-    if count >= 1_000_000_000:
+def megabytes(count: float) -> str:
+    """Bytes in powers of ten, as kB, MB, GB or TB."""
+    if count >= 1e12:
+        return f"{count / 1e12:,.2f} TB"
+    if count >= 1e9:
         return f"{count / 1e9:.2f} GB"
-    return f"{count / 1e6:.1f} MB" if count >= 1_000_000 else f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def _be(count: int) -> str:

@@ -88,7 +88,7 @@ def test_problems_end_with_exit_code_1(tmp_path, monkeypatch, capsys):
     usage = namedtuple("usage", "total used free")(1 << 40, 1 << 40, 1 << 20)  # noqa: PYI024
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
     assert cli.main(["doctor", "--run-dir", str(tmp_path)]) == 1
-    assert "problem  disk        0.0 GiB free" in capsys.readouterr().out
+    assert "problem  disk        1.0 MB free" in capsys.readouterr().out
 
 
 def test_little_disk_and_few_files_are_warnings(tmp_path, monkeypatch):

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from fsl_async import cli
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS, Kind
+from fsl_async.commands.plan import TEXT_BATCH
+from fsl_async.config.load import load
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
 from fsl_async.plan.memory import whole_model_memory
 from fsl_async.plan.methods import PLANNED, Workload
-from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan, readable
+from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 
 # FSL-SAGE (ICML 2025, arXiv:2505.23182): GiB until 81 % on CIFAR-10 and 50 % on CIFAR-100, with the
@@ -185,8 +187,14 @@ def test_links_are_read():
     assert parse_link("1.5Gbit") == LinkSpec(1.5e9, 0.0)
     assert parse_link("64kbit, 2s") == LinkSpec(64e3, 2.0)
     assert parse_link("9600bit,500us").delay_s == pytest.approx(5e-4)
+    for megabit in ("100mbps", "100 Mbit/s", "100Mb/s", "100Mbits/s", "100MBIT", "100000 kbit/s"):
+        assert parse_link(f"{megabit}, 5 ms") == LinkSpec(1e8, 0.005), megabit
+    assert parse_link("1 Gbit/s") == parse_link("1Gbps") == LinkSpec(1e9, 0.0)
     for wrong in (
         "",
+        "100MB/s",
+        "100MBps",
+        "100Mbytes",
         "fast",
         "100",
         "100mbit,20",
@@ -234,11 +242,12 @@ def test_each_method_prints_both_ways(method, capsys):
     made = make_plan(
         method=method,
         shapes=find_shapes("gpt-0.5m"),
-        work=Workload(3, 256, 5000, 5, 10),
+        work=Workload(3, 16, 5000, 5, 10),
         link=parse_link("100mbit,20ms"),
     )
     assert found == json.loads(json.dumps(as_dict(made, 4)))
     assert text.splitlines() == as_text(made, 4)
+    assert "iB" not in text
     assert found["total_payload_bytes"] == sum(size.payload for size in made.total(4).values())
     assert made.total_size(4) == sum(made.total(4).values(), start=type(made.total_size(0))())
     assert found["client_memory_bytes"]["total"] == made.memory.total
@@ -325,10 +334,29 @@ def test_a_workload_made_in_python_is_checked_too():
         Workload(1, 1, 1, 1, 0)
 
 
-def test_sizes_are_readable():
-    """Sizes from bytes to tebibytes, and beyond the last unit, are readable."""
-    shown = [readable(size) for size in (0, 1023, 1024, 5 << 20, 3 << 50)]
-    assert shown == ["0 B", "1,023 B", "1.00 KiB", "5.00 MiB", "3,072.00 TiB"]
+@pytest.mark.parametrize(
+    ("model", "batch"), [("gpt-1b", 16), ("350m", 16), ("resnet18-cifar10", 256)]
+)
+def test_the_default_batch_is_one_that_is_used(capsys, model, batch):
+    """A client of gpt-1b was planned with 256 windows a step, and 1.66 TiB of memory."""
+    assert load(None).train.batch == TEXT_BATCH
+    assert cli.main(["plan", "--method", "fedavg", "--model", model, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["batch"] == batch
+    assert cli.main(["plan", "--help"]) == 0
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "[default: 256; of a language model that of a run, 16]" in help_text
+
+
+@pytest.mark.parametrize(("sets", "warned"), [([], True), (["--set", "model.preset=0.5m"], False)])
+def test_a_family_is_planned_at_a_stated_size(capsys, sets, warned):
+    """`--model llama` was a toy of 4 M parameters, and the plan did not say so."""
+    assert cli.main(["plan", "--method", "pretrain", "--model", "gpt", *sets, "--json"]) == 0
+    out, err = capsys.readouterr()
+    parameters = find_shapes("gpt-3m").whole.parameters
+    assert (f"a small one of {parameters:,} parameters" in err) is warned
+    assert json.loads(out)["batch"] == 16
+    assert cli.main(["plan", "--method", "pretrain", "--model", "gpt-3m"]) == 0
+    assert f"gpt-3m: {parameters:,} parameters" in capsys.readouterr().out
 
 
 def test_methods_of_the_reference_have_its_accounting():

@@ -25,6 +25,7 @@ import attrs
 from fsl_async.config.settings_tuning import Objective
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.base import cannot_read
+from fsl_async.roles.phrasing import megabytes
 
 LINE_BYTES = 16 << 20
 """Longest line, field or JSON object; a longer one is damage, or another kind of file."""
@@ -366,7 +367,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             number += 1
             if len(line) > LINE_BYTES:
                 raise DataError(
-                    f"{str(path)!r}, line {number} is longer than {LINE_BYTES >> 20} MiB:"
+                    f"{str(path)!r}, line {number} is longer than {megabytes(LINE_BYTES)}:"
                     " one row must be on one line"
                 )
             if number == 1:
@@ -432,7 +433,7 @@ def _json_array(path: Path) -> Iterator[tuple[int, Any]]:
                     if ended or held > LINE_BYTES or isinstance(error, RecursionError):
                         raise DataError(
                             f"{str(path)!r}, line {line}: the object that begins here is damaged"
-                            f" or longer than {LINE_BYTES >> 20} MiB"
+                            f" or longer than {megabytes(LINE_BYTES)}"
                         ) from error
                     # Doubling what is held keeps the work for a long object linear.
                     more(max(PIECE_BYTES, held))

@@ -16,7 +16,7 @@ from fsl_async.errors import AddressError
 from fsl_async.nodes.relay.pair import Dropped, Pair
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.roles.machine import Note
-from fsl_async.roles.phrasing import counted
+from fsl_async.roles.phrasing import counted, megabytes
 from fsl_async.roles.relay.admission import Admission, Drop
 from fsl_transport import LocalError
 from fsl_transport.relay.buffer import PipePool
@@ -227,7 +227,7 @@ class Relay:
             text = (
                 f"{counted(connections, 'connection')} of"
                 f" {addresses} {'address' if addresses == 1 else 'addresses'},"
-                f" {amount(up - before[0])} up and {amount(down - before[1])} down"
+                f" {megabytes(up - before[0])} up and {megabytes(down - before[1])} down"
                 f" in the last {REPORT_S:g} s"
             )
             if dropped > before[2]:
@@ -241,15 +241,6 @@ class Relay:
                 "dropped": dropped,
             }
             self._tell(Note(text, facts=facts))
-
-
-def amount(size: float) -> str:
-    """Return bytes for people."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
 
 
 def _address_of(host: str) -> str:
