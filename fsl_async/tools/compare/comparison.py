@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -206,6 +206,8 @@ class Run:
         self._queue: queue.Queue[Mapping[str, Any]] = queue.Queue()
         self._nodes: list[_Node] = []
         self._joined: set[str] = set()
+        self._unsaid: list[int] = []
+        """Versions that are scored, whose line is not printed."""
         self._is_draining = False
 
     def start_server(self) -> None:
@@ -233,6 +235,7 @@ class Run:
             self._until(lambda name=name: name in self._joined, f"{name} did not join")  # type: ignore[misc]
         self._until(lambda: not self._nodes[0].is_running, "", limit_s=None)
         self._until(lambda: not any(n.is_running for n in self._nodes), "", limit_s=self.end_s)
+        self._say_rounds(())
 
     def close(self) -> None:
         """End all nodes."""
@@ -296,6 +299,7 @@ class Run:
         if self.gathered.take(record):
             if record["event"] == "scored":
                 self._scored(record)
+            self._say_rounds(self._compared.names)
         elif record["event"] == "listening":
             reached = self.places.listening(record["role"], record["address"])
             if record["role"] == "ps":
@@ -311,15 +315,23 @@ class Run:
         """Take a report that only this kind of run has."""
 
     def _scored(self, record: Mapping[str, Any]) -> None:
-        points = self.gathered.points()
-        at = int(record["version"]) // self.gathered.turns
-        point = next(p for p in points if p.round == at)
-        self._say(
-            f"{self.method}: round {point.round} of {self._compared.rounds}, {self.line(point)}"
-        )
+        point = self._point(int(record["version"]))
+        self._unsaid.append(int(record["version"]))
         if self._compared.stops_at_target and self.is_at_target(point) and not self._is_draining:
             self._is_draining = True
             self._nodes[0].drain()
+
+    def _point(self, version: int) -> Point:
+        at = version // self.gathered.turns
+        return next(p for p in self.gathered.points() if p.round == at)
+
+    def _say_rounds(self, clients: Iterable[str]) -> None:
+        """Print the lines of the rounds that all `clients` have reported, oldest first."""
+        while self._unsaid and self.gathered.is_complete(self._unsaid[0], clients):
+            point = self._point(self._unsaid.pop(0))
+            self._say(
+                f"{self.method}: round {point.round} of {self._compared.rounds}, {self.line(point)}"
+            )
 
 
 class SplitRun(Run):

@@ -66,7 +66,7 @@ class ReportingFed(Fed):
     ) -> bool:
         """End the round as `Fed` does, and report it."""
         self._note()
-        self.report()  # bytes sent so far; the version made from them is not fetched yet
+        self.report(holds=False)
         going = super().end_round(samples=samples, metrics=metrics, scalars=scalars)
         self._note()
         self.report()
@@ -75,8 +75,11 @@ class ReportingFed(Fed):
     def _note(self) -> None:
         self._last = (time.monotonic(), self.waited_s - self._waited_before)
 
-    def report(self) -> None:
-        """Report the counters so far, with the times of the newest round's end."""
+    def report(self, *, holds: bool = True) -> None:
+        """Report the counters so far, with the times of the newest round's end.
+
+        holds: the version made of the round is fetched.
+        """
         at, waited = self._last
         traffic = self._runtime.traffic.as_dict()
         self._emit(
@@ -84,6 +87,7 @@ class ReportingFed(Fed):
                 "event": "round",
                 "client": self.client_name,
                 "version": self.newest,
+                "holds": holds,
                 "at": at,
                 "waited": waited,
                 "trained": at - self._began,

@@ -5,8 +5,9 @@ Pure. Reports are dicts, because nodes may be processes. Times are seconds of a 
 share (CLOCK_MONOTONIC).
 
     {"event": "began", "client", "at"}                                its first batch is next
-    {"event": "round", "client", "version", "at",                     it holds this version;
-     "coded", "payload", "sockets", "waited", "trained"}              counters since its start
+    {"event": "round", "client", "version", "at", "holds",            it trained for this version,
+     "coded", "payload", "sockets", "waited", "trained"}              and holds it or not yet;
+                                                                      counters since its start
     {"event": "scored", "version", "at", "seconds",                   the joined model of this
      "accuracy", "loss", "samples"}                                   version; how long that took
 
@@ -108,6 +109,18 @@ class Gathered:
         else:
             return False
         return True
+
+    def is_complete(self, version: int, clients: Iterable[str]) -> bool:
+        """Whether all clients have reported what the round that ends with `version` cost them.
+
+        A version is scored before clients fetch it: until then its bytes are missing. Where clients
+        take turns, each makes one version of a round.
+        """
+        newest: dict[str, int] = {}
+        for (client, made), record in self.rounds.items():
+            if record["holds"]:
+                newest[client] = max(made, newest.get(client, made))
+        return all(newest.get(client, -1) > version - self.turns for client in clients)
 
     def points(self) -> tuple[Point, ...]:
         """Return the curve: a point for every round that some client has reported."""

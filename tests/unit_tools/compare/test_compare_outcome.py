@@ -15,6 +15,7 @@ def report_of(client, version, at, up, *, waited=0.0, trained=1.0, down=0):
         "client": client,
         "version": version,
         "at": at,
+        "holds": True,
         "coded": {"activations up": up, "client model down": down},
         "payload": {"activations up": 2 * up},
         "sockets": {"up": 3 * up},
@@ -182,3 +183,19 @@ def test_choices_survive_json():
 
     choices = Choices(methods=("sl", "fedavg"), data="x", seed=7)
     assert Choices.from_dict(json.loads(json.dumps(choices.as_dict()))) == choices
+
+
+def test_a_round_is_complete_when_all_clients_hold_its_version():
+    """A version is scored before clients fetch it, and its line had the bytes without that."""
+    found = gathered(scored(1, 102.0, 0.2), report_of("a", 1, 103.0, 10, down=5))
+    assert not found.is_complete(1, ("a", "b"))
+    found.take(report_of("b", 1, 102.0, 10) | {"holds": False})
+    assert not found.is_complete(1, ("a", "b"))
+    found.take(report_of("b", 2, 104.0, 20, down=9))  # it came late and missed version 1
+    assert found.is_complete(1, ("a", "b"))
+    assert not found.is_complete(2, ("a", "b"))
+    assert found.is_complete(2, ())
+    taking_turns = gathered(report_of("a", 1, 103.0, 10), turns=2)
+    assert not taking_turns.is_complete(2, ("a", "b"))
+    taking_turns.take(report_of("b", 2, 103.0, 10))
+    assert taking_turns.is_complete(2, ("a", "b"))

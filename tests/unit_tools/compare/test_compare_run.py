@@ -112,6 +112,10 @@ def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path,
     assert {kind for kind, _ in early} >= {"up", "down", "delta", "full"}
     assert set(whole.points[-1].coded) == {"full model up", "full model down"}
     assert said[0].startswith("splitfed-v1: round 1 of 2, accuracy ")
+    # What a line says is what the table says: the bytes of the version that closes the round too.
+    points = [*split.points, *whole.points]
+    for line, point in zip([one for one in said if "accuracy" in one], points, strict=True):
+        assert f", {point.bytes / 1e6:,.2f} MB, " in line
 
 
 def test_a_run_ends_at_its_target_when_asked(images, tmp_path):

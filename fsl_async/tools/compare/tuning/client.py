@@ -66,6 +66,7 @@ class ReportingFed(Fed):
                 "event": "round",
                 "client": self.client_name,
                 "version": max(0, self.version),
+                "holds": True,
                 "at": self._at,
                 "waited": self._waited,
                 "trained": self._at - self._began,
