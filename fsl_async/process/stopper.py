@@ -46,7 +46,12 @@ if TYPE_CHECKING:
 
 AT_ONCE_S = 0.7
 
-_REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+INTERRUPTED_BY = "FSL_INTERRUPTED_BY"
+"""A variable of the environment: what SIGINT means to a node that another program has started."""
+_REASONS = {
+    signal.SIGINT: os.environ.get(INTERRUPTED_BY) or "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+}
 
 
 class Stopper:

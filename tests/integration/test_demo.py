@@ -97,6 +97,7 @@ def test_a_complete_demo(tmp_path, text):
     for key in ("rounds", "tokens", "bytes_raw", "bytes_sent", "relaunches", "deltas_merged"):
         assert status[key] == result[key]
     assert status["phase"] == "ended"
+    assert status["server"].endswith(": the demo is over")
     assert status["audit"]["lost"] == []
 
 

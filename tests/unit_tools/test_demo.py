@@ -1,6 +1,9 @@
 """`fsl-node demo` without its processes: settings, checks, summary, errors."""
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 
 import attrs
@@ -15,7 +18,6 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.machine import Finish, Note
 from fsl_async.tools.demo.play import Demo, Played, _error_of
 from fsl_async.tools.demo.run_dir import make_run_dir
 from fsl_async.tools.demo.settings import DemoSettings, lengths
@@ -224,25 +226,21 @@ class Watcher:
         """Do nothing."""
 
 
-@pytest.mark.parametrize(
-    ("requested", "ending", "reason"),
-    [("", True, "its time is over"), ("SIGTERM", True, "SIGTERM"), ("", False, "Ctrl-C")],
-)
-def test_the_demo_reports_why_its_run_ends(settings, requested, ending, reason):
-    """The demo sends the SIGINT itself, so "the run ends: Ctrl-C" would mislead people."""
-    view, stop = Watcher(), Stopper()
-    one = Demo(settings, view, stop)
-    if requested:
-        stop.request(reason=requested)
-    one._ending = ending
-    with JournalWriter(settings.run_dir / "journal.jsonl") as journal:
-        journal.effect(Note("ending: Ctrl-C; one last round"), 0.0)
-        journal.effect(Finish("Ctrl-C"), 0.0)
-    one._read_journal(hold_s=-100.0)
-    expected = [f"ending: {reason}; one last round", f"the run ends: {reason}"]
-    assert [line.rpartition("  ")[2] for line in view.lines] == expected
-    assert [news.text for news in one.played.state.news] == expected
-    assert one.played.state.node.ending == reason
+def test_a_node_of_a_demo_ends_because_the_demo_is_over(settings):
+    """The demo sends the SIGINT itself, so `status` of a finished one had "ended (Ctrl-C)"."""
+    child = settings.server()
+    script = (
+        "import os, signal; from fsl_async.process.stopper import Stopper, stop_on_signals\n"
+        "stop = Stopper()\n"
+        "with stop_on_signals(stop, quiet=True): os.kill(os.getpid(), signal.SIGINT)\n"
+        "print(stop.reason)"
+    )
+    argv = [sys.executable, "-c", script]
+    for env, reason in ((child.env, "the demo is over"), ({}, "Ctrl-C")):
+        done = subprocess.run(
+            argv, env={**os.environ, **env}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{reason}\n"
 
 
 def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(settings):

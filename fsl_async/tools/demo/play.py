@@ -22,7 +22,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from attrs import evolve, field, mutable
+from attrs import field, mutable
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
@@ -49,7 +49,6 @@ SLACK_S = 15.0
 HOLD_S = 2.0
 """How long a news line is held back: the journal, up to a second late, may have earlier ones."""
 
-_SIGINT = "Ctrl-C"
 _TICK_S = 0.2
 _MAX_LINE = 500
 """Characters kept of a child's last line."""
@@ -225,22 +224,12 @@ class Demo:
             for line in self._reader.read():
                 for news in played.state.apply(line):
                     self._record(news)
-                    self._news.append(self._reworded(news))
+                    self._news.append(news)
         now = time.time()
         self._news.sort(key=lambda one: one.t)
         ripe = [one for one in self._news if one.t <= now - hold_s]
         self._view.update(played.state, ripe, now)
         self._news = self._news[len(ripe) :]
-
-    def _reworded(self, news: News) -> News:
-        """Replace "Ctrl-C", a node's reason for any SIGINT: here the demo sends it."""
-        if not self._ending or _SIGINT not in news.text:
-            return news
-        state, why = self.played.state, self._stop.reason or "its time is over"
-        state.node.ending = state.node.ending.replace(_SIGINT, why)
-        reworded = evolve(news, text=news.text.replace(_SIGINT, why))
-        state.news[state.news.index(news)] = reworded  # for the live table
-        return reworded
 
     def _record(self, news: News) -> None:
         played = self.played

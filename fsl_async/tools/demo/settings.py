@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from attrs import evolve, field, frozen
 
 from fsl_async.cluster.supervisor import Child
+from fsl_async.process.stopper import INTERRUPTED_BY
 
 if TYPE_CHECKING:
     from fsl_async.tools.netlab.laboratory import Laboratory
@@ -174,4 +175,5 @@ def node_child(name: str, arguments: list[str]) -> Child:
     # -P: files of the current directory must not be imported instead of ours.
     argv = (sys.executable, "-P", "-m", "fsl_async.cli", *arguments)
     # A user's site policy (site.toml in the keys folder) does not apply to nodes of a demo.
-    return Child(name, argv, env={**ONE_THREAD, "FSL_KEYS": str(NO_KEYS)})
+    env = {**ONE_THREAD, "FSL_KEYS": str(NO_KEYS), INTERRUPTED_BY: "the demo is over"}
+    return Child(name, argv, env=env)
