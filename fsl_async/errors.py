@@ -161,6 +161,7 @@ _DISK_ADVICE: dict[int | None, str] = {
     errno.EACCES: "it is not writable: check its permissions, or choose another --run-dir",
     errno.EPERM: "it is not writable: check its permissions, or choose another --run-dir",
     errno.ENOENT: "nothing can be created there: check the path, or choose another --run-dir",
+    errno.EEXIST: "a file has that name: choose another --run-dir",
     errno.ENOTDIR: "a part of the path is no folder: check it, or choose another --run-dir",
     errno.EMFILE: "raise the limit of open files and try again",
     errno.ENFILE: "raise the system's limit of open files and try again",
@@ -255,7 +256,8 @@ def _operating_system_line(error: OSError) -> str:
         return message
     if isinstance(name, bytes):
         name = name.decode(errors="replace")
-    return one_line(f"{name}: {message}")
+    advice = disk_advice(error).replace("another --run-dir", "another")  # any option's path
+    return one_line(f"{name}: {message}") + (f"; {advice}" if advice else "")
 
 
 def report(

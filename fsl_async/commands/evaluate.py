@@ -11,6 +11,7 @@ import click
 from fsl_async.commands.options import Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
+from fsl_async.roles.phrasing import figure
 
 _POLL_S = 1.0
 
@@ -135,7 +136,9 @@ def _show(output: Output, row: dict[str, Any]) -> None:
         output.result(row)
         return
     shown = {name: value for name, value in row.items() if isinstance(value, float)}
-    figures = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in shown.items())
+    figures = ", ".join(
+        f"{name.replace('_', ' ')} {figure(value, 4)}" for name, value in shown.items()
+    )
     if row["loss"] is None:
         figures = "the loss is not finite"
     of = "" if row["of"] == "weights" else f", {row['of']} of late versions"

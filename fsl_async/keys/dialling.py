@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import fsl_transport as tp
 from fsl_async.errors import AddressError, KeysError, UsageError
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.phrasing import MessageThrottle, at_client
+from fsl_async.keys.phrasing import LessOften, at_client
 from fsl_async.process.program import program
 from fsl_transport.zmq.curve import DialerCurve, HandshakeFailed, is_key
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
     from fsl_async.config.address import Address
     from fsl_async.observe.journal import JournalWriter, TraceHash
-    from fsl_transport.link import Scheduler
+
+EXPLAINED_S = 15.0
+"""A handshake that failed within this time explains why no answer came."""
 
 
 def keys_for_dialling(server: Address, keys: Path | None, *, insecure: bool) -> KeysFolder | None:
@@ -81,7 +85,7 @@ class HandshakeReports:
         public: str,
         name: str,
         *,
-        scheduler: Scheduler,
+        scheduler: tp.Scheduler,
         journal: JournalWriter | TraceHash,
         log: Callable[[str], None],
         is_reserved: bool = False,
@@ -90,13 +94,35 @@ class HandshakeReports:
         self._is_reserved = is_reserved
         self._server, self._public, self._name = server, public, name
         self._scheduler, self._journal, self._log = scheduler, journal, log
-        self._throttle = MessageThrottle()
+        self._throttle = LessOften()
+        self._failed_at = -math.inf
+
+    def beside(
+        self, take: Callable[[tp.TransportEvent], None]
+    ) -> Callable[[tp.TransportEvent], None]:
+        """Make the function for a link's events: `take`, without those that a failed handshake
+        explains.
+
+        A node that is refused gets no answer either, and its operator would look at the wrong end.
+        """
+
+        def taken(event: tp.TransportEvent) -> None:
+            is_known = self._scheduler.time() - self._failed_at <= EXPLAINED_S
+            if isinstance(event, tp.Unreachable) and is_known:
+                return
+            if isinstance(event, tp.PeerUp):
+                self._throttle = LessOften()
+            take(event)
+
+        return taken
 
     def __call__(self, failed: HandshakeFailed) -> None:
         """Report one; called by the link."""
         own = self._server, self._public, self._name
         line = at_client(failed, *own, is_reserved=self._is_reserved)
         now = self._scheduler.time()
+        if line:
+            self._failed_at = now
         if line and self._throttle.lets(failed.why, now):
             self._journal.note("turned_away", now, why=failed.why)
             self._log(f"warning: {line}")

@@ -1,8 +1,9 @@
 """Messages about failed handshakes, and their rate limit. Pure.
 
-Unauthenticated peers cause these messages, so they are limited: the same one once in `AGAIN_S`, and
-at most `BURST` different ones in that time; the others are counted, and the next message has their
-number. Of the network's data they contain only a key and an IP address, both checked.
+Unauthenticated peers cause these messages, so they are limited. At a listener: the same one once
+in `AGAIN_S`, and at most `BURST` different ones in that time; the others are counted, and the next
+message has their number. A client repeats its own less and less often. Of the network's data they
+contain only a key and an IP address, both checked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fsl_async.config.address import Address
 from fsl_async.process.program import program
 from fsl_transport.zmq.curve import CLOSED, MECHANISM, SERVER_KEY, UNKNOWN_KEY, HandshakeFailed
 
-AGAIN_S = 60.0
+AGAIN_S, LONGEST_S = 60.0, 3600.0
 BURST = 10
 
 
@@ -41,6 +42,21 @@ class MessageThrottle:
         """Return the number of messages dropped since the last call, for the end of a message."""
         count, self.held_back = self.held_back, 0
         return f" (and {count:,} more were not printed)" if count else ""
+
+
+class LessOften:
+    """Prints a message at once, and again after 1, 2, 4, ... minutes, at most an hour apart."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, tuple[float, float]] = {}  # thing -> (when, wait after that)
+
+    def lets(self, thing: str, now: float) -> bool:
+        """Whether to print a message about `thing`, of a few, at `now` (monotonic seconds)."""
+        at, wait_s = self._next.get(thing, (now, AGAIN_S))
+        if now < at:
+            return False
+        self._next[thing] = now + wait_s, min(2 * wait_s, LONGEST_S)
+        return True
 
 
 def at_server(failed: HandshakeFailed, invite: str, keys: str) -> str:
@@ -80,7 +96,10 @@ def at_client(
     if failed.why == UNKNOWN_KEY:
         trust = f"{program()} keys trust {shlex.quote(public)} --name {name}"
         trust += f" --names {name}" if is_reserved else ""
-        return f"{at} does not trust this client's key yet; its operator runs: {trust}"
+        return (
+            f"{at} does not trust this client's key: it is not on the allow-list there. This client"
+            f" goes on by itself as soon as the operator there runs: {trust}"
+        )
     if failed.why == MECHANISM and public:
         return (
             f"{at} does not encrypt, and this address has a key: is it the right one?"

@@ -48,6 +48,8 @@ def _admitted(run: Run, line: Line) -> None:
 
 
 def _left(run: Run, line: Line) -> None:
+    if str(line["peer"]) not in run.clients:
+        return  # it was refused
     client = run.client_of(line)
     if int(line["incarnation"]) != client.incarnation or not client.connected:
         return
@@ -64,6 +66,13 @@ def _left(run: Run, line: Line) -> None:
 def _refuse(run: Run, line: Line) -> None:
     text = f"refused {line['peer']}: {line.get('text', '')}"
     run.tell("refused", text, str(line["peer"]), "warning")
+    client = run.clients.get(str(line["peer"]))
+    if client is None or client.version >= 0:
+        return
+    if client.tokens or client.uploads:  # of earlier processes
+        client.lose(run.node.last_t, "refused")
+    else:
+        del run.clients[client.name]
 
 
 def _fetch_asked(run: Run, line: Line) -> None:

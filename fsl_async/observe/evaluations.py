@@ -11,6 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from fsl_async.errors import printable
+from fsl_async.roles.phrasing import figure
 
 EVALUATIONS = "evaluations.jsonl"
 MOST_CHARACTERS = 200
@@ -86,14 +87,14 @@ def line_of(evaluations: list[Evaluation]) -> str:
     last = max(evaluations, key=lambda one: (one.version, one.of == "weights"))
     of = "" if last.of == "weights" else f", of the {last.of} of late versions"
     on = f" on {last.data}" if last.data else ""
-    bits = f", {last.bits_per_byte:.3f} bits a byte" if last.bits_per_byte is not None else ""
+    bits = f", {figure(last.bits_per_byte)} bits a byte" if last.bits_per_byte is not None else ""
     if last.accuracy is None:
         unit = f"nats a token (perplexity {last.perplexity:.4g}{bits})"
     else:
         unit = f"(accuracy {last.accuracy:.1%})".replace("%", " %")
-    text = f"held-out loss{on} {last.loss:.4f} {unit} at version {last.version}{of}"
+    text = f"held-out loss{on} {figure(last.loss, 4)} {unit} at version {last.version}{of}"
     alike = [one for one in evaluations if (one.data, one.of) == (last.data, last.of)]
     best = min(alike, key=lambda one: one.loss)
     if best.version != last.version:
-        text += f"; lowest {best.loss:.4f} at {best.version}"
+        text += f"; lowest {figure(best.loss, 4)} at {best.version}"
     return text

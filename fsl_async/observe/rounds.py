@@ -22,7 +22,7 @@ from fsl_async.observe.clients import ClientState, Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.run import Run
 from fsl_async.observe.tuning import FAR, far_movers, saw_delta
-from fsl_async.roles.phrasing import counted, megabytes
+from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
 
 LOW_COSINE = -0.1
@@ -476,10 +476,10 @@ class ParameterServerFigures:
                 parts.append("no finite loss")
         self.loss = loss
         if loss is not None:
-            parts.append(f"loss {loss:.3f} ({what})")
+            parts.append(f"loss {figure(loss)} ({what})")
         if self.evaluations and self.evaluations[-1].version >= self.version - 2:
             last = self.evaluations[-1]
-            parts.append(f"held-out loss {last.loss:.3f} at version {last.version}")
+            parts.append(f"held-out loss {figure(last.loss)} at version {last.version}")
         parts.append(f"{self.tokens:,} tokens (+{sum(merged.values()):,})")
         raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
         self._bytes_told = self.bytes_raw, self.bytes_sent

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from fsl_async.observe.clients import ClientState, News
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
-from fsl_async.roles.phrasing import counted, megabytes
+from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.training_trouble import LOSS_IS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _step(client: ClientState, _: float) -> str:
 def _loss(client: ClientState, _: float) -> str:
     if client.trouble.startswith(LOSS_IS):
         return client.trouble.removeprefix(LOSS_IS).partition(",")[0]
-    return f"{client.loss:.3f}" if client.loss is not None else "-"
+    return figure(client.loss) if client.loss is not None else "-"
 
 
 def _spark(client: ClientState, _: float) -> str:
@@ -250,7 +250,7 @@ def _split_header(state: RunState) -> str:
     if split.round >= 0:
         parts.append(f"newest round {split.round}")
     if split.loss is not None:
-        parts.append(f"loss {split.loss:.3f}")
+        parts.append(f"loss {figure(split.loss)}")
     here = sum(client.connected for client in state.clients.values())
     return ", ".join([*parts, f"{counted(here, 'client')} connected"])
 

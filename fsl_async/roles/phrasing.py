@@ -27,5 +27,11 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
+def figure(value: float, decimals: int = 3) -> str:
+    """A loss or another measure with some decimals; below 0.1 with as many digits that count."""
+    is_small = value != 0 and abs(value) < 0.1
+    return f"{value:.{decimals}g}" if is_small else f"{value:.{decimals}f}"
+
+
 def _be(count: int) -> str:
     return "is" if count == 1 else "are"

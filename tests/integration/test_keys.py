@@ -67,7 +67,7 @@ def test_a_site_is_admitted_and_another_one_revoked_while_the_run_goes_on(keyed,
     # reported too.
     line = server.wait_for(f"keys trust {shlex.quote(public)}")
     assert "a key that is not on the list came from 127.0.0.1" in line
-    advice = b.wait_for("does not trust this client's key yet")
+    advice = b.wait_for("does not trust this client's key")
     typed = shlex.split(line.partition("keys trust ")[2])
     assert typed[0] == shlex.split(advice.partition("keys trust ")[2])[0] == public
     # As a user types it: the complete line, in the folder of the server.

@@ -33,10 +33,22 @@ def reported(error, *, as_json=False, debug=False):
         (
             OSError(errno.ENOSPC, "No space left on device", "/run/x"),
             2,
-            "error: /run/x: No space left on device\n",
+            "error: /run/x: No space left on device; make room and try again\n",
         ),
         (OSError(errno.EADDRINUSE, "Address already in use"), 2, "error: Address already in use\n"),
-        (PermissionError(13, "Permission denied", b"/b"), 2, "error: /b: Permission denied\n"),
+        (
+            PermissionError(13, "Permission denied", b"/b"),
+            2,
+            (
+                "error: /b: Permission denied; it is not writable: check its permissions, or choose"
+                " another\n"
+            ),
+        ),
+        (
+            FileExistsError(17, "File exists", "/a"),
+            2,
+            ("error: /a: File exists; a file has that name: choose another\n"),
+        ),
         (TimeoutError(), 2, "error: TimeoutError\n"),
         (MemoryError(), 2, "error: out of memory; use a smaller model or batch\n"),
         (

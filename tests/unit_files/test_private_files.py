@@ -76,6 +76,7 @@ def test_a_directory_that_is_there_keeps_its_mode(tmp_path):
     ("number", "words"),
     [
         (errno.ENOSPC, "make room"),
+        (errno.EEXIST, "a file has that name: choose another --run-dir"),
         (errno.EDQUOT, "make room in the quota"),
         (errno.EROFS, "choose another --run-dir"),
         (errno.EACCES, "check its permissions, or choose another --run-dir"),

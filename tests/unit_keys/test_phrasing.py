@@ -4,11 +4,21 @@ import shlex
 
 import pytest
 
+import fsl_transport as tp
 from fsl_async.config.address import Address, parse
 from fsl_async.errors import AddressError, KeysError
-from fsl_async.keys.dialling import split_curve
+from fsl_async.keys.dialling import EXPLAINED_S, HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.phrasing import AGAIN_S, BURST, MessageThrottle, at_client, at_server
+from fsl_async.keys.phrasing import (
+    AGAIN_S,
+    BURST,
+    LONGEST_S,
+    LessOften,
+    MessageThrottle,
+    at_client,
+    at_server,
+)
+from fsl_async.observe.journal import TraceHash
 from fsl_transport.zmq.curve import HandshakeFailed, KeyPair
 
 INVITE = Address("h", 1, "a" * 40).fsl
@@ -87,3 +97,50 @@ def test_a_split_server_is_not_reached_less_safely_than_the_parameter_server(tmp
         split_curve(there, folder, encrypted=False)
     pair = folder.make_pair()
     assert split_curve(there, folder, encrypted=False).pair == pair
+
+
+def test_a_refused_client_repeats_itself_less_and_less_often():
+    """Each minute of a night that its operator sleeps is a line of no news."""
+    often = LessOften()
+    at = [now for now in range(0, 36_000, 2) if often.lets("unknown-key", float(now))]
+    assert at[:5] == [0, 60, 180, 420, 900]
+    assert at[-1] - at[-2] == LONGEST_S
+    assert often.lets("mechanism", 36_000.0)
+
+
+class Clock:
+    """A scheduler with its time only."""
+
+    now = 100.0
+
+    def time(self):
+        """See Scheduler."""
+        return self.now
+
+
+def test_a_refused_key_is_no_server_that_is_away():
+    """It was told every 10 s to look whether the server is running."""
+    clock, lines, events = Clock(), [], []
+    reports = HandshakeReports(
+        parse(INVITE), "k", "a", scheduler=clock, journal=TraceHash(), log=lines.append
+    )
+    take = reports.beside(events.append)
+    away, up = tp.Unreachable("tcp://h:1", 10.0), tp.PeerUp("server", 1, {})
+    take(away)
+    assert events == [away]  # it is away, as far as is known
+    for _ in range(30):
+        reports(HandshakeFailed("unknown-key", "", ""))
+        clock.now += 2.0
+        take(away)
+    assert events == [away]
+    assert len(lines) == 1
+    assert "not on the allow-list" in lines[0]
+    assert "keys trust k --name a" in lines[0]
+    reports(HandshakeFailed("unknown-key", "", ""))
+    assert len(lines) == 2
+    clock.now += EXPLAINED_S + 1
+    take(away)  # now nothing listens there any more
+    take(up)
+    assert events == [away, away, up]
+    reports(HandshakeFailed("unknown-key", "", ""))  # revoked: this is news
+    assert len(lines) == 3

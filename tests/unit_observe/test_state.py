@@ -7,7 +7,8 @@ from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines
-from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
+from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Refuse, Send
+from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -493,6 +494,15 @@ def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
     state, _ = run.state()
     assert "loss 2.500 (mean over the round)" in news_texts(run, "version")[-1]
     assert state.clients["a"].loss == 9.0
+    state.clients["a"].saw_loss(4.2e-5)
+    assert " 4.2e-05 " in client_lines(state, 0.0)[1]
+
+
+def test_a_small_loss_has_the_digits_that_count():
+    """A model that has learned its data had a loss of 0.000 in every round."""
+    shown = [figure(loss) for loss in (0.0, 4.2e-5, 0.012345, 0.1, 2.3456, 1234.5, -0.002)]
+    assert shown == ["0.000", "4.2e-05", "0.0123", "0.100", "2.346", "1234.500", "-0.002"]
+    assert (figure(4.2e-5, 4), figure(1.5, 4)) == ("4.2e-05", "1.5000")
 
 
 def offer(run, name, sequence, **metrics):
@@ -632,3 +642,18 @@ def test_an_evaluation_that_cannot_be_is_left_out(run, loss, version):
     live = RunState()
     live.apply({"t": 1.0, "type": "delta_offered", **as_fields(event)})
     assert not live.ps.evaluations
+
+
+def test_a_refused_client_is_not_in_the_table(run):
+    """It stayed there as "joining" to the end of the run. One that took part before is gone."""
+    begin(run, "a")
+    offer(run, "a", 1)
+    run.write(ClientLeft("a", 5, "bye"))
+    for name in ("a", "b"):
+        run.write(ev.ClientHello(name, 6, "", -1, ""))
+        run.write(Refuse(name, "shards", "no part of the data is left"))
+        run.write(ClientLeft(name, 6, "bye"))
+    state, news = run.state()
+    assert list(state.clients) == ["a"]
+    assert state.clients["a"].words(2000.0).endswith("(refused)")
+    assert "refused b: no part of the data is left" in [one.text for one in news]

@@ -30,6 +30,7 @@ from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.steps import GradientSteps
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
 from fsl_async.learn.tune.zeroth import measure_round
+from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync.delta import BALANCE
 
 EVALUATED_SAMPLES = 256
@@ -53,7 +54,7 @@ def train(fed: FedBase) -> None:
     if site.held is not None:
         with fed.at_version() as version:
             found = site.measure()
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        shown = ", ".join(f"{name} {figure(value, 4)}" for name, value in found.items())
         fed.log(f"{shown} on {len(site.held):,} held-out samples, version {version}")
 
 

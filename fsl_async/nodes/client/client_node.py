@@ -290,12 +290,12 @@ class ClientNode:
     def _dialer(self, take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
         parts = self._parts
         settings = tp.TransportSettings()  # until the welcome brings the run's
-        link = parts.dial(self.loop, parts.address, parts.curve, settings)
+        link, reports = parts.dial(self.loop, parts.address, parts.curve, settings)
         self._endpoint = endpoint = tp.DialerEndpoint(
             link,
             self.loop,
             settings,
-            take,
+            reports.beside(take),
             parts.options.name,
             incarnation=parts.machine.incarnation,
             beat_payload=lambda _: self._beat(),

@@ -144,7 +144,7 @@ class ClientParts:
         server: Address,
         curve: DialerCurve | None,
         settings: tp.TransportSettings,
-    ) -> CountedLink:
+    ) -> tuple[CountedLink, HandshakeReports]:
         """A link to the parameter server or the split server, whose bytes `traffic` counts."""
         reports = HandshakeReports(
             server,
@@ -155,4 +155,4 @@ class ClientParts:
             log=self.log,
         )
         dialer = ZmqDialer(server.tcp, self.options.name, settings, curve, reports)
-        return CountedLink(dialer, self.traffic, at_client=True)
+        return CountedLink(dialer, self.traffic, at_client=True), reports

@@ -42,7 +42,7 @@ class SplitSession:
         settings = transport_settings(config)
         place = addresses.seen_from(config.split.server, parts.address.fsl)
         curve = split_curve(place, parts.keys, encrypted=parts.curve is not None)
-        link = parts.dial(loop, place, curve, settings)
+        link, reports = parts.dial(loop, place, curve, settings)
         incarnation = parts.machine.incarnation
         split = config.split
 
@@ -51,7 +51,7 @@ class SplitSession:
                 link,
                 loop,
                 settings,
-                take,
+                reports.beside(take),
                 name,
                 incarnation=incarnation,
                 role="split-client",

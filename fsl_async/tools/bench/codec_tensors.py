@@ -26,6 +26,7 @@ from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.corpus import windows
 from fsl_async.learn.models.gpt import GPT, PRESETS, Block
+from fsl_async.roles.phrasing import figure
 from fsl_codecs import new_vector
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def trained_tensors(
         optimizer.step()
         step += 1
         if step % 20 == 0:
-            progress(f"training: step {step}, loss {loss.item():.2f}")
+            progress(f"training: step {step}, loss {figure(loss.item(), 2)}")
 
     for block in model.blocks:
         assert isinstance(block, Block)

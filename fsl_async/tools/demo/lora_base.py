@@ -16,6 +16,7 @@ import torch
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.models.hf import extra
 from fsl_async.learn.tune.base import Base, quiet, save_base
+from fsl_async.roles.phrasing import figure
 
 VOCABULARY = 1024
 WIDTH, LAYERS, HEADS, CONTEXT = 96, 2, 4, 128
@@ -143,4 +144,4 @@ def _train(
         scheduler.step()
         if step % max(1, steps // LINES) == 0:
             spent = time.monotonic() - begun
-            say(f"the base: step {step} of {steps}, loss {loss.item():.2f}, {spent:.0f} s")
+            say(f"the base: step {step} of {steps}, loss {figure(loss.item(), 2)}, {spent:.0f} s")

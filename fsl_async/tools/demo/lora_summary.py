@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from fsl_async.process.program import program
-from fsl_async.roles.phrasing import counted
+from fsl_async.roles.phrasing import counted, figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -137,7 +137,7 @@ def problems(
     if base is None or federated is None or summary.loss_pooled is None:
         found.append("not all models were measured")
     elif not federated < base:
-        found.append(f"the run's loss {federated:.3f} is not below the base's {base:.3f}")
+        found.append(f"the run's loss {figure(federated)} is not below the base's {figure(base)}")
     return found
 
 
@@ -154,7 +154,7 @@ def table(summary: Summary) -> list[str]:
     lines = [f"{'':32}{'held-out loss':>14}{'below base':>12}   (nats/token)"]
     for name, loss in rows:
         below = "" if base is None or loss is None or name.startswith("base") else base - loss
-        shown = "-" if loss is None else f"{loss:.3f}"
+        shown = "-" if loss is None else figure(loss)
         lines.append(f"  {name:30}{shown:>14}{below if below == '' else f'{below:.3f}':>12}")
     return lines
 

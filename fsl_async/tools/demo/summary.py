@@ -8,7 +8,7 @@ from attrs import frozen
 
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.process.program import program
-from fsl_async.roles.phrasing import counted, megabytes
+from fsl_async.roles.phrasing import counted, figure, megabytes
 
 if TYPE_CHECKING:
     from fsl_async.tools.demo.play import Played
@@ -151,7 +151,7 @@ def text_lines(
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else figure(value)
 
 
 def _ratio(value: float | None) -> str:

@@ -14,6 +14,7 @@ import attrs
 from fsl_async.errors import FslError
 from fsl_async.learn.tune.base import quiet
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.phrasing import figure
 from fsl_async.tools.compare.comparison import Run
 from fsl_async.tools.compare.outcome import Point
 from fsl_async.tools.compare.places import Loopback
@@ -134,7 +135,7 @@ class TuningComparison:
 
 def words_of(score: Score | Point) -> str:
     """A score for people."""
-    loss = "" if score.loss is None else f"loss {score.loss:.4f}"
+    loss = "" if score.loss is None else f"loss {figure(score.loss, 4)}"
     return loss if score.accuracy is None else f"accuracy {score.accuracy:.1%}, {loss}"
 
 
