@@ -36,6 +36,7 @@ def train(fed):
         goes_on = fed.step(tokens=8)
         if steps == 20:
             print("twenty steps", flush=True)
+    print("was asked to end:", fed.is_leaving(), flush=True)
     print("tokens trained", 8 * steps, flush=True)
 """
 
@@ -75,6 +76,7 @@ def test_what_a_preempted_client_trained_is_not_lost(site, number):
     server.wait_for("b left: it ended its session")
     error = json.loads(client.lines[-1])
     assert (error["kind"], error["exit_code"]) == ("PreemptedError", 64)
+    client.wait_for("was asked to end: True")
     trained = int(client.wait_for("tokens trained").split()[-1])
     assert tokens_accepted(site, "b") == trained >= 160
     server.signal(signal.SIGINT)

@@ -71,6 +71,8 @@ class ClientContext:
     """In the data, of this client's last acknowledged delta (`fsl_async.roles.sync.delta`)."""
     states_file: Path | None = None
     """Where states of streamed data are kept; None: nowhere."""
+    is_leaving: Callable[[], bool] = lambda: False
+    """Whether this process was asked to end: the time left is for the last delta."""
 
 
 class RoundTraining(Protocol):
@@ -104,7 +106,8 @@ class FedBase:
 
     client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as
     config["train"]["batch"]; log: takes a line for the journal; policy: what may leave this site;
-    rank, ranks: this process of those that train one model together, 0 and 1 where it is alone.
+    rank, ranks: this process of those that train one model together, 0 and 1 where it is alone;
+    is_leaving(): whether this process was asked to end, so that nothing long should begin.
     """
 
     def __init__(self, context: ClientContext) -> None:
@@ -119,6 +122,7 @@ class FedBase:
         self.privacy_folder = context.privacy_folder
         self.adapters: Adapters | None = None
         """Of the model, after `lora`."""
+        self.is_leaving = context.is_leaving
         self._context = context
         self._tracked: list[weakref.ref[torch.optim.Optimizer]] = []
         self._steps_after_end = 0

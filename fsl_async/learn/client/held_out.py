@@ -29,9 +29,9 @@ class HeldOut:
         self._pause = math.inf
 
     def due(self) -> dict[str, float]:
-        """Metrics of a new version, and its number; empty if none is due."""
+        """Metrics of a new version, and its number; empty if none is due, or this client leaves."""
         fed = self._fed
-        if self._pause == math.inf or fed.version == self._seen:
+        if self._pause == math.inf or fed.version == self._seen or fed.is_leaving():
             return {}
         begun = time.monotonic()
         if begun < self._next_at:

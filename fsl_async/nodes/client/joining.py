@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import attrs
+
 from fsl_async.config import address as addresses
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
@@ -144,7 +146,7 @@ def join_run(
         member = runtime.wait_welcome()
         if member.config.split.is_on:
             options.code.check(member.config)
-        context = context_of(options, member, log)
+        context = attrs.evolve(context_of(options, member, log), is_leaving=lambda: stop.requested)
         function = own or built_in(member.config, options)
         log(start_line(context, options.threads))
         MemoryMark.take()
@@ -259,10 +261,13 @@ def join(
         )
         if place is not None:
             return join_ranks(options, place, context_of, log)
-        runtime = ClientRuntime(options, stop=current_stopper(), log=log)
+        stop = current_stopper()
+        runtime = ClientRuntime(options, stop=stop, log=log)
         with _ending_on_error(runtime):
             member = runtime.wait_welcome()
-            return Joined(runtime, context_of(options, member, log), held.close)
+            context = context_of(options, member, log)
+            context = attrs.evolve(context, is_leaving=lambda: stop.requested)
+            return Joined(runtime, context, held.close)
     except BaseException:
         held.close()
         raise

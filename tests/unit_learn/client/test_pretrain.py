@@ -199,6 +199,11 @@ class OneVersion:
         self.version = -1
         self.part = (0, 1)
         self.policy = SitePolicy(frozenset({DELTAS, METRICS}))
+        self.leaves = False
+
+    def is_leaving(self):
+        """Whether it was asked to end."""
+        return self.leaves
 
     @contextmanager
     def at_version(self):
@@ -226,4 +231,16 @@ def test_evaluations_keep_to_their_share_of_time(monkeypatch):
         clock.now = begun + later_s
     assert found == [None, 0.0, None, 1.0, None, None]
     clock.now += 2.0
+    fed.leaves = True
+    assert watch.due() == {}
+    fed.leaves = False
     assert watch.due()["eval_version"] == 3.0
+
+
+def test_a_client_that_was_asked_to_end_evaluates_nothing(config, monkeypatch):
+    """A preempted client evaluated in its grace time, which is for its last delta."""
+    monkeypatch.setattr(pretrain, "evaluate", lambda *_: pytest.fail("evaluated"))
+    lines = []
+    context = ClientContext("alice", config=config, log=lines.append, is_leaving=lambda: True)
+    pretrain.train(LocalFed(context, steps=3))
+    assert lines == []
