@@ -66,13 +66,7 @@ def _left(run: Run, line: Line) -> None:
 def _refuse(run: Run, line: Line) -> None:
     text = f"refused {line['peer']}: {line.get('text', '')}"
     run.tell("refused", text, str(line["peer"]), "warning")
-    client = run.clients.get(str(line["peer"]))
-    if client is None or client.version >= 0:
-        return
-    if client.tokens or client.uploads:  # of earlier processes
-        client.lose(run.node.last_t, "refused")
-    else:
-        del run.clients[client.name]
+    run.refused(str(line["peer"]))
 
 
 def _fetch_asked(run: Run, line: Line) -> None:

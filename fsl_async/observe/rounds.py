@@ -110,6 +110,8 @@ class ParameterServerFigures:
     quorum: float = 0.0
     needs: tuple[str, ...] = ()
     """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
+    counts: str = "tokens"
+    """What `tokens`, here and of clients, are: tokens, or in split learning samples."""
     version: int = -1
     digest: str = ""
     values: int = 0
@@ -194,6 +196,7 @@ class ParameterServerFigures:
         self.quorum = float(line.get("quorum", 0.0))
         needs = line.get("needs")
         self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
+        self.counts = "samples" if line.get("counts") == "samples" else "tokens"
         self.next_sync_at = None
         self._open.open(-1)
 
@@ -326,6 +329,8 @@ class ParameterServerFigures:
             run.node.phase, self.round = "collecting", int(message["round"])
             self.next_sync_at = None
             self._open.asked[peer] = client.incarnation if client is not None else -1
+        elif kind == "reject/1":  # its model is another one
+            run.refused(peer)
         elif kind == "publish/1" and client is not None:
             client.doing = "publishing"
         elif kind == "declined/1" and client is not None and message.get("code") != "later":
@@ -480,7 +485,7 @@ class ParameterServerFigures:
         if self.evaluations and self.evaluations[-1].version >= self.version - 2:
             last = self.evaluations[-1]
             parts.append(f"held-out loss {figure(last.loss)} at version {last.version}")
-        parts.append(f"{self.tokens:,} tokens (+{sum(merged.values()):,})")
+        parts.append(f"{self.tokens:,} {self.counts} (+{sum(merged.values()):,})")
         raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
         self._bytes_told = self.bytes_raw, self.bytes_sent
         if sent:

@@ -90,6 +90,16 @@ class Run:
         client.last_seen = self.node.last_t
         return client
 
+    def refused(self, name: str) -> None:
+        """Forget a client that is refused; one that took part before is gone."""
+        client = self.clients.get(name)
+        if client is None or client.version >= 0:
+            return
+        if client.tokens or client.uploads:  # of earlier processes
+            client.lose(self.node.last_t, "refused")
+        else:
+            del self.clients[name]
+
     def repeats_may_be_news(self) -> None:
         """Something has changed: a note that was told before is told again."""
         self._told.clear()

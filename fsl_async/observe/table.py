@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from fsl_async.observe.clients import ClientState, News
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
@@ -53,6 +53,7 @@ class Column:
 def client_lines(state: RunState, now: float, width: int | None = None) -> list[str]:
     """The table: a line of titles and one for each client, none longer than `width`."""
     columns, upgrades = _LAYOUTS.get(state.node.role, _AT_PARAMETER_SERVER)
+    columns = [evolve(one, title=one.title.replace("tokens", state.ps.counts)) for one in columns]
     clients = [state.clients[name] for name in sorted(state.clients)]
     if any(client.epsilon is not None for client in clients):
         columns, upgrades = (*columns, _EPSILON), (*upgrades, len(columns))
@@ -233,7 +234,7 @@ def header(state: RunState, now: float, ends_at: float | None = None) -> str:
     if ps.version >= 0:
         parts.append(f"version {ps.version}")
         parts.append(counted(ps.rounds, "round"))
-        parts.append(f"{ps.tokens:,} tokens merged")
+        parts.append(f"{ps.tokens:,} {ps.counts} merged")
     if ps.participation is not None:
         parts.append(f"participation {ps.participation:.0%}")
     if ps.bytes_sent:

@@ -6,7 +6,7 @@ from deltas import delta_of, stored_of
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.run_state import RunState
-from fsl_async.observe.table import client_lines
+from fsl_async.observe.table import client_lines, header
 from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Refuse, Send
 from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import effects as do
@@ -653,7 +653,21 @@ def test_a_refused_client_is_not_in_the_table(run):
         run.write(ev.ClientHello(name, 6, "", -1, ""))
         run.write(Refuse(name, "shards", "no part of the data is left"))
         run.write(ClientLeft(name, 6, "bye"))
+    run.write(ev.ClientHello("c", 6, "", -1, ""), Send("c", msg.Reject("model", "another model")))
+    run.write(ClientLeft("c", 6, "bye"))
     state, news = run.state()
     assert list(state.clients) == ["a"]
     assert state.clients["a"].words(2000.0).endswith("(refused)")
     assert "refused b: no part of the data is left" in [one.text for one in news]
+
+
+def test_a_round_of_split_learning_counts_samples(run):
+    """Three clients had trained 64 windows each, and the line had "192 tokens"."""
+    run.note("node_started", role="ps", run="r", address="a", counts="samples")
+    begin(run, "a")
+    round_of(run, 0, ["a"], ["a"])
+    state, _ = run.state()
+    assert "; 100 samples (+100); " in news_texts(run, "version")[-1]
+    assert ", 100 samples merged, " in header(state, 0.0)
+    assert "samples/s" in client_lines(state, 0.0)[0]
+    assert state.as_dict(0.0)["counts"] == "samples"

@@ -89,13 +89,16 @@ class Summary:
     """Peak of resident memory in bytes, without the libraries."""
 
 
-def progress_words(progress: Mapping[str, float]) -> str:
-    """Steps, loss and speed for people, from the fields of a heartbeat, as far as known."""
+def progress_words(progress: Mapping[str, float], counts: str = "tokens") -> str:
+    """Steps, loss and speed for people, from the fields of a heartbeat, as far as known.
+
+    counts: what its tokens are; in split learning they are samples.
+    """
     parts = [f"step {progress['step']:,.0f}"]
     if "loss" in progress:
         parts.append(f"loss {progress['loss']:.3g} (running mean)")
     if progress["tokens_per_s"]:
-        parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+        parts.append(f"{progress['tokens_per_s']:,.0f} {counts}/s")
     return ", ".join(parts)
 
 
@@ -355,8 +358,12 @@ class ClientNode:
 
     def _say(self, note: Note) -> None:
         """Print a note; to a note about a version, add the progress of training."""
-        meter = self._parts.training.meter
-        going = progress_words(meter.report()) if "version" in note.facts else ""
+        going = ""
+        if "version" in note.facts:
+            welcome = self._parts.welcome
+            is_split = welcome.done() and welcome.result().config.split.is_on
+            report = self._parts.training.meter.report()
+            going = progress_words(report, "samples" if is_split else "tokens")
         self._parts.log(f"{note.text}: {going}" if going else note.text)
 
     def _count_weights(self, direction: Direction, index: int, frame: bytes) -> None:

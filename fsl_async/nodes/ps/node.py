@@ -525,6 +525,7 @@ class _Server:
             quorum=config.sync.quorum,
             encrypted=taken.access.curve is not None,
             needs=list(needs_of(config)),
+            counts="samples" if config.split.is_on else "tokens",
         )
         _note_versions(self._journal, taken.store.records, self._loop.time())
 
