@@ -53,7 +53,9 @@ class Column:
 def client_lines(state: RunState, now: float, width: int | None = None) -> list[str]:
     """The table: a line of titles and one for each client, none longer than `width`."""
     columns, upgrades = _LAYOUTS.get(state.node.role, _AT_PARAMETER_SERVER)
-    columns = [evolve(one, title=one.title.replace("tokens", state.ps.counts)) for one in columns]
+    columns = tuple(
+        evolve(one, title=one.title.replace("tokens", state.ps.counts)) for one in columns
+    )
     clients = [state.clients[name] for name in sorted(state.clients)]
     if any(client.epsilon is not None for client in clients):
         columns, upgrades = (*columns, _EPSILON), (*upgrades, len(columns))

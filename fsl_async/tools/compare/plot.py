@@ -6,9 +6,14 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fsl_async.errors import UsageError
 from fsl_async.tools.compare.outcome import Outcome, Point
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def check_plot(path: Path) -> None:
@@ -30,10 +35,21 @@ _AXES: tuple[tuple[str, Callable[[Point], float], bool], ...] = (
 )
 
 
+LABELS = 5
+"""Of an axis at most, so that they do not overlap."""
+_WIDE = 10.0
+"""From this ratio of the largest to the least on, an axis is logarithmic."""
+
+
 def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
     """Write the picture: three panels side by side with one line for each method, and the
     target.
     """
+    figure_of(outcomes, title).savefig(path, dpi=130)
+
+
+def figure_of(outcomes: Sequence[Outcome], title: str) -> Figure:
+    """Make the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,13 +65,26 @@ def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
             )
         panel.axhline(outcomes[0].target, color="0.6", linewidth=0.8, linestyle="--")
         panel.set_xlabel(label)
-        if label == "rounds":
-            panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(visible=True, alpha=0.25)
-        if is_wide and panel.dataLim.minposx < math.inf:  # a method with a point to draw
-            panel.set_xscale("log")  # methods differ by more than ten times
+        limits = panel.dataLim
+        if is_wide and limits.minposx < math.inf and limits.x1 >= _WIDE * limits.minposx:
+            logarithmic(panel)
+        else:
+            panel.xaxis.get_major_locator().set_params(nbins=LABELS, integer=label == "rounds")
     panels[0].set_ylabel("accuracy on the held-out set")
     panels[-1].legend(loc="lower right", fontsize=8)
     readable = title.encode(errors="replace").decode()  # a path may be no valid text
     figure.suptitle(readable, fontsize=10, parse_math=False)
-    figure.savefig(path, dpi=130)
+    return figure
+
+
+def logarithmic(panel: Axes) -> None:
+    """Make its x axis logarithmic, with few plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    panel.set_xscale("log")
+    decades = math.log10(panel.dataLim.x1 / panel.dataLim.minposx)
+    subs = (1.0, 3.0) if decades < LABELS / 2 else (1.0,)
+    panel.xaxis.set_major_locator(LogLocator(subs=subs, numticks=LABELS))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())

@@ -1,5 +1,7 @@
 """Complete comparisons in this process: real nodes, real sockets, tiny images."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from fsl_async.tools.compare.choices import Choices
 from fsl_async.tools.compare.comparison import Comparison
 from fsl_async.tools.compare.outcome import Outcome, Point
 from fsl_async.tools.compare.places import Loopback, net_of
-from fsl_async.tools.compare.plot import check_plot, draw
+from fsl_async.tools.compare.plot import check_plot, draw, figure_of
 from fsl_async.tools.compare.problem import check, config_of
 
 
@@ -172,6 +174,34 @@ def test_a_picture_is_drawn(tmp_path):
     path = tmp_path / "x.png"
     draw([Outcome("sl", points, 0.5), Outcome("fedavg", (), 0.5)], path, "title")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("sizes", [(9, 11), (3, 40), (0.05, 900), (2.1e6, 9.4e6), (1, 1e9)])
+def test_labels_of_an_axis_do_not_overlap(sizes):
+    """Bytes that differ by less than ten times had a label for each of nine small ticks."""
+    curves = [
+        Outcome(
+            str(least),
+            tuple(
+                Point(n, 0.1 * n, 1.0, 40.0 * n, {"up": least * 1e6 * n}, {}, {}, 0.5, 2.0)
+                for n in range(1, 5)
+            ),
+            0.5,
+        )
+        for least in sizes
+    ]
+    figure = figure_of(curves, "title")
+    figure.canvas.draw()
+    for panel in figure.axes:
+        left, right = sorted(panel.get_xlim())
+        ticks = [
+            tick.label1
+            for tick in [*panel.xaxis.get_major_ticks(), *panel.xaxis.get_minor_ticks()]
+            if left <= tick.get_loc() <= right and tick.label1.get_text()
+        ]
+        boxes = sorted((one.get_window_extent() for one in ticks), key=lambda box: box.x0)
+        assert len(boxes) >= 2
+        assert all(a.x1 + 3 < b.x0 for a, b in itertools.pairwise(boxes)), [str(t) for t in ticks]
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):

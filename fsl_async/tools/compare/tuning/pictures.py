@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fsl_async.tools.compare.outcome import Point
+from fsl_async.tools.compare.plot import LABELS
 from fsl_async.tools.compare.tuning.outcome import Result, by_method
 
 _AXES: tuple[tuple[str, Callable[[Point], float]], ...] = (
@@ -50,7 +51,8 @@ def draw(results: Sequence[Result], path: Path, title: str) -> None:
                 )
         panel.set_xlabel(label)
         panel.grid(visible=True, alpha=0.25)
-    panels[1].xaxis.get_major_locator().set_params(integer=True)
+    panels[0].xaxis.get_major_locator().set_params(nbins=LABELS)
+    panels[1].xaxis.get_major_locator().set_params(nbins=LABELS, integer=True)
     panels[0].set_ylabel("loss on held-out records" if by_loss else "accuracy on held-out records")
     panels[-1].legend(fontsize=8)
     readable = title.encode(errors="replace").decode()  # a path may be no valid text
