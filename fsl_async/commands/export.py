@@ -38,7 +38,8 @@ def command(
     A run that tuned a base model gives a PEFT folder (peft.PeftModel.from_pretrained) or, with
     --merged and --base, a complete Hugging Face folder. Other runs give a Hugging Face folder where
     transformers has the model, as it has the built-in GPT; else tensors by name, in
-    model.safetensors.
+    model.safetensors. The weights of each kept version are a safetensors file already:
+    RUN_DIR/checkpoints/vN/weights.safetensors.
     """
     from fsl_async.commands.status import with_ledger
     from fsl_async.tools import exports

@@ -1,8 +1,10 @@
 """`fsl-node export` writes folders that plain peft and transformers load, with equal logits."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -235,6 +237,25 @@ def test_the_built_in_gpt_is_a_hugging_face_model(tmp_path):
     assert tokenizer.decode(list(data.encode())) == data
     with pytest.raises(UsageError, match="tunes no base model"):
         run_export(tmp_path / "run", tmp_path / "other", "--merged")
+
+
+def test_the_lines_of_the_readme_load_a_checkpoint(tmp_path):
+    """A version needs no export to be read: its file has the model's own names."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (lines,) = [
+        one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "load_file" in one
+    ]
+    assert len(lines.splitlines()) == 2
+    trained, model = GPT(GPTConfig(2, 16, 2, 16), seed=3), GPT(GPTConfig(2, 16, 2, 16), seed=4)
+    weights = ModelWeights(trained)
+    make_versions(tmp_path, weights, load(None, SHAPE))
+    weights.copy_in(KeptRun(tmp_path).chosen(2).vector)
+    exec(
+        lines.replace("runs/run", str(tmp_path)).replace("v00000012", "v00000002"), {"model": model}
+    )
+    ids = torch.arange(32).reshape(2, 16)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids), trained.eval()(ids))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "opt"])
