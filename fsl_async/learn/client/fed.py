@@ -36,6 +36,7 @@ from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed_base import ClientContext, FedBase, RoundTraining, SplitPort
+from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.adapters import Adapters
@@ -63,6 +64,8 @@ class Fed(FedBase):
         self._rounds: RoundTraining | None = None
         self._refusal = ""  # why `step` cannot train
         self._waited_s = 0.0
+        self.evaluates_in_time = False
+        """Of built-in tasks: end without the last evaluation where this process was asked to."""
 
     @property
     def running(self) -> bool:
@@ -290,7 +293,12 @@ class Fed(FedBase):
         return self.meter.steps, self._training.joined_at > 0
 
     def at_version(self) -> AbstractContextManager[int]:
-        """Within it the model has the weights of the newest version that is here, exactly."""
+        """Within it the model has the weights of the newest version that is here, exactly.
+
+        Raises RunFinishedError in a built-in task that was asked to end: the time left is short.
+        """
+        if self.evaluates_in_time and not self.running and self.is_leaving():
+            raise RunFinishedError("no version is evaluated, because this client was asked to end")
         return self._training.at_version()
 
     def status(self) -> dict[str, float]:

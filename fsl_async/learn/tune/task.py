@@ -51,7 +51,7 @@ def train(fed: FedBase) -> None:
         _train_privately(fed, site)
     else:
         _train_by_gradients(fed, site)
-    if site.held is not None and not fed.is_leaving():
+    if site.held is not None:
         with fed.at_version() as version:
             found = site.measure()
         shown = ", ".join(f"{name} {figure(value, 4)}" for name, value in found.items())

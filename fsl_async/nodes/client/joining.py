@@ -150,7 +150,9 @@ def join_run(
         function = own or built_in(member.config, options)
         log(start_line(context, options.threads))
         MemoryMark.take()
-        function(make_fed(runtime, context))
+        fed = make_fed(runtime, context)
+        fed.evaluates_in_time = own is None
+        function(fed)
     except RunFinishedError:
         pass
     except FslError as failure:
