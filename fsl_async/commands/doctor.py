@@ -16,7 +16,7 @@ from attrs import asdict, field, frozen
 
 from fsl_async.commands.output import Output
 from fsl_async.process.program import NAME
-from fsl_async.roles.phrasing import megabytes
+from fsl_async.roles.phrasing import counted, megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -170,8 +170,8 @@ def _torch() -> Finding:
         names = ", ".join(f"{one['name']} with {megabytes(one['memory_bytes'])}" for one in devices)
         return Finding("torch", OK, names, details)
     why = "built without CUDA" if torch.version.cuda is None else "CUDA finds none"
-    threads = torch.get_num_threads()
-    text = f"no GPU ({why}), {threads} threads: enough for a parameter server and small models"
+    threads = counted(torch.get_num_threads(), "thread")
+    text = f"no GPU ({why}), {threads}: enough for a parameter server and small models"
     return Finding("torch", OK, text, details)
 
 

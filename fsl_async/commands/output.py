@@ -20,6 +20,7 @@ import attrs
 from fsl_async.accounting.accounts import account_lines
 from fsl_async.commands.line_stream import LineStream, silence
 from fsl_async.errors import printable
+from fsl_async.roles.phrasing import megabytes
 
 _TITLES = {"ps": "parameter server", "server": "split server"}
 
@@ -127,7 +128,7 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
     if plain.get("version") == -1:  # the run ended before its first version
         plain["version"] = None
     width = max((len(name) for name in plain), default=0)
-    lines = [f"{name.replace('_', ' '):{width}}  {_readable(plain[name])}" for name in plain]
+    lines = [f"{name.replace('_', ' '):{width}}  {_shown(name, plain[name])}" for name in plain]
     for name, value in values.items():
         if not isinstance(value, Mapping):
             continue
@@ -136,6 +137,11 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
         else:
             lines += ["", f"{_TITLES.get(name, name.replace('_', ' '))}:", *_lines(value)]
     return lines
+
+
+def _shown(name: str, value: Any) -> str:
+    is_size = name == "memory_grown" or name.endswith("_bytes")
+    return megabytes(value) if is_size and type(value) is int else _readable(value)
 
 
 def _readable(value: Any) -> str:

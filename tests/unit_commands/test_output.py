@@ -166,3 +166,10 @@ def test_sizes_have_one_unit():
                      "tools/bench/transport.py"}  # fmt: skip
     sizes = (megabytes(size) for size in (500, 2_500_000, 12.345e9, 4567e9))
     assert list(sizes) == ["0.5 kB", "2.5 MB", "12.35 GB", "4.57 TB"]
+
+
+def test_sizes_of_a_result_have_their_unit(capsys):
+    """A client ended with `memory grown  209,838,080`."""
+    Output().result({"memory_grown": 209_838_080, "free_bytes": 1500, "tokens": 1500})
+    shown = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines()]
+    assert [" ".join(one) for one in shown] == ["grown 209.8 MB", "bytes 1.5 kB", "1,500"]
