@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import tempfile
 from asyncio.subprocess import Process
@@ -26,8 +27,11 @@ _FILE_BYTES = 1 << 20
 _SHOWN_BYTES = 4096
 """Bytes of the end of a failed program's output; the last 300 characters of them are shown."""
 _LOOK_EVERY_S = 0.1
-_STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
-"""States of jobs that may still run a client; squeue's default list differs between releases."""
+_LIVING = frozenset(
+    "PENDING CONFIGURING RUNNING SUSPENDED STOPPED SIGNALING RESIZING REQUEUED REQUEUE_HOLD"
+    " REQUEUE_FED SPECIAL_EXIT".split()
+)
+"""States of jobs that run a client, or will once Slurm or a person lets them."""
 
 
 class LaunchError(Exception):
@@ -102,7 +106,9 @@ class SlurmLauncher:
     """Submits Slurm jobs named fsl-CLIENT; bin/fsl-node.sbatch derives the client's name from that.
 
     A client with a pending, running or suspended job of that name, submitted by anyone, is left to
-    Slurm (for instance to --requeue). A completing job may be requeued or not: try again later.
+    Slurm (for instance to --requeue). A completing job may be requeued or not: try again later. A
+    client whose newest job was cancelled is left alone, as long as Slurm remembers that job: a
+    person wanted it so.
     """
 
     def __init__(self) -> None:
@@ -111,14 +117,8 @@ class SlurmLauncher:
     async def launch(self, client: str, words: Sequence[str]) -> str:
         """Submit a job, unless the client has one. Raises LaunchError while a job is completing."""
         job_name = f"fsl-{client}"
-        look = ("squeue", "--noheader", "--me", f"--name={job_name}", f"--states={_STATES}")
-        listed = await ask((*look, "--format=%i %T"))
-        jobs = [printable(line.strip()) for line in listed.splitlines() if line.strip()]
-        staying = [job for job in jobs if not job.endswith(" COMPLETING")]
-        if staying:
-            raise LeftAloneError(f"Slurm has job {'; '.join(staying)[:200]} for it")
-        if jobs:
-            raise LaunchError(f"Slurm has job {jobs[0][:80]} for it, which may be requeued")
+        look = ("squeue", "--noheader", "--me", f"--name={job_name}", "--states=all")
+        decide_by_jobs(await ask((*look, "--format=%i %T")))
         printed = await ask(("sbatch", "--parsable", f"--job-name={job_name}", *words))
         job = printed.strip().split("\n")[-1].split(";")[0]
         if not job.isdecimal():
@@ -132,6 +132,32 @@ class SlurmLauncher:
             with contextlib.suppress(LaunchError):
                 await ask(("scancel", "--state=PENDING", *self._jobs))
             self._jobs.clear()
+
+
+def decide_by_jobs(listed: str) -> None:
+    """Decide by squeue's lines `NUMBER STATE` of a client's jobs. Pure.
+
+    Returns when a job may be submitted. Raises LeftAloneError, and LaunchError while a job is
+    completing.
+    """
+    lines = [printable(line.strip()) for line in listed.splitlines() if line.strip()]
+    jobs = [(_number(line), line, line.rpartition(" ")[2]) for line in lines]
+    living = [line for _, line, state in jobs if state in _LIVING]
+    if living:
+        raise LeftAloneError(f"Slurm has job {'; '.join(living)[:200]} for it")
+    for _, line, state in jobs:
+        if state == "COMPLETING":
+            raise LaunchError(f"Slurm has job {line[:80]} for it, which may be requeued")
+    _, newest, state = max(jobs, default=(0, "", ""))
+    if state == "CANCELLED":
+        job = newest.partition(" ")[0][:40]
+        raise LeftAloneError(f"its Slurm job {job} was cancelled; to have it back, submit it again")
+
+
+def _number(line: str) -> int:
+    """The number that a line of squeue begins with; 0 where there is none."""
+    found = re.match(r"[0-9]{1,12}", line, re.ASCII)
+    return int(found[0]) if found else 0
 
 
 class CommandLauncher:

@@ -141,15 +141,22 @@ class Relauncher:
         if self._closed:
             return
         if isinstance(decided, Waiting) and self._wanted():
-            why = f" ({decided.why})" if decided.why else ""
-            text = (
-                f"{decided.client} is launched again in {decided.seconds:g} s,"
-                f" unless it comes back by itself{why}"
-            )
-            self._tell("waiting", decided.client, text)
+            self._tell("waiting", decided.client, self._waiting_words(decided))
         elif isinstance(decided, GaveUp):
             text = f"{decided.client} is not launched any more: {decided.why}"
             self._tell("gave up", decided.client, text)
+
+    def _waiting_words(self, waiting: Waiting) -> str:
+        client, wait = waiting.client, f"{waiting.seconds:g} s"
+        why = f" ({waiting.why})" if waiting.why else ""
+        rule = self._launching.rule_of(client)
+        if rule is not None and rule.kind == "slurm":
+            # Slurm may requeue its job: that it is launched is not known yet.
+            return (
+                f"{client}: unless it comes back by itself, Slurm is asked for its job in"
+                f" {wait}; one is submitted if it has none{why}"
+            )
+        return f"{client} is launched again in {wait}, unless it comes back by itself{why}"
 
     async def close(self) -> None:
         """Stop launching and close the launchers, when the run or the parameter server ends.

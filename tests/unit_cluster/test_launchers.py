@@ -40,7 +40,8 @@ esac; done
 [ -e "$DIR/queue" ] || exit 0
 while read -r number job state; do
     case ${name-,$job,} in *,$job,*)
-        case ${states-,$state,} in *,$state,*) echo "$number $state" ;; esac ;;
+        case ${states-,PENDING,RUNNING,COMPLETING,} in
+            ,all, | *,$state,*) echo "$number $state" ;; esac ;;
     esac
 done < "$DIR/queue"
 """,
@@ -87,7 +88,9 @@ def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(sl
     ]
 
 
-@pytest.mark.parametrize("state", ["PENDING", "CONFIGURING", "RUNNING", "SUSPENDED"])
+@pytest.mark.parametrize(
+    "state", ["PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUE_HOLD"]
+)
 def test_slurm_does_not_submit_a_second_job(slurm, state):
     """A requeued or pending job is the client; two of them would replace each other."""
     (slurm / "queue").write_text(f"15 fsl-b RUNNING\n16 fsl-a {state}\n17 fsl-a COMPLETING\n")
@@ -100,6 +103,25 @@ def test_slurm_submits_where_other_clients_jobs_are_or_its_own_is_over(slurm):
     """Jobs of other clients, or a failed one, must not prevent the launch."""
     (slurm / "queue").write_text("15 fsl-ab RUNNING\n16 fsl-a FAILED\n18 other RUNNING\n")
     assert asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"])) == "Slurm job 17"
+
+
+@pytest.mark.parametrize(
+    ("queue", "left_alone"),
+    [
+        ("9 fsl-a FAILED\n10 fsl-a CANCELLED\n", True),
+        ("9 fsl-a CANCELLED\n10 fsl-a FAILED\n", False),
+        ("10 fsl-a PREEMPTED\n", False),
+        ("10 fsl-a TIMEOUT\n11 fsl-b CANCELLED\n", False),
+    ],
+)
+def test_a_job_that_a_person_cancelled_is_not_submitted_again(slurm, queue, left_alone):
+    """`scancel` once lasted two minutes: then the launcher submitted the next job."""
+    (slurm / "queue").write_text(queue)
+    if left_alone:
+        with pytest.raises(LeftAloneError, match="^its Slurm job 10 was cancelled; to have it"):
+            asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
+    else:
+        assert asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"])) == "Slurm job 17"
 
 
 def test_a_job_that_is_completing_is_looked_at_again(slurm):
@@ -451,6 +473,8 @@ def test_a_client_that_has_a_job_is_not_reported_as_launched():
 
     asyncio.run(play())
     assert [what for what, _ in reports] == ["waiting", "left alone"]
+    assert "launched again" not in reports[0][1], "Slurm may requeue its job"
+    assert "Slurm is asked for its job in 0.01 s" in reports[0][1]
     assert reports[1][1] == "a is not launched: Slurm has job 16 PENDING for it"
 
 

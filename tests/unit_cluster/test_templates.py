@@ -25,13 +25,18 @@ touch ready
 n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
 """
 
+SCONTROL = """#!/bin/sh
+case "$*" in *show*) exit 1 ;; esac
+echo "$@" > requeued
+"""
+
 
 @pytest.fixture
 def home(tmp_path):
     """A folder with the template, a stand-in for fsl-node, and one for scontrol."""
     (tmp_path / "bin").mkdir()
     shutil.copy(BIN / "fsl-node.sbatch", tmp_path / "bin")
-    for name, body in (("bin/fsl-node", CLIENT), ("scontrol", '#!/bin/sh\necho "$@" > requeued\n')):
+    for name, body in (("bin/fsl-node", CLIENT), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(body)
         (tmp_path / name).chmod(0o755)
     return tmp_path
@@ -121,6 +126,7 @@ def test_a_job_without_a_clients_name_ends_before_it_starts(home, given):
     [
         ("Job is pending execution for job 17", "RUNNING", False),
         ("Invalid job id specified", "PENDING Reason=BeginTime", False),
+        ("Transition", "COMPLETING Reason=None EndTime=Unknown ", False),
         ("Job is no longer pending or running", "COMPLETED", True),
         ("Requested operation is presently disabled", "RUNNING", True),
     ],
@@ -129,7 +135,7 @@ def test_a_job_that_slurm_has_requeued_needs_no_new_one(home, refusal, state, ag
     """Slurm may requeue a preempted job itself; a second job would replace its client."""
     (home / "code").write_text(str(int(ExitCode.RELAUNCH)))
     (home / "scontrol").write_text(
-        f'#!/bin/sh\nif [ "$1" = show ]; then echo "   JobState={state}"; exit; fi\n'
+        f'#!/bin/sh\ncase "$*" in *show*) echo "   JobState={state}"; exit ;; esac\n'
         f"echo '{refusal}' >&2; exit 1\n"
     )
     job = start(home, stderr=subprocess.PIPE)
@@ -138,6 +144,44 @@ def test_a_job_that_slurm_has_requeued_needs_no_new_one(home, refusal, state, ag
     assert ("submit it again" in message) == again
     assert (refusal in message) == again
     assert ("Slurm has requeued this job" in message) != again
+
+
+# As Slurm 22.05 prints it: seen by scripts that had got SIGTERM.
+CANCELLED = "COMPLETING Reason=None Restarts=0 EndTime=2026-11-27T03:33:36 PreemptTime=None "
+OUT_OF_TIME = CANCELLED.replace("Reason=None", "Reason=TimeLimit")
+PREEMPTED = CANCELLED.replace("PreemptTime=None", "PreemptTime=2026-11-27T03:33:46")
+
+
+@pytest.mark.parametrize(
+    ("state", "requeued"),
+    [(CANCELLED, False), (OUT_OF_TIME, True), (PREEMPTED, True), ("RUNNING Reason=None ", True)],
+)
+def test_a_cancelled_job_does_not_come_back(home, state, requeued):
+    """Slurm requeues a job that it is cancelling: `scancel` once made it start again."""
+    (home / "code").write_text(str(int(ExitCode.RELAUNCH)))
+    (home / "scontrol").write_text(
+        f'#!/bin/sh\ncase "$*" in *show*) echo "JobId=17 JobState={state}"; exit ;; esac\n'
+        'echo "$@" > requeued\n'
+    )
+    job = start(home, stderr=subprocess.PIPE)
+    _, message = job.communicate(timeout=20)
+    assert job.returncode == ExitCode.RELAUNCH
+    assert (home / "requeued").exists() == requeued
+    assert ("cancelled" in message) != requeued
+
+
+def test_ctrl_c_of_a_job_ends_its_client_for_good(home):
+    """`scancel --signal=INT --batch` once ended the script and left its client without one."""
+    (home / "bin" / "fsl-node").write_text(
+        "#!/bin/bash\ntrap 'echo int >> signals; exit 130' INT; touch ready\n"
+        "n=0; while [ $n -lt 400 ]; do sleep 0.05; n=$((n+1)); done\n"
+    )
+    job = start(home)
+    wait_until((home / "ready").exists)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(20) == ExitCode.INTERRUPTED
+    assert (home / "signals").read_text() == "int\n"
+    assert not (home / "requeued").exists()
 
 
 def test_signals_to_the_whole_job_leave_the_script_waiting_for_its_client(home):
