@@ -28,8 +28,19 @@ _SHOWN_BYTES = 4096
 """Bytes of the end of a failed program's output; the last 300 characters of them are shown."""
 _LOOK_EVERY_S = 0.1
 _LIVING = frozenset(
-    "PENDING CONFIGURING RUNNING SUSPENDED STOPPED SIGNALING RESIZING REQUEUED REQUEUE_HOLD"
-    " REQUEUE_FED SPECIAL_EXIT".split()
+    [
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "RESIZING",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "REQUEUE_FED",
+        "SPECIAL_EXIT",
+    ]
 )
 """States of jobs that run a client, or will once Slurm or a person lets them."""
 

@@ -24,6 +24,7 @@ from fsl_async.observe.run import NodeState
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
 from fsl_async.observe.split_audit import audit_split_dir
 from fsl_async.observe.table import client_lines, header, legend, news_line
+from fsl_async.observe.training_lost import lost_words
 from fsl_async.observe.tuning import site_lines
 from fsl_async.roles.phrasing import counted, megabytes
 
@@ -75,6 +76,11 @@ def table(state: RunState, now: float) -> list[str]:
     clients = [state.clients[name] for name in sorted(state.clients)]
     made = [*client_lines(state, now, width), legend(state)]
     made += [f"{one.name} trains badly: {one.trouble}" for one in clients if one.trouble][:_NEWS]
+    if state.node.role != SPLIT_SERVER:
+        ended = [(one.name, one.ends) for one in clients if one.ends]
+        made += [lost_words(name, ends) for name, ends in ended[:_NAMED]]
+        if len(ended) > _NAMED:
+            made.append(f"and {counted(len(ended) - _NAMED, 'client')} more; --json has all")
     out = [f"{one.name} {one.left_out:,}" for one in clients if one.left_out]
     if out:
         named = ", ".join(out[:_NEWS]) + (", ..." if len(out) > _NEWS else "")

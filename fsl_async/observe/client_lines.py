@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fsl_async.observe.clients import ClientState, Line
-from fsl_async.observe.run import Run
+from fsl_async.observe.run import SPLIT_SERVER, Run
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.training_trouble import trouble_in
 
@@ -58,6 +58,8 @@ def _left(run: Run, line: Line) -> None:
         client.connected, client.doing = False, "done"
         return
     client.lose(run.node.last_t, REASONS.get(reason, reason))
+    if reason == "bye":
+        client.training.end(str(line.get("why") or client.gone_why))
     level = "info" if reason == "bye" else "warning"
     text = f"{client.name} left: {client.gone_why}, {_connected(run)}"
     run.tell("gone", text, client.name, level)
@@ -84,6 +86,8 @@ def _beat(run: Run, line: Line) -> None:
     payload = line["payload"]
     client.step = int(payload.get("step", client.step))
     client.tokens = client.tokens_before + int(payload.get("tokens", 0))
+    if run.node.role != SPLIT_SERVER:  # there nothing is kept by deltas
+        client.training.has_trained(client.tokens - client.tokens_before)
     client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
     client.left_out = client.left_out_before + int(payload.get("left_out", 0))
     lag = payload.get("lag_p99_ms")

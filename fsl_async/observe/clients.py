@@ -8,10 +8,14 @@ from typing import Any
 
 from attrs import asdict, field, frozen, mutable
 
+from fsl_async.observe.training_lost import Ended, Training
+
 Line = Mapping[str, Any]
 """A line of the journal."""
 
 MAX_LOSSES = 120
+UNSEEN = "another process came"
+"""Why a process ended whose end was not seen."""
 
 _VALUE_BYTES = 4
 
@@ -87,6 +91,7 @@ class ClientState:
     label_shares: dict[str, float] = field(factory=dict)
     product_norm: float | None = None  # of its change in the newest version, with product rules
     up: Volume = field(factory=Volume)
+    training: Training = field(factory=Training)
 
     def saw_loss(self, loss: Any) -> None:
         """Keep a loss that it reported; one that is not finite is text in the journal."""
@@ -97,13 +102,15 @@ class ClientState:
             self.loss_first = float(loss)
         self.losses.append(float(loss))
 
-    def offered(self, sequence: int, *, steps: int, tokens: int) -> None:
+    def offered(self, key: str, sequence: int, *, steps: int, tokens: int) -> None:
         """A delta of so many steps and tokens is offered, for the first time."""
+        self.training.offer(key, tokens)
         self.sequence_offered = sequence
         self.step_offered += steps
         self.tokens_offered += tokens
         self.step = max(self.step, self.step_offered)
         self.tokens = max(self.tokens, self.tokens_before + self.tokens_offered)
+        self.training.has_trained(self.tokens - self.tokens_before)
 
     @property
     def loss(self) -> float | None:
@@ -129,8 +136,15 @@ class ClientState:
         self.gone_at, self.gone_why = t, why
         self.tokens_per_s = 0.0
 
+    @property
+    def ends(self) -> dict[str, Ended]:
+        """How its processes ended, and what they lost; also the present one's if it is gone."""
+        return self.training.ends_by(self.gone_why if self.doing == "gone" else "")
+
     def _begin(self, incarnation: int) -> None:
         """A new process of this name."""
+        if self.incarnations:
+            self.training.begin(self.gone_why or UNSEEN)
         self.incarnation = incarnation
         self.incarnations += 1
         self.tokens_before, self.step = self.tokens, 0
@@ -158,6 +172,9 @@ def client_dict(client: ClientState, now: float) -> dict[str, Any]:
     """Plain values for --json."""
     made = asdict(client, recurse=False)
     made |= {"losses": list(client.losses)[-20:], "up": asdict(client.up)}
+    del made["training"]
+    made["ends"] = {why: asdict(ended) for why, ended in client.ends.items()}
+    made["tokens_lost"] = sum(ended.tokens_lost for ended in client.ends.values())
     made |= {"state": client.words(now), "loss": client.loss, "relaunches": client.relaunches}
     return made
 

@@ -214,7 +214,7 @@ class ParameterServerFigures:
         sequence = int(key.rpartition("/")[2])
         if sequence <= client.sequence_offered:  # offered again after a loss
             return
-        client.offered(sequence, steps=int(delta["steps"]), tokens=int(delta["tokens"]))
+        client.offered(key, sequence, steps=int(delta["steps"]), tokens=int(delta["tokens"]))
         epsilon = _small((delta.get("facts") or {}).get(EPSILON))
         client.epsilon = client.epsilon if epsilon is None else epsilon
         metrics = delta.get("metrics") or {}
@@ -333,7 +333,10 @@ class ParameterServerFigures:
             run.refused(peer)
         elif kind == "publish/1" and client is not None:
             client.doing = "publishing"
+        elif kind == "accepted/1" and client is not None:
+            client.training.settle(str(message["key"]))
         elif kind == "declined/1" and client is not None and message.get("code") != "later":
+            client.training.settle(str(message.get("key", "")))
             self._open.empty.add(peer)
             if message.get("code") == "quarantined":
                 client.deltas_quarantined += 1
@@ -380,6 +383,7 @@ class ParameterServerFigures:
         delta, sent = stored["delta"], int(stored["bytes"])
         self.up.add(self.values, sent)
         client.up.add(self.values, sent)
+        client.training.settle(str(delta["key"]))
         self._tokens_of[str(delta["key"])] = int(delta["tokens"])
         self._round_of[str(delta["key"])] = int(delta.get("round", -1))
 

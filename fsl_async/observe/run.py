@@ -11,6 +11,9 @@ from fsl_async.observe.clients import ClientState, Line, News, mean
 
 MAX_NEWS = 100
 
+SPLIT_SERVER = "server"
+"""The role, as `fsl-node --role` has it."""
+
 
 @mutable
 class NodeState:

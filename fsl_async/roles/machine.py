@@ -51,11 +51,15 @@ class StreamLost(Event, tag="stream_lost"):
 
 @frozen
 class ClientLeft(Event, tag="client_left"):
-    """A session ended: expired, said goodbye, or was replaced by a newer incarnation."""
+    """A session ended: expired, said goodbye, or was replaced by a newer incarnation.
+
+    why: in its goodbye, for people; empty without one.
+    """
 
     peer: str
     incarnation: int
     reason: str
+    why: str = ""
 
 
 @frozen

@@ -79,10 +79,7 @@ def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(sl
 
     asyncio.run(play())
     assert asked(slurm) == [
-        (
-            "squeue --noheader --me --name=fsl-a "
-            "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING --format=%i %T"
-        ),
+        "squeue --noheader --me --name=fsl-a --states=all --format=%i %T",
         "sbatch --parsable --job-name=fsl-a job.sbatch a",
         "scancel --state=PENDING 17",
     ]

@@ -21,6 +21,7 @@ from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_async.nodes.wire import Hello, Welcome, beat_of, delta_stream, problem_of
+from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.machine import (
     ClientLeft,
     DeclineStream,
@@ -236,7 +237,8 @@ class ParameterServerShell:
         self._receiving.left(event.peer)
         self._serving.left(event.peer)
         self._models.pop(event.peer, None)
-        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason))
+        why = Goodbye.read(event.text).reason if event.reason == "bye" else ""
+        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason, why))
 
     def _message(self, event: tp.MessageReceived) -> None:
         peer = event.peer
