@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster, missing
+from slurm_cluster import Cluster, free_ports, missing
 
 BIN = Path(__file__).parents[2] / "bin"
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
@@ -42,7 +42,8 @@ class Training:
         self.cluster = cluster
         self.run_dir = folder / "run"
         self.log = folder / "ps.log"
-        self.address = "127.0.0.1:0"
+        # Known before it listens: the launch file has it.
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.popen = None
         self.jobs = []
         home = folder / "home"
@@ -59,7 +60,7 @@ class Training:
         """Start the parameter server and wait until it listens."""
         chosen = {
             "sync.every_s": every_s,
-            "sync.clients": 1,
+            "sync.clients": 4,
             "session.heartbeat_every_s": 0.5,
             "session.expire_after_s": 3,
             **{key.replace("__", "."): value for key, value in settings.items()},
@@ -75,8 +76,7 @@ class Training:
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        line = self.wait_for("listening at")
-        self.address = line.split("tcp://")[1].split(",")[0]
+        self.wait_for("listening at")
 
     def words(self, *more):
         """Return what follows `sbatch --job-name=fsl-NAME`."""
@@ -125,21 +125,17 @@ class Training:
         )
         raise AssertionError(f"{words!r}, {count}: never\n{outputs}")
 
-    def status(self):
-        """Return what `fsl-node status --json` prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "fsl_async.cli", "status", "--json", str(self.run_dir)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        return json.loads(done.stdout)
+    def status_text(self, *more):
+        """Return what `fsl-node status` prints."""
+        words = [sys.executable, "-m", "fsl_async.cli", "status", *more, str(self.run_dir)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout
 
-    def lost(self, name):
-        """Return what `status` has of the ends of a client's processes."""
-        clients = {one["name"]: one for one in self.status()["clients"]}
-        return clients[name]["ends"]
+    def ends(self, name):
+        """Return how a client's processes ended, by `status --json`: times, and tokens lost."""
+        found = json.loads(self.status_text("--json"))["clients"]
+        (client,) = [one for one in found if one["name"] == name]
+        return {why: (one["times"], one["tokens_lost"]) for why, one in client["ends"].items()}
 
     def accepted(self, name):
         """Return the tokens of a client's deltas in the ledger."""

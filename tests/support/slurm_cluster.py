@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
-NODES = ("one", "two")
+NODES = ("one", "two", "three", "four")
+"""Of one processor each: one job fills a node."""
 REQUEUE_DELAY_S = 5
 """Seconds until a requeued job may start: Slurm waits as long as a job's credential lasts (120 s
 unless it is set)."""
@@ -49,6 +51,8 @@ ReturnToService=2
 MpiDefault=none
 KillWait=8
 SlurmdTimeout=4
+MessageTimeout=3
+TCPTimeout=1
 MinJobAge=600
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 \
@@ -70,7 +74,8 @@ def search_path():
     return f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
-def _free_ports(count):
+def free_ports(count):
+    """Return ports of loopback that nothing listens on now."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in held]
     for one in held:
@@ -79,7 +84,7 @@ def _free_ports(count):
 
 
 class Cluster:
-    """Use as a context manager. Jobs run as root, on two nodes of four processors."""
+    """Use as a context manager. Jobs run as root."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -108,10 +113,10 @@ class Cluster:
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        port, *ports = _free_ports(1 + len(NODES))
+        port, *ports = free_ports(1 + len(NODES))
         nodes = "\n".join(
             f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={at}"
-            " CPUs=4 RealMemory=500 State=UNKNOWN"
+            " CPUs=1 RealMemory=500 State=UNKNOWN"
             for node, at in zip(NODES, ports, strict=True)
         )
         host = socket.gethostname()
@@ -141,6 +146,28 @@ class Cluster:
         daemon = self._daemons.pop(f"slurmd-{node}")
         daemon.kill()
         daemon.wait()
+
+    def lose_node(self, node):
+        """SIGKILL the slurmd of a node and all that it has started, as when its power fails."""
+        jobs = self._processes_on(node)
+        self.kill_node(node)
+        for pid in jobs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _processes_on(self, node):
+        """Return the processes of this cluster's jobs on a node, and the slurmstepd of each."""
+        marks = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.conf}".encode()}
+        found = set()
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if not marks <= set((path / "environ").read_bytes().split(b"\0")):
+                    continue
+                found.add(int(path.name))
+                parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+                if Path(f"/proc/{parent}/comm").read_text().strip() == "slurmstepd":
+                    found.add(int(parent))
+        return found
 
     def _daemon(self, name, words):
         with (self.folder / f"{name}.out").open("w") as out:

@@ -115,7 +115,7 @@ def test_a_job_that_a_person_cancelled_is_not_submitted_again(slurm, queue, left
     """`scancel` once lasted two minutes: then the launcher submitted the next job."""
     (slurm / "queue").write_text(queue)
     if left_alone:
-        with pytest.raises(LeftAloneError, match="^its Slurm job 10 was cancelled; to have it"):
+        with pytest.raises(LeftAloneError, match=r"^its Slurm job 10 was cancelled; to "):
             asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
     else:
         assert asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"])) == "Slurm job 17"

@@ -24,13 +24,16 @@ class Run:
         self.state.apply({"type": "node_started", "t": 1.0, "role": role})
 
     def take(self, *items):
+        """Apply events and effects."""
         for item in items:
             self.state.apply({"type": item.tag, "t": 2.0, **as_fields(item)})
 
     def hello(self, incarnation):
+        """A process of the client joins."""
         self.take(ev.ClientHello("a", incarnation, "", -1, ""))
 
     def beat(self, tokens):
+        """A heartbeat reports its tokens so far."""
         self.take(ev.HeartbeatReceived("a", {"tokens": tokens, "step": 1}))
 
     def offer(self, incarnation, sequence, tokens):
@@ -41,6 +44,7 @@ class Run:
 
     @property
     def ends(self):
+        """By reason: how often, and tokens lost; as --json has them."""
         made = client_dict(self.state.clients["a"], 3.0)
         assert made["tokens_lost"] == sum(one["tokens_lost"] for one in made["ends"].values())
         return {why: (one["times"], one["tokens_lost"]) for why, one in made["ends"].items()}
@@ -78,9 +82,8 @@ def test_a_preempted_process_loses_nothing_in_good_order(run):
     assert run.ends == {"SIGTERM": (1, 0)}
     run.hello(6)
     assert run.ends == {"SIGTERM": (1, 0)}
-    assert "a lost 0 tokens when its processes ended: 0 (SIGTERM, 1 time)" == lost_words(
-        "a", run.state.clients["a"].ends
-    )
+    words = lost_words("a", run.state.clients["a"].ends)
+    assert words == "a lost 0 tokens when its processes ended: 0 (SIGTERM, 1 time)"
 
 
 def test_a_delta_that_is_stored_after_the_goodbye_is_not_lost(run):
