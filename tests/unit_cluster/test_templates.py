@@ -234,3 +234,24 @@ def test_the_unit_restarts_by_exit_code_and_waits_for_the_grace():
     grace = float(service["ExecStart"].split("--grace ")[1].split()[0])
     assert grace < float(service["TimeoutStopSec"])
     assert service["KillMode"] == "mixed"
+
+
+def test_systemd_takes_the_unit_without_a_word(tmp_path):
+    """A misspelled directive is ignored with a line in the log, and the unit does something else."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    program = tmp_path / "fsl-async" / "bin" / "fsl-node"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = (BIN / "fsl-node.service").read_text().replace("%h/", f"{tmp_path}/")
+    (tmp_path / "fsl-node@.service").write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", tmp_path / "fsl-node@.service"],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
