@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import time
 
 import pytest
+from slurm_cluster import Cluster
 
 from fsl_async.cluster.launchers import LeftAloneError, SlurmLauncher
 
@@ -106,3 +108,66 @@ def test_a_job_that_waits_or_runs_is_not_submitted_a_second_time(training, monke
         assert cluster.jobs("fsl-x") == [], "it had not begun when the run ended"
 
     asyncio.run(play())
+
+
+@pytest.mark.sweep
+def test_ctrl_c_of_a_job_keeps_its_client_away(training):
+    """`scancel --signal=INT --batch`: exit code 130, no launch, no requeue."""
+    training.start("--launchers", launchers(training))
+    job = training.submit("a", "--grace=3")
+    training.wait_job("a", job, "twenty steps")
+    training.cluster.ask("scancel", "--signal=INT", "--batch", job)
+    assert training.cluster.wait_state(job, "FAILED")["ExitCode"] == "130:0"
+    training.wait_for("a left: it ended its session")
+    assert training.ends("a") == {"Ctrl-C": (1, 0)}
+    time.sleep(5.0)
+    assert training.cluster.jobs("fsl-a") == []
+    assert "Slurm is asked" not in training.log.read_text()
+
+
+@pytest.mark.sweep
+def test_a_job_that_outlives_its_slurmd_trains_until_the_next_one_takes_its_name(training):
+    """Slurm gives the node up and requeues the job, whose first process still trains."""
+    cluster = training.cluster
+    training.start("--launchers", launchers(training))
+    job = training.submit("a")
+    training.wait_job("a", job, "twenty steps")
+    node = cluster.state(job)["NodeList"]
+    cluster.kill_node(node)
+    training.wait_for("a is back as a new process")
+    cluster.start_node(node)
+    assert cluster.jobs("fsl-a") == [job]
+    ((why, (times, lost)),) = training.ends("a").items()
+    assert (why, times) == ("a new process took its name", 1)
+    print(f"lost {lost:,} tokens")  # noqa: T201
+    cluster.wait_until(lambda: training.job_log("a", job).count("twenty steps") == 2, "training")
+    assert "could not be requeued" not in training.job_log("a", job)
+
+
+@pytest.mark.sweep
+def test_with_slurms_own_times_a_preempted_job_is_back_after_two_minutes(tmp_path, request):
+    """GraceTime of 10 s with send_user_signal; a requeued job waits 120 s, as Slurm has it."""
+    request.getfixturevalue("cluster")
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "training").mkdir()
+    more = "PreemptParameters=send_user_signal"
+    with Cluster(tmp_path / "slurm", requeue_delay_s=120, grace_s=10, more=more) as cluster:
+        training = type(request.getfixturevalue("training"))(tmp_path / "training", cluster)
+        try:
+            training.start("--launchers", launchers(training))
+            job = training.submit("a", "--grace=8")
+            training.wait_job("a", job, "twenty steps")
+            node = cluster.state(job)["NodeList"]
+            begun = time.monotonic()
+            urgent = ("--partition=high", f"--nodelist={node}", "--output=/dev/null")
+            cluster.submit(*urgent, "--wrap", "sleep 1")
+            training.wait_job("a", job, "stopped: SIGUSR2")
+            left = time.monotonic()
+            training.wait_for("a is back as a new process", seconds=100)
+            back = time.monotonic()
+        finally:
+            training.close()
+    times = f"left after {left - begun:.0f} s, back {back - left:.0f} s later"
+    print(times)  # noqa: T201
+    assert training.ends("a") == {"SIGUSR2": (1, 0)}
+    assert 100 < back - left < 200

@@ -25,7 +25,7 @@ ClusterName=scratch
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire={delay}
+AuthInfo=socket={folder}/munge.socket,cred_expire={requeue_delay_s}
 SlurmUser=root
 SlurmdUser=root
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
@@ -54,9 +54,10 @@ SlurmdTimeout=4
 MessageTimeout=3
 TCPTimeout=1
 MinJobAge=600
+{more}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 \
-PreemptMode=REQUEUE GraceTime=0 OverSubscribe=NO
+PreemptMode=REQUEUE GraceTime={grace_s} OverSubscribe=NO
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
 """
 
@@ -84,10 +85,15 @@ def free_ports(count):
 
 
 class Cluster:
-    """Use as a context manager. Jobs run as root."""
+    """Use as a context manager. Jobs run as root.
 
-    def __init__(self, folder):
+    requeue_delay_s: until a requeued job may start. grace_s: GraceTime of preempted jobs. more:
+    lines of slurm.conf.
+    """
+
+    def __init__(self, folder, *, requeue_delay_s=REQUEUE_DELAY_S, grace_s=0, more=""):
         self.folder = folder
+        self._settings = {"requeue_delay_s": requeue_delay_s, "grace_s": grace_s, "more": more}
         self.conf = folder / "slurm.conf"
         self.environment = {
             **os.environ,
@@ -121,9 +127,7 @@ class Cluster:
         )
         host = socket.gethostname()
         self.conf.write_text(
-            _CONF.format(
-                folder=self.folder, host=host, port=port, nodes=nodes, delay=REQUEUE_DELAY_S
-            )
+            _CONF.format(folder=self.folder, host=host, port=port, nodes=nodes, **self._settings)
         )
         files = {name: self.folder / f"munge.{name}" for name in ("log", "pid", "seed", "socket")}
         self._daemon(

@@ -237,7 +237,7 @@ def test_the_unit_restarts_by_exit_code_and_waits_for_the_grace():
 
 
 def test_systemd_takes_the_unit_without_a_word(tmp_path):
-    """A misspelled directive is ignored with a line in the log, and the unit does something else."""
+    """A misspelled directive only costs a line in the log, and the unit does something else."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     program = tmp_path / "fsl-async" / "bin" / "fsl-node"
