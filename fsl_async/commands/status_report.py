@@ -76,7 +76,7 @@ def table(state: RunState, now: float) -> list[str]:
     clients = [state.clients[name] for name in sorted(state.clients)]
     made = [*client_lines(state, now, width), legend(state)]
     made += [f"{one.name} trains badly: {one.trouble}" for one in clients if one.trouble][:_NEWS]
-    if state.node.role != SPLIT_SERVER:
+    if state.node.keeps_deltas:
         ended = [(one.name, one.ends) for one in clients if one.ends]
         made += [lost_words(name, ends) for name, ends in ended[:_NAMED]]
         if len(ended) > _NAMED:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fsl_async.observe.clients import ClientState, Line
-from fsl_async.observe.run import SPLIT_SERVER, Run
+from fsl_async.observe.run import Run
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.training_trouble import trouble_in
 
@@ -86,7 +86,7 @@ def _beat(run: Run, line: Line) -> None:
     payload = line["payload"]
     client.step = int(payload.get("step", client.step))
     client.tokens = client.tokens_before + int(payload.get("tokens", 0))
-    if run.node.role != SPLIT_SERVER:  # there nothing is kept by deltas
+    if run.node.keeps_deltas:
         client.training.has_trained(client.tokens - client.tokens_before)
     client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
     client.left_out = client.left_out_before + int(payload.get("left_out", 0))

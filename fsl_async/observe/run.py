@@ -11,9 +11,6 @@ from fsl_async.observe.clients import ClientState, Line, News, mean
 
 MAX_NEWS = 100
 
-SPLIT_SERVER = "server"
-"""The role, as `fsl-node --role` has it."""
-
 
 @mutable
 class NodeState:
@@ -51,6 +48,11 @@ class NodeState:
         self.started_at = self.started_at or self.last_t
         self._garbage_before = self.garbage
         self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
+
+    @property
+    def keeps_deltas(self) -> bool:
+        """Whether training arrives here as deltas: at a split server it does not."""
+        return self.role != "server"
 
     def count_garbage(self, line: Line) -> None:
         """The line counts since the process started; what earlier ones counted is kept aside."""

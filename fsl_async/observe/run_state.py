@@ -45,9 +45,9 @@ from fsl_async.observe import client_lines, groups, segments
 from fsl_async.observe.clients import Line, News, client_dict
 from fsl_async.observe.groups import GroupFigures
 from fsl_async.observe.rounds import LINES, ParameterServerFigures
-from fsl_async.observe.run import SPLIT_SERVER, NodeState, Run
+from fsl_async.observe.run import NodeState, Run
 
-PS, CLIENT = "ps", "client"
+PS, SPLIT_SERVER, CLIENT = "ps", "server", "client"
 """Roles, as `fsl-node --role` has them."""
 
 # Notes of the parameter server's machine whose content other lines have already.
