@@ -54,6 +54,9 @@ def test_jobs_that_slurm_ends_come_back_once_unless_a_person_cancelled_them(trai
     cluster.lose_node(on["lost"])
 
     training.wait_for(f"cancelled is not launched: its Slurm job {jobs['cancelled']} was cancelled")
+    training.wait_job("limited", jobs["limited"], "stopped: SIGUSR2")
+    # A busy machine may take a minute to start it again.
+    cluster.ask("scontrol", "update", f"JobId={jobs['limited']}", "TimeLimit=30")
     for name in ("preempted", "limited", "lost"):
         training.wait_job(name, jobs[name], "requeued once")
         training.wait_for(f"{name} is back as a new process")
@@ -150,7 +153,7 @@ def test_with_slurms_own_times_a_preempted_job_is_back_after_two_minutes(tmp_pat
     request.getfixturevalue("cluster")
     (tmp_path / "slurm").mkdir()
     (tmp_path / "training").mkdir()
-    more = "PreemptParameters=send_user_signal"
+    more = "SlurmctldParameters=preempt_send_user_signal"
     with Cluster(tmp_path / "slurm", requeue_delay_s=120, grace_s=10, more=more) as cluster:
         training = type(request.getfixturevalue("training"))(tmp_path / "training", cluster)
         try:
