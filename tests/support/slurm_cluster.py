@@ -161,17 +161,23 @@ class Cluster:
 
     def _processes_on(self, node):
         """Return the processes of this cluster's jobs on a node, and the slurmstepd of each."""
-        marks = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.conf}".encode()}
-        found = set()
-        for path in Path("/proc").glob("[0-9]*"):
+        found = self._processes(f"SLURMD_NODENAME={node}")
+        for pid in tuple(found):
             with contextlib.suppress(OSError):
-                if not marks <= set((path / "environ").read_bytes().split(b"\0")):
-                    continue
-                found.add(int(path.name))
-                parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
                 if Path(f"/proc/{parent}/comm").read_text().strip() == "slurmstepd":
                     found.add(int(parent))
         return found
+
+    def _processes(self, *more):
+        """Return the processes that began with this cluster's SLURM_CONF, and `more` variables."""
+        marks = {word.encode() for word in (f"SLURM_CONF={self.conf}", *more)}
+        found = set()
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if marks <= set((path / "environ").read_bytes().split(b"\0")):
+                    found.add(int(path.name))
+        return found - {os.getpid()}
 
     def _daemon(self, name, words):
         with (self.folder / f"{name}.out").open("w") as out:
@@ -250,12 +256,7 @@ class Cluster:
         return [int(word) for word in found.split()]
 
     def close(self):
-        """End all jobs, then the daemons."""
-        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, OSError):
-            self.ask("scancel", "--user=root", "--signal=KILL", "--full")
-            self.ask("scancel", "--user=root")
-            left = lambda: not self.ask("squeue", "--noheader").strip()  # noqa: E731
-            self.wait_until(left, "no job", 15.0)
+        """End the daemons, then all that they have started."""
         for name in sorted(self._daemons, key=lambda one: one == "munged"):
             self._daemons[name].send_signal(signal.SIGTERM)
         for daemon in self._daemons.values():
@@ -265,3 +266,7 @@ class Cluster:
                 daemon.kill()
                 daemon.wait()
         self._daemons.clear()
+        # Jobs, and each slurmstepd: it would wait for ever for a slurmctld that has ended.
+        for pid in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
