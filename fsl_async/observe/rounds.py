@@ -108,6 +108,8 @@ class ParameterServerFigures:
 
     every_s: float = 0.0
     quorum: float = 0.0
+    grace: tuple[float, ...] = ()
+    """Of the grace window: MADs after the median, least seconds, seconds while none are known."""
     needs: tuple[str, ...] = ()
     """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
     counts: str = "tokens"
@@ -194,6 +196,8 @@ class ParameterServerFigures:
         """A new process of the parameter server."""
         self.every_s = float(line.get("every_s", 0.0))
         self.quorum = float(line.get("quorum", 0.0))
+        grace = line.get("grace")
+        self.grace = tuple(map(float, grace)) if isinstance(grace, list) else ()
         needs = line.get("needs")
         self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
         self.counts = "samples" if line.get("counts") == "samples" else "tokens"

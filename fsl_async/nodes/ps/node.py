@@ -523,6 +523,11 @@ class _Server:
             host=socket.gethostname(),
             every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
             quorum=config.sync.quorum,
+            grace=[
+                config.sync.grace_mad_factor,
+                config.sync.grace_min_s,
+                config.sync.first_grace_s,
+            ],
             encrypted=taken.access.curve is not None,
             needs=list(needs_of(config)),
             counts="samples" if config.split.is_on else "tokens",

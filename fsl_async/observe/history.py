@@ -1,0 +1,351 @@
+"""What a journal shows over time: rounds, timelines of clients, bytes, held-out losses. Pure.
+
+`History.apply(line, run)` takes each line after `RunState.apply` has taken it, with that state.
+What is kept is bounded: `RoundSeries` by its buckets, a timeline by `MAX_SEGMENTS` for each client,
+samples of bytes by `MAX_SAMPLES`. A fresh `RunState` that begins with a note so_far has the sums of
+older segments, but their course only `JournalReader.read_all` gives.
+
+A client's timeline is a row of segments. Each begins at a time and lasts until the next:
+
+    fetching   it joins, publishes, or fetches a version
+    training   it trains
+    sending    a delta of it is on its way
+    late       it was called, and the round merged without its delta
+    hangs      its heartbeats tell that training makes no step
+    gone       its session is over, and it did not end in good order
+    done       the run, or its part in it, is over
+
+`marks` are moments: "joined", "relaunched", "reconnected" sessions, launches by the parameter
+server ("waiting", "launched", "left alone", "failed", "gave up"), and "held", "refused" deltas.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import field, mutable
+
+from fsl_async.observe.clients import ClientState, Line
+from fsl_async.observe.evaluations import Evaluation
+from fsl_async.observe.round_series import MAX_CLIENTS, RoundSeries
+from fsl_async.observe.round_window import RoundWindow
+from fsl_async.observe.run_state import RunState
+from fsl_async.observe.segments import SO_FAR
+
+MAX_SEGMENTS = 512
+MAX_MARKS = 128
+MAX_SAMPLES = 1024
+MAX_EVALUATIONS = 1024
+
+STATES = ("fetching", "training", "sending", "late", "hangs", "gone", "done")
+SAMPLED = ("payload up", "payload down", "coded up", "coded down", "sockets up", "sockets down")
+"""Columns of bytes; up is from clients to the server."""
+_STATE_OF = {
+    "joining": "fetching",
+    "publishing": "fetching",
+    "fetching": "fetching",
+    "training": "training",
+    "sending": "sending",
+    "gone": "gone",
+    "done": "done",
+}
+_MARKS = {"joined", "relaunched", "reconnected"}
+_LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
+
+LINES = (
+    *("client_hello", "admit_split", "client_left", "fetch_asked", "stream_lost", "model_attached"),
+    *("delta_offered", "delta_stored", "version_held", "version_sent", "accumulate", "average"),
+    *("version_committed", "commit_global", "recovered", "version_found", "round_skipped"),
+    *("call/1", "turn/1", "publish/1", "declined/1", "quarantine", "release", "relaunch"),
+    *("node_started", "node_ended", "finish", "traffic", "upload_trained", "round_done_received"),
+    *("ring_peer_here", "ring_peer_gone", "adopted", "connection_accepted", "connection_ended"),
+    *(SO_FAR, "hung_s", "closes without a new version"),
+)
+"""A line that changes a history has one of these in it; most heartbeats have none."""
+
+
+@mutable
+class Timeline:
+    """A client's segments: when each begins (seconds since 1970), and its state."""
+
+    begins: array[float] = field(factory=lambda: array("d"))
+    states: bytearray = field(factory=bytearray)
+    marks: deque[tuple[float, str]] = field(factory=lambda: deque(maxlen=MAX_MARKS))
+    clock: int = 0
+    """Counts changes of segments that lie before the last one, or of their number."""
+
+    @property
+    def state(self) -> str:
+        """The newest; empty before the first."""
+        return STATES[self.states[-1]] if self.states else ""
+
+    def enter(self, t: float, state: str) -> None:
+        """A state begins."""
+        if state == self.state:
+            return
+        if self.begins and t <= self.begins[-1]:  # no time has passed in the one before
+            self.states[-1] = STATES.index(state)
+            if len(self.states) > 1 and self.states[-1] == self.states[-2]:
+                del self.states[-1], self.begins[-1]
+        else:
+            self.begins.append(t)
+            self.states.append(STATES.index(state))
+        self.clock += 1
+        if len(self.begins) > MAX_SEGMENTS:
+            self._coarsen()
+
+    def segments(self) -> list[tuple[float, str]]:
+        """All of them."""
+        return [(t, STATES[state]) for t, state in zip(self.begins, self.states, strict=True)]
+
+    def _coarsen(self) -> None:
+        """Join the older half in pairs, under the state of the longer one of each."""
+        half = len(self.begins) // 4 * 2
+        begins, states = array("d"), bytearray()
+        for at in range(0, half, 2):
+            middle, end = self.begins[at + 1], self.begins[at + 2]
+            longer = at if middle - self.begins[at] >= end - middle else at + 1
+            if not states or states[-1] != self.states[longer]:
+                begins.append(self.begins[at])
+                states.append(self.states[longer])
+        self.begins = begins + self.begins[half:]
+        self.states = states + self.states[half:]
+
+
+@mutable
+class Samples:
+    """Bytes over time, from the notes "traffic". At `MAX_SAMPLES` every second one is left out."""
+
+    columns: dict[str, array[float]] = field(
+        factory=lambda: {name: array("d") for name in ("t", *SAMPLED)}
+    )
+    clock: int = 0
+    _every: int = 1
+    _seen: int = 0
+
+    def __len__(self) -> int:
+        return len(self.columns["t"])
+
+    def add(self, t: float, sums: dict[str, float]) -> None:
+        """Add a sample; of those that follow too closely, the last one is kept."""
+        if self._seen % self._every and len(self):
+            for column in self.columns.values():
+                del column[-1]
+        self._seen += 1
+        self.columns["t"].append(t)
+        for name in SAMPLED:
+            self.columns[name].append(sums[name])
+        self.clock += 1
+        if len(self) > MAX_SAMPLES:
+            self._every *= 2
+            self.columns = {name: column[::2] for name, column in self.columns.items()}
+            self._seen = 0
+
+
+@mutable
+class History:
+    """The course of one node's journal."""
+
+    rounds: RoundSeries = field(factory=RoundSeries)
+    timelines: dict[str, Timeline] = field(factory=dict)
+    bytes: Samples = field(factory=Samples)
+    held_out: dict[tuple[int, str, str], Evaluation] = field(factory=dict)
+    window: RoundWindow = field(factory=RoundWindow)
+    relays: dict[str, list[int]] = field(factory=dict)
+    """Of a relay, by server: connections open, accepted, bytes up and down of ended ones."""
+    begins_at: float | None = None
+    """Time of the first line."""
+    lines: int = 0
+    _evaluated: Evaluation | None = None
+    _round_losses: list[float] = field(factory=list)
+    _connections: dict[int, str] = field(factory=dict)
+    _samples: dict[str, int] = field(factory=dict)
+
+    def apply(self, line: Line, run: RunState) -> None:
+        """Take a line that `run` has taken. Never fails; a malformed line changes nothing."""
+        self.lines += 1
+        if self.begins_at is None and run.node.last_t:
+            self.begins_at = run.node.last_t
+        kind = line.get("type")
+        try:
+            self.window.apply(line, run)
+            handler = _HANDLERS.get(str(kind))
+            if handler is not None:
+                handler(self, line, run)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            return
+        peer = line.get("peer")
+        if kind in {"node_started", "node_ended", SO_FAR}:
+            self._follow(run.clients.values(), run.node.last_t)
+        elif isinstance(peer, str) and (client := run.clients.get(peer)) is not None:
+            self._follow((client,), run.node.last_t)
+
+    def add_evaluation(self, one: Evaluation) -> None:
+        """Keep a held-out loss; of one version on the same data the last counts."""
+        self.held_out[one.version, one.data, one.of] = one
+        while len(self.held_out) > MAX_EVALUATIONS:
+            del self.held_out[next(iter(self.held_out))]
+
+    def _follow(self, clients: Iterable[ClientState], t: float) -> None:
+        for client in clients:
+            line = self.timeline(client.name)
+            if line is not None:
+                state = _STATE_OF.get(client.doing, "fetching")
+                if state == "training" and client.name in self.window.late:
+                    state = "late"
+                elif state in {"training", "sending"} and client.hangs:
+                    state = "hangs"
+                line.enter(t, state)
+
+    def timeline(self, name: str) -> Timeline | None:
+        """The client's; None for those beyond `MAX_CLIENTS`."""
+        found = self.timelines.get(name)
+        if found is None and len(self.timelines) < MAX_CLIENTS:
+            found = self.timelines[name] = Timeline()
+        return found
+
+    def _mark(self, name: str, t: float, what: str) -> None:
+        line = self.timeline(name)
+        if line is not None:
+            line.marks.append((t, what))
+            line.clock += 1
+
+    # --- the lines ---
+
+    def _arrived(self, line: Line, run: RunState) -> None:
+        # `RunState` has just told what this hello was.
+        name, news = str(line["peer"]), run.news[-1] if run.news else None
+        if news is not None and news.client == name and news.kind in _MARKS:
+            self._mark(name, run.node.last_t, news.kind)
+
+    def _relaunch(self, line: Line, run: RunState) -> None:
+        what = str(line["what"])
+        if what in _LAUNCHES and line["client"]:
+            self._mark(str(line["client"]), run.node.last_t, what)
+
+    def _offered(self, line: Line, run: RunState) -> None:
+        newest = run.ps.evaluations[-1] if run.ps.evaluations else None
+        if newest is not None and newest is not self._evaluated:
+            self._evaluated = newest
+            self.add_evaluation(newest)
+
+    def _stored(self, line: Line, run: RunState) -> None:
+        stored = line["stored"]
+        delta = stored["delta"]
+        key, number = str(delta["key"]), int(delta.get("round", -1))
+        base = int(key.split("/")[2])
+        number = min(number if number >= 0 else base, max(run.ps.version, 0))
+        loss = (delta.get("metrics") or {}).get("loss")
+        is_loss = isinstance(loss, int | float) and math.isfinite(loss)
+        if is_loss:
+            self._round_losses.append(float(loss))
+            del self._round_losses[:-MAX_CLIENTS]
+        self.rounds.add(
+            str(line["peer"]),
+            number,
+            loss=float(loss) if is_loss else None,
+            tokens=int(delta["tokens"]),
+            raw=4 * run.ps.values,
+            coded=int(stored["bytes"]),
+        )
+
+    def _declined(self, line: Line, run: RunState) -> None:
+        message = line["message"]
+        if message.get("type") == "declined/1" and message.get("code") not in {"later", None}:
+            what = "held" if message["code"] == "quarantined" else "refused"
+            self._mark(str(line["peer"]), run.node.last_t, what)
+
+    def _held(self, line: Line, run: RunState) -> None:
+        if line.get("held"):
+            self._mark(str(line["key"]).partition("/")[0], run.node.last_t, "held")
+
+    def _committed(self, line: Line, run: RunState) -> None:
+        version, ps = int(line["version"]), run.ps
+        losses, self._round_losses = self._round_losses, []
+        cosine = line.get("cosine")
+        self.rounds.close(
+            max(version - 1, 0),
+            t=run.node.last_t,
+            tokens=ps.tokens,
+            loss=sum(losses) / len(losses) if losses else None,
+            cosine=float(cosine) if isinstance(cosine, int | float) else None,
+            merged=self.window.merged,
+        )
+        self._follow(
+            (run.clients[name] for name in self.window.late if name in run.clients),
+            run.node.last_t,
+        )
+
+    def _recovered(self, line: Line, run: RunState) -> None:
+        self.rounds.truncate(max(0, int(line["version"])))
+
+    def _traffic(self, line: Line, run: RunState) -> None:
+        found = run.account.as_dict()
+        sums = dict.fromkeys(SAMPLED, 0.0)
+        for kind in ("payload", "coded", "sockets"):
+            for name, size in found[kind].items():
+                direction = name.rpartition(" ")[2]
+                if direction in {"up", "down"}:
+                    sums[f"{kind} {direction}"] += size
+        self.bytes.add(run.node.last_t, sums)
+
+    def _upload(self, line: Line, run: RunState) -> None:
+        if line.get("problem") is not None:
+            return
+        name, _, number, _ = str(line["key"]).split("/")
+        loss = line["loss"]
+        is_loss = isinstance(loss, int | float) and math.isfinite(loss)
+        newest = max(run.split_server.round, 0)
+        self.rounds.add(name, min(int(number), newest), loss=float(loss) if is_loss else None)
+        if name in run.clients:
+            self._follow((run.clients[name],), run.node.last_t)
+
+    def _round_done(self, line: Line, run: RunState) -> None:
+        number = min(int(line["round"]), max(run.split_server.round, 0))
+        samples = int(line["samples"])
+        self.rounds.add(str(line["peer"]), number, loss=None, tokens=samples)
+        self._samples["all"] = self._samples.get("all", 0) + samples
+        self.rounds.close(number, t=run.node.last_t, tokens=self._samples["all"])
+
+    def _connected(self, line: Line, run: RunState) -> None:
+        server = str(line["server"])
+        if server in self.relays or len(self.relays) < MAX_CLIENTS:
+            figures = self.relays.setdefault(server, [0, 0, 0, 0])
+            figures[0] += 1
+            figures[1] += 1
+            self._connections[int(line["connection"])] = server
+
+    def _disconnected(self, line: Line, run: RunState) -> None:
+        figures = self.relays[self._connections.pop(int(line["connection"]))]
+        figures[0] -= 1
+        figures[2] += int(line["up"])
+        figures[3] += int(line["down"])
+
+    def _started(self, line: Line, run: RunState) -> None:
+        self._connections.clear()
+        for figures in self.relays.values():
+            figures[0] = 0
+
+
+_HANDLERS: dict[str, Any] = {
+    "node_started": History._started,  # noqa: SLF001
+    "client_hello": History._arrived,  # noqa: SLF001
+    "admit_split": History._arrived,  # noqa: SLF001
+    "relaunch": History._relaunch,  # noqa: SLF001
+    "delta_offered": History._offered,  # noqa: SLF001
+    "delta_stored": History._stored,  # noqa: SLF001
+    "send": History._declined,  # noqa: SLF001
+    "quarantine": History._held,  # noqa: SLF001
+    "version_committed": History._committed,  # noqa: SLF001
+    "recovered": History._recovered,  # noqa: SLF001
+    "traffic": History._traffic,  # noqa: SLF001
+    "upload_trained": History._upload,  # noqa: SLF001
+    "round_done_received": History._round_done,  # noqa: SLF001
+    "connection_accepted": History._connected,  # noqa: SLF001
+    "connection_ended": History._disconnected,  # noqa: SLF001
+}
+"""Journal line -> what it changes."""

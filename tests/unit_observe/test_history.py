@@ -1,0 +1,252 @@
+"""What a journal shows over time: rounds with gaps, timelines, the open round, bounds."""
+
+import math
+
+import pytest
+
+from fsl_async.observe import history as room
+from fsl_async.observe.history import History, Samples, Timeline
+from fsl_async.observe.round_series import MAX_BUCKETS, RoundSeries, as_dict, plain
+from fsl_async.observe.run_state import RunState
+
+STARTED = {"role": "ps", "run": "r", "every_s": 10.0, "quorum": 0.5, "grace": [4.0, 1.0, 60.0]}
+
+
+class Journal:
+    """A run and its history, fed with lines."""
+
+    def __init__(self):
+        self.run, self.history = RunState(), History()
+        self.add(0.0, "node_started", **STARTED)
+
+    def add(self, t, kind, **fields):
+        """Feed a line."""
+        line = {"t": t, "type": kind, **fields}
+        self.run.apply(line)
+        self.history.apply(line, self.run)
+
+    def join(self, t, *names):
+        """Clients join."""
+        for name in names:
+            self.add(t, "client_hello", peer=name, incarnation=1, run="")
+            self.add(t, "version_held", peer=name, version=max(self.run.ps.version, 0))
+
+    def call(self, t, number, *names):
+        """A round begins."""
+        for name in names:
+            self.add(t, "send", peer=name, message={"type": "call/1", "round": number})
+
+    def delta(self, t, name, number, loss, sequence=1):
+        """A delta comes."""
+        key = f"{name}/1/{number}/{sequence}"
+        delta = {"key": key, "tokens": 10, "steps": 1, "round": number, "metrics": {"loss": loss}}
+        self.add(t - 0.5, "delta_offered", peer=name, delta=delta)
+        self.add(t, "delta_stored", peer=name, stored={"delta": delta, "bytes": 7})
+        self.add(t, "accumulate", key=key)
+
+    def commit(self, t, version):
+        """The round makes a version."""
+        self.add(t, "average", version=version)
+        self.add(t, "version_committed", version=version, digest="d", cosine=0.25)
+
+
+@pytest.fixture
+def journal():
+    made = Journal()
+    made.run.ps.values = 100
+    made.add(1.0, "version_committed", version=0, digest="d0")
+    made.join(2.0, "a", "b", "c")
+    return made
+
+
+def test_losses_by_client_and_round_have_gaps_where_nothing_came(journal):
+    for number in range(3):
+        t = 10.0 * (number + 1)
+        journal.call(t, number, "a", "b", "c")
+        journal.delta(t + 1, "a", number, 5.0 - number, number + 1)
+        if number != 1:
+            journal.delta(t + 2, "b", number, 4.0 - number, number + 1)
+        journal.commit(t + 3, number + 1)
+    series = journal.history.rounds
+    assert series.rounds() == [0, 1, 2]
+    assert plain(series.clients["a"]["loss"]) == [5.0, 4.0, 3.0]
+    assert plain(series.clients["b"]["loss"]) == [4.0, None, 2.0]
+    assert plain(series.clients["b"]["coded"]) == [7.0, None, 7.0]
+    assert plain(series.clients["b"]["raw"]) == [400.0, None, 400.0]
+    assert plain(series.run["tokens"]) == [20.0, 30.0, 50.0]
+    assert plain(series.run["loss"]) == [4.5, 4.0, 2.5]
+    assert plain(series.run["merged"]) == [2.0, 1.0, 2.0]
+    assert list(series.run["t"]) == [13.0, 23.0, 33.0]
+    assert "c" not in series.clients
+
+
+def test_a_loss_that_is_no_number_is_a_gap(journal):
+    for loss in ("nan", None, float("inf")):
+        journal.call(10.0, 0, "a")
+        journal.delta(11.0, "a", 0, loss, 1)
+    assert plain(journal.history.rounds.clients["a"]["loss"]) == [None]
+
+
+def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
+    journal.call(10.0, 0, "a", "b", "c")
+    journal.delta(11.0, "a", 0, 5.0)
+    assert journal.history.window.waited_for(journal.run) == ["b", "c"]
+    journal.delta(12.0, "b", 0, 5.0)
+    journal.commit(13.0, 1)
+    assert journal.history.window.late == {"c"}
+    journal.delta(20.0, "c", 0, 5.0)
+    journal.add(25.0, "client_left", peer="c", incarnation=1, reason="expired")
+    journal.add(30.0, "relaunch", what="launched", client="c")
+    journal.add(31.0, "client_hello", peer="c", incarnation=2, run="r")
+    assert journal.history.timelines["c"].segments() == [
+        (2.0, "training"),
+        (13.0, "late"),
+        (19.5, "sending"),
+        (20.0, "training"),
+        (25.0, "gone"),
+        (31.0, "fetching"),
+    ]
+    marks = list(journal.history.timelines["c"].marks)
+    assert marks == [(2.0, "joined"), (30.0, "launched"), (31.0, "relaunched")]
+    journal.add(40.0, "node_ended")
+    assert journal.history.timelines["a"].state == "done"
+    assert journal.history.window.late == set()
+
+
+def test_the_grace_window_closes_when_the_servers_rule_says(journal):
+    window, run = journal.history.window, journal.run
+    for number in range(4):
+        t = 100.0 * (number + 1)
+        journal.call(t, number, "a", "b", "c")
+        assert window.closes_at(run) is None
+        journal.delta(t + 1, "a", number, 5.0, number + 1)
+        assert window.closes_at(run) is None  # two of three are needed
+        journal.delta(t + 2, "b", number, 5.0, number + 1)
+        # Two arrivals are known in the first round: 60 s, but never beyond the round's 10 s.
+        # Then median 1.5 s (of 1, 2, 1, 2) and 4 x MAD of 0.5 s.
+        expected = {0: t + 10, 1: t + 3.5}.get(number, t + 3.5)
+        assert window.closes_at(run) == pytest.approx(expected)
+        assert window.as_dict(run)["waited_for"] == ["c"]
+        journal.commit(t + 3, number + 1)
+        assert window.closes_at(run) is None
+
+
+def test_a_reader_that_begins_at_a_segment_does_not_guess_the_grace_window(journal):
+    from fsl_async.observe.segments import Total
+
+    fields = Total(journal.run).as_fields()
+    reader = Journal.__new__(Journal)
+    reader.run, reader.history = RunState(), History()
+    reader.add(50.0, "so_far", **fields)
+    assert reader.run.ps.grace == (4.0, 1.0, 60.0)
+    reader.call(60.0, 0, "a", "b")
+    reader.delta(61.0, "a", 0, 5.0)
+    assert reader.history.window.quorum_at == 61.0
+    assert reader.history.window.closes_at(reader.run) is None
+    assert set(reader.history.timelines) == {"a", "b", "c"}
+
+
+def test_a_rollback_removes_the_void_rounds(journal):
+    for number in range(4):
+        journal.delta(10.0 * number, "a", number, 5.0, number + 1)
+        journal.commit(10.0 * number + 1, number + 1)
+    journal.add(50.0, "recovered", version=2, digest="d2", pending=[])
+    assert journal.history.rounds.rounds() == [0, 1]
+
+
+def test_columns_are_bounded_and_gaps_survive_halving():
+    series = RoundSeries()
+    for number in range(3 * MAX_BUCKETS):
+        series.add("a", number, loss=float(number), tokens=1)
+        if number < MAX_BUCKETS:
+            series.add("b", number, loss=1.0, tokens=1)
+        series.close(number, t=float(number), tokens=number, merged=1)
+    assert len(series) <= MAX_BUCKETS
+    assert series.every == 4
+    losses = plain(series.clients["a"]["loss"])
+    assert losses == [4 * at + 1.5 for at in range(len(series))]
+    assert plain(series.clients["b"]["loss"])[MAX_BUCKETS // 4 :] == [None] * (
+        len(series) - MAX_BUCKETS // 4
+    )
+    assert sum(series.clients["a"]["tokens"]) == 3 * MAX_BUCKETS
+    assert sum(series.run["merged"]) == 3 * MAX_BUCKETS
+    assert list(series.run["t"]) == [4.0 * at + 3 for at in range(len(series))]
+
+
+def test_only_what_changed_is_given_out_again():
+    series = RoundSeries()
+    for number in range(5):
+        series.add("a", number, loss=1.0)
+    clock = as_dict(series)["clock"]
+    assert as_dict(series, clock)["rounds"] == []
+    series.add("a", 3, loss=3.0)  # a late delta
+    found = as_dict(series, clock)
+    assert (found["begin"], found["clients"]["a"]["loss"]) == (3, [2.0, 1.0])
+
+
+def test_a_far_round_costs_no_memory():
+    series = RoundSeries()
+    series.add("a", 0, loss=1.0)
+    series.add("a", 1 << 62, loss=2.0)
+    series.add("a", -1, loss=2.0)
+    assert len(series) <= MAX_BUCKETS
+    known = [one for one in series.clients["a"]["loss"] if not math.isnan(one)]
+    assert known == [1.0, 2.0]
+
+
+def test_a_timeline_is_bounded_and_its_newest_half_is_exact():
+    line = Timeline()
+    for at in range(5000):
+        line.enter(float(at), "training" if at % 2 == 0 else "sending")
+    assert len(line.begins) == len(line.states) <= room.MAX_SEGMENTS
+    assert line.segments()[-100:] == [
+        (float(at), "training" if at % 2 == 0 else "sending") for at in range(4900, 5000)
+    ]
+    assert list(line.begins) == sorted(line.begins)
+
+
+def test_samples_are_bounded():
+    samples = Samples()
+    for at in range(5000):
+        samples.add(float(at), dict.fromkeys(room.SAMPLED, float(at)))
+    times = list(samples.columns["t"])
+    assert len(times) <= room.MAX_SAMPLES
+    assert times == sorted(set(times))
+    assert times[-1] == 4999.0
+    assert all(list(samples.columns[name]) == times for name in room.SAMPLED)
+
+
+def test_names_from_the_network_are_bounded():
+    history, run = History(), RunState()
+    for number in range(1000):
+        line = {"t": 1.0, "type": "client_hello", "peer": f"p{number}", "incarnation": 1}
+        run.apply(line)
+        history.apply(line, run)
+        history.rounds.add(f"p{number}", 0, loss=1.0)
+    assert len(history.timelines) == len(history.rounds.clients) == room.MAX_CLIENTS
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", [], {}, {"type": "call/1"}])
+@pytest.mark.parametrize("kind", sorted(room._HANDLERS))
+def test_a_malformed_line_changes_nothing_and_is_no_error(kind, value):
+    history, run = History(), RunState()
+    fields = ("peer", "stored", "version", "message", "key", "held", "what", "connection", "round")
+    line = {"t": 1.0, "type": kind, **dict.fromkeys(fields, value)}
+    run.apply(line)
+    history.apply(line, run)
+    assert history.lines == 1
+    assert len(history.rounds) <= 1
+
+
+def test_held_out_losses_and_uploads_of_a_split_server():
+    made = Journal()
+    made.add(0.5, "version_committed", version=0, digest="d0")
+    delta = {"key": "a/1/0/1", "tokens": 1, "steps": 1, "round": 0}
+    delta["metrics"] = {"eval_loss": 2.5, "eval_version": 0}
+    made.add(1.0, "delta_offered", peer="a", delta=delta)
+    assert [(one.version, one.loss) for one in made.history.held_out.values()] == [(0, 2.5)]
+    for upload, loss in enumerate((2.0, 4.0)):
+        made.add(2.0, "upload_trained", key=f"a/1/0/{upload}", loss=loss, problem=None)
+    made.add(3.0, "round_done_received", peer="a", round=0, samples=16, errors={})
+    assert plain(made.history.rounds.clients["a"]["loss"]) == [3.0]
+    assert plain(made.history.rounds.run["tokens"]) == [16.0]
