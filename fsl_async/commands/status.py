@@ -15,10 +15,11 @@ import click
 
 from fsl_async.commands import status_trackers
 from fsl_async.commands.output import Output
-from fsl_async.errors import RunDirError
+from fsl_async.errors import RunDirError, UsageError
 
 if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus
+    from fsl_async.observe.run_state import RunState
 
 JOURNAL = "journal.jsonl"
 LEDGER = "ledger.jsonl"
@@ -31,9 +32,25 @@ _CLIENTS_EVERY_S = 10.0
 @click.command("status")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--follow", is_flag=True, help="Go on until the run ends, or Ctrl-C.")
+@click.option(
+    "--web",
+    "port",
+    type=click.IntRange(0, 65535),
+    is_flag=False,
+    flag_value=0,
+    metavar="[PORT]",
+    help="Show it as a page in a browser, on this machine only, until Ctrl-C. PORT: any free one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @status_trackers.options
-def command(*, run_dir: Path, follow: bool, as_json: bool, asked: status_trackers.Asked) -> int:
+def command(
+    *,
+    run_dir: Path,
+    follow: bool,
+    port: int | None,
+    as_json: bool,
+    asked: status_trackers.Asked,
+) -> int:
     """Show a run, running or finished, from RUN_DIR/journal.jsonl and the files beside it.
 
     Reads only; works while the server runs, after it was killed, and on a copy of the directory.
@@ -41,6 +58,12 @@ def command(*, run_dir: Path, follow: bool, as_json: bool, asked: status_tracker
     from fsl_async.commands.status_report import NodeStatus, facts, lines
 
     output = Output(as_json=as_json)
+    if port is not None:
+        if follow or asked:
+            raise UsageError(
+                "--web is a program of its own: start --follow and trackers in another terminal"
+            )
+        return _web(_run_dir(run_dir), port, output)
     if asked:
         status_trackers.check(asked)
         status_trackers.wait_for_journal(run_dir, output)
@@ -63,6 +86,26 @@ def command(*, run_dir: Path, follow: bool, as_json: bool, asked: status_tracker
         output.say("")
         for line in lines(one, now):
             output.say(line)
+    return 0
+
+
+def _web(run_dir: Path, port: int, output: Output) -> int:
+    """Serve the page until Ctrl-C."""
+    from fsl_async.commands.status_report import alive_words
+    from fsl_async.tools.control_room import server
+
+    def alive(state: RunState, now: float) -> str:
+        version = state.ps.version
+        return alive_words(
+            state.node, now, f"version {version}" if version >= 0 else "the beginning"
+        )
+
+    def announce(url: str) -> None:
+        if output.as_json:
+            output.record("web", url=url)
+        output.say(f"open {url} in a browser on this machine (Ctrl-C ends the page, not the run)")
+
+    server.run(run_dir, port, alive, announce)
     return 0
 
 

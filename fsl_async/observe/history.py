@@ -76,7 +76,9 @@ class Timeline:
     states: bytearray = field(factory=bytearray)
     marks: deque[tuple[float, str]] = field(factory=lambda: deque(maxlen=MAX_MARKS))
     clock: int = 0
-    """Counts changes of segments that lie before the last one, or of their number."""
+    """Counts changes."""
+    generation: int = 0
+    """Counts changes of segments before the newest two."""
 
     @property
     def state(self) -> str:
@@ -104,6 +106,7 @@ class Timeline:
 
     def _coarsen(self) -> None:
         """Join the older half in pairs, under the state of the longer one of each."""
+        self.generation += 1
         half = len(self.begins) // 4 * 2
         begins, states = array("d"), bytearray()
         for at in range(0, half, 2):
@@ -239,15 +242,14 @@ class History:
         key, number = str(delta["key"]), int(delta.get("round", -1))
         base = int(key.split("/")[2])
         number = min(number if number >= 0 else base, max(run.ps.version, 0))
-        loss = (delta.get("metrics") or {}).get("loss")
-        is_loss = isinstance(loss, int | float) and math.isfinite(loss)
-        if is_loss:
-            self._round_losses.append(float(loss))
+        loss = _finite((delta.get("metrics") or {}).get("loss"))
+        if loss is not None:
+            self._round_losses.append(loss)
             del self._round_losses[:-MAX_CLIENTS]
         self.rounds.add(
             str(line["peer"]),
             number,
-            loss=float(loss) if is_loss else None,
+            loss=loss,
             tokens=int(delta["tokens"]),
             raw=4 * run.ps.values,
             coded=int(stored["bytes"]),
@@ -297,10 +299,8 @@ class History:
         if line.get("problem") is not None:
             return
         name, _, number, _ = str(line["key"]).split("/")
-        loss = line["loss"]
-        is_loss = isinstance(loss, int | float) and math.isfinite(loss)
         newest = max(run.split_server.round, 0)
-        self.rounds.add(name, min(int(number), newest), loss=float(loss) if is_loss else None)
+        self.rounds.add(name, min(int(number), newest), loss=_finite(line["loss"]))
         if name in run.clients:
             self._follow((run.clients[name],), run.node.last_t)
 
@@ -329,6 +329,12 @@ class History:
         self._connections.clear()
         for figures in self.relays.values():
             figures[0] = 0
+
+
+def _finite(value: Any) -> float | None:
+    """A number, if it is one: a loss that is not finite is text in the journal."""
+    is_one = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_one else None
 
 
 _HANDLERS: dict[str, Any] = {

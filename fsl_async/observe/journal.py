@@ -302,13 +302,13 @@ class JournalReader:
     reads every line that is kept. `damaged` counts lines that are not JSON objects (torn by a
     crash). A last line without its line break is not complete yet: it is left for the next call.
 
-    having: skip lines that contain none of these.
+    having: skip lines that contain none of these; may be set while lines are read.
     """
 
     def __init__(self, path: Path, having: tuple[bytes, ...] = ()) -> None:
         self.path = path
         self.damaged = 0
-        self._having = having
+        self.having = having
         self._offset = 0
         self._file_id = (-1, -1)
 
@@ -341,7 +341,7 @@ class JournalReader:
             if not line.endswith(b"\n"):
                 return
             self._offset += len(line)
-            if self._having and not any(word in line for word in self._having):
+            if self.having and not any(word in line for word in self.having):
                 continue
             found = read_line(line)
             if found is not None:

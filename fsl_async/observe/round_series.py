@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import field, mutable
 
@@ -165,22 +164,23 @@ def plain(column: array[float], begin: int = 0) -> list[float | None]:
     return [None if math.isnan(value) else float(f"{value:.6g}") for value in column[begin:]]
 
 
-def as_dict(series: RoundSeries, since: int = 0) -> Mapping[str, object]:
-    """What has changed after the clock value `since`, for JSON: columns from bucket `begin` on."""
+def as_dict(series: RoundSeries, since: int = 0) -> dict[str, Any]:
+    """What has changed after the clock value `since`, for JSON: columns from bucket `begin` on.
+
+    Those of clients are `of_client`'s, with this `begin`.
+    """
     begin = series.since(since)
+    times = [None if math.isnan(value) else round(value, 3) for value in series.run["t"][begin:]]
     return {
         "clock": series.clock,
         "begin": begin,
         "every": series.every,
         "rounds": series.rounds()[begin:],
-        "t": _times(series.run["t"], begin),
-        "run": {name: plain(series.run[name], begin) for name in OF_RUN if name != "t"},
-        "clients": {
-            name: {key: plain(column, begin) for key, column in columns.items()}
-            for name, columns in series.clients.items()
-        },
+        "t": times,
+        **{name: plain(series.run[name], begin) for name in OF_RUN if name != "t"},
     }
 
 
-def _times(column: array[float], begin: int) -> list[float | None]:
-    return [None if math.isnan(value) else round(value, 3) for value in column[begin:]]
+def of_client(series: RoundSeries, name: str, begin: int) -> dict[str, list[float | None]]:
+    """A client's columns from bucket `begin` on, for JSON."""
+    return {key: plain(column, begin) for key, column in series.clients[name].items()}

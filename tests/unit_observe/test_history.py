@@ -6,7 +6,7 @@ import pytest
 
 from fsl_async.observe import history as room
 from fsl_async.observe.history import History, Samples, Timeline
-from fsl_async.observe.round_series import MAX_BUCKETS, RoundSeries, as_dict, plain
+from fsl_async.observe.round_series import MAX_BUCKETS, RoundSeries, as_dict, of_client, plain
 from fsl_async.observe.run_state import RunState
 
 STARTED = {"role": "ps", "run": "r", "every_s": 10.0, "quorum": 0.5, "grace": [4.0, 1.0, 60.0]}
@@ -181,7 +181,8 @@ def test_only_what_changed_is_given_out_again():
     assert as_dict(series, clock)["rounds"] == []
     series.add("a", 3, loss=3.0)  # a late delta
     found = as_dict(series, clock)
-    assert (found["begin"], found["clients"]["a"]["loss"]) == (3, [2.0, 1.0])
+    assert (found["begin"], found["rounds"]) == (3, [3, 4])
+    assert of_client(series, "a", 3)["loss"] == [2.0, 1.0]
 
 
 def test_a_far_round_costs_no_memory():

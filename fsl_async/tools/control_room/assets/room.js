@@ -1,0 +1,477 @@
+// Takes the server's events, keeps a copy of what they say, and draws it at most once a frame.
+"use strict";
+
+const STATES = ["training", "sending", "late", "hangs", "gone", "fetching", "done"];
+const room = { nodes: new Map(), offset: 0, drawn: 0, events: 0, drawnAt: 0 };
+window.room = room;
+
+const megabytes = (count) => {
+  if (count >= 1e9) return `${(count / 1e9).toFixed(2)} GB`;
+  return count >= 1e6 ? `${(count / 1e6).toFixed(1)} MB` : `${(count / 1e3).toFixed(1)} kB`;
+};
+const whole = (value) => Math.round(value).toLocaleString("en-US");
+const serverNow = () => Date.now() / 1000 + room.offset;
+const span = (seconds) => {
+  const value = Math.max(0, seconds);
+  if (value < 120) return `${value.toFixed(0)} s`;
+  return value < 7200 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
+};
+
+// --- a node of the run ---
+
+const nodeOf = (id) => {
+  let node = room.nodes.get(id);
+  if (!node) {
+    const article = document.getElementById("node").content.cloneNode(true).firstElementChild;
+    document.getElementById("nodes").append(article);
+    node = {
+      id, article, state: null, rounds: emptyRounds(), bytes: null, timelines: new Map(),
+      heldOut: [], chart: null, chartKey: "", bytesChart: null, dirty: new Set(),
+    };
+    article.querySelector(".value").addEventListener("change", () => redraw(node, "rounds"));
+    article.querySelector(".axis").addEventListener("change", () => redraw(node, "rounds"));
+    article.querySelector(".span").addEventListener("change", () => redraw(node, "timeline"));
+    room.nodes.set(id, node);
+  }
+  return node;
+};
+
+const emptyRounds = () => ({ every: 1, columns: {}, clients: new Map() });
+
+let frame = 0;
+const redraw = (node, ...parts) => {
+  parts.forEach((part) => node.dirty.add(part));
+  if (!frame) frame = requestAnimationFrame(drawAll);
+};
+
+const drawAll = () => {
+  frame = 0;
+  for (const node of room.nodes.values()) {
+    const dirty = node.dirty;
+    node.dirty = new Set();
+    if (!node.state) continue;
+    if (dirty.has("state")) drawState(node);
+    if (dirty.has("timeline")) drawTimeline(node);
+    if (dirty.has("rounds")) drawRounds(node);
+    if (dirty.has("bytes")) drawBytes(node);
+  }
+  room.drawn += 1;
+  room.drawnAt = Date.now();
+};
+
+// --- figures and tables ---
+
+const setText = (parent, selector, text) => {
+  const found = parent.querySelector(selector);
+  if (found.textContent !== text) found.textContent = text;
+  return found;
+};
+
+const fact = (name, text, kind) => {
+  const box = document.createElement("div");
+  const dt = document.createElement("dt");
+  const dd = document.createElement("dd");
+  dt.textContent = name;
+  dd.textContent = text;
+  if (kind) dd.className = kind;
+  box.append(dt, dd);
+  return box;
+};
+
+const factsOf = (state) => {
+  const found = [];
+  const now = serverNow();
+  if (state.role === "ps") {
+    found.push(fact("version", state.version >= 0 ? whole(state.version) : "none yet"));
+    found.push(fact("tokens merged", whole(state.tokens)));
+  } else if (state.role === "server") found.push(fact("newest round", String(state.version)));
+  const here = state.sites.filter((one) => one.here).length;
+  if (state.role !== "relay") found.push(fact("sites", `${here} of ${state.sites.length} connected`));
+  const open = state.window;
+  if (open && open.open && !state.ended) {
+    found.push(fact("open round", `${open.answered} of ${open.called} sent a delta`));
+    if (open.waited_for.length) {
+      const names = open.waited_for.slice(0, 5).join(", ");
+      const more = open.waited_for.length > 5 ? ` and ${open.waited_for.length - 5} more` : "";
+      found.push(fact("waits for", names + more));
+    }
+    if (open.closes_at !== null) {
+      found.push(fact("grace window closes in", span(open.closes_at - now)));
+    } else {
+      const why = open.quorum_at === null ? "no quorum yet" : "quorum reached, window not known";
+      found.push(fact("grace window", why));
+    }
+  }
+  if (open && open.late.length) {
+    const more = open.late.length > 5 ? ` and ${open.late.length - 5} more` : "";
+    found.push(fact("late", open.late.slice(0, 5).join(", ") + more, "warning"));
+  }
+  if (state.next_sync_at) found.push(fact("next sync in", span(state.next_sync_at - now)));
+  if (state.role === "ps") {
+    found.push(fact("deltas and versions", `${megabytes(state.raw)} raw, ${megabytes(state.coded)} coded`));
+  }
+  const sockets = state.bytes["sockets up"] + state.bytes["sockets down"];
+  if (sockets) found.push(fact("on sockets", megabytes(sockets)));
+  if (state.pending) found.push(fact("pending deltas", whole(state.pending)));
+  if (state.cosine !== null) found.push(fact("deltas agree", `cosine ${state.cosine.toFixed(2)}`));
+  if (state.starts > 1) found.push(fact("starts", String(state.starts)));
+  if (state.encrypted === false) found.push(fact("connections", "not encrypted", "warning"));
+  if (state.garbage) found.push(fact("foreign messages", whole(state.garbage), "warning"));
+  if (state.audit) {
+    const counts = Object.entries(state.audit.counts).map(([name, one]) => `${whole(one)} ${name}`);
+    const verdict = state.audit.clean ? "clean" : "NOT CLEAN";
+    found.push(fact("audit", `${verdict}: ${counts.join(", ")}`, state.audit.clean ? "good" : "bad"));
+  }
+  for (const relay of state.relays) {
+    const words = `${relay.open} of ${relay.accepted} connections open, ` +
+      `${megabytes(relay.up)} up, ${megabytes(relay.down)} down`;
+    found.push(fact(`to ${relay.server}`, words));
+  }
+  for (const words of state.groups) found.push(fact("groups", words.replace(/^groups: /, "")));
+  return found;
+};
+
+const digits = (value, most) => (value === null ? "-" : String(+value.toPrecision(most)));
+const COLUMNS = [
+  ["site", (s) => s.name, "name"],
+  ["state", (s) => stateWords(s), "state"],
+  ["version", (s) => (s.version >= 0 ? String(s.version) : "-"), "number", "ps"],
+  ["loss", (s) => digits(s.loss, 4), "number"],
+  ["tokens/s", (s) => (s.tokens_per_s ? whole(s.tokens_per_s) : "-"), "number", "ps"],
+  ["tokens", (s) => whole(s.tokens), "number", "ps"],
+  ["merged", (s) => whole(s.merged), "number", "ps"],
+  ["uploads", (s) => whole(s.uploads), "number", "server"],
+  ["raw", (s) => (s.raw ? megabytes(s.raw) : "-"), "number", "ps"],
+  ["coded", (s) => (s.coded ? megabytes(s.coded) : "-"), "number", "ps"],
+  ["refused", (s) => String(s.refused), "number", "ps", (s) => s.refused > 0],
+  ["held", (s) => String(s.held), "number", "ps", (s) => s.held > 0],
+  ["relaunches", (s) => String(s.relaunches), "number", "", (s) => s.relaunches > 0],
+  ["job", (s) => (s.launch ? `${s.launch[0]} ${timeline.clock(s.launch[1], 0)}` : "-"), "", "ps",
+    (s) => s.launch !== null],
+  ["rank", (s) => digits(s.rank, 4), "number", "ps", (s) => s.rank !== null],
+  ["moves products by", (s) => digits(s.norm, 3), "number", "ps", (s) => s.norm !== null],
+  ["epsilon", (s) => digits(s.epsilon, 3), "number", "ps", (s) => s.epsilon !== null],
+  ["labels", (s) => Object.entries(s.labels).map(([k, v]) => `${k} ${Math.round(v * 100)} %`)
+    .join(", ") || "-", "", "ps", (s) => Object.keys(s.labels).length > 0],
+  ["left out", (s) => whole(s.left_out), "number", "", (s) => s.left_out > 0],
+  ["loop lag ms", (s) => digits(s.lag_ms, 3), "number", "ps", (s) => s.lag_ms !== null],
+];
+
+const stateWords = (site) => {
+  if (site.gone_at !== null) return `gone for ${span(serverNow() - site.gone_at)} (${site.why})`;
+  let words = site.catching_up ? "catching up" : site.state;
+  if (site.trouble) words += `, trains badly: ${site.trouble}`;
+  return words;
+};
+
+const drawTable = (node) => {
+  const state = node.state;
+  const columns = COLUMNS.filter(([, , , role, when]) =>
+    (!role || role === state.role) && (!when || state.sites.some(when)));
+  const head = node.article.querySelector(".sites thead tr");
+  head.replaceChildren(...columns.map(([title, , kind]) => {
+    const cell = document.createElement("th");
+    cell.textContent = title;
+    cell.className = kind;
+    return cell;
+  }));
+  const rows = state.sites.map((site) => {
+    const row = document.createElement("tr");
+    row.dataset.site = site.name;
+    for (const [, words, kind] of columns) {
+      const cell = document.createElement("td");
+      cell.className = kind;
+      if (kind === "state") {
+        const dot = document.createElement("span");
+        dot.className = `dot ${STATES.includes(site.state) ? site.state : "fetching"}`;
+        cell.append(dot);
+      }
+      const text = words(site);
+      if (kind === "name") cell.title = text;
+      cell.append(text);
+      row.append(cell);
+    }
+    return row;
+  });
+  node.article.querySelector(".sites tbody").replaceChildren(...rows);
+  const more = node.article.querySelector(".more");
+  more.hidden = !state.hidden;
+  more.textContent = `and ${state.hidden} more`;
+  node.article.querySelector(".sites-part").hidden = !state.sites.length;
+};
+
+const drawState = (node) => {
+  const { article, state } = node;
+  setText(article, ".title", `${state.role_words} ${state.title}`);
+  setText(article, ".header", state.header);
+  setText(article, ".alive", state.alive);
+  article.querySelector(".facts").replaceChildren(...factsOf(state));
+  const complaints = article.querySelector(".complaints");
+  const found = (state.audit ? state.audit.complaints : []).slice();
+  if (state.alarm) found.unshift(`ALARM (${state.alarms}): ${state.alarm}`);
+  complaints.hidden = !found.length;
+  complaints.replaceChildren(...found.map((words) => {
+    const line = document.createElement("p");
+    line.textContent = words;
+    return line;
+  }));
+  const loading = article.querySelector(".loading");
+  loading.hidden = state.loading === null;
+  loading.textContent = state.loading === null ? "" :
+    `reading the older journal: ${Math.round(state.loading * 100)} %`;
+  setText(article, ".held-out", state.held_out_words);
+  drawTable(node);
+  const held = article.querySelector(".held-part");
+  held.hidden = !state.held.length;
+  held.querySelector(".held").replaceChildren(...state.held.map(([key, why]) => {
+    const line = document.createElement("li");
+    line.textContent = `delta ${key}: ${why}`;
+    return line;
+  }));
+  article.querySelector(".news").replaceChildren(...state.news.slice().reverse().map((one) => {
+    const line = document.createElement("li");
+    const time = document.createElement("time");
+    const text = document.createElement("span");
+    time.textContent = timeline.clock(one.t, 0);
+    text.textContent = one.text;
+    if (one.level === "warning") text.className = "warning";
+    line.append(time, text);
+    return line;
+  }));
+  for (const part of ["timeline-part", "rounds-part"]) {
+    article.querySelector(`.${part}`).hidden = state.role === "relay" || state.role === "client";
+  }
+};
+
+const drawTimeline = (node) => {
+  const lines = node.timelines;
+  let begin = Infinity;
+  for (const line of lines.values()) if (line.t.length) begin = Math.min(begin, line.t[0]);
+  if (begin === Infinity) return;
+  const end = node.state.ended || serverNow() > node.state.last_t + 60
+    ? node.state.last_t : serverNow();
+  const chosen = Number(node.article.querySelector(".span").value);
+  if (chosen) begin = Math.max(begin, end - chosen);
+  timeline.draw(node.article.querySelector(".timeline"), lines, begin, Math.max(end, begin + 1));
+};
+
+// --- charts ---
+
+const roundData = (node) => {
+  const value = node.article.querySelector(".value").value;
+  const axis = node.article.querySelector(".axis").value;
+  const { columns, clients, every } = node.rounds;
+  const xs = columns[axis] || [];
+  const keep = [];
+  let before = -Infinity;
+  xs.forEach((x, at) => {
+    // uPlot needs a rising axis. A round that made no version has no tokens and no time.
+    if (x === null || x === undefined || x < before) return;
+    before = x;
+    keep.push(at);
+  });
+  const pick = (column) => keep.map((at) => {
+    const found = column ? column[at] : null;
+    return found === undefined ? null : found;
+  });
+  const series = [];
+  const data = [pick(xs)];
+  const names = [...clients.keys()].sort();
+  names.forEach((name, at) => {
+    series.push({ label: name, stroke: charts.colorOf(at), width: names.length > 12 ? 1 : 1.5 });
+    data.push(pick(clients.get(name)[value]));
+  });
+  if (value === "loss") {
+    if (node.state.role === "ps" && names.length > 1) {
+      series.push({ label: "mean", stroke: charts.style("--text"), width: 2.5 });
+      data.push(pick(columns.loss));
+    }
+    const heldOut = new Array(xs.length).fill(null);
+    const first = columns.rounds && columns.rounds.length ? columns.rounds[0] / every : 0;
+    for (const one of node.heldOut) {
+      const at = Math.floor(one.version / every) - first;
+      if (at >= 0 && at < heldOut.length) heldOut[at] = one.loss;
+    }
+    if (heldOut.some((one) => one !== null)) {
+      series.push({ label: "held out", stroke: charts.style("--bad"), width: 2, dash: [5, 4] });
+      data.push(pick(heldOut));
+    }
+  }
+  return { series, data, axis, value };
+};
+
+const xWords = (axis) => (x) => {
+  if (axis === "t") return timeline.clock(x, 0);
+  return axis === "tokens" ? `${whole(x)} tokens` : `round ${whole(x)}`;
+};
+
+const drawRounds = (node) => {
+  const { series, data, axis, value } = roundData(node);
+  const holder = node.article.querySelector(".rounds");
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const names = series.map((one) => one.label);
+  const key = JSON.stringify([axis, value, names, dark, holder.clientWidth]);
+  if (node.chart && node.chartKey === key) {
+    node.chart.setData(data);
+    return;
+  }
+  if (node.chart) node.chart.destroy();
+  node.chart = null;
+  node.chartKey = key;
+  if (!data[0].length || !series.length) return;
+  node.chart = charts.draw(holder, series, data, { time: axis === "t" }, (u) => {
+    setText(node.article, ".readout", charts.readout(u, xWords(axis)));
+  });
+};
+
+const BYTES = [
+  ["raw up", "payload up"], ["coded up", "coded up"], ["sockets up", "sockets up"],
+  ["raw down", "payload down"], ["coded down", "coded down"], ["sockets down", "sockets down"],
+];
+
+const drawBytes = (node) => {
+  const part = node.article.querySelector(".bytes-part");
+  const found = node.bytes;
+  part.hidden = !found || !found.t.length || node.state.role === "relay";
+  if (part.hidden) return;
+  const data = [found.t, ...BYTES.map(([, name]) => found[name])];
+  const holder = part.querySelector(".chart");
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const key = `${dark} ${holder.clientWidth}`;
+  if (node.bytesChart && node.bytesKey === key) {
+    node.bytesChart.setData(data);
+    return;
+  }
+  if (node.bytesChart) node.bytesChart.destroy();
+  node.bytesKey = key;
+  const colors = ["--training", "--sending", "--late", "--training", "--sending", "--late"];
+  const series = BYTES.map(([label], at) => ({
+    label, stroke: charts.style(colors[at]), dash: at >= 3 ? [4, 4] : undefined,
+  }));
+  node.bytesChart = charts.draw(holder, series, data, { time: true, height: 200 }, (u) => {
+    const at = u.cursor.idx;
+    if (at === null || at === undefined || u.cursor.left < 0) return;
+    const words = BYTES.map(([label], index) => `${label} ${megabytes(u.data[index + 1][at])}`);
+    setText(part, ".readout-bytes", `${timeline.clock(u.data[0][at], 0)}: ${words.join(", ")}`);
+  });
+  const last = data[0].length - 1;
+  setText(part, ".readout-bytes",
+    BYTES.map(([label], index) => `${label} ${megabytes(data[index + 1][last])}`).join(", "));
+};
+
+// --- events ---
+
+const takeRounds = (node, found) => {
+  const rounds = node.rounds;
+  if (found.every !== rounds.every) node.rounds = emptyRounds();
+  node.rounds.every = found.every;
+  const columns = node.rounds.columns;
+  for (const name of ["rounds", "t", "tokens", "loss", "cosine", "merged"]) {
+    columns[name] = (columns[name] || []).slice(0, found.begin).concat(found[name]);
+  }
+};
+
+const takeClients = (node, message) => {
+  for (const [name, columns] of Object.entries(message.clients)) {
+    const mine = node.rounds.clients.get(name) || {};
+    for (const [key, values] of Object.entries(columns)) {
+      const before = (mine[key] || []).slice(0, message.begin);
+      while (before.length < message.begin) before.push(null);
+      mine[key] = before.concat(values);
+    }
+    node.rounds.clients.set(name, mine);
+  }
+};
+
+const takeTimelines = (node, found) => {
+  for (const [name, line] of Object.entries(found)) {
+    const mine = node.timelines.get(name) || { t: [], states: [], marks: [] };
+    node.timelines.set(name, {
+      t: mine.t.slice(0, line.begin).concat(line.t),
+      states: mine.states.slice(0, line.begin).concat(line.states),
+      marks: line.marks,
+    });
+  }
+};
+
+const takeSeries = (message) => {
+  const node = nodeOf(message.node);
+  if (message.reset) {
+    node.rounds = emptyRounds();
+    node.bytes = null;
+    node.timelines = new Map();
+  }
+  if (message.rounds) takeRounds(node, message.rounds);
+  if (message.clients) takeClients(node, message);
+  if (message.bytes) node.bytes = message.bytes;
+  if (message.timelines) takeTimelines(node, message.timelines);
+  redraw(node, "rounds", "bytes", "timeline");
+};
+
+const takeMap = (message) => {
+  const parsed = new DOMParser().parseFromString(message.svg, "image/svg+xml");
+  if (parsed.querySelector("parsererror")) return;
+  document.getElementById("map").replaceChildren(document.importNode(parsed.documentElement, true));
+};
+
+const connect = () => {
+  const width = Math.max(300, document.getElementById("map").clientWidth);
+  const source = new EventSource(`/events?width=${width}`);
+  const link = document.getElementById("link");
+  const on = (name, take) => source.addEventListener(name, (event) => {
+    room.events += 1;
+    take(JSON.parse(event.data));
+  });
+  on("state", (message) => {
+    room.offset = message.now - Date.now() / 1000;
+    for (const state of message.nodes) {
+      const node = nodeOf(state.id);
+      node.state = state;
+      redraw(node, "state");
+    }
+  });
+  on("map", takeMap);
+  on("series", takeSeries);
+  on("held_out", (message) => {
+    const node = nodeOf(message.node);
+    node.heldOut = message.rows;
+    redraw(node, "rounds");
+  });
+  on("drawn", () => { document.body.dataset.complete = "yes"; });
+  source.onopen = () => { link.textContent = "live"; link.className = ""; };
+  source.onerror = () => {
+    link.className = "lost";
+    link.textContent = source.readyState === EventSource.CLOSED
+      ? "closed by the server: open the printed address again"
+      : "no answer: does fsl-node status --web still run?";
+  };
+  return { source, width };
+};
+
+const legend = document.getElementById("legend");
+for (const state of STATES) {
+  const item = document.createElement("li");
+  const dot = document.createElement("span");
+  dot.className = `dot ${state}`;
+  item.append(dot, state);
+  legend.append(item);
+}
+
+let connection = connect();
+let resized = 0;
+addEventListener("resize", () => {
+  clearTimeout(resized);
+  resized = setTimeout(() => {
+    const width = Math.max(300, document.getElementById("map").clientWidth);
+    if (width === connection.width) return;
+    connection.source.close();
+    connection = connect();
+    for (const node of room.nodes.values()) redraw(node, "rounds", "bytes", "timeline");
+  }, 300);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const node of room.nodes.values()) redraw(node, "rounds", "bytes");
+});
+setInterval(() => {
+  for (const node of room.nodes.values()) if (node.state) redraw(node, "state", "timeline");
+}, 1000);

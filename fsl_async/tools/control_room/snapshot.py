@@ -1,0 +1,169 @@
+"""What the page shows of a node now, as plain values for JSON. Pure.
+
+Times are seconds since 1970; the page counts from them, with `now` as the server's clock. Text is
+plain text: the page sets it as text, never as HTML.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import asdict
+
+from fsl_async.errors import printable
+from fsl_async.observe.clients import ClientState
+from fsl_async.observe.evaluations import Evaluation, line_of, newest
+from fsl_async.observe.history import History, Timeline
+from fsl_async.observe.run_state import PS, SPLIT_SERVER, RunState
+from fsl_async.observe.table import header
+
+MAX_SITES = 400
+"""Rows of the table: names come from the network."""
+_NEWS = 30
+_HELD = 50
+_COMPLAINTS = 20
+_MOST_TEXT = 300
+
+ROLES = {PS: "parameter server", SPLIT_SERVER: "split server", "client": "client", "relay": "relay"}
+
+
+def state_of(timeline: Timeline | None, client: ClientState) -> str:
+    """One word: the newest of its timeline, which knows of late clients."""
+    return (timeline.state if timeline is not None else "") or client.doing
+
+
+def site(client: ClientState, timeline: Timeline | None) -> dict[str, Any]:
+    """A row of the table of sites."""
+    marks = list(timeline.marks) if timeline is not None else []
+    launch = next((one for one in reversed(marks) if one[1] in _LAUNCHES), None)
+    return {
+        "name": client.name,
+        "state": state_of(timeline, client),
+        "here": client.connected,
+        "catching_up": client.returning and client.doing in {"joining", "fetching"},
+        "why": client.gone_why if client.doing == "gone" else "",
+        "gone_at": client.gone_at if client.doing == "gone" else None,
+        "trouble": _text(client.trouble),
+        "version": client.version,
+        "step": client.step,
+        "loss": number(client.loss),
+        "tokens": client.tokens,
+        "tokens_per_s": number(client.tokens_per_s),
+        "merged": client.deltas_merged,
+        "refused": client.deltas_refused,
+        "held": client.deltas_quarantined,
+        "uploads": client.uploads,
+        "left_out": client.left_out,
+        "raw": client.up.raw,
+        "coded": client.up.sent,
+        "relaunches": client.relaunches,
+        "launch": [launch[1], launch[0]] if launch else None,
+        "rank": number(client.facts.get("rank")),
+        "order": number(client.facts.get("order")),
+        "norm": number(client.product_norm),
+        "epsilon": number(client.epsilon),
+        "labels": {_text(key): number(one) for key, one in client.label_shares.items()},
+        "lag_ms": number(client.lag_p99_ms),
+    }
+
+
+_LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
+
+
+def node(
+    number_of: int,
+    title: str,
+    state: RunState,
+    history: History,
+    *,
+    now: float,
+    alive: str,
+    loading: float | None,
+    audit: Mapping[str, Any],
+    evaluations: Iterable[Evaluation],
+) -> dict[str, Any]:
+    """All that is not a course over time."""
+    role = state.node.role
+    found = history.bytes.columns
+    held_out = newest(state.ps.version, history.held_out.values(), evaluations)
+    names = sorted(state.clients, key=lambda name: (not state.clients[name].connected, name))
+    shown = sorted(names[:MAX_SITES])
+    return {
+        "id": number_of,
+        "title": _text(title),
+        "role": role,
+        "role_words": ROLES.get(role, role or "starting"),
+        "run": state.node.run,
+        "header": _text(header(state, now)) if role in {PS, SPLIT_SERVER, "client"} else "",
+        "alive": _text(alive),
+        "ended": state.node.ended_at is not None,
+        "phase": state.node.phase,
+        "version": state.ps.version if role == PS else state.split_server.round,
+        "tokens": state.ps.tokens,
+        "encrypted": state.node.encrypted,
+        "starts": state.node.starts,
+        "last_t": state.node.last_t,
+        "next_sync_at": state.ps.next_sync_at if state.node.ended_at is None else None,
+        "window": history.window.as_dict(state) if role == PS else None,
+        "sites": [site(state.clients[name], history.timelines.get(name)) for name in shown],
+        "hidden": len(names) - len(shown),
+        "groups": state.groups.words(),
+        "relays": [
+            {"server": _text(server), "open": one[0], "accepted": one[1], "up": one[2]}
+            | {"down": one[3]}
+            for server, one in history.relays.items()
+        ],
+        "bytes": {name: column[-1] if column else 0 for name, column in found.items()},
+        "raw": state.ps.bytes_raw,
+        "coded": state.ps.bytes_sent,
+        "pending": state.ps.pending,
+        "held": [[_text(key), _text(why)] for key, why in list(state.ps.held.items())[:_HELD]],
+        "held_more": max(0, len(state.ps.held) - _HELD),
+        "cosine": number(state.ps.cosines[-1]) if state.ps.cosines else None,
+        "alarms": state.ps.alarms,
+        "alarm": _text(state.ps.alarm),
+        "garbage": state.node.garbage,
+        "held_out_words": _text(line_of(held_out)) if held_out else "",
+        "news": [
+            {"t": one.t, "text": _text(one.text), "level": one.level}
+            for one in list(state.news)[-_NEWS:]
+        ],
+        "loading": loading,
+        "audit": audit_words(audit),
+    }
+
+
+def audit_words(audit: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The audit's verdict for people; None before the first one."""
+    if not audit:
+        return None
+    complaints = [_text(one) for one in audit.get("complaints") or audit.get("problems") or ()]
+    if "merged" in audit:
+        counts = {
+            name: len(audit[name]) if isinstance(audit[name], tuple | list) else audit[name]
+            for name in ("merged", "pending", "quarantined", "lost", "doubled")
+        }
+    else:
+        counts = {name: audit[name] for name in ("trained", "declined", "dropped") if name in audit}
+    is_clean = not complaints and bool(audit.get("clean"))
+    return {"clean": is_clean, "counts": counts, "complaints": complaints[:_COMPLAINTS]}
+
+
+def held_out_rows(history: History, evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
+    """Held-out losses by version, for the chart."""
+    found = newest(1 << 62, history.held_out.values(), evaluations)
+    return [asdict(one) | {"data": _text(one.data)} for one in found]
+
+
+def number(value: float | None) -> float | None:
+    """A number that JSON has, with 6 digits."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def _text(text: str) -> str:
+    found = printable(text)
+    return found if len(found) <= _MOST_TEXT else f"{found[:_MOST_TEXT]}..."
