@@ -99,11 +99,10 @@ def stroke(size: float) -> float:
 def _site(site: Mapping[str, Any], x: float, y: float, side: int, room: float) -> str:
     name, state = str(site["name"]), str(site["state"])
     sent = megabytes(site["coded"]) if site["coded"] else ""
-    words = " · ".join(one for one in (state, sent) if one)
     fits = max(4, int(room / _CHARACTER) - 2)
     shown = _short(name, min(MAX_NAME, fits))
-    if len(shown) + len(words) + 2 > fits:
-        words = ""
+    choices = (" · ".join(one for one in (state, sent) if one), state, "")
+    words = next(one for one in choices if len(shown) + len(one) + 2 <= fits or not one)
     anchor = "start" if side > 0 else "end"
     hover = f"{name}: {state}" + (f", sent {sent}" if sent else "")
     return (

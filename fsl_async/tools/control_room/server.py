@@ -210,7 +210,12 @@ def application(room: Room) -> web.Application:
     from aiohttp import web
 
     pages = _Pages(room)
-    made = web.Application(middlewares=[web.middleware(pages.guard)])
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        return await pages.guard(request, handler)
+
+    made = web.Application(middlewares=[guard])
     for path, handler in (
         ("/", pages.page),
         ("/events", pages.events),

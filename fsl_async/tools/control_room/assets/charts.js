@@ -52,7 +52,11 @@ const charts = (() => {
       cursor: { focus: { prox: 24 }, drag: { x: true, y: false } },
       legend: { show: false },
       axes: [
-        axis({ values: options.time ? undefined : (_, ticks) => ticks.map(short) }),
+        axis({
+          space: options.time ? 90 : 50,
+          size: 32,
+          values: (_, ticks) => ticks.map((x) => (options.time ? timeline.clock(x, 0) : short(x))),
+        }),
         axis({ size: 58, values: (_, ticks) => ticks.map(short) }),
       ],
       series: [{}].concat(series.map((one) => ({

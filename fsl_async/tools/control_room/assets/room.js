@@ -28,9 +28,9 @@ const nodeOf = (id) => {
       id, article, state: null, rounds: emptyRounds(), bytes: null, timelines: new Map(),
       heldOut: [], chart: null, chartKey: "", bytesChart: null, dirty: new Set(),
     };
-    article.querySelector(".value").addEventListener("change", () => redraw(node, "rounds"));
-    article.querySelector(".axis").addEventListener("change", () => redraw(node, "rounds"));
-    article.querySelector(".span").addEventListener("change", () => redraw(node, "timeline"));
+    article.querySelector("select.value").addEventListener("change", () => redraw(node, "rounds"));
+    article.querySelector("select.axis").addEventListener("change", () => redraw(node, "rounds"));
+    article.querySelector("select.span").addEventListener("change", () => redraw(node, "timeline"));
     room.nodes.set(id, node);
   }
   return node;
@@ -43,6 +43,8 @@ const redraw = (node, ...parts) => {
   parts.forEach((part) => node.dirty.add(part));
   if (!frame) frame = requestAnimationFrame(drawAll);
 };
+
+room.idle = () => frame === 0 && room.drawn > 0;
 
 const drawAll = () => {
   frame = 0;
@@ -250,7 +252,7 @@ const drawTimeline = (node) => {
   if (begin === Infinity) return;
   const end = node.state.ended || serverNow() > node.state.last_t + 60
     ? node.state.last_t : serverNow();
-  const chosen = Number(node.article.querySelector(".span").value);
+  const chosen = Number(node.article.querySelector("select.span").value);
   if (chosen) begin = Math.max(begin, end - chosen);
   timeline.draw(node.article.querySelector(".timeline"), lines, begin, Math.max(end, begin + 1));
 };
@@ -258,8 +260,8 @@ const drawTimeline = (node) => {
 // --- charts ---
 
 const roundData = (node) => {
-  const value = node.article.querySelector(".value").value;
-  const axis = node.article.querySelector(".axis").value;
+  const value = node.article.querySelector("select.value").value;
+  const axis = node.article.querySelector("select.axis").value;
   const { columns, clients, every } = node.rounds;
   const xs = columns[axis] || [];
   const keep = [];
@@ -324,6 +326,7 @@ const drawRounds = (node) => {
   });
 };
 
+// Up is drawn solid, down dashed; see the key in the page.
 const BYTES = [
   ["raw up", "payload up"], ["coded up", "coded up"], ["sockets up", "sockets up"],
   ["raw down", "payload down"], ["coded down", "coded down"], ["sockets down", "sockets down"],
@@ -354,9 +357,6 @@ const drawBytes = (node) => {
     const words = BYTES.map(([label], index) => `${label} ${megabytes(u.data[index + 1][at])}`);
     setText(part, ".readout-bytes", `${timeline.clock(u.data[0][at], 0)}: ${words.join(", ")}`);
   });
-  const last = data[0].length - 1;
-  setText(part, ".readout-bytes",
-    BYTES.map(([label], index) => `${label} ${megabytes(data[index + 1][last])}`).join(", "));
 };
 
 // --- events ---

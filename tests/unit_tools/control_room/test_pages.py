@@ -1,0 +1,290 @@
+"""What the control room decides: requests, the map, snapshots, what a page still lacks."""
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+from run_journals import JournalFile
+
+from fsl_async.errors import RunDirError
+from fsl_async.observe import segments
+from fsl_async.observe.journal import JournalReader
+from fsl_async.observe.run_state import RunState
+from fsl_async.tools.control_room import run_map, snapshot
+from fsl_async.tools.control_room.feed import Cursor
+from fsl_async.tools.control_room.gate import HEADERS, Gate
+from fsl_async.tools.control_room.watched import find_nodes, watch
+
+EVIL = "\"><script>alert(1)</script>&'"
+
+
+def snapshots(nodes, now=1_790_000_100.0):
+    return [
+        snapshot.node(
+            at,
+            node.state.node.run,
+            node.state,
+            node.history,
+            now=now,
+            alive="running",
+            loading=node.loading,
+            audit=node.audit,
+            evaluations=node.evaluations,
+        )
+        for at, node in enumerate(nodes)
+    ]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    made = JournalFile(tmp_path / "run")
+    made.join(1.0, "a", "b", "c")
+    made.round(10.0, 0, {"a": 5.0, "b": 4.0}, missing=["c"])
+    made.round(20.0, 1, {"a": 4.0, "c": 3.0}, missing=["b"])
+    return made
+
+
+# --- requests ---
+
+
+@pytest.mark.parametrize(
+    ("method", "host", "path", "token", "cookie", "status"),
+    [
+        ("GET", "127.0.0.1:9", "/", "t", None, 303),
+        ("GET", "localhost:9", "/", "t", None, 303),
+        ("GET", "127.0.0.1:9", "/", None, "t", 200),
+        ("GET", "127.0.0.1:9", "/events", None, "t", 200),
+        ("GET", "127.0.0.1:9", "/", None, None, 403),
+        ("GET", "127.0.0.1:9", "/", "wrong", "t", 403),
+        ("GET", "127.0.0.1:9", "/events", "t", None, 403),
+        ("GET", "127.0.0.1:9", "/", None, "té", 403),
+        ("GET", "evil.example:9", "/", "t", "t", 421),
+        ("GET", "127.0.0.1:8", "/", None, "t", 421),
+        ("GET", "", "/", None, "t", 421),
+        ("POST", "127.0.0.1:9", "/", None, "t", 405),
+        ("HEAD", "127.0.0.1:9", "/", None, "t", 405),
+    ],
+)
+def test_which_requests_are_answered(method, host, path, token, cookie, status):  # noqa: PLR0917
+    assert Gate(9, "t").judge(method, host, path, token, cookie).status == status
+
+
+def test_tokens_are_random_and_not_shown():
+    assert Gate(9).token != Gate(9).token
+    assert len(Gate(9).token) >= 32
+    assert Gate(9, "secret").cookie == "fsl-control-room-9"
+    assert "secret" not in repr(Gate(9, "secret"))
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+# --- the map ---
+
+
+@pytest.mark.parametrize("width", [380, 900])
+def test_the_map_escapes_what_comes_from_the_network(tmp_path, width):
+    journal = JournalFile(tmp_path / "run", run=EVIL)
+    journal.join(1.0, EVIL, "b")
+    found = snapshots(watch(tmp_path / "run"))
+    found[0]["alive"] = EVIL
+    found[0]["sites"][0]["state"] = EVIL
+    text = run_map.draw(found, width)
+    assert "<script" not in text
+    tree = ET.fromstring(text)
+    sites = [one for one in tree.iter() if one.get("data-site")]
+    assert [one.get("data-site") for one in sites] == [EVIL, "b"]
+
+
+@pytest.mark.parametrize("count", [1, 30, 100])
+@pytest.mark.parametrize("width", [380, 1200])
+def test_no_two_sites_of_the_map_overlap(tmp_path, count, width):
+    journal = JournalFile(tmp_path / "run")
+    journal.join(1.0, *(f"site-{at:03}-of-the-university" for at in range(count)))
+    tree = ET.fromstring(run_map.draw(snapshots(watch(tmp_path / "run")), width))
+    places = []
+    for one in tree.iter("{http://www.w3.org/2000/svg}g"):
+        if one.get("data-site"):
+            text = one.find("{http://www.w3.org/2000/svg}text")
+            shown = "".join(text.itertext())
+            begin, end = float(text.get("x")), float(text.get("x"))
+            size = 6.5 * len(shown)
+            begin, end = (
+                (begin, end + size)
+                if text.get("text-anchor") == "start"
+                else (
+                    begin - size,
+                    end,
+                )
+            )
+            assert begin >= 0
+            assert end <= width
+            places.append((begin, end, float(text.get("y"))))
+    assert len(places) == count
+    for at, (begin, end, y) in enumerate(places):
+        for other_begin, other_end, other_y in places[:at]:
+            assert abs(y - other_y) >= 14 or end < other_begin or other_end < begin
+
+
+def test_a_link_is_wider_when_more_bytes_went_over_it():
+    assert run_map.stroke(0) == run_map.stroke(99_000) == 1.0
+    assert run_map.stroke(10_000_000) == pytest.approx(3.0)
+
+
+def test_groups_of_one_run_are_linked(tmp_path):
+    for name in ("north", "south"):
+        JournalFile(tmp_path / name, run=name).join(1.0, f"{name}-1")
+    text = run_map.draw(snapshots(watch(tmp_path)), 900)
+    assert text.count('class="ring"') == 1
+    assert text.count('class="hub alive"') == 2
+
+
+# --- snapshots ---
+
+
+def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
+    journal.add(30.0, "send", peer="a", message={"type": "call/1", "round": 2})
+    journal.add(31.0, "client_left", peer="c", incarnation=1, reason="expired")
+    journal.add(32.0, "quarantine", key="b/1/2/3", reason="too far", held=True)
+    (found,) = snapshots(watch(journal.path.parent))
+    rows = {one["name"]: one for one in found["sites"]}
+    assert {name: one["state"] for name, one in rows.items()} == {
+        "a": "training",
+        "b": "late",
+        "c": "gone",
+    }
+    assert rows["a"]["merged"] == 2
+    assert rows["a"]["coded"] == 2 * 1234
+    assert rows["a"]["raw"] == 2 * 4000
+    assert found["window"]["waited_for"] == ["a"]
+    assert found["window"]["late"] == ["b"]
+    assert found["held"] == [["b/1/2/3", "too far"]]
+    assert found["version"] == 2
+    assert found["tokens"] == 400
+    json.dumps(found, allow_nan=False)
+
+
+def test_facts_of_fine_tuning_are_rows_where_they_are_known(tmp_path):
+    journal = JournalFile(tmp_path / "run")
+    journal.join(1.0, "a")
+    journal.round(10.0, 0, {"a": 5.0}, facts={"rank": 8.0, "order": 1.0, "epsilon": 1.5})
+    (found,) = snapshots(watch(tmp_path / "run"))
+    (row,) = found["sites"]
+    assert (row["rank"], row["epsilon"], row["norm"]) == (8.0, 1.5, None)
+
+
+def test_the_audits_verdict():
+    assert snapshot.audit_words({}) is None
+    counts = {"merged": 3, "pending": 0, "quarantined": 1, "lost": (), "doubled": ()}
+    found = snapshot.audit_words({**counts, "problems": (), "complaints": [], "clean": True})
+    assert found["clean"]
+    assert found["counts"] == {**counts, "lost": 0, "doubled": 0}
+    found = snapshot.audit_words({"problems": ["the ledger cannot be read: x"]})
+    assert (found["clean"], found["complaints"]) == (False, ["the ledger cannot be read: x"])
+
+
+def test_many_sites_of_a_hostile_network_are_bounded(tmp_path):
+    journal = JournalFile(tmp_path / "run")
+    journal.join(1.0, *(f"p{at}" for at in range(500)))
+    (found,) = snapshots(watch(tmp_path / "run"))
+    assert (len(found["sites"]), found["hidden"]) == (snapshot.MAX_SITES, 100)
+
+
+# --- folders, segments ---
+
+
+def test_folders_without_a_journal_are_refused(tmp_path):
+    with pytest.raises(RunDirError, match="no journal"):
+        find_nodes(tmp_path)
+    (tmp_path / "journal.jsonl").touch()
+    with pytest.raises(RunDirError, match="no line yet"):
+        watch(tmp_path)
+
+
+def test_older_segments_are_read_in_the_background(journal):
+    total = segments.Total(RunState())
+    total.add(JournalReader(journal.path).read())
+    line = {"n": journal.n, "t": journal.begin + 25, "type": "so_far", "kind": "note"}
+    first = json.dumps({**line, **total.as_fields()}).encode() + b"\n"
+    segments.os.close(segments.turn(journal.path, first, ()))
+    journal.n += 1
+    journal.round(30.0, 2, {"a": 3.0, "b": 2.0})
+    (node,) = watch(journal.path.parent)
+    assert node.state.ps.version == 3
+    if node.history.rounds.rounds() == [2]:  # the thread has not been faster
+        assert node.loading is not None
+    node._thread.join()
+    journal.round(40.0, 3, {"a": 2.0})
+    node.read_all()
+    assert node.history.rounds.rounds() == [0, 1, 2, 3]
+    assert node.epoch == 1
+    assert node.loading is None
+    assert node.state.ps.version == 4
+    assert node.state.clients["a"].deltas_merged == 4
+    assert node.history.timelines["c"].segments()[0][0] == journal.begin + 1
+
+
+def test_a_client_that_hung_in_an_older_segment_hangs_no_more(journal):
+    beat = {"step": 1, "tokens": 1, "tokens_per_s": 1.0}
+    journal.add(30.0, "heartbeat_received", peer="a", payload={**beat, "hung_s": 9.0})
+    journal.add(40.0, "heartbeat_received", peer="a", payload=beat)
+    line = {"n": journal.n, "t": journal.begin + 50, "type": "so_far", "kind": "note"}
+    total = segments.Total(RunState())
+    total.add(JournalReader(journal.path).read())
+    first = json.dumps({**line, **total.as_fields()}).encode() + b"\n"
+    segments.os.close(segments.turn(journal.path, first, ()))
+    (node,) = watch(journal.path.parent)
+    node._thread.join()
+    node.read_all()
+    found = [(t - journal.begin, state) for t, state in node.history.timelines["a"].segments()]
+    assert found[-2:] == [(30.0, "hangs"), (40.0, "training")]
+
+
+# --- what a page lacks ---
+
+
+class Page:
+    """Applies messages as room.js does."""
+
+    def __init__(self):
+        self.rounds, self.clients, self.timelines, self.sizes = [], {}, {}, []
+
+    def take(self, parts):
+        """Apply them."""
+        for part in parts:
+            self.sizes.append(len(json.dumps(part)))
+            if part.get("reset"):
+                self.__init__()
+            if "rounds" in part:
+                self.rounds[part["rounds"]["begin"] :] = part["rounds"]["rounds"]
+            for name, columns in part.get("clients", {}).items():
+                column = self.clients.setdefault(name, [])
+                column += [None] * (part["begin"] - len(column))
+                column[part["begin"] :] = columns["loss"]
+            for name, line in part.get("timelines", {}).items():
+                mine = self.timelines.setdefault(name, [])
+                mine[line["begin"] :] = list(zip(line["t"], line["states"], strict=True))
+
+
+def test_a_page_that_gets_only_what_is_new_has_all(journal):
+    (node,) = watch(journal.path.parent)
+    early, cursor = Page(), Cursor(0)
+    early.take(cursor.parts(node.history, node.epoch))
+    assert list(cursor.parts(node.history, node.epoch)) == []
+    for number in range(2, 30):
+        losses = {"a": 1.0} if number % 2 else {"a": 1.0, "b": 2.0, "d": 3.0}
+        journal.round(10.0 * number + 10, number, losses)
+        node.read_all()
+        early.take(cursor.parts(node.history, node.epoch))
+    late = Page()
+    late.take(Cursor(0).parts(node.history, node.epoch))
+    assert early.rounds == late.rounds == list(range(30))
+    assert early.clients == late.clients
+    assert early.timelines == late.timelines
+    assert early.clients["b"][:6] == [4.0, None, 2.0, None, 2.0, None]
+    assert max(early.sizes[-8:]) < max(late.sizes) / 2
+
+
+def test_a_page_forgets_what_it_has_when_the_history_is_exchanged(journal):
+    (node,) = watch(journal.path.parent)
+    cursor = Cursor(0)
+    list(cursor.parts(node.history, 0))
+    assert next(cursor.parts(node.history, 1)) == {"node": 0, "reset": True}
