@@ -160,6 +160,9 @@ class History:
     window: RoundWindow = field(factory=RoundWindow)
     relays: dict[str, list[int]] = field(factory=dict)
     """Of a relay, by server: connections open, accepted, bytes up and down of ended ones."""
+    job: str = ""
+    """Of Slurm, of a client's own journal."""
+    requeues: int = 0
     begins_at: float | None = None
     """Time of the first line."""
     lines: int = 0
@@ -326,6 +329,7 @@ class History:
         figures[3] += int(line["down"])
 
     def _started(self, line: Line, run: RunState) -> None:
+        self.job, self.requeues = str(line.get("slurm_job") or ""), int(line.get("requeues") or 0)
         self._connections.clear()
         for figures in self.relays.values():
             figures[0] = 0

@@ -37,6 +37,7 @@ class RoundWindow:
     """Deltas in the newest version."""
     _arrivals: ArrivalHistory = field(factory=ArrivalHistory)
     _knows_all: bool = False
+    _has_begun: bool = False
     _merged_before: int = 0
 
     def apply(self, line: Line, run: RunState) -> None:
@@ -44,6 +45,7 @@ class RoundWindow:
         handler = _HANDLERS.get(str(line.get("type")))
         if handler is not None:
             handler(self, line, run)
+        self._has_begun = True
         if self.is_open and self.quorum_at is None:
             expected = self._expected(run)
             needed = max(1, math.ceil(run.ps.quorum * len(expected)))
@@ -149,7 +151,8 @@ class RoundWindow:
         self._arrivals.offsets_s.clear()
 
     def _so_far(self, line: Line, run: RunState) -> None:
-        self.is_open, self._merged_before = False, run.ps.deltas_merged
+        if not self._has_begun:  # else the lines before it were read, too
+            self._merged_before = run.ps.deltas_merged
 
     def _ended(self, line: Line, run: RunState) -> None:
         self.is_open = False

@@ -104,6 +104,7 @@ def test_nan_is_quarantined_and_the_round_goes_on(site):
     assert "NaN" in site.ledger("quarantined")[0]["reason"]
     journal = (site.run_dir / "journal.jsonl").read_text()
     assert "quarantined" in journal
+    assert '"grace":[' in journal, "status --web shows when the window closes"
     server.signal(signal.SIGINT)
     poisoned.wait_for("weights finite True")
 

@@ -146,6 +146,19 @@ def test_a_reader_that_begins_at_a_segment_does_not_guess_the_grace_window(journ
     assert set(reader.history.timelines) == {"a", "b", "c"}
 
 
+def test_a_new_segment_in_an_open_round_changes_nothing(journal):
+    from fsl_async.observe.segments import Total
+
+    journal.call(10.0, 0, "a", "b", "c")
+    journal.delta(11.0, "a", 0, 5.0)
+    before = journal.history.window.as_dict(journal.run)
+    journal.add(12.0, "so_far", **Total(journal.run).as_fields())
+    assert journal.history.window.as_dict(journal.run) == before
+    journal.delta(13.0, "b", 0, 5.0)
+    journal.commit(14.0, 1)
+    assert (journal.history.window.merged, journal.history.window.late) == (2, {"c"})
+
+
 def test_a_rollback_removes_the_void_rounds(journal):
     for number in range(4):
         journal.delta(10.0 * number, "a", number, 5.0, number + 1)

@@ -104,6 +104,8 @@ def node(
         "tokens": state.ps.tokens,
         "encrypted": state.node.encrypted,
         "starts": state.node.starts,
+        "job": _text(history.job),
+        "requeues": history.requeues,
         "last_t": state.node.last_t,
         "next_sync_at": state.ps.next_sync_at if state.node.ended_at is None else None,
         "window": history.window.as_dict(state) if role == PS else None,

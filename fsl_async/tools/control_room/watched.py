@@ -41,7 +41,8 @@ def find_nodes(run_dir: Path) -> list[Path]:
     Raises RunDirError where there is none.
     """
     if (run_dir / JOURNAL).is_file():
-        return [run_dir]
+        beside = run_dir / SPLIT_SERVER
+        return [run_dir, beside] if (beside / JOURNAL).is_file() else [run_dir]
     found = sorted(one for one in run_dir.iterdir() if (one / JOURNAL).is_file())
     if not found:
         raise RunDirError(f"{run_dir} has no {JOURNAL}: it is not the run directory of a server")

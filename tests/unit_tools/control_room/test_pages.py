@@ -188,6 +188,23 @@ def test_many_sites_of_a_hostile_network_are_bounded(tmp_path):
     assert (len(found["sites"]), found["hidden"]) == (snapshot.MAX_SITES, 100)
 
 
+def test_a_relay_has_its_connections_and_bytes(tmp_path):
+    JournalFile(tmp_path / "ps").join(1.0, "a")
+    relay = JournalFile(tmp_path / "relay", role="relay", routes=["r -> s"])
+    for number in (1, 2):
+        relay.add(2.0, "connection_accepted", connection=number, server="s", address="x")
+    relay.add(3.0, "connection_ended", connection=1, drop="", reason="", up=10, down=2_000_000)
+    found = snapshots(watch(tmp_path))
+    assert found[1]["relays"] == [{"server": "s", "open": 1, "accepted": 2, "up": 10, "down": 2e6}]
+    assert "1 connections, 2.0 MB" in run_map.draw(found, 900)
+
+
+def test_a_clients_own_journal_has_its_slurm_job(tmp_path):
+    JournalFile(tmp_path / "site", role="client", name="a", slurm_job="17", requeues=2)
+    (found,) = snapshots(watch(tmp_path / "site"))
+    assert (found["role"], found["job"], found["requeues"]) == ("client", "17", 2)
+
+
 # --- folders, segments ---
 
 

@@ -88,7 +88,9 @@ const factsOf = (state) => {
     found.push(fact("tokens merged", whole(state.tokens)));
   } else if (state.role === "server") found.push(fact("newest round", String(state.version)));
   const here = state.sites.filter((one) => one.here).length;
-  if (state.role !== "relay") found.push(fact("sites", `${here} of ${state.sites.length} connected`));
+  if (state.role === "ps" || state.role === "server") {
+    found.push(fact("sites", `${here} of ${state.sites.length} connected`));
+  }
   const open = state.window;
   if (open && open.open && !state.ended) {
     found.push(fact("open round", `${open.answered} of ${open.called} sent a delta`));
@@ -110,19 +112,21 @@ const factsOf = (state) => {
   }
   if (state.next_sync_at) found.push(fact("next sync in", span(state.next_sync_at - now)));
   if (state.role === "ps") {
-    found.push(fact("deltas and versions", `${megabytes(state.raw)} raw, ${megabytes(state.coded)} coded`));
+    const words = `${megabytes(state.raw)} raw, ${megabytes(state.coded)} coded`;
+    found.push(fact("deltas and versions", words));
   }
   const sockets = state.bytes["sockets up"] + state.bytes["sockets down"];
   if (sockets) found.push(fact("on sockets", megabytes(sockets)));
   if (state.pending) found.push(fact("pending deltas", whole(state.pending)));
   if (state.cosine !== null) found.push(fact("deltas agree", `cosine ${state.cosine.toFixed(2)}`));
+  if (state.job) found.push(fact("Slurm job", `${state.job}, requeued ${state.requeues} times`));
   if (state.starts > 1) found.push(fact("starts", String(state.starts)));
   if (state.encrypted === false) found.push(fact("connections", "not encrypted", "warning"));
   if (state.garbage) found.push(fact("foreign messages", whole(state.garbage), "warning"));
   if (state.audit) {
     const counts = Object.entries(state.audit.counts).map(([name, one]) => `${whole(one)} ${name}`);
-    const verdict = state.audit.clean ? "clean" : "NOT CLEAN";
-    found.push(fact("audit", `${verdict}: ${counts.join(", ")}`, state.audit.clean ? "good" : "bad"));
+    const words = `${state.audit.clean ? "clean" : "NOT CLEAN"}: ${counts.join(", ")}`;
+    found.push(fact("audit", words, state.audit.clean ? "good" : "bad"));
   }
   for (const relay of state.relays) {
     const words = `${relay.open} of ${relay.accepted} connections open, ` +
