@@ -31,7 +31,7 @@ _LINES_A_TURN = 2000
 """Lines that are applied before other work gets its turn: some 50 ms."""
 _HAVING = tuple(word.encode() for word in LINES)
 _HEARTBEAT = "heartbeat_received"
-_REST_EVERY, _REST_S = 400, 0.004
+_REST_EVERY, _REST_S = 2000, 0.002
 """The background thread rests after so many lines: the page must not wait for it."""
 
 
@@ -139,8 +139,9 @@ class WatchedNode:
                 if count % _REST_EVERY == 0:
                     time.sleep(_REST_S)
                     done = n / first_n if isinstance(n, int) and first_n else 1.0
-                    self.loading = min(1.0, done)
-                    self.revision += 1
+                    done = min(1.0, round(done, 2))
+                    self.revision += done != self.loading
+                    self.loading = done
         except OSError:
             self.loading = None
             return

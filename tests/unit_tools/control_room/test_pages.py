@@ -224,6 +224,8 @@ def test_older_segments_are_read_in_the_background(journal):
     segments.os.close(segments.turn(journal.path, first, ()))
     journal.n += 1
     journal.round(30.0, 2, {"a": 3.0, "b": 2.0})
+    beat = {"step": 9, "tokens": 900, "tokens_per_s": 50.0}
+    journal.add(35.0, "heartbeat_received", peer="a", payload=beat)
     (node,) = watch(journal.path.parent)
     assert node.state.ps.version == 3
     if node.history.rounds.rounds() == [2]:  # the thread has not been faster
@@ -236,6 +238,7 @@ def test_older_segments_are_read_in_the_background(journal):
     assert node.loading is None
     assert node.state.ps.version == 4
     assert node.state.clients["a"].deltas_merged == 4
+    assert node.state.clients["a"].tokens_per_s == 50.0
     assert node.history.timelines["c"].segments()[0][0] == journal.begin + 1
 
 
@@ -298,6 +301,15 @@ def test_a_page_that_gets_only_what_is_new_has_all(journal):
     assert early.timelines == late.timelines
     assert early.clients["b"][:6] == [4.0, None, 2.0, None, 2.0, None]
     assert max(early.sizes[-8:]) < max(late.sizes) / 2
+
+
+def test_a_page_gets_a_segment_again_that_was_replaced(journal):
+    (node,) = watch(journal.path.parent)
+    page, cursor, line = Page(), Cursor(0), node.history.timelines["a"]
+    for t, state in ((90.0, "sending"), (90.0, "training"), (91.0, "gone"), (91.0, "fetching")):
+        line.enter(journal.begin + t, state)
+        page.take(cursor.parts(node.history, 0))
+        assert page.timelines["a"] == line.segments()
 
 
 def test_a_page_forgets_what_it_has_when_the_history_is_exchanged(journal):
