@@ -55,19 +55,30 @@ class Rounds:
     def __init__(self, sites: int) -> None:
         self.names = [f"site-{at:03}" for at in range(sites)]
         self.n = 0
-        self._texts, self._offsets = [], []
+        self._texts: list[str] = []
+        self._offsets: list[float] = []
         for at, name in enumerate(self.names):
             for beat in range(BEATS):
-                payload = {"step": beat, "tokens": 1000, "tokens_per_s": 500.5, "loss": 3.25}
+                payload: dict[str, Any] = {
+                    "step": beat,
+                    "tokens": 1000,
+                    "tokens_per_s": 500.5,
+                    "loss": 3.25,
+                }
                 payload |= {"lag_median_ms": 1.0, "lag_p99_ms": 9.0, "lag_max_ms": 30.0}
                 self._line(beat * 4.0, "event", "heartbeat_received", peer=name, payload=payload)
-            call = {"type": "call/1", "round": "@R@", "last": False}
+            call: dict[str, Any] = {"type": "call/1", "round": "@R@", "last": False}
             self._line(45.0, "effect", "send", peer=name, message=call)
             if (at + len(name)) % 10 == 7:  # misses each round: the others go on
                 continue
             key = f"{name}/1790000000000000000/@R@/@V@"
-            metrics = {"loss": f"@L{at % 7}@", "skipped": 0.0, "snapshot_s": 0.01}
-            delta = {"key": key, "base_digest": "d" * 32, "tokens": 65536, "steps": 64}
+            metrics: dict[str, Any] = {"loss": f"@L{at % 7}@", "skipped": 0.0, "snapshot_s": 0.01}
+            delta: dict[str, Any] = {
+                "key": key,
+                "base_digest": "d" * 32,
+                "tokens": 65536,
+                "steps": 64,
+            }
             delta |= {"round": "@R@", "metrics": metrics, "facts": {}}
             stream = f"delta:{key}"
             self._line(46.0, "event", "delta_offered", peer=name, stream=stream, delta=delta)
@@ -77,7 +88,12 @@ class Rounds:
             self._line(48.0, "effect", "accumulate", key=key, weight=65536.0)
             self._line(48.0, "effect", "send", peer=name, message={"type": "accepted/1"})
         self._line(50.0, "effect", "average", version="@V@", merged={"items": sites})
-        committed = {"version": "@V@", "digest": "f" * 32, "bytes_update": VALUES, "seconds": 0.5}
+        committed: dict[str, Any] = {
+            "version": "@V@",
+            "digest": "f" * 32,
+            "bytes_update": VALUES,
+            "seconds": 0.5,
+        }
         committed |= {"cosine": 0.25, "product_norms": {}}
         self._line(51.0, "event", "version_committed", **committed)
         for name in self.names:
@@ -99,7 +115,7 @@ class Rounds:
 
     def text(self, number: int, begin: float) -> str:
         """The lines of round `number`."""
-        values = []
+        values: list[float] = []
         for at, offset in enumerate(self._offsets):
             values += [self.n + at, begin + offset, begin - BEGIN + offset]
         self.n += len(self._offsets)
@@ -111,18 +127,37 @@ class Rounds:
 
 def beginning(rounds: Rounds) -> str:
     """The lines before the first round."""
-    started = {"role": "ps", "run": "bench", "address": "tcp://127.0.0.1:7100", "pid": 0}
+    started: dict[str, Any] = {
+        "role": "ps",
+        "run": "bench",
+        "address": "tcp://127.0.0.1:7100",
+        "pid": 0,
+    }
     started |= {"host": "elsewhere", "every_s": ROUND_S, "quorum": 0.5, "encrypted": True}
-    lines = [("node_started", {**started, "grace": [4.0, 1.0, 60.0]})]
+    lines: list[tuple[str, dict[str, Any]]] = [
+        ("node_started", {**started, "grace": [4.0, 1.0, 60.0]})
+    ]
     for name in rounds.names:
-        hello = {"peer": name, "incarnation": 1790000000000000000, "run": "", "version": -1}
+        hello: dict[str, Any] = {
+            "peer": name,
+            "incarnation": 1790000000000000000,
+            "run": "",
+            "version": -1,
+        }
         lines.append(("client_hello", hello))
         lines.append(("model_attached", {"peer": name, "values": VALUES, "difference": None}))
     lines.append(("version_committed", {"version": 0, "digest": "d" * 32, "cosine": None}))
     lines += [("version_held", {"peer": name, "version": 0}) for name in rounds.names]
     text = ""
     for kind, fields in lines:
-        line = {"n": rounds.n, "t": BEGIN, "now": 0.0, "kind": "event", "type": kind, **fields}
+        line: dict[str, Any] = {
+            "n": rounds.n,
+            "t": BEGIN,
+            "now": 0.0,
+            "kind": "event",
+            "type": kind,
+            **fields,
+        }
         text += json.dumps(line) + "\n"
         rounds.n += 1
     return text
@@ -153,9 +188,9 @@ def generate(folder: Path, size: int, rounds: Rounds) -> int:
             path.rename(folder / f"journal.{segment}.jsonl")
             file = path.open("w")
             sum_of = segments.Total(state).as_fields()
-            line = {"n": rounds.n, "t": BEGIN + ROUND_S * number, "now": 0.0, "kind": "note"}
+            head = {"n": rounds.n, "t": BEGIN + ROUND_S * number, "now": 0.0, "kind": "note"}
             here = file.write(
-                json.dumps({**line, "type": "so_far", "cause": None, **sum_of}) + "\n"
+                json.dumps({**head, "type": "so_far", "cause": None, **sum_of}) + "\n"
             )
             rounds.n += 1
     file.close()
@@ -199,7 +234,13 @@ def add_updates(page: Any, path: Path, rounds: Rounds, number: int, args: Any) -
     with path.open("a") as file:
         for at in range(int(args.seconds * args.updates)):
             version = number + at + 1
-            line = {"n": rounds.n, "t": time.time(), "now": 0.0, "kind": "event", "cause": None}
+            line: dict[str, Any] = {
+                "n": rounds.n,
+                "t": time.time(),
+                "now": 0.0,
+                "kind": "event",
+                "cause": None,
+            }
             line |= {"type": "version_committed", "version": version, "digest": "d", "cosine": 0.1}
             rounds.n += 1
             file.write(json.dumps(line) + "\n")
@@ -210,9 +251,9 @@ def add_updates(page: Any, path: Path, rounds: Rounds, number: int, args: Any) -
     seen = {int(key): at for key, at in page.evaluate("window.seen").items()}
     shown = sorted(seen)
     lags = []
-    for version, at in written.items():  # shown with the first later number
+    for version, begun in written.items():  # shown with the first later number
         later = next(one for one in shown if one >= version)
-        lags.append(seen[later] - at)
+        lags.append(seen[later] - begun)
     row(
         "updates",
         per_second=args.updates,

@@ -18,6 +18,7 @@ from fsl_async.observe.evaluations import Evaluation, line_of, newest
 from fsl_async.observe.history import History, Timeline
 from fsl_async.observe.run_state import PS, SPLIT_SERVER, RunState
 from fsl_async.observe.table import header
+from fsl_async.roles.phrasing import megabytes
 
 MAX_SITES = 400
 """Rows of the table: names come from the network."""
@@ -141,6 +142,9 @@ def audit_words(audit: Mapping[str, Any]) -> dict[str, Any] | None:
     """The audit's verdict for people; None before the first one."""
     if not audit:
         return None
+    if "skipped" in audit:
+        words = f"not here, the ledger has {megabytes(audit['skipped'])}: fsl-node status RUN"
+        return {"clean": None, "counts": {}, "complaints": [], "words": words}
     complaints = [_text(one) for one in audit.get("complaints") or audit.get("problems") or ()]
     if "merged" in audit:
         counts = {
@@ -150,7 +154,13 @@ def audit_words(audit: Mapping[str, Any]) -> dict[str, Any] | None:
     else:
         counts = {name: audit[name] for name in ("trained", "declined", "dropped") if name in audit}
     is_clean = not complaints and bool(audit.get("clean"))
-    return {"clean": is_clean, "counts": counts, "complaints": complaints[:_COMPLAINTS]}
+    named = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    return {
+        "clean": is_clean,
+        "counts": counts,
+        "complaints": complaints[:_COMPLAINTS],
+        "words": f"{'clean' if is_clean else 'NOT CLEAN'}: {named}",
+    }
 
 
 def held_out_rows(history: History, evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:

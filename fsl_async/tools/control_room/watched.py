@@ -27,6 +27,8 @@ from fsl_async.observe.split_audit import audit_split_dir
 
 MAX_NODES = 32
 AUDIT_EVERY_S = 10.0
+AUDIT_MOST_BYTES = 100_000_000
+"""Of a ledger and of acknowledged keys: an audit takes nearly as much memory."""
 _LINES_A_TURN = 2000
 """Lines that are applied before other work gets its turn: some 50 ms."""
 _HAVING = tuple(word.encode() for word in LINES)
@@ -161,11 +163,21 @@ class WatchedNode:
         audit = _AUDITS.get(self.role)
         if audit is None or (self.role == PS and not (self.folder / LEDGER).is_file()):
             return {}, kept(self.folder)
+        size = sum(_size(self.folder / name) for name in (LEDGER, "journal.acknowledged"))
+        if size > AUDIT_MOST_BYTES:
+            return {"skipped": size}, kept(self.folder)
         try:
             found = audit(self.folder)
         except (OSError, KeyError, TypeError, ValueError) as error:
             return {"problems": [f"the ledger cannot be read: {error}"]}, kept(self.folder)
         return found, kept(self.folder)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _audit_ps(folder: Path) -> dict[str, Any]:

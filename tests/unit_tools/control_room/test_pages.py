@@ -176,9 +176,18 @@ def test_the_audits_verdict():
     counts = {"merged": 3, "pending": 0, "quarantined": 1, "lost": (), "doubled": ()}
     found = snapshot.audit_words({**counts, "problems": (), "complaints": [], "clean": True})
     assert found["clean"]
+    assert found["words"] == "clean: 3 merged, 0 pending, 1 quarantined, 0 lost, 0 doubled"
     assert found["counts"] == {**counts, "lost": 0, "doubled": 0}
     found = snapshot.audit_words({"problems": ["the ledger cannot be read: x"]})
     assert (found["clean"], found["complaints"]) == (False, ["the ledger cannot be read: x"])
+
+
+def test_a_large_ledger_is_not_audited_here(journal):
+    with (journal.path.parent / "ledger.jsonl").open("wb") as file:
+        file.truncate(200_000_000)
+    (node,) = watch(journal.path.parent)
+    audit, _ = node.look()
+    assert "200.0 MB" in snapshot.audit_words(audit)["words"]
 
 
 def test_many_sites_of_a_hostile_network_are_bounded(tmp_path):

@@ -124,9 +124,8 @@ const factsOf = (state) => {
   if (state.encrypted === false) found.push(fact("connections", "not encrypted", "warning"));
   if (state.garbage) found.push(fact("foreign messages", whole(state.garbage), "warning"));
   if (state.audit) {
-    const counts = Object.entries(state.audit.counts).map(([name, one]) => `${whole(one)} ${name}`);
-    const words = `${state.audit.clean ? "clean" : "NOT CLEAN"}: ${counts.join(", ")}`;
-    found.push(fact("audit", words, state.audit.clean ? "good" : "bad"));
+    const kind = { true: "good", false: "bad", null: "" }[state.audit.clean];
+    found.push(fact("audit", state.audit.words, kind));
   }
   for (const relay of state.relays) {
     const words = `${relay.open} of ${relay.accepted} connections open, ` +
