@@ -308,7 +308,8 @@ def measure(folder: Path, rounds: Rounds, number: int, args: argparse.Namespace)
                 )
                 page.wait_for_function(
                     "() => { const node = [...room.nodes.values()][0];"
-                    f" return node.rounds.columns.rounds[0] === 0 && node.state.version >= {number}"
+                    " return node.chart && node.chart.data[0][0] === 0"
+                    f" && node.state.version >= {number}"
                     " && node.state.loading === null && room.idle(); }",
                     timeout=1_800_000,
                 )
