@@ -146,6 +146,7 @@ def counts(name: str, text: str, pattern: str) -> tuple[int, int]:
 
 
 def main() -> int:
+    """Print a row for each example."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkouts", type=Path)
     folder = parser.parse_args().checkouts
