@@ -59,10 +59,7 @@ def command(
 
     output = Output(as_json=as_json)
     if port is not None:
-        if follow or asked:
-            raise UsageError(
-                "--web is a program of its own: start --follow and trackers in another terminal"
-            )
+        _alone(follow, asked)
         return _web(_run_dir(run_dir), port, output)
     if asked:
         status_trackers.check(asked)
@@ -87,6 +84,14 @@ def command(
         for line in lines(one, now):
             output.say(line)
     return 0
+
+
+def _alone(follow: bool, asked: status_trackers.Asked) -> None:
+    """Raise UsageError where more than the page is asked for."""
+    if follow or asked:
+        raise UsageError(
+            "--web is a program of its own: start --follow and trackers in another terminal"
+        )
 
 
 def _web(run_dir: Path, port: int, output: Output) -> int:

@@ -26,6 +26,7 @@ from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
 from fsl_async.learn.data.sources import location_of
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
+from fsl_async.roles.phrasing import figure
 
 EVALUATED_BYTES = 1 << 14
 """The held-out tail is sampled down to this: half a second for the smallest model on one core."""
@@ -84,8 +85,8 @@ def train(fed: FedBase) -> None:
         with fed.at_version() as version:
             found = data.measure(model)
         fed.log(
-            f"eval_loss {found['eval_loss']:.4f} nats/{data.unit}"
-            f" ({found['eval_bits_per_byte']:.4f} bits/byte) on the held-out tail, version"
+            f"eval_loss {figure(found['eval_loss'], 4)} nats/{data.unit}"
+            f" ({figure(found['eval_bits_per_byte'], 4)} bits/byte) on the held-out tail, version"
             f" {version}"
         )
 
