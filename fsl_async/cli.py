@@ -6,7 +6,6 @@ torch, ZeroMQ and NumPy in there. Only `main` maps exceptions to exit codes (`fs
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import os
@@ -17,20 +16,40 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsl_async.commands import COMMANDS
-from fsl_async.commands.options import Finite, Whole
+from fsl_async.commands.options import Finite, Setting, Whole, Words
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
 from fsl_async.process.program import NAME, program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from click.shell_completion import CompletionItem
+
 _DEBUG = "--debug"
 _JSON = "--json"
 _ROLES = ("ps", "client", "server", "relay")
 _ROLE_OPTIONS = "--role ps, client, server or relay"
 _NODE = "node"
+_COMPLETE = "_FSL_NODE_COMPLETE"
 
 _PATH = click.Path(path_type=Path)
+_FILE = Words(files=True)
+
+
+class Node(click.Command):
+    """The command of a node. A shell completes its options, without those of other roles."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """See click.Command."""
+        role = ctx.params.get("role")
+        others = {
+            option
+            for one in self.params
+            if role is not None and role not in _OF_ROLES.get(one.name or "", (role, ""))[0].split()
+            for option in one.opts
+        }
+        found = super().shell_complete(ctx, incomplete)
+        return [item for item in found if item.value not in others]
 
 
 def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
@@ -43,9 +62,10 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     raise UsageError(f"--role {role[:80]!r} is unknown; use {_ROLE_OPTIONS}")
 
 
-@click.command(_NODE, add_help_option=False)
+@click.command(_NODE, cls=Node, add_help_option=False)
 @click.option(
     "--role",
+    type=Words(*_ROLES),
     metavar="ps|client|server|relay",
     callback=_check_role,
     help="Be the parameter server, a client that trains, a split server, or a relay on the way.",
@@ -58,6 +78,7 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     "--set",
     "overrides",
     multiple=True,
+    type=Setting(),
     metavar="A.B=C",
     help="Override one setting; repeatable.",
 )
@@ -66,11 +87,13 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 )
 @click.option(
     "--data",
+    type=_FILE,
     metavar="PATH",
     help="Train on this: text, .jsonl, .parquet, a saved data set, hf://NAME (docs/DATA.md).",
 )
 @click.option(
     "--tokenizer",
+    type=_FILE,
     metavar="PATH",
     help="ps, client: train on tokens of this tokenizer.json (or name at the hub), not on bytes.",
 )
@@ -81,15 +104,20 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     " [default: that of site.toml beside the keys, else deltas]",
 )
 @click.option(
-    "--task", metavar="FILE.py:FUNCTION", help="Your own training loop; built in if left out."
+    "--task",
+    type=_FILE,
+    metavar="FILE.py:FUNCTION",
+    help="Your own training loop; built in if left out.",
 )
 @click.option(
     "--model",
+    type=_FILE,
     metavar="FILE.py:FUNCTION",
     help="Split learning: your own model, function(shape, classes).",
 )
 @click.option(
     "--auxiliary",
+    type=_FILE,
     metavar="FILE.py:FUNCTION",
     help="Split learning: your own auxiliary model, function(shape, outputs).",
 )
@@ -108,6 +136,7 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option("--layers", metavar="0-2,5", help="Train adapters in these blocks only.")
 @click.option(
     "--order",
+    type=Words("first", "zeroth"),
     metavar="first|zeroth",
     help="Train by gradients, or by losses alone. [default: by tune.method]",
 )
@@ -241,6 +270,14 @@ class Root(click.Group):
             args = ["--version" if "--version" in args else "--help"]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands, without importing them, and a node's options, which may be first."""
+        from click.shell_completion import CompletionItem
+
+        found = {name: text for name, text in COMMANDS.items() if name.startswith(incomplete)}
+        items = [CompletionItem(name, help=text) for name, text in found.items()]
+        return [*items, *node.shell_complete(ctx, incomplete)]
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, without importing them."""
         return list(COMMANDS)
@@ -260,6 +297,8 @@ class Root(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. Raises UsageError with the most similar one."""
         word = args[0]
+        if ctx.resilient_parsing and word not in {*COMMANDS, _NODE}:
+            return word, click.Command(word, add_help_option=False), []  # nothing may follow
         if word in COMMANDS or (word == _NODE and len(args) > 1):
             return super().resolve_command(ctx, args)
         if ":" in word:
@@ -268,6 +307,8 @@ class Root(click.Group):
             )
         if word in _ROLES:
             raise UsageError(f"a role is an option: {program()} --role {word}")
+        import difflib
+
         close = difflib.get_close_matches(word, COMMANDS, n=1)
         meant = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"no command {word[:80]!r}; {meant}")
@@ -348,7 +389,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = _DEBUG in given
     args = [arg for arg in given if arg != _DEBUG]
     try:
-        code = root.main(args or ["--help"], prog_name=program(), standalone_mode=False)
+        if _COMPLETE in os.environ:  # set by the script of `fsl-node completion`
+            importlib.import_module("fsl_async.commands.completion")
+        code = root.main(
+            args or ["--help"],
+            prog_name=program(),
+            complete_var=_COMPLETE,
+            standalone_mode=False,
+        )
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of standard output has ended (`| head`).

@@ -32,11 +32,8 @@ from __future__ import annotations
 
 import errno
 import json
-import traceback
 from enum import IntEnum
-from typing import TYPE_CHECKING, TextIO
-
-from attrs import frozen
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,9 +178,11 @@ def disk_words(error: OSError, *, advised: bool = True) -> str:
     return one_line(f"{message}{where}") + (f"; {advice}" if advice else "")
 
 
-@frozen
-class Report:
-    """An exception as it is shown to the user."""
+class Report(NamedTuple):
+    """An exception as it is shown to the user.
+
+    No attrs class: `--help` imports this file, and attrs would take a third of its time.
+    """
 
     kind: str
     message: str
@@ -281,6 +280,8 @@ def report(
         if isinstance(error, TaskRaisedError):
             err.write(error.trace)
         else:
+            import traceback
+
             err.write("".join(traceback.format_exception(error)))
     if as_json:
         out.write(found.as_json() + "\n")

@@ -11,6 +11,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure codec and transport on this machine, and compare them with its limits.",
     "chaos": "Inject faults into a running run, and report what they cost.",
     "compare": "Train with several methods of split learning, side by side.",
+    "completion": "Print the script that completes this program in bash, zsh or fish.",
     "decay": "Let the learning rates of a running run fall from now on.",
     "demo": "Show a whole run on this machine in under a minute.",
     "doctor": "Report what this machine and this install have, and lack.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsl_async.commands.options import Finite, Whole
+from fsl_async.commands.options import Finite, RunDir, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import ExitCode, UsageError
 
@@ -33,7 +33,7 @@ def seconds_of(text: str) -> float:
 
 
 @click.command("chaos")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunDir())
 @click.option(
     "--faults-per-hour", required=True, type=Finite(0, 36_000, min_open=True),
     help="Of all clients together.",

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from fsl_async.commands.client import check_base, check_data
-from fsl_async.commands.options import Finite, Whole
+from fsl_async.commands.options import Finite, Setting, Whole
 from fsl_async.commands.output import Output, encoded
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import UsageError
@@ -71,7 +71,7 @@ _FILE = click.Path(path_type=Path)
     help="With --base: score every so-manieth version, and the last.  [default: 1]",
 )  # fmt: skip
 @click.option(
-    "--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE",
+    "--set", "sets", multiple=True, type=Setting(), metavar="TABLE.KEY=VALUE",
     help="With --base: a setting of the run, such as tune.objective=classify.",
 )  # fmt: skip
 @click.option(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import Finite, Whole
+from fsl_async.commands.options import Finite, RunDir, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -18,7 +18,7 @@ LIMIT_WORDS = "the run's limit of"
 
 
 @click.command("decay")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDir())
 @click.option("--rounds", type=Whole(1), metavar="N", help="End after N more syncs.")
 @click.option("--tokens", type=Whole(1), metavar="N", help="End after N more tokens.")
 @click.option("--seconds", type=Finite(1, 1e9), metavar="S", help="End after S more seconds.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from fsl_async.commands.client import check_base, check_corpus, check_data
-from fsl_async.commands.options import Finite, Whole
+from fsl_async.commands.options import Finite, Preset, Whole
 from fsl_async.commands.output import Output
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import (
@@ -86,7 +86,10 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=Whole(0, 2**62))
 @click.option(
-    "--preset", default="", help="The model's size. [default: 0.5m; split: 8 blocks, 0.4m]"
+    "--preset",
+    default="",
+    type=Preset(),
+    help="The model's size. [default: 0.5m; split: 8 blocks, 0.4m]",
 )
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR",

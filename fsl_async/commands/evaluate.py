@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fsl_async.commands.options import Whole
+from fsl_async.commands.options import RunDir, Whole, Words
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 from fsl_async.roles.phrasing import figure
@@ -17,12 +17,15 @@ _POLL_S = 1.0
 
 
 @click.command("evaluate")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDir())
 @click.option("--follow", is_flag=True, help="Evaluate each new version until the run ends.")
 @click.option("--version", type=Whole(min=0), metavar="N", help="Evaluate version N.")
 @click.option("--mean", is_flag=True, help="Evaluate the mean of late versions as well.")
 @click.option(
-    "--data", metavar="PATH", help="Text, of which the last part counts; with --base records."
+    "--data",
+    type=Words(files=True),
+    metavar="PATH",
+    help="Text, of which the last part counts; with --base records.",
 )
 @click.option(
     "--base", type=click.Path(path_type=Path), metavar="MODEL",
@@ -39,7 +42,12 @@ _POLL_S = 1.0
     show_default=True,
     help="Evaluate on at most this much of the held-out text.",
 )
-@click.option("--task", metavar="FILE.py:FUNCTION", help="Your own: takes weights by name.")
+@click.option(
+    "--task",
+    type=Words(files=True),
+    metavar="FILE.py:FUNCTION",
+    help="Your own: takes weights by name.",
+)
 @click.option(
     "--threads",
     type=Whole(1, 4096),

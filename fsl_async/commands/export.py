@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import Whole
+from fsl_async.commands.options import RunDir, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
 
 @click.command("export")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDir())
 @click.argument("out_dir", type=click.Path(path_type=Path))
 @click.option(
     "--version", type=Whole(min=0), metavar="N",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import Finite, Whole
+from fsl_async.commands.options import Finite, RunDir, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
 
 @click.command("generate")
-@click.argument("source", metavar="RUN_OR_EXPORT", type=click.Path(path_type=Path))
+@click.argument("source", metavar="RUN_OR_EXPORT", type=RunDir())
 @click.option("--prompt", required=True, metavar="TEXT", help="What the model goes on from.")
 @click.option(
     "--base", type=click.Path(path_type=Path), metavar="MODEL",

@@ -16,13 +16,14 @@ _FORCE = "--force"
 
 @click.command("init")
 @click.argument("path", type=click.Path(path_type=Path), default=Path("fsl.toml"))
+@click.option("--short", is_flag=True, help="Write only the settings that most runs change.")
 @click.option(_FORCE, is_flag=True, help="Overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(path: Path, *, force: bool, as_json: bool) -> None:
+def command(path: Path, *, short: bool, force: bool, as_json: bool) -> None:
     """Write a commented configuration to PATH (default fsl.toml; - prints it)."""
-    from fsl_async.config.load import Config, to_toml
+    from fsl_async.config.load import Config, short_toml, to_toml
 
-    text, output = to_toml(Config()), Output(as_json=as_json)
+    text, output = (short_toml if short else to_toml)(Config()), Output(as_json=as_json)
     if str(path) == "-":
         if as_json:
             output.result({"path": "-", "text": text})

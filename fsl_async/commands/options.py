@@ -1,15 +1,19 @@
-"""Option types, and options that set a setting under a shorter name."""
+"""Option types, options that set a setting under a shorter name, and what a shell completes."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from click.shell_completion import CompletionItem
 
 
 _NO_BOUND = 10**9
@@ -86,6 +90,102 @@ def _check_range(
     if is_low or (high is not None and found > high):
         words = range_words(low, high, low_open=kind.min_open)
         kind.fail(f"{found} is outside the range: {words}", param, ctx)
+
+
+_MOST = 200
+"""Run directories that are offered."""
+_RUN_FILES = ("journal.jsonl", "ledger.jsonl", "ps/journal.jsonl", "server/journal.jsonl")
+
+
+class RunDir(click.Path):
+    """A path, usually of a run directory. A shell completes the names of run directories."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Offer runs of that beginning, first those under `runs`; the shell's folders if none."""
+        from click.shell_completion import CompletionItem
+
+        found = _runs_beginning(incomplete) or ([] if incomplete else _runs_beginning("runs/"))
+        if not found:
+            return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(name) for name in found]
+
+
+def _runs_beginning(text: str) -> list[str]:
+    """The run directories whose path begins with `text`, newest first."""
+    above, slash, beginning = text.rpartition("/")
+    folder = Path(f"{above}{slash}" or ".").expanduser()
+    found: list[tuple[float, str]] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not (entry.name.startswith(beginning) and entry.name.isprintable()):
+                    continue
+                times = [_changed_at(Path(entry.path, file)) for file in _RUN_FILES]
+                if max(times):
+                    found.append((-max(times), f"{above}{slash}{entry.name}"))
+    except OSError:
+        return []
+    return [name for _, name in sorted(found)[:_MOST]]
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+class Words(click.types.StringParamType):
+    """Any text. A shell completes some words, which are known without imports or by a function."""
+
+    def __init__(self, *words: str, files: bool = False) -> None:
+        """files: a path, too."""
+        self._words = words
+        self._files = files
+
+    def words(self, incomplete: str) -> Iterable[str]:
+        """The words offered for that beginning."""
+        return self._words
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """See click.ParamType."""
+        from click.shell_completion import CompletionItem
+
+        found = [word for word in self.words(incomplete) if word.startswith(incomplete)]
+        if not found and self._files:
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(word) for word in found]
+
+
+class Setting(Words):
+    """`table.key=value`. A shell completes keys, and values that are one of a few."""
+
+    def words(self, incomplete: str) -> Iterable[str]:
+        """See Words."""
+        from fsl_async.config.load import setting_choices
+
+        choices = setting_choices()
+        key, equals, _ = incomplete.partition("=")
+        if not equals:
+            return [f"{one}=" for one in choices]
+        return [f"{key}={value}" for value in choices.get(key, ())]
+
+
+class Preset(Words):
+    """A model's size. A shell completes those of the built-in model."""
+
+    def words(self, incomplete: str) -> Iterable[str]:
+        """See Words."""
+        from fsl_async.config.presets import SIZES
+
+        return SIZES
 
 
 def overrides_of(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsl_async.commands.options import Whole
+from fsl_async.commands.options import Setting, Whole
 from fsl_async.commands.output import Output
 from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.errors import UsageError
@@ -40,7 +40,7 @@ _COUNT = Whole(1, 10**12)
     help="The last child before the cut, such as layer2; of a GPT the number of blocks before it.",
 )
 @click.option(
-    "--set", "overrides", multiple=True, metavar="A.B=C",
+    "--set", "overrides", multiple=True, type=Setting(), metavar="A.B=C",
     help="A setting of the run, for models of model.family: model.preset, model.sizes,"
     " data.sample_shape, split.auxiliary, split.lora_client ...; for lora tune.rule, tune.rank,"
     " tune.targets, tune.full ...",

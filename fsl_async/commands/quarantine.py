@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from attrs import asdict, frozen
 
+from fsl_async.commands.options import RunDir
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError
 
@@ -23,7 +24,7 @@ class Pending:
 
 
 @click.command("quarantine")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDir())
 @click.argument("delta", required=False)
 @click.option("--reason", default="by hand", show_default=True, help="Written to the ledger.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

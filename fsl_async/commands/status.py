@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsl_async.commands import status_trackers
+from fsl_async.commands.options import RunDir
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -30,7 +31,7 @@ _CLIENTS_EVERY_S = 10.0
 
 
 @click.command("status")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDir())
 @click.option("--follow", is_flag=True, help="Go on until the run ends, or Ctrl-C.")
 @click.option(
     "--web",

@@ -69,6 +69,7 @@ __all__ = [
     "from_wire",
     "load",
     "resolved",
+    "short_toml",
     "to_dict",
     "to_toml",
     "to_wire",
@@ -220,6 +221,53 @@ def to_toml(config: Config, *, comments: bool = True) -> str:
             lines.append(line)
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
+
+
+SHORT: Mapping[str, str] = {
+    "run.name": "",
+    "run.tokens": "",
+    "run.seconds": "end after this many seconds of serving; 0 = no limit",
+    "listen.address": "",
+    "sync.clients": "",
+    "sync.every_s": "",
+    "sync.quorum": "",
+    "data.source": "site (a client has --data) | built-in (Python's source)",
+    "data.sharding": "disjoint (parts of one text) | local (own texts)",
+    "model.preset": "0.5m | 1m | 3m | 10m | 50m | 124m | 350m | 1b",
+    "train.batch": "",
+    "train.device": "",
+}
+"""What `init --short` writes, with comments that fit beside the value; empty: the line of help."""
+
+
+def short_toml(config: Config) -> str:
+    """Write the settings that most runs change as TOML, each with its comment on the same line."""
+    lines = [
+        f"# Settings that most runs change; `{program()} init` writes all. * = {FIXED}.",
+        f"#     {program()} --role ps --config fsl.toml",
+    ]
+    given = {
+        key: f"{name} = {_toml_value(getattr(getattr(config, table), name))}"
+        for key in SHORT
+        for table, _, name in [key.partition(".")]
+    }
+    width = max(map(len, given.values()))
+    for key, comment in SHORT.items():
+        table, _, name = key.partition(".")
+        if f"[{table}]" not in lines:
+            lines.append(f"[{table}]")
+        metadata = getattr(attrs.fields(TABLES[table]), name).metadata
+        fixed = "* " if metadata["fixed"] else ""
+        lines.append(f"{given[key]:{width}}  # {fixed}{comment or metadata['help']}")
+    return "\n".join(lines) + "\n"
+
+
+def setting_choices() -> dict[str, tuple[str, ...]]:
+    """Return the dotted key of every setting, and the values of those that are one of a few."""
+    return {
+        key: get_args(kind) if _is_choice(kind) else ("true", "false") if kind is bool else ()
+        for key, kind in _types().items()
+    }
 
 
 def _toml_value(value: bool | float | str) -> str:

@@ -20,6 +20,7 @@ from attrs import evolve, frozen
 
 from fsl_async.observe.clients import ClientState, News
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
+from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.training_trouble import LOSS_IS
 
@@ -375,5 +376,5 @@ def open_view(output: Any, *, ends_at: float | None = None) -> View:
         try:
             return LiveTable(ends_at)
         except ImportError:
-            output.say("(pip install 'fsl-async[live]' shows this as a table)")
+            output.say(f"(to see this as a table: {to_install('live')})")
     return PlainLines(output.say)

@@ -2,13 +2,14 @@
 
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 NAME = "fsl-node"
 VARIABLE = "FSL_NODE_CALLED_AS"
 """Set by `bin/fsl-node` of a clone, which is not on PATH."""
+STAMP = ".fsl-installed"
+"""File in an environment that `bin/fsl-node` of a clone made: what it has installed there."""
 
 
 def program() -> str:
@@ -16,8 +17,21 @@ def program() -> str:
     return shlex.quote(os.environ.get(VARIABLE) or _script() or NAME)
 
 
+def to_install(extras: str) -> str:
+    """Return the line that installs extras here, such as "hf" or "hf,gguf".
+
+    The environment of a clone is installed by `bin/fsl-node`, with pinned versions.
+    """
+    if not (Path(sys.prefix) / STAMP).is_file():
+        return f"pip install 'fsl-async[{extras}]'"
+    called = os.environ.get(VARIABLE) or "bin/fsl-node"
+    return f"FSL_EXTRAS={extras} {shlex.quote(called)} --version"
+
+
 def _script() -> str:
     """Return the script's path if PATH does not lead to it (an environment is not activated)."""
+    import shutil
+
     given = sys.argv[0] if sys.argv else ""
     if Path(given).name != NAME or shutil.which(NAME) == given:
         return ""

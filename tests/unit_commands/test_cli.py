@@ -427,11 +427,11 @@ def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
 
 
 def test_help_imports_nothing_heavy():
-    """--help answers in 0.3 s only while torch, ZeroMQ, NumPy and cattrs stay unimported."""
+    """--help answers in 0.3 s only while torch, ZeroMQ, NumPy and attrs stay unimported."""
     script = (
         "import sys; from fsl_async import cli; code = cli.main(['--help']); "
-        "heavy = {'torch', 'zmq', 'numpy', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich'} & "
-        "set(sys.modules); "
+        "heavy = {'torch', 'zmq', 'numpy', 'attr', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich',"
+        " 'dataclasses', 'difflib', 'subprocess', 'traceback'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(

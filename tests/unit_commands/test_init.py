@@ -53,3 +53,19 @@ def test_a_missing_folder_is_one_line(tmp_path, capsys):
     path = tmp_path / "no" / "a.toml"
     assert cli.main(["init", str(path)]) == 2
     assert capsys.readouterr().err == f"error: {path}: No such file or directory\n"
+
+
+def test_the_short_file_has_what_most_runs_change(tmp_path, monkeypatch, capsys):
+    """It must fit on a screen, load, equal the defaults and explain each setting."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "--short"]) == 0
+    assert load("fsl.toml") == Config()
+    lines = (tmp_path / "fsl.toml").read_text().splitlines()
+    assert max(map(len, lines)) <= 100
+    settings = [line for line in lines if " = " in line and not line.startswith("#")]
+    assert 10 <= len(settings) <= len(lines) <= 20
+    assert all("  # " in line for line in settings)
+    for line in ("every_s = 600.0", "clients = 3", 'preset = "3m"'):
+        assert any(one.startswith(f"{line} ") for one in settings)
+    (tmp_path / "fsl.toml").write_text("\n".join(lines).replace("600.0", "60.0"))
+    assert load("fsl.toml").sync.every_s == 60.0

@@ -28,6 +28,7 @@ from fsl_async.learn.data.base import (
     check_labels,
     checked_split,
 )
+from fsl_async.process.program import to_install
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _MOST_JSON_BYTES = 16 << 20
@@ -230,7 +231,7 @@ def _pyarrow() -> Any:
         importlib.import_module("pyarrow.ipc")
     except ImportError:
         raise DataError(
-            "data sets saved by Hugging Face need pyarrow: pip install 'fsl-async[hf]'"
+            f"data sets saved by Hugging Face need pyarrow: {to_install('hf')}"
         ) from None
     return arrow
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.models.forward import drawing
+from fsl_async.process.program import to_install
 
 
 @attrs.frozen(slots=True)
@@ -105,9 +106,7 @@ def extra(name: str, of: str = "hf") -> Any:
         with collector_paused():
             return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(
-            f"{name} cannot be imported ({error}): pip install 'fsl-async[{of}]'"
-        ) from error
+        raise ConfigError(f"{name} cannot be imported ({error}): {to_install(of)}") from error
 
 
 @contextmanager

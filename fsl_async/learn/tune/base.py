@@ -35,6 +35,7 @@ from fsl_async.learn.tune.base_files import (
     checked_folder,
     weight_files,
 )
+from fsl_async.process.program import to_install
 
 __all__ = [
     "Base", "BaseFacts", "Linear", "base_facts", "load_base", "load_tokenizer", "quiet",
@@ -92,7 +93,7 @@ def load_base(
         weight_files(root)
         _check_memory(root, base_facts(root).parameters * (2 if bf16 else 4))
     elif importlib.util.find_spec("gguf") is None:
-        raise ConfigError(f"base {str(gguf)!r} is a GGUF file: pip install 'fsl-async[hf,gguf]'")
+        raise ConfigError(f"base {str(gguf)!r} is a GGUF file: {to_install('hf,gguf')}")
     tokenizer = load_tokenizer(path)
     with quiet(), _one_line(root), collector_paused():
         load = _from_folder if gguf is None else _from_gguf

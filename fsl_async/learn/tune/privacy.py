@@ -58,6 +58,7 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, one_line
 from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.tune.budget import Budget, Spent, Wanted
+from fsl_async.process.program import to_install
 from fsl_async.roles.sync.delta import EPSILON, NOISE, PRIVATE_STEPS, SAMPLE_RATE
 
 Entropy = Callable[[int], bytes]
@@ -345,6 +346,6 @@ def _opacus(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"this run trains privately, and {name} cannot be imported ({error}): pip install"
-            " 'fsl-async[dp]'"
+            f"this run trains privately, and {name} cannot be imported ({error}):"
+            f" {to_install('dp')}"
         ) from error

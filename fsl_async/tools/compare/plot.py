@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsl_async.errors import UsageError
+from fsl_async.process.program import to_install
 from fsl_async.tools.compare.outcome import Outcome, Point
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 def check_plot(path: Path) -> None:
     """Raise UsageError, before anything is trained, when the picture could not be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "--png needs matplotlib, which is not installed: pip install 'fsl-async[plot]'"
-        )
+        raise UsageError(f"--png needs matplotlib, which is not installed: {to_install('plot')}")
     if path.suffix.lower() != ".png":
         raise UsageError(
             f"--png {path}: the picture is a PNG; call it {path.name or 'compare'}.png"

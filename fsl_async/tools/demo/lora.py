@@ -30,6 +30,7 @@ from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, ExitCode, FslError, UsageError
 from fsl_async.files.private_files import make_folder, replace_bytes
 from fsl_async.observe.ledger_audit import LEDGER, audit_run, read_ledger
+from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo import lora_data
 from fsl_async.tools.demo.lora_summary import Summary, problems, summarize, text_lines, work_of
@@ -182,7 +183,7 @@ def check(demo: LoraDemo) -> None:
     """Raise before anything is made: a missing extra, too few or too many files."""
     for name in ("transformers", "peft"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"demo lora needs {name}: pip install 'fsl-async[hf]'")
+            raise ConfigError(f"demo lora needs {name}: {to_install('hf')}")
     if demo.files and len(demo.files) != demo.clients:
         raise UsageError(
             f"--data is given {len(demo.files)} times for {counted(demo.clients, 'client')}: give"
