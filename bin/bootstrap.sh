@@ -1,42 +1,112 @@
-# Sourced by bin/fsl-node and bin/test: makes .venv once, and again when pyproject.toml,
-# constraints.txt or the native codec's sources change. Sets $root and $venv. Needs Python 3.11+;
-# pick one with PYTHON=...
+# Sourced by bin/fsl-node, bin/test and bin/netlab. Sets $root and $venv.
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${FSL_VENV:-$root/.venv}"
 
+# fsl_bootstrap [EXTRA...]: makes the environment and installs what is missing in it: fsl-async with
+# the extra `live`, those given here, and those of FSL_EXTRAS (hf,plot). They are kept from then on.
+# Packages are installed again when pyproject.toml or constraints.txt change, the native codec is
+# built again when pyproject.toml or its sources do. Needs Python 3.11+; PYTHON=... chooses one.
 fsl_bootstrap() {
-    local python="${PYTHON:-}" candidate stamp wanted
-    wanted="$({
-        cat "$root/pyproject.toml" "$root/constraints.txt" "$root/codecs/native/CMakeLists.txt"
+    local stamp="$venv/.fsl-installed" built pinned extra
+    local is_built='' are_pinned='' extras='' lacking='' requirements python="$venv/bin/python"
+    local wanted="live $* ${FSL_EXTRAS:-}"
+    wanted="${wanted//,/ }"
+    built="$({
+        cat "$root/pyproject.toml" "$root/codecs/native/CMakeLists.txt"
         find "$root/codecs/native/src" -type f -print0 | LC_ALL=C sort -z | xargs -0 cat
     } | cksum)"
-    stamp="$venv/.fsl-installed"
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return 0; fi
+    pinned="$(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
+    if fsl_is_complete; then return 0; fi
+    if [ -n "${_FSL_NODE_COMPLETE:-}" ]; then exit 0; fi  # a shell completes: install nothing
     exec 9>"$root/.bootstrap.lock"
     if command -v flock >/dev/null 2>&1; then flock 9; fi
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exec 9>&-; return 0; fi
-    if [ -z "$python" ]; then
-        for candidate in python3 python3.13 python3.12 python3.11; do
-            if command -v "$candidate" >/dev/null 2>&1 &&
-                "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-                python="$candidate"; break
-            fi
-        done
+    if fsl_is_complete; then exec 9>&-; return 0; fi
+
+    if [ -n "${PYTHON:-}" ] || [ ! -x "$python" ]; then fsl_find_python || return 2; fi
+    # shellcheck disable=SC2086 - names of extras are words
+    requirements="$(fsl_requirements "$python" $extras $lacking)" || return 2
+    if [ ! -f "$stamp" ]; then
+        echo "fsl-async: first use, installing into $venv (one to two minutes)" >&2
+    else
+        echo "fsl-async: bringing $venv up to date${lacking:+, with$lacking}" >&2
     fi
-    if [ -z "$python" ]; then
-        echo "fsl-async needs Python 3.11 or newer; install one or set PYTHON=/path/to/python3" >&2
+    if [ "$python" != "$venv/bin/python" ]; then
+        "$python" -m venv "$venv" || { echo "cannot make $venv with $python -m venv" >&2; return 2; }
+        python="$venv/bin/python"
+    fi
+    local pip=("$python" -m pip install --quiet --disable-pip-version-check --no-compile)
+    # The codec is compiled while pip unpacks the other packages.
+    local building=''
+    if [ "$is_built" != "$built" ]; then
+        "${pip[@]}" --no-deps -e "$root" >&2 &
+        building=$!
+    fi
+    local code=0
+    if [ "$are_pinned" != "$pinned" ] || [ -n "$lacking" ]; then
+        echo "$requirements" >"$venv/.fsl-requirements"
+        "${pip[@]}" -c "$root/constraints.txt" -r "$venv/.fsl-requirements" >&2 || code=$?
+    fi
+    if [ -n "$building" ]; then wait "$building" || code=$?; fi
+    if [ "$code" != 0 ]; then
+        echo "pip install failed; the lines above say why" >&2
         return 2
     fi
-    echo "fsl-async: first use, installing into $venv (a few minutes)" >&2
-    "$python" -m venv "$venv" || { echo "cannot make $venv with $python -m venv" >&2; return 2; }
     # pip compiles its 12,000 files to bytecode one after another; compileall takes all cores. Left
     # out are those that few programs import; Python compiles them then. Some packages hold files
     # that are no Python.
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
-        -c "$root/constraints.txt" -e "$root[dev,live]" >&2 ||
-        { echo "pip install failed; the lines above say why" >&2; return 2; }
-    "$venv/bin/python" -m compileall -qq -j 0 -x '/(tests|pip|transformers/models)/' \
-        "$venv/lib" >/dev/null 2>&1 || true
-    echo "$wanted" >"$stamp"
+    "$python" -m compileall -qq -j 0 -x "$fsl_rare" "$venv/lib" >/dev/null 2>&1 || true
+    printf '%s\n' "$built" "$pinned" "$extras$lacking" >"$stamp.part"
+    mv "$stamp.part" "$stamp"
     exec 9>&-
+}
+fsl_rare='/(tests|pip|transformers/models)/'
+
+# Reads the stamp into is_built, are_pinned and extras; `lacking` gets the extras that are missing.
+fsl_is_complete() {
+    is_built='' are_pinned='' extras='' lacking=''
+    if [ -f "$stamp" ]; then
+        { read -r is_built; read -r are_pinned; read -r extras; } <"$stamp" || true
+    fi
+    for extra in $wanted; do
+        case " $extras $lacking " in *" $extra "*) ;; *) lacking="$lacking $extra" ;; esac
+    done
+    [ "$is_built" = "$built" ] && [ "$are_pinned" = "$pinned" ] && [ -z "$lacking" ]
+}
+
+# Sets $python to PYTHON, or to a Python of the system that is new enough.
+fsl_find_python() {
+    local candidate
+    python="${PYTHON:-}"
+    if [ -n "$python" ]; then return 0; fi
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            python="$candidate"
+            return 0
+        fi
+    done
+    echo "fsl-async needs Python 3.11 or newer; install one or set PYTHON=/path/to/python3" >&2
+    return 2
+}
+
+# fsl_requirements PYTHON EXTRA...: prints what pyproject.toml requires with these extras.
+fsl_requirements() {
+    "$1" - "$root/pyproject.toml" "${@:2}" <<'EOF'
+import sys
+import tomllib
+
+with open(sys.argv[1], "rb") as file:
+    project = tomllib.load(file)["project"]
+extras, names, lines = project["optional-dependencies"], sys.argv[2:], project["dependencies"]
+for name in names:  # an extra may name others
+    if name not in extras:
+        sys.exit(f"FSL_EXTRAS: no extra {name!r}; there are {', '.join(extras)}")
+    for line in extras[name]:
+        if line.startswith("fsl-async["):
+            more = line.removeprefix("fsl-async[").rstrip("]").split(",")
+            names += [one for one in more if one not in names]
+        else:
+            lines.append(line)
+print("\n".join(lines))
+EOF
 }

@@ -430,8 +430,8 @@ def test_help_imports_nothing_heavy():
     """--help answers in 0.3 s only while torch, ZeroMQ, NumPy and attrs stay unimported."""
     script = (
         "import sys; from fsl_async import cli; code = cli.main(['--help']); "
-        "heavy = {'torch', 'zmq', 'numpy', 'attr', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich',"
-        " 'dataclasses', 'difflib', 'subprocess', 'traceback'} & set(sys.modules); "
+        "heavy = {'torch', 'zmq', 'numpy', 'attr', 'cattrs', 'asyncio', 'uvloop', 'msgpack',"
+        " 'rich', 'dataclasses', 'difflib', 'subprocess', 'traceback'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(
