@@ -12,8 +12,10 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
-from fsl_async.process.program import program
+from fsl_async.process.program import STAMP, program, to_install
 from fsl_async.process.threads import threads_here
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def run(capsys, *args):
@@ -396,6 +398,16 @@ def test_a_script_that_is_not_on_path_is_named_by_its_path(monkeypatch, tmp_path
     script.chmod(0o755)
     monkeypatch.setattr("sys.argv", [str(script)])
     assert program() == "fsl-node"
+
+
+def test_a_clone_installs_extras_by_its_own_program(monkeypatch, tmp_path):
+    """`pip install` there would ignore the pinned versions, or find no published package."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("FSL_NODE_CALLED_AS", "/my clone/bin/fsl-node")
+    assert to_install("hf,gguf") == "pip install 'fsl-async[hf,gguf]'"
+    (tmp_path / STAMP).touch()
+    assert to_install("hf") == "FSL_EXTRAS=hf '/my clone/bin/fsl-node' --version"
+    assert f'stamp="$venv/{STAMP}"' in (REPOSITORY / "bin/bootstrap.sh").read_text()
 
 
 def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
