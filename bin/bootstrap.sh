@@ -35,7 +35,7 @@ fsl_bootstrap() {
         python="$venv/bin/python"
     fi
     local pip=("$python" -m pip install --quiet --disable-pip-version-check --no-compile)
-    # The codec is compiled while pip unpacks the other packages.
+    # The codec is built while pip unpacks the other packages.
     local building=''
     if [ "$is_built" != "$built" ]; then
         "${pip[@]}" --no-deps -e "$root" >&2 &
@@ -44,22 +44,25 @@ fsl_bootstrap() {
     local code=0
     if [ "$are_pinned" != "$pinned" ] || [ -n "$lacking" ]; then
         echo "$requirements" >"$venv/.fsl-requirements"
-        "${pip[@]}" -c "$root/constraints.txt" -r "$venv/.fsl-requirements" >&2 || code=$?
+        # pip compiles its thousands of files to bytecode one after another; compileall takes all
+        # cores. Some packages hold files that are no Python.
+        if "${pip[@]}" -c "$root/constraints.txt" -r "$venv/.fsl-requirements" >&2; then
+            "$python" -m compileall -qq -j 0 -x "$fsl_rare" "$venv/lib" >/dev/null 2>&1 || true
+        else
+            code=2
+        fi
     fi
     if [ -n "$building" ]; then wait "$building" || code=$?; fi
     if [ "$code" != 0 ]; then
         echo "pip install failed; the lines above say why" >&2
         return 2
     fi
-    # pip compiles its 12,000 files to bytecode one after another; compileall takes all cores. Left
-    # out are those that few programs import; Python compiles them then. Some packages hold files
-    # that are no Python.
-    "$python" -m compileall -qq -j 0 -x "$fsl_rare" "$venv/lib" >/dev/null 2>&1 || true
     printf '%s\n' "$built" "$pinned" "$extras$lacking" >"$stamp.part"
     mv "$stamp.part" "$stamp"
     exec 9>&-
 }
-fsl_rare='/(tests|pip|transformers/models)/'
+# Files that few programs import; Python compiles them when they do.
+fsl_rare='/(tests|pip|setuptools|networkx|pygments/lexers|torch/(_inductor|testing)|transformers/models)/'
 
 # Reads the stamp into is_built, are_pinned and extras; `lacking` gets the extras that are missing.
 fsl_is_complete() {
