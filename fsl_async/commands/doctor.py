@@ -15,7 +15,7 @@ import click
 from attrs import asdict, field, frozen
 
 from fsl_async.commands.output import Output
-from fsl_async.process.program import NAME
+from fsl_async.process.program import NAME, to_install
 from fsl_async.roles.phrasing import counted, megabytes
 
 if TYPE_CHECKING:
@@ -26,6 +26,21 @@ WARNING = "warning"
 PROBLEM = "problem"
 
 _PACKAGES = ("attrs", "cattrs", "click", "msgpack", "numpy", "pyzmq", "torch")
+# Of each extra of pyproject.toml that commands use, a package that only it brings.
+_EXTRAS = {
+    "live": "rich",
+    "web": "aiohttp",
+    "prometheus": "prometheus_client",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "hf": "transformers",
+    "datasets": "datasets",
+    "gguf": "gguf",
+    "dp": "opacus",
+    "plot": "matplotlib",
+    "lightning": "lightning",
+}
 _LOW_DISK_BYTES = 10e9
 _NO_DISK_BYTES = 1e9
 _FEW_CLIENTS = 100
@@ -82,6 +97,7 @@ def examine(run_dir: Path) -> list[Finding]:
     """All findings; a check that raises is a finding, too."""
     checks: dict[str, Callable[[], Finding]] = {
         "versions": _versions,
+        "extras": _extras,
         "codec": _codec,
         "torch": _torch,
         "event loop": _event_loop,
@@ -111,6 +127,15 @@ def _versions() -> Finding:
     return Finding(
         "versions", PROBLEM if missing else OK, f"{text}; {system}", {**found, "system": system}
     )
+
+
+def _extras() -> Finding:
+    found = {extra: _version_of(package) for extra, package in _EXTRAS.items()}
+    missing = [extra for extra, number in found.items() if not number]
+    text = ", ".join(extra for extra, number in found.items() if number) or "none"
+    if missing:
+        text += f"; not installed: {', '.join(missing)} (as in: {to_install(missing[0])})"
+    return Finding("extras", OK, text, {"missing": missing})
 
 
 def _version_of(package: str) -> str:

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 
 NAMES = [
-    "versions", "codec", "torch", "event loop", "network", "TCP", "keys", "open files", "disk",
+    "versions", "extras", "codec", "torch", "event loop", "network", "TCP", "keys", "open files", "disk",
 ]  # fmt: skip
 
 
@@ -57,6 +59,16 @@ def test_a_missing_build_is_reported_with_its_remedy(tmp_path, monkeypatch):
     finding = by_name(tmp_path)["codec"]
     assert finding.status == doctor.WARNING
     assert finding.text.startswith("numpy: not built: install a compiler.")
+
+
+def test_missing_extras_are_named_with_the_line_that_installs_them(tmp_path, monkeypatch):
+    """A new user must see what `demo lora` or --png will ask for; nothing is wrong without them."""
+    monkeypatch.setattr(doctor, "_version_of", {"rich": "1", "opacus": "2"}.get)
+    finding = doctor._extras()
+    assert finding.status == doctor.OK
+    assert finding.text.startswith("live, dp; not installed: hf, gguf, plot, lightning (as in: ")
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert set(doctor._EXTRAS) <= set(pyproject["project"]["optional-dependencies"])
 
 
 def test_a_slower_choice_is_a_warning(tmp_path, monkeypatch):
