@@ -17,7 +17,8 @@ from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 
 NAMES = [
-    "versions", "extras", "codec", "torch", "event loop", "network", "TCP", "keys", "open files", "disk",
+    "versions", "extras", "codec", "torch", "event loop", "network", "TCP", "keys", "open files",
+    "disk",
 ]  # fmt: skip
 
 
