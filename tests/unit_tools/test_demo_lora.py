@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 
 import attrs
@@ -12,6 +13,7 @@ from fsl_async.config.load import load, resolved
 from fsl_async.errors import ConfigError, DataError, FslError, UsageError
 from fsl_async.observe.clients import ClientState
 from fsl_async.observe.ledger_audit import Audit
+from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo import lora, lora_data
 from fsl_async.tools.demo.lora import LoraDemo, LoraPlay
@@ -177,7 +179,7 @@ def test_files_and_clients_must_be_as_many(settings, tmp_path):
 def test_a_missing_extra_is_one_line(settings, monkeypatch):
     """The demo needs transformers and peft."""
     monkeypatch.setattr(lora.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'fsl-async\[hf\]'"):
+    with pytest.raises(ConfigError, match=re.escape(to_install("hf"))):
         lora.check(settings)
 
 

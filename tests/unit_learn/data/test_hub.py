@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import re
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from fsl_async.errors import DataError
 from fsl_async.learn.data.find import open_dataset
 from fsl_async.learn.data.hub import HubFolder
+from fsl_async.process.program import to_install
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 needs_pyarrow = pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is an extra")
@@ -49,7 +51,7 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path, monkeypatch):
     """Without the extra the error must be one line that names it, not a traceback."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(DataError, match=r"need pyarrow: pip install 'fsl-async\[hf\]'"):
+    with pytest.raises(DataError, match=re.escape("need pyarrow: " + to_install("hf"))):
         open_dataset(tmp_path)
 
 

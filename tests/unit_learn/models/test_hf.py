@@ -6,6 +6,7 @@ Skipped without the extra `hf`.
 import copy
 import gc
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.smashed import IGNORED
+from fsl_async.process.program import to_install
 from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
 
 needs_hf = pytest.mark.skipif(
@@ -265,7 +267,7 @@ def test_a_cut_or_a_family_that_does_not_exist_is_one_line():
 def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch):
     """The base install has no transformers."""
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fsl-async\[hf\]'"):
+    with pytest.raises(ConfigError, match=re.escape(to_install("hf"))):
         hf.build("gpt2", {})
 
 
