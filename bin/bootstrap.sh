@@ -31,7 +31,8 @@ fsl_bootstrap() {
         echo "fsl-async: bringing $venv up to date${lacking:+, with$lacking}" >&2
     fi
     if [ "$python" != "$venv/bin/python" ]; then
-        "$python" -m venv "$venv" || { echo "cannot make $venv with $python -m venv" >&2; return 2; }
+        "$python" -m venv "$venv" ||
+            { echo "cannot make $venv with $python -m venv" >&2; return 2; }
         python="$venv/bin/python"
     fi
     local pip=("$python" -m pip install --quiet --disable-pip-version-check --no-compile)
@@ -62,7 +63,8 @@ fsl_bootstrap() {
     exec 9>&-
 }
 # Files that few programs import; Python compiles them when they do.
-fsl_rare='/(tests|pip|setuptools|networkx|pygments/lexers|torch/(_inductor|testing)|transformers/models)/'
+fsl_rare='/(tests|pip|setuptools|networkx|pygments/lexers|torch/(_inductor|testing)|'
+fsl_rare+='transformers/models)/'
 
 # Reads the stamp into is_built, are_pinned and extras; `lacking` gets the extras that are missing.
 fsl_is_complete() {
