@@ -15,6 +15,7 @@ import click
 from attrs import frozen
 
 from fsl_async.errors import UsageError, one_line
+from fsl_async.process.program import to_install
 
 if TYPE_CHECKING:
     from fsl_async.commands.output import Output
@@ -92,8 +93,7 @@ def check(asked: Asked) -> None:
         if getattr(asked, option) is not None and importlib.util.find_spec(package) is None:
             extra = _EXTRAS.get(option, option)
             raise UsageError(
-                f"--{option} needs {package}, which is not installed:"
-                f" pip install 'fsl-async[{extra}]'"
+                f"--{option} needs {package}, which is not installed: {to_install(extra)}"
             )
     for option in ("wandb", "mlflow"):
         if getattr(asked, option) == "":

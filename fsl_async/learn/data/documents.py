@@ -29,6 +29,7 @@ from fsl_async.errors import DataError
 from fsl_async.learn.data.base import cannot_read, file_bytes
 from fsl_async.learn.data.corpus import Corpus, Span
 from fsl_async.learn.data.hub import saved_table
+from fsl_async.process.program import to_install
 
 PIECE_BYTES = 1 << 16
 """A file of text is read in pieces of at most this size, cut after a line."""
@@ -419,4 +420,4 @@ def extra(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise DataError(f"{what} needs {package}: pip install 'fsl-async[datasets]'") from None
+        raise DataError(f"{what} needs {package}: {to_install('datasets')}") from None

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
+from fsl_async.process.program import to_install
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 ENDS = (
@@ -195,4 +196,4 @@ def _package(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise DataError(f"{what} needs {name}: pip install 'fsl-async[datasets]'") from None
+        raise DataError(f"{what} needs {name}: {to_install('datasets')}") from None

@@ -22,6 +22,7 @@ from attrs import define, field
 
 from fsl_async.errors import AddressError, UsageError
 from fsl_async.observe.run_state import RunState
+from fsl_async.process.program import to_install
 from fsl_async.tools.control_room import run_map, snapshot
 from fsl_async.tools.control_room.feed import Cursor
 from fsl_async.tools.control_room.gate import HEADERS, Gate
@@ -58,9 +59,7 @@ _ASSETS = {
 def check_installed() -> None:
     """Raise UsageError without aiohttp."""
     if importlib.util.find_spec("aiohttp") is None:
-        raise UsageError(
-            "--web needs aiohttp, which is not installed: pip install 'fsl-async[web]'"
-        )
+        raise UsageError(f"--web needs aiohttp, which is not installed: {to_install('web')}")
 
 
 @define

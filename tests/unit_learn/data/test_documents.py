@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from token_texts import END, texts, write_lines, write_parquet, write_tokenizer
@@ -10,6 +11,7 @@ from fsl_async.errors import DataError
 from fsl_async.learn.data import documents
 from fsl_async.learn.data.sources import Location, location_of, open_documents, open_source
 from fsl_async.learn.data.tokenizer import Bytes, coder_of, facts_of
+from fsl_async.process.program import to_install
 
 ROWS = texts(230)
 pytest.importorskip("pyarrow", reason="the extra hf is not installed")
@@ -130,7 +132,7 @@ def test_wrong_data_is_refused_in_one_line(tmp_path, datasets, monkeypatch):
     with pytest.raises(DataError, match="9 clients share them"):
         open_source(location_of(str(lines)), (0, 9999), 0.0)
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs datasets: pip install 'fsl-async\[datasets\]'"):
+    with pytest.raises(DataError, match=re.escape(f"needs datasets: {to_install('datasets')}")):
         open_source(location_of("hf://a/b"), (0, 1), 0.0)
 
 

@@ -12,6 +12,7 @@ from fsl_async.errors import AddressError
 
 pytest.importorskip("aiohttp", reason="aiohttp (extra `web`) is not installed")
 
+from fsl_async.process.program import to_install
 from fsl_async.tools.control_room import server
 from fsl_async.tools.control_room.gate import HEADERS, Gate
 from fsl_async.tools.control_room.server import Room, application, event, stream
@@ -145,7 +146,7 @@ def test_a_taken_port_is_one_line(journal):
 def test_without_aiohttp_one_line_says_what_to_install(journal, monkeypatch, capsys):
     monkeypatch.setattr(server.importlib.util, "find_spec", lambda _: None)
     assert main(["status", str(journal.path.parent), "--web"]) == 2
-    assert "pip install 'fsl-async[web]'" in capsys.readouterr().err
+    assert to_install("web") in capsys.readouterr().err
 
 
 def test_a_run_without_a_journal_is_one_line(tmp_path, capsys):
