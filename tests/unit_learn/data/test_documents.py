@@ -167,7 +167,7 @@ def test_the_facts_of_a_tokenizer_follow_from_its_file(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no vocabulary"):
         facts_of(str(tmp_path / "bad.json"))
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(DataError, match="needs tokenizers: pip install"):
+    with pytest.raises(DataError, match="needs tokenizers: "):
         coder_of(facts)
     assert END in path.read_text()
 
