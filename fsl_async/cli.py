@@ -95,7 +95,7 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     "--tokenizer",
     type=_FILE,
     metavar="PATH",
-    help="ps, client: train on tokens of this tokenizer.json (or name at the hub), not on bytes.",
+    help="Train on tokens of this tokenizer.json (or name at the hub), not on bytes.",
 )
 @click.option(
     "--allow",
@@ -227,7 +227,7 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
 SECTIONS: dict[str, tuple[str, ...]] = {
     "ps client server relay": ("role", "run_dir", "insecure", "dry_run", "as_json"),
     "ps client server": ("name", "data", "keys"),
-    "ps client": ("task", "base"),
+    "ps client": ("task", "base", "tokenizer"),
     "ps server": ("config", "overrides", "from_version"),
     "client server": ("threads", "model", "auxiliary"),
     "client": (

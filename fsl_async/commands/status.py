@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsl_async.commands import status_trackers
-from fsl_async.commands.options import RunDir
+from fsl_async.commands.options import RunDir, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -36,7 +36,7 @@ _CLIENTS_EVERY_S = 10.0
 @click.option(
     "--web",
     "port",
-    type=click.IntRange(0, 65535),
+    type=Whole(0, 65535),
     is_flag=False,
     flag_value=0,
     metavar="[PORT]",

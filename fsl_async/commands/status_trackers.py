@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import click
 from attrs import frozen
 
+from fsl_async.commands.options import Whole
 from fsl_async.errors import UsageError, one_line
 from fsl_async.process.program import to_install
 
@@ -73,7 +74,7 @@ def options(command: _F) -> _F:
     )
     @click.option("--mlflow", metavar="URI", help="Send them to an MLflow server or database.")
     @click.option(
-        "--metrics", type=click.IntRange(0, 65535), is_flag=False, flag_value=PORT,
+        "--metrics", type=Whole(0, 65535), is_flag=False, flag_value=PORT,
         metavar="[PORT]",
         help=f"Serve figures for Prometheus on 127.0.0.1 ({PORT}) until the run ends.",
     )  # fmt: skip

@@ -9,14 +9,13 @@ from attrs import asdict
 
 from fsl_async.config.address import parse_listen
 from fsl_async.errors import ConfigError
-from fsl_async.roles.ring.rules import PIECE_VALUES, RingRules
+from fsl_async.roles.ring.rules import LEAST_PIECE_VALUES, PIECE_VALUES, RingRules
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
 
 
 PIECE_S = 0.5
-LEAST_PIECE_VALUES = 1 << 14
 
 
 def ring_host(config: Config) -> str:

@@ -60,8 +60,10 @@ def start(home, stderr=None, **more):
     }
     argv = ["bash", home / "bin" / "fsl-node.sbatch", "--task", "t.py:train"]
     return subprocess.Popen(
-        argv, env=environment, cwd="/", stderr=stderr, text=True, start_new_session=True
-    )
+        argv, env=environment, cwd="/", stderr=stderr, text=True, start_new_session=True,
+        # Ignored in programs started with `&`, which would reach the script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])

@@ -29,7 +29,7 @@ ENDS = (
     "<|end|>", "[SEP]",
 )  # fmt: skip
 """Usual names of the end-of-text token, where no tokenizer_config.json has its name."""
-MOST_BYTES = 256 << 20
+MOST_BYTES = 256_000_000
 MOST_VOCABULARY = 1 << 22
 
 Tokens = npt.NDArray[np.int32]
@@ -182,7 +182,7 @@ def _json(path: Path) -> dict[str, Any]:
             " folder with one"
         ) from None
     if len(data) > MOST_BYTES:
-        raise DataError(f"tokenizer {str(path)!r} is larger than {MOST_BYTES >> 20} MiB")
+        raise DataError(f"tokenizer {str(path)!r} is larger than {MOST_BYTES // 10**6} MB")
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

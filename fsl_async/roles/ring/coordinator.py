@@ -9,8 +9,8 @@ Rules
   never decided afterwards; the next one has the members that are here then, with the same cuts.
 - Rounds are due by the fastest group: a first group without clients holds up no other.
 - After `TRIES` attempts in a row that came to nothing, the next ones are each tried without one
-  member, in turn. If that decides the round, this member stays out for `ROUNDS_OUT` rounds: it
-  adopts them, and what it merged counts later.
+  member, in turn, then without two, and so on. Those without whom a round is decided stay out for
+  `ROUNDS_OUT` rounds: they adopt them, and what they merged counts later.
 - The line lists the contributors. A member that asks learns whether its cut was among them: a cut
   is of the round that the member is in, so the newest round that counted it answers that.
 - A group that ends has a round due for what it merged. When all that are here end, and hold the
@@ -90,8 +90,12 @@ class RingCoordinator:
         """Attempts in a row that came to nothing."""
         self._failures: dict[str, int] = {}
         """Member -> how many of them it ended."""
-        self._without = ""
-        """The member that the attempt under way is tried without."""
+        self._without: set[str] = set()
+        """The members that the attempt under way is tried without."""
+        self._turns = 0
+        """Attempts in a row that members ended."""
+        self._versions_of: dict[str, int] = {}
+        """Member -> the newest version of its group."""
         self._out_until: dict[str, int] = {}
         """Member -> the round in which it takes part again."""
         self._not_before = 0.0
@@ -120,8 +124,8 @@ class RingCoordinator:
         match message:
             case msg.AskGlobal():
                 return self._asked(peer, message, now)
-            case msg.VersionMade():
-                return self._version_made(peer, now)
+            case msg.VersionMade(version):
+                return self._version_made(peer, version, now)
             case msg.Ending(gained):
                 return self._ending(peer, gained, now)
             case msg.Promise():
@@ -145,7 +149,9 @@ class RingCoordinator:
                 self.is_due = self.is_due or bool(self.versions)
                 return self._begin(now)
             case "again":
-                return self._begin(now)
+                return [*self._begin(now), *self._let_go(now)]
+            case "end":
+                return self._end()
             case "grace":
                 return self._form(now)
             case _:  # report
@@ -187,7 +193,7 @@ class RingCoordinator:
         if problem:
             self.present.pop(peer, None)
             answer = [] if decided is None else [self._answer(peer)]  # it says so there, too
-            return [Note(problem, "warning"), *answer]
+            return [Note(problem, "warning"), *answer, *self._let_go(now)]
         self.present[peer] = number
         if decided is None:
             return []
@@ -199,17 +205,32 @@ class RingCoordinator:
         return [*effects, *self._begin(now)]
 
     def _ending(self, peer: str, gained: bool, now: float) -> list[Effect]:
-        self.ending[peer] = gained
-        if gained:
-            self.is_due = True
+        if peer not in self.present:
+            return []
+        if peer not in self.ending:
             self._out_until.pop(peer, None)  # its last chance
-        return [*self._begin(now), *self._end()]
+        self.ending[peer] = gained
+        if gained and self._out_until.get(peer, 0) <= self.round:
+            self.is_due = True
+        return [*self._begin(now), *self._let_go(now)]
+
+    def _let_go(self, now: float) -> list[Effect]:
+        """Let groups end now if all are here, else once those away had time to come back."""
+        if not self.ending:
+            return []
+        if all(name in self.present for name in self.rules.roster):
+            return self._end()
+        if self.deadlines.when("end") is None:
+            self.deadlines.set("end", now + self.rules.grace_s)
+        return []
 
     def _end(self) -> list[Effect]:
         """Let all groups end, if all that are here have nothing that needs a round."""
         here = {self.rules.name, *self.present}
         hold_newest = all(self.present.get(name) == self.round for name in here)
-        if not hold_newest or any(self.ending.get(name) is not False for name in here):
+        if self.phase is not CoordinatorPhase.IDLE or not hold_newest:
+            return []
+        if any(self.ending.get(name) is not False for name in here):
             return []
         return [Send(name, msg.AllEnded()) for name in sorted(here)]
 
@@ -229,9 +250,9 @@ class RingCoordinator:
         self.present.pop(peer, None)
         self.promises.pop(peer, None)
         self.ending.pop(peer, None)
-        effects = self._end()
+        effects = self._let_go(now)
         if self.phase is CoordinatorPhase.REDUCING and peer in self._names():
-            effects += self._drop(f"{peer} is gone ({reason})", now)
+            effects += self._drop(f"{peer} is gone ({reason})", now, [peer])
         if self.phase is CoordinatorPhase.FORMING and peer in self._names():
             self.lost = f"{peer} is gone ({reason})"
         if self.phase is CoordinatorPhase.POLLING:
@@ -240,9 +261,10 @@ class RingCoordinator:
 
     # --- rounds ---
 
-    def _version_made(self, peer: str, now: float) -> list[Effect]:
-        if peer not in self.present:
+    def _version_made(self, peer: str, version: int, now: float) -> list[Effect]:
+        if peer not in self.present or version <= self._versions_of.get(peer, -1):
             return []
+        self._versions_of[peer] = version
         made = self.versions[peer] = self.versions.get(peer, 0) + 1
         if self.rules.every and made >= self.rules.every:
             self.is_due = True
@@ -254,19 +276,22 @@ class RingCoordinator:
         fit = [
             name
             for name in here
-            if name != self._without and self._out_until.get(name, 0) <= self.round
+            if name not in self._without and self._out_until.get(name, 0) <= self.round
         ]
         return fit if len(fit) >= LEAST else here
 
-    def _suspect(self) -> str:
-        """The member that the next attempt is tried without; empty: none."""
-        turn = self._dropped - TRIES
-        self._without = ""
+    def _suspect(self) -> set[str]:
+        """The members that the next attempt is tried without: one more after each full turn."""
+        turn = self._turns - TRIES
+        self._without = set()
+        if turn >= 0:  # it may be another one that cannot
+            self._out_until.clear()
         others = [name for name in self._ready() if name != self.rules.name]
         if turn < 0 or len(others) < LEAST:
-            return ""
+            return set()
         others.sort(key=lambda name: -self._failures.get(name, 0))
-        return others[turn % len(others)]
+        size = min(1 + turn // len(others), len(others) - 1)
+        return {others[(turn + place) % len(others)] for place in range(size)}
 
     def _begin(self, now: float) -> list[Effect]:
         """Poll the members, if a round is due and no attempt is under way."""
@@ -289,7 +314,7 @@ class RingCoordinator:
             return []
         if promise.round != self.round:  # it was decided while the cut was taken
             return [self._answer(peer)]
-        if self.phase is not CoordinatorPhase.POLLING:
+        if self.phase is not CoordinatorPhase.POLLING or peer not in self._ready():
             return []
         self.promises[peer] = promise
         return self._form_if_complete(now)
@@ -304,6 +329,7 @@ class RingCoordinator:
         names = [name for name in self.rules.roster if name in self.promises]
         if len(names) < LEAST or self.rules.name not in names:
             self.phase = CoordinatorPhase.IDLE
+            self._turns += bool(self._without)
             self.deadlines.set("again", now + self.rules.grace_s)
             return [Note(f"global round {self.round} waits: {len(names)} of {LEAST} members")]
         total = sum(self.promises[name].tokens for name in names)
@@ -375,6 +401,7 @@ class RingCoordinator:
     def _drop(self, reason: str, now: float, by: Sequence[str] = ()) -> list[Effect]:
         """Give an attempt up for good; another one follows. by: the members that ended it."""
         names = self._names()
+        self._turns += bool(by)
         for name in by:
             self._failures[name] = self._failures.get(name, 0) + 1
         self.phase, self.view = CoordinatorPhase.IDLE, None
@@ -401,10 +428,10 @@ class RingCoordinator:
         self.phase, self.view = CoordinatorPhase.IDLE, None
         self.is_due = False
         self.versions.clear()
-        notes = (
-            self._leave_out(self._without) if self._without and self._without not in names else []
-        )
-        self._dropped, self._not_before, self._without = 0, 0.0, ""
+        notes = [
+            note for name in sorted(self._without - set(names)) for note in self._leave_out(name)
+        ]
+        self._dropped, self._turns, self._not_before, self._without = 0, 0, 0.0, set()
         self._failures.clear()
         text = (
             f"global weights {self.round}, {digest}: {tokens:,} tokens of {', '.join(names)}"
@@ -418,6 +445,6 @@ class RingCoordinator:
         self._out_until[name] = self.round + ROUNDS_OUT
         text = (
             f"{name} is left out of global rounds until {self.round + ROUNDS_OUT}:"
-            f" {self._dropped} attempts came to nothing, and one without it was decided"
+            f" {self._turns} attempts came to nothing, and one without it was decided"
         )
         return [Note(text, "warning")]

@@ -28,7 +28,7 @@ Rules
     any         timer "hold"                same        ResumeMerges
     any         GroupVersion                same        VersionMade
     any         GroupEnds, later Adopted    same        Ending
-    any         AllEnded, or PeerGone       same        EndGroup, if it ends and needs no round
+    any         AllEnded, timer "end"       same        EndGroup, if it ends and needs no round
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class RingMember:
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.RingRecovered: self._recovered,
             ev.PeerHere: lambda _event, _now: self._arrived(),
-            ev.PeerGone: lambda event, _: self._gone(event.reason),
+            ev.PeerGone: lambda event, now: self._gone(event.reason, now),
             ev.GroupVersion: lambda event, _: self._version_made(event.version),
-            ev.GroupEnds: lambda _event, _now: self._group_ends(),
+            ev.GroupEnds: lambda _event, now: self._group_ends(now),
             ev.CutTaken: self._cut_taken,
             ev.CutFailed: self._cut_failed,
             ev.RingDone: lambda event, _: self._ring_done(event),
@@ -117,7 +117,7 @@ class RingMember:
                 return self._dropped(message)
             case msg.Decided():
                 return self._decided(message)
-            case msg.AllEnded() if self.ends:
+            case msg.AllEnded() if self.ends and not self.gained:
                 return [do.EndGroup()]
             case _:
                 return []
@@ -127,6 +127,8 @@ class RingMember:
         if name == "hold":
             text = f"global round {self.round} is not decided yet; this group merges again"
             return [Note(text, "warning"), *self._resume()]
+        if name == "end":
+            return [do.EndGroup()] if not (self.is_here or self.gained) else []
         return self._ask()
 
     def _recovered(self, event: ev.RingRecovered, now: float) -> list[Effect]:
@@ -148,25 +150,27 @@ class RingMember:
 
     def _version_made(self, version: int) -> list[Effect]:
         self.gained = True
-        return self._tell(msg.VersionMade(version))
+        return [*self._tell(msg.VersionMade(version)), *self._end()]
 
-    def _group_ends(self) -> list[Effect]:
+    def _group_ends(self, now: float) -> list[Effect]:
         self.ends = True
+        self._wait(now)
         return self._end()
 
-    def _end(self) -> list[Effect]:
-        """Say that the group ends, and whether that needs one more round.
+    def _wait(self, now: float) -> None:
+        """Without the coordinator, which may have ended, a group ends that needs no round."""
+        if self.ends and not self.is_here and self.deadlines.when("end") is None:
+            self.deadlines.set("end", now + self.rules.grace_s)
 
-        Without the coordinator, which may have ended, a group ends that needs none.
-        """
+    def _end(self) -> list[Effect]:
+        """Say that the group ends, and whether that needs one more round."""
         if not self.ends:
             return []
-        if self.is_here:
-            return self._tell(msg.Ending(self.gained))
-        return [] if self.gained else [do.EndGroup()]
+        return self._tell(msg.Ending(self.gained))
 
-    def _gone(self, reason: str) -> list[Effect]:
+    def _gone(self, reason: str, now: float) -> list[Effect]:
         self.is_here = False
+        self._wait(now)
         effects: list[Effect] = []
         if self.phase is MemberPhase.REDUCING:
             effects += self._kill(reason)

@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from fsl_async.roles.messages import Form, Message, MessageError, Table
 from fsl_async.roles.names import NAME
+from fsl_async.roles.ring.rules import LEAST_PIECE_VALUES
 from fsl_async.roles.sync.delta import DIGEST, OptionalDigest
 
 Digest = Annotated[str, DIGEST]
@@ -106,7 +107,7 @@ class Promise(Message, tag="promise/1"):
     piece_values: int
 
     def __attrs_post_init__(self) -> None:
-        if not 1 <= self.piece_values <= MAX_PIECE_VALUES:
+        if not LEAST_PIECE_VALUES <= self.piece_values <= MAX_PIECE_VALUES:
             raise MessageError(f"pieces of {self.piece_values} values")
         if not 0 <= self.begin <= self.end <= MAX_TOKENS:
             raise MessageError(f"tokens from {self.begin} to {self.end} are no range")

@@ -7,6 +7,8 @@ from typing import Any
 from attrs import field, frozen
 
 PIECE_VALUES = 1 << 24
+LEAST_PIECE_VALUES = 1 << 14
+"""Smaller pieces take long for nothing: each is one exchange of all members."""
 
 
 @frozen

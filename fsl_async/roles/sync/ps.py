@@ -393,14 +393,19 @@ class ParameterServerMachine:
             if not self.rules.publishes:
                 return [note, *self.hold.began(self.members)]
             return [note, *self.serving.announce(now), *self.hold.serve(now)]
+        if is_global and self.end.asked and self.rounds.round is not None:
+            self.rounds.phase = Phase.COLLECTING  # the last round goes on
+            return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve(now)]
         self.rounds.committed(now)
         limit = self.progress.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
-        to_all = self.rounds.trigger.selection.announces_to_all
-        announced = self.serving.announce(now) if to_all else []
         again = self.admission.look_again(now)
-        return [*announced, *again, *self.end.settle(now), *self.hold.serve(now)]
+        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve(now)]
+
+    def _announce_to_all(self, now: float) -> list[Effect]:
+        to_all = self.rounds.trigger.selection.announces_to_all
+        return self.serving.announce(now) if to_all else []
 
     def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
         if event.version == 0:
@@ -435,6 +440,8 @@ class ParameterServerMachine:
                 case "limit":
                     text = f"the run's limit of {self.progress.limits.seconds:g} s is reached"
                     effects.extend(self.end.drain(text, now))
+                case "global" if self.rounds.is_held:  # it is under way; the ring ends the hold
+                    self.deadlines.set("global", now + 1.0)
                 case "global":
                     text = "ending without a last global round: none was decided in time"
                     effects.extend(self.end.global_done(now, text))
@@ -504,7 +511,8 @@ class ParameterServerMachine:
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
         effects = self.admission.stored(event, now)
-        return effects + self.rounds.answered(event.stored.delta, now)
+        effects += self.rounds.answered(event.stored.delta, now)
+        return effects + self.end.end_if_all_hold(now)
 
     def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if event.peer == self.publishing.name and self.version < 0:

@@ -18,7 +18,7 @@ MESSAGES = [
     msg.Ending(True),
     msg.AllEnded(),
     msg.Poll(3),
-    msg.Promise(3, 20, DIGEST, 5, 15, 1, 9),
+    msg.Promise(3, 20, DIGEST, 5, 15, 1, 1 << 14),
     msg.View(3, 9, [["a", DIGEST, 0.5], ["b", DIGEST, 0.0]], 1 << 24),
     msg.View(3, 9, [["a", DIGEST, 0.5], ["b", DIGEST, 0.0]], 1, {"format": "e4m3"}),
     msg.Address(9, "0", b"\x02\x00"),
@@ -83,7 +83,7 @@ def test_any_other_field_is_read_or_refused(message, data):
 )
 def test_a_promise_is_a_range(wire):
     """Tokens are a weight, so they have a limit, and no group is older than the run."""
-    good = msg.to_wire(msg.Promise(3, 20, DIGEST, 5, 9, 1, 1))
+    good = msg.to_wire(msg.Promise(3, 20, DIGEST, 5, 9, 1, 1 << 14))
     with pytest.raises(MessageError):
         msg.from_wire({**good, **wire})
 

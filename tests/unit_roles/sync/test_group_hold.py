@@ -118,6 +118,17 @@ def test_a_group_ends_after_a_last_global_round(ending):
     assert of(ending.hold("a", 2), Finish)
 
 
+def test_global_weights_in_the_last_round_do_not_close_it(group, look):
+    """Other groups that end have rounds decided then; this one's clients still send."""
+    group.feed(DrainAsked("Ctrl-C"))
+    group.feed(BROUGHT)
+    group.feed(ev.VersionCommitted(1, "d1", 0, 0.1, made_of="global"))
+    for client in ("a", "b"):
+        effects = group.store(key(client), number=0)
+        assert look.sent(effects, client) == [msg.Accepted(key(client))]
+    assert of(effects, do.Average)
+
+
 def test_a_group_ends_without_a_last_global_round_that_does_not_come(ending, look):
     """After the time of a step of the end; and it says so."""
     ending.now += 7.0

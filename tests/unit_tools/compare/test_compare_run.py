@@ -1,6 +1,7 @@
 """Complete comparisons in this process: real nodes, real sockets, tiny images."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fsl_async.errors import FslError, UsageError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.split import build, lockstep, samples
 from fsl_async.learn.split.server import ServerSettings
+from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.choices import Choices
 from fsl_async.tools.compare.comparison import Comparison
@@ -207,7 +209,7 @@ def test_labels_of_an_axis_do_not_overlap(sizes):
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
     """The check comes before any training."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"fsl-async\[plot\]"):
+    with pytest.raises(UsageError, match=re.escape(to_install("plot"))):
         check_plot(tmp_path / "x.png")
 
 
