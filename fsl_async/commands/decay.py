@@ -83,9 +83,12 @@ class _Answers:
                 self.end = None
 
     def wait(self, request: Path) -> str | None:
-        """Return the answer, or None if the request is not taken within WAIT_S."""
-        give_up_at = time.monotonic() + WAIT_S
-        while time.monotonic() < give_up_at:
+        """Return the answer, or None if the request is not taken within WAIT_S.
+
+        The answer to one that is taken may come later, of a parameter server that is busy.
+        """
+        begun_at = time.monotonic()
+        while time.monotonic() < begun_at + (WAIT_S if request.exists() else 4 * WAIT_S):
             time.sleep(_POLL_S)
             for line in self._reader.read():
                 text = str(line.get("text", ""))

@@ -93,7 +93,7 @@ FEDERATED = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 def test_two_rules_of_tuning_with_training_alone(tmp_path):
     """Sites of unequal ranks and labels: rules, one process on all records, and each site alone."""

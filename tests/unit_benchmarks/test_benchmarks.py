@@ -38,7 +38,7 @@ def test_sync_measures_a_real_server():
     assert 6 < row["bits_up"] < 7
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_peers_of_a_sync_move_their_bytes():
     """Every peer in processes of its own; Flower only where it is installed."""
     rows = {row["peer"]: row for row in rows_of("sync_peers.py", "--smoke")}
@@ -315,7 +315,7 @@ def test_streaming_sends_what_it_codes():
     assert row["streamed_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_attackers_of_a_real_server(script):
     """A replay, which needs a recorded honest client: the attacker is another process, and its
     problem is in the row.
@@ -333,7 +333,7 @@ def test_limits_are_numbers(script, tmp_path):
     assert all(number > 0 for number in row.values())
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_codec_measures_beside_others():
     """A row of each kind; peers only where they are installed; codes are torch's casts."""
     rows = rows_of("codec.py", "--smoke", "--json")
