@@ -170,6 +170,8 @@ class History:
     _round_losses: list[float] = field(factory=list)
     _connections: dict[int, str] = field(factory=dict)
     _samples: dict[str, int] = field(factory=dict)
+    _version: int = -1
+    """The newest one before the line that is taken."""
 
     def apply(self, line: Line, run: RunState) -> None:
         """Take a line that `run` has taken. Never fails; a malformed line changes nothing."""
@@ -184,6 +186,8 @@ class History:
                 handler(self, line, run)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return
+        finally:
+            self._version = run.ps.version
         peer = line.get("peer")
         if kind in {"node_started", "node_ended", SO_FAR}:
             self._follow(run.clients.values(), run.node.last_t)
@@ -286,7 +290,10 @@ class History:
         )
 
     def _recovered(self, line: Line, run: RunState) -> None:
-        self.rounds.truncate(max(0, int(line["version"])))
+        # A restart goes on with the open round: its deltas are pending, and are not stored again.
+        version = int(line["version"])
+        if version < self._version:
+            self.rounds.truncate(max(0, version))
 
     def _traffic(self, line: Line, run: RunState) -> None:
         found = run.account.as_dict()

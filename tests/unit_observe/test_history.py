@@ -167,6 +167,21 @@ def test_a_rollback_removes_the_void_rounds(journal):
     assert journal.history.rounds.rounds() == [0, 1]
 
 
+def test_a_restart_keeps_the_deltas_of_the_open_round(journal):
+    journal.delta(10.0, "a", 0, 5.0)
+    journal.commit(11.0, 1)
+    journal.delta(20.0, "a", 1, 4.0, 2)
+    journal.add(30.0, "node_started", **STARTED)
+    delta = {"key": "a/1/1/2", "tokens": 10, "round": 1}
+    pending = [{"peer": "a", "delta": delta, "bytes": 7}]
+    journal.add(30.5, "recovered", version=1, digest="d", tokens_total=10, pending=pending)
+    journal.add(30.5, "accumulate", key="a/1/1/2")
+    journal.commit(31.0, 2)
+    series = journal.history.rounds
+    assert plain(series.clients["a"]["tokens"]) == [10.0, 10.0]
+    assert plain(series.clients["a"]["coded"]) == [7.0, 7.0]
+
+
 def test_columns_are_bounded_and_gaps_survive_halving():
     series = RoundSeries()
     for number in range(3 * MAX_BUCKETS):
