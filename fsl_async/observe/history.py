@@ -61,6 +61,7 @@ LINES = (
     *("delta_offered", "delta_stored", "version_held", "version_sent", "accumulate", "average"),
     *("version_committed", "commit_global", "recovered", "version_found", "round_skipped"),
     *("call/1", "turn/1", "publish/1", "declined/1", "quarantine", "release", "relaunch"),
+    *("reject/1", '"refuse"'),
     *("node_started", "node_ended", "finish", "traffic", "upload_trained", "round_done_received"),
     *("ring_peer_here", "ring_peer_gone", "adopted", "connection_accepted", "connection_ended"),
     *(SO_FAR, "hung_s", "closes without a new version"),
@@ -193,6 +194,8 @@ class History:
             self._follow(run.clients.values(), run.node.last_t)
         elif isinstance(peer, str) and (client := run.clients.get(peer)) is not None:
             self._follow((client,), run.node.last_t)
+        elif isinstance(peer, str):  # it was refused: its place is for others
+            self.timelines.pop(peer, None)
 
     def add_evaluation(self, one: Evaluation) -> None:
         """Keep a held-out loss; of one version on the same data the last counts."""

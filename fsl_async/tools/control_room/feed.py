@@ -22,6 +22,7 @@ CLIENTS_A_PART = 8
 class _Place:
     """What the page has of one client's timeline."""
 
+    line: Timeline
     clock: int = -1
     generation: int = 0
     segments: int = 0
@@ -59,6 +60,15 @@ class Cursor:
             self._bytes = history.bytes.clock
             samples = {name: list(column) for name, column in history.bytes.columns.items()}
             yield {"node": self.node, "bytes": samples}
+        dropped = [
+            name
+            for name, place in self._places.items()
+            if history.timelines.get(name) is not place.line
+        ]
+        if dropped:
+            for name in dropped:
+                del self._places[name]
+            yield {"node": self.node, "dropped": dropped}
         names = [name for name in history.timelines if self._is_new(name, history.timelines[name])]
         for at in range(0, len(names), CLIENTS_A_PART):
             some = names[at : at + CLIENTS_A_PART]
@@ -70,7 +80,7 @@ class Cursor:
         return place is None or place.clock != line.clock
 
     def _timeline(self, name: str, line: Timeline) -> dict[str, Any]:
-        place = self._places.setdefault(name, _Place())
+        place = self._places.setdefault(name, _Place(line))
         # The newest two segments may have changed since.
         begin = max(0, place.segments - 2) if place.generation == line.generation else 0
         place.clock, place.generation = line.clock, line.generation

@@ -288,6 +288,8 @@ class Page:
                 column = self.clients.setdefault(name, [])
                 column += [None] * (part["begin"] - len(column))
                 column[part["begin"] :] = columns["loss"]
+            for name in part.get("dropped", ()):
+                del self.timelines[name]
             for name, line in part.get("timelines", {}).items():
                 mine = self.timelines.setdefault(name, [])
                 mine[line["begin"] :] = list(zip(line["t"], line["states"], strict=True))
@@ -319,6 +321,26 @@ def test_a_page_gets_a_segment_again_that_was_replaced(journal):
         line.enter(journal.begin + t, state)
         page.take(cursor.parts(node.history, 0))
         assert page.timelines["a"] == line.segments()
+
+
+def test_refused_clients_leave_the_timeline_and_give_their_places_back(journal):
+    (node,) = watch(journal.path.parent)
+    page, cursor = Page(), Cursor(0)
+    for number in range(300):
+        name = f"x{number}"
+        journal.add(30.0, "client_hello", peer=name, incarnation=1, run="")
+        if number == 0:
+            node.read_all()
+            page.take(cursor.parts(node.history, 0))
+            assert set(page.timelines) == {"a", "b", "c", "x0"}
+        if number % 2:
+            journal.add(31.0, "refuse", peer=name, text="its name is taken")
+        else:
+            journal.add(31.0, "send", peer=name, message={"type": "reject/1", "text": "no"})
+    journal.add(32.0, "client_hello", peer="d", incarnation=1, run="")
+    node.read_all()
+    page.take(cursor.parts(node.history, 0))
+    assert set(page.timelines) == set(node.history.timelines) == {"a", "b", "c", "d"}
 
 
 def test_a_page_forgets_what_it_has_when_the_history_is_exchanged(journal):

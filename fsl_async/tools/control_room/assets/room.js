@@ -407,6 +407,7 @@ const takeSeries = (message) => {
   if (message.rounds) takeRounds(node, message.rounds);
   if (message.clients) takeClients(node, message);
   if (message.bytes) node.bytes = message.bytes;
+  for (const name of message.dropped || []) node.timelines.delete(name);
   if (message.timelines) takeTimelines(node, message.timelines);
   redraw(node, "rounds", "bytes", "timeline");
 };
