@@ -33,7 +33,7 @@ from fsl_async.observe.clients import ClientState, Line
 from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.round_series import MAX_CLIENTS, RoundSeries
 from fsl_async.observe.round_window import RoundWindow
-from fsl_async.observe.run_state import RunState
+from fsl_async.observe.run_state import PS, RunState
 from fsl_async.observe.segments import SO_FAR
 
 MAX_SEGMENTS = 512
@@ -42,8 +42,9 @@ MAX_SAMPLES = 1024
 MAX_EVALUATIONS = 1024
 
 STATES = ("fetching", "training", "sending", "late", "hangs", "gone", "done")
-SAMPLED = ("payload up", "payload down", "coded up", "coded down", "sockets up", "sockets down")
-"""Columns of bytes; up is from clients to the server."""
+SAMPLED = ("raw up", "raw down", "coded up", "coded down", "sockets up", "sockets down")
+"""Columns of bytes; up is from clients to the server. raw (in fp32) and coded are at a
+parameter server those of deltas and versions, as `status` counts them, else of all payload."""
 _STATE_OF = {
     "joining": "fetching",
     "publishing": "fetching",
@@ -301,11 +302,15 @@ class History:
     def _traffic(self, line: Line, run: RunState) -> None:
         found = run.account.as_dict()
         sums = dict.fromkeys(SAMPLED, 0.0)
-        for kind in ("payload", "coded", "sockets"):
+        for kind, column in (("payload", "raw"), ("coded", "coded"), ("sockets", "sockets")):
             for name, size in found[kind].items():
                 direction = name.rpartition(" ")[2]
                 if direction in {"up", "down"}:
-                    sums[f"{kind} {direction}"] += size
+                    sums[f"{column} {direction}"] += size
+        if run.node.role == PS:
+            for direction, moved in (("up", run.ps.up), ("down", run.ps.down)):
+                sums[f"raw {direction}"] = float(moved.raw)
+                sums[f"coded {direction}"] = float(moved.sent)
         self.bytes.add(run.node.last_t, sums)
 
     def _upload(self, line: Line, run: RunState) -> None:

@@ -182,6 +182,20 @@ def test_a_restart_keeps_the_deltas_of_the_open_round(journal):
     assert plain(series.clients["a"]["coded"]) == [7.0, 7.0]
 
 
+def test_bytes_over_time_are_those_of_the_status(journal):
+    journal.delta(10.0, "a", 0, 5.0)
+    journal.add(11.0, "version_sent", peer="a", version=1, bytes_coded=30)
+    each = {"full model up": 5, "full model down": 9}
+    sockets = {"up": 6, "down": 10}
+    journal.add(12.0, "traffic", payload=each, coded=each, sockets=sockets, error={})
+    columns, found = journal.history.bytes.columns, journal.run.as_dict(12.0)
+    for direction, raw, sent in (("up", 400, 7), ("down", 400, 30)):
+        assert found[f"bytes_{direction}"] == {"raw": raw, "sent": sent}
+        assert columns[f"raw {direction}"][-1] == raw
+        assert columns[f"coded {direction}"][-1] == sent
+        assert columns[f"sockets {direction}"][-1] == sockets[direction]
+
+
 def test_columns_are_bounded_and_gaps_survive_halving():
     series = RoundSeries()
     for number in range(3 * MAX_BUCKETS):

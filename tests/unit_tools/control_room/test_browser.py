@@ -102,7 +102,7 @@ def test_what_is_drawn_is_what_the_journal_has(browser, journal):
         assert page.evaluate("[...room.nodes.values()][0].chart.series[3].spanGaps") is False
         t, raw_up, coded_up, sockets_up, *_ = node["bytes"]
         assert [one - journal.begin for one in t] == [15, 35]
-        assert (raw_up, coded_up, sockets_up) == ([1000, 3000], [1000, 3000], [500, 1500])
+        assert (raw_up, coded_up, sockets_up) == ([12000, 32000], [3702, 9872], [500, 1500])
         page.select_option("select.axis", "tokens")
         page.wait_for_function("() => [...room.nodes.values()][0].chart.data[0][0] === 300")
         assert page.evaluate(CHARTS)[0]["data"][0] == [300, 500, 800]

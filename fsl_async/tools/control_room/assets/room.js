@@ -330,17 +330,14 @@ const drawRounds = (node) => {
 };
 
 // Up is drawn solid, down dashed; see the key in the page.
-const BYTES = [
-  ["raw up", "payload up"], ["coded up", "coded up"], ["sockets up", "sockets up"],
-  ["raw down", "payload down"], ["coded down", "coded down"], ["sockets down", "sockets down"],
-];
+const BYTES = ["raw up", "coded up", "sockets up", "raw down", "coded down", "sockets down"];
 
 const drawBytes = (node) => {
   const part = node.article.querySelector(".bytes-part");
   const found = node.bytes;
   part.hidden = !found || !found.t.length || node.state.role === "relay";
   if (part.hidden) return;
-  const data = [found.t, ...BYTES.map(([, name]) => found[name])];
+  const data = [found.t, ...BYTES.map((name) => found[name])];
   const holder = part.querySelector(".chart");
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const key = `${dark} ${holder.clientWidth}`;
@@ -351,13 +348,13 @@ const drawBytes = (node) => {
   if (node.bytesChart) node.bytesChart.destroy();
   node.bytesKey = key;
   const colors = ["--training", "--sending", "--late", "--training", "--sending", "--late"];
-  const series = BYTES.map(([label], at) => ({
+  const series = BYTES.map((label, at) => ({
     label, stroke: charts.style(colors[at]), dash: at >= 3 ? [4, 4] : undefined,
   }));
   node.bytesChart = charts.draw(holder, series, data, { time: true, height: 200 }, (u) => {
     const at = u.cursor.idx;
     if (at === null || at === undefined || u.cursor.left < 0) return;
-    const words = BYTES.map(([label], index) => `${label} ${megabytes(u.data[index + 1][at])}`);
+    const words = BYTES.map((label, index) => `${label} ${megabytes(u.data[index + 1][at])}`);
     setText(part, ".readout-bytes", `${timeline.clock(u.data[0][at], 0)}: ${words.join(", ")}`);
   });
 };
