@@ -5,6 +5,7 @@ Needs Debian's chromium (bin/chromium-setup) and playwright (extra `dev`).
 
 import asyncio
 import contextlib
+import json
 import queue
 import re
 import shutil
@@ -124,6 +125,48 @@ def test_what_is_drawn_is_what_the_journal_has(browser, journal):
         row = dict(zip(titles, cells, strict=True))
         assert (row["merged"], row["coded"], row["relaunches"]) == ("2", "2.5 kB", "1")
         assert "version 3" in page.locator(".header").inner_text()
+
+
+def test_held_out_losses_are_where_their_versions_are(browser, journal):
+    rows = [
+        {"version": 0, "loss": 6.0, "of": "weights", "data": "x.txt"},
+        {"version": 1, "loss": 5.5, "of": "weights", "data": "x.txt"},
+        {"version": 3, "loss": 3.5, "of": "weights", "data": "x.txt"},
+        {"version": 3, "loss": 3.25, "of": "mean", "data": "x.txt"},
+        {"version": 3, "loss": 7.0, "of": "weights", "data": "y.txt"},
+        {"version": 9, "loss": 1.0, "of": "weights", "data": "y.txt"},  # there is none
+    ]
+    lines = "".join(json.dumps(one) + "\n" for one in rows)
+    (journal.path.parent / "evaluations.jsonl").write_text(lines)
+    x, mean, y = (
+        "held out on x.txt",
+        "held out on x.txt, mean of late versions",
+        "held out on y.txt",
+    )
+    with opened(browser, journal.path.parent) as page:
+        page.wait_for_function("() => [...room.nodes.values()][0].chart.data.length === 8")
+
+        def drawn():
+            (node,) = page.evaluate(CHARTS)
+            series = dict(zip(node["labels"], node["data"][1:], strict=True))
+            return node["data"][0], series["b"], [series[name] for name in (x, mean, y)]
+
+        axis, second, held_out = drawn()
+        assert axis == [0, 1, 2, 3]
+        assert second == [4, None, 2, None]
+        last = [None, None, None]
+        assert held_out == [[6, 5.5, None, 3.5], [*last, 3.25], [*last, 7]]
+        page.select_option("select.axis", "tokens")
+        page.wait_for_function("() => [...room.nodes.values()][0].chart.data[0][1] === 300")
+        axis, second, held_out = drawn()
+        assert axis == [0, 300, 500, 800]
+        assert second == [None, 4, None, 2]
+        assert held_out == [[6, 5.5, None, 3.5], [*last, 3.25], [*last, 7]]
+        page.select_option("select.axis", "t")
+        page.wait_for_function("() => [...room.nodes.values()][0].chart.data[0][0] > 1e9")
+        axis, second, held_out = drawn()
+        assert [one - journal.begin for one in axis] == [12.5, 22.5, 32.5]
+        assert held_out == [[5.5, None, 3.5], [None, None, 3.25], [None, None, 7]]
 
 
 def test_new_lines_are_drawn_without_a_reload(browser, journal):

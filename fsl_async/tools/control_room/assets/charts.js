@@ -19,18 +19,24 @@ const charts = (() => {
     return String(+value.toPrecision(5));
   };
 
+  const all = (u, seriesIndex) => {
+    const found = [];
+    u.data[seriesIndex].forEach((value, at) => {
+      if (value !== null && value !== undefined) found.push(at);
+    });
+    return found;
+  };
+
   const single = (u, seriesIndex, show) => {
     const values = u.data[seriesIndex];
-    const found = [];
-    for (let at = 0; at < values.length; at++) {
-      if (values[at] === null || values[at] === undefined) continue;
-      const before = at > 0 ? values[at - 1] : null;
-      const after = at + 1 < values.length ? values[at + 1] : null;
-      if ((before === null || before === undefined) && (after === null || after === undefined)) {
-        found.push(at);
-      } else if (show && values.length <= 60) found.push(at);
-    }
-    return found;
+    // The value beside `at`; places of other series alone (undefined) are passed.
+    const beside = (at, step) => {
+      let other = at + step;
+      while (other >= 0 && other < values.length && values[other] === undefined) other += step;
+      return other < 0 || other >= values.length ? null : values[other];
+    };
+    return all(u, seriesIndex).filter((at) =>
+      (beside(at, -1) === null && beside(at, 1) === null) || (show && values.length <= 60));
   };
 
   const axis = (extra) => ({
@@ -41,7 +47,7 @@ const charts = (() => {
     ...extra,
   });
 
-  // series: [{label, stroke, width, dash}]; data: [x, ...columns]
+  // series: [{label, stroke, width, dash, points}]; points: "all", or those alone; data: [x, ...columns]
   const draw = (holder, series, data, options, report) => {
     const width = Math.max(240, holder.clientWidth);
     const chart = new uPlot({
@@ -65,7 +71,7 @@ const charts = (() => {
         width: one.width || 1.5,
         dash: one.dash,
         spanGaps: false,
-        points: { show: true, size: 5, filter: single },
+        points: { show: true, size: 5, filter: one.points === "all" ? all : single },
       }))),
       hooks: {
         setCursor: [(u) => report(u)],

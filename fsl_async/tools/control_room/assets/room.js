@@ -262,10 +262,33 @@ const drawTimeline = (node) => {
 
 // --- charts ---
 
+// Where a version is on the axis: bucket r closes with version r + 1. Null: it is not known.
+const placeOf = (version, axis, { columns, every }) => {
+  if (axis === "rounds") return version;
+  if (version === 0) return axis === "tokens" ? 0 : null;
+  const first = columns.rounds && columns.rounds.length ? columns.rounds[0] / every : 0;
+  const found = (columns[axis] || [])[Math.floor((version - 1) / every) - first];
+  return found === undefined ? null : found;
+};
+
+const heldOutLines = (node, axis) => {
+  const lines = new Map();
+  for (const one of node.heldOut) {
+    if (one.version < 0 || one.version > node.state.version || one.loss === null) continue;
+    const x = placeOf(one.version, axis, node.rounds);
+    if (x === null) continue;
+    const mean = one.of === "weights" ? "" : `, ${one.of} of late versions`;
+    const label = `held out${one.data ? ` on ${one.data}` : ""}${mean}`;
+    if (!lines.has(label)) lines.set(label, new Map());
+    lines.get(label).set(x, one.loss);
+  }
+  return [...lines].sort(([a], [b]) => (a < b ? -1 : 1));
+};
+
 const roundData = (node) => {
   const value = node.article.querySelector("select.value").value;
   const axis = node.article.querySelector("select.axis").value;
-  const { columns, clients, every } = node.rounds;
+  const { columns, clients } = node.rounds;
   const xs = columns[axis] || [];
   const keep = [];
   let before = -Infinity;
@@ -275,12 +298,21 @@ const roundData = (node) => {
     before = x;
     keep.push(at);
   });
-  const pick = (column) => keep.map((at) => {
+  const heldOut = value === "loss" ? heldOutLines(node, axis) : [];
+  // [x, bucket]; a place of a held-out loss alone has no bucket.
+  const known = new Set(keep.map((at) => xs[at]));
+  const alone = new Set(heldOut.flatMap(([, line]) => [...line.keys()]));
+  const places = keep.map((at) => [xs[at], at]);
+  for (const x of alone) if (!known.has(x)) places.push([x, null]);
+  places.sort(([a], [b]) => a - b);
+  // A null is a gap in the line, and undefined is not.
+  const pick = (column) => places.map(([, at]) => {
+    if (at === null) return undefined;
     const found = column ? column[at] : null;
     return found === undefined ? null : found;
   });
   const series = [];
-  const data = [pick(xs)];
+  const data = [places.map(([x]) => x)];
   const names = [...clients.keys()].sort();
   names.forEach((name, at) => {
     series.push({ label: name, stroke: charts.colorOf(at), width: names.length > 12 ? 1 : 1.5 });
@@ -291,16 +323,11 @@ const roundData = (node) => {
       series.push({ label: "mean", stroke: charts.style("--text"), width: 2.5 });
       data.push(pick(columns.loss));
     }
-    const heldOut = new Array(xs.length).fill(null);
-    const first = columns.rounds && columns.rounds.length ? columns.rounds[0] / every : 0;
-    for (const one of node.heldOut) {
-      const at = Math.floor(one.version / every) - first;
-      if (at >= 0 && at < heldOut.length) heldOut[at] = one.loss;
-    }
-    if (heldOut.some((one) => one !== null)) {
-      series.push({ label: "held out", stroke: charts.style("--bad"), width: 2, dash: [5, 4] });
-      data.push(pick(heldOut));
-    }
+    heldOut.forEach(([label, line], at) => {
+      const stroke = at ? charts.colorOf(names.length + at) : charts.style("--bad");
+      series.push({ label, stroke, width: 2, dash: [5, 4], points: "all" });
+      data.push(places.map(([x]) => line.get(x)));
+    });
   }
   return { series, data, axis, value };
 };
