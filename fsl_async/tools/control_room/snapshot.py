@@ -166,7 +166,12 @@ def audit_words(audit: Mapping[str, Any]) -> dict[str, Any] | None:
 def held_out_rows(history: History, evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
     """Held-out losses by version, for the chart."""
     found = newest(1 << 62, history.held_out.values(), evaluations)
-    return [asdict(one) | {"data": _text(one.data)} for one in found]
+    return [
+        asdict(one)
+        | {"data": _text(one.data), "loss": number(one.loss)}
+        | {"bits_per_byte": number(one.bits_per_byte), "accuracy": number(one.accuracy)}
+        for one in found
+    ]
 
 
 def number(value: float | None) -> float | None:

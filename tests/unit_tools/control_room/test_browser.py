@@ -181,6 +181,23 @@ def test_new_lines_are_drawn_without_a_reload(browser, journal):
         assert page.locator(".facts").inner_text().count("53") >= 1
 
 
+def test_a_hidden_tab_gives_its_connection_back(browser, journal):
+    show = """(hidden) => {
+      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with opened(browser, journal.path.parent) as page:
+        source = page.evaluate_handle("room.connection.source")
+        page.evaluate(show, True)
+        assert source.evaluate("(one) => one.readyState") == 2  # closed
+        assert "not shown" in page.locator("#link").inner_text()
+        journal.round(40.0, 3, {"a": 2.0})
+        page.evaluate(show, False)
+        page.wait_for_function("() => [...room.nodes.values()][0].chart.data[0].length === 4")
+        assert page.evaluate(CHARTS)[0]["data"][2] == [5, 4, 3, 2]
+        assert page.locator("#link").inner_text() == "live"
+
+
 def test_narrow_and_dark(browser, journal):
     viewport = {"width": 380, "height": 800}
     with opened(browser, journal.path.parent, viewport=viewport) as page:

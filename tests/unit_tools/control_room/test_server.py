@@ -108,6 +108,20 @@ def test_a_stream_begins_with_the_state_and_ends_its_turn_when_all_is_sent(journ
     asyncio.run(check())
 
 
+def test_evaluations_that_are_no_numbers_do_not_end_a_stream(journal):
+    row = '{"version": 1, "loss": 2.5, "of": "weights", "bits_per_byte": NaN, "accuracy": NaN}'
+    (journal.path.parent / "evaluations.jsonl").write_text(row + "\n")
+
+    async def check():
+        room = Room(watch(journal.path.parent), lambda _state, _now: "running")
+        _, room.nodes[0].evaluations = room.nodes[0].look()
+        found = dict(await first_events(room))
+        (sent,) = found["held_out"]["rows"]
+        assert (sent["loss"], sent["bits_per_byte"], sent["accuracy"]) == (2.5, None, None)
+
+    asyncio.run(check())
+
+
 def test_many_lines_are_few_messages(journal):
     """A page gets what is new when it takes the next message, however much that is."""
 

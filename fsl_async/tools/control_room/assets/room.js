@@ -2,7 +2,7 @@
 "use strict";
 
 const STATES = ["training", "sending", "late", "hangs", "gone", "fetching", "done"];
-const room = { nodes: new Map(), offset: 0, drawn: 0, events: 0, drawnAt: 0 };
+const room = { nodes: new Map(), offset: 0, drawn: 0, events: 0, drawnAt: 0, connection: null };
 window.room = room;
 
 const megabytes = (count) => {
@@ -476,6 +476,20 @@ const connect = () => {
   return { source, width };
 };
 
+// A browser opens six connections to one host: a tab that is not shown gives its one back.
+const disconnect = () => {
+  if (!room.connection) return;
+  room.connection.source.close();
+  room.connection = null;
+  const link = document.getElementById("link");
+  link.textContent = "paused: this tab is not shown";
+  link.className = "";
+};
+const follow = () => {
+  if (document.hidden) disconnect();
+  else if (!room.connection) room.connection = connect();
+};
+
 const legend = document.getElementById("legend");
 for (const state of STATES) {
   const item = document.createElement("li");
@@ -485,15 +499,16 @@ for (const state of STATES) {
   legend.append(item);
 }
 
-let connection = connect();
+follow();
+document.addEventListener("visibilitychange", follow);
 let resized = 0;
 addEventListener("resize", () => {
   clearTimeout(resized);
   resized = setTimeout(() => {
     const width = Math.max(300, document.getElementById("map").clientWidth);
-    if (width === connection.width) return;
-    connection.source.close();
-    connection = connect();
+    if (!room.connection || width === room.connection.width) return;
+    disconnect();
+    follow();
     for (const node of room.nodes.values()) redraw(node, "rounds", "bytes", "timeline");
   }, 300);
 });
