@@ -198,6 +198,26 @@ def test_a_hidden_tab_gives_its_connection_back(browser, journal):
         assert page.locator("#link").inner_text() == "live"
 
 
+def test_times_of_days_and_a_run_that_counts_samples(browser, tmp_path):
+    journal = JournalFile(tmp_path / "run", counts="samples")
+    journal.join(1.0, "a")
+    journal.add(2.0, "relaunch", what="launched", client="a")
+    for number in range(3):
+        journal.round(40_000.0 * number + 10, number, {"a": 3.0 - number})
+    journal.traffic(100_000.0, 1000)
+    with opened(browser, journal.path.parent, timezone_id="UTC") as page:
+        titles = page.locator("table.sites th").all_inner_texts()
+        cells = page.locator('table.sites tr[data-site="a"] td').all_inner_texts()
+        assert "samples/s" in titles
+        assert "samples" in titles
+        assert "samples merged" in page.locator(".facts").inner_text()
+        assert page.locator("select.axis option").all_inner_texts()[1] == "samples"
+        assert "tokens" not in page.locator("main").inner_text()
+        assert dict(zip(titles, cells, strict=True))["job"] == "launched Sep 21 14:13"
+        assert page.locator(".news time").first.inner_text().startswith("Sep 22 ")
+        assert page.locator(".timeline .axis span").first.inner_text() == "Sep 21 14:13"
+
+
 def test_narrow_and_dark(browser, journal):
     viewport = {"width": 380, "height": 800}
     with opened(browser, journal.path.parent, viewport=viewport) as page:

@@ -61,7 +61,7 @@ const charts = (() => {
         axis({
           space: options.time ? 90 : 50,
           size: 32,
-          values: (_, ticks) => ticks.map((x) => (options.time ? timeline.clock(x, 0) : short(x))),
+          values: (_, ticks) => ticks.map((x) => (options.time ? options.clock(x) : short(x))),
         }),
         axis({ size: 58, values: (_, ticks) => ticks.map(short) }),
       ],

@@ -17,6 +17,10 @@ const span = (seconds) => {
   return value < 7200 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
 };
 
+// Seconds that the node's times cover: times of more than a day are shown with their day.
+const spanOf = (state) => Math.max(serverNow(), state.last_t) - state.begins_at;
+const clockOf = (state, t) => timeline.clock(t, spanOf(state));
+
 // --- a node of the run ---
 
 const nodeOf = (id) => {
@@ -85,7 +89,7 @@ const factsOf = (state) => {
   const now = serverNow();
   if (state.role === "ps") {
     found.push(fact("version", state.version >= 0 ? whole(state.version) : "none yet"));
-    found.push(fact("tokens merged", whole(state.tokens)));
+    found.push(fact(`${state.counts} merged`, whole(state.tokens)));
   } else if (state.role === "server") found.push(fact("newest round", String(state.version)));
   const here = state.sites.filter((one) => one.here).length;
   if (state.role === "ps" || state.role === "server") {
@@ -151,8 +155,8 @@ const COLUMNS = [
   ["refused", (s) => String(s.refused), "number", "ps", (s) => s.refused > 0],
   ["held", (s) => String(s.held), "number", "ps", (s) => s.held > 0],
   ["relaunches", (s) => String(s.relaunches), "number", "", (s) => s.relaunches > 0],
-  ["job", (s) => (s.launch ? `${s.launch[0]} ${timeline.clock(s.launch[1], 0)}` : "-"), "", "ps",
-    (s) => s.launch !== null],
+  ["job", (s, state) => (s.launch ? `${s.launch[0]} ${clockOf(state, s.launch[1])}` : "-"), "",
+    "ps", (s) => s.launch !== null],
   ["rank", (s) => digits(s.rank, 4), "number", "ps", (s) => s.rank !== null],
   ["moves products by", (s) => digits(s.norm, 3), "number", "ps", (s) => s.norm !== null],
   ["epsilon", (s) => digits(s.epsilon, 3), "number", "ps", (s) => s.epsilon !== null],
@@ -176,7 +180,7 @@ const drawTable = (node) => {
   const head = node.article.querySelector(".sites thead tr");
   head.replaceChildren(...columns.map(([title, , kind]) => {
     const cell = document.createElement("th");
-    cell.textContent = title;
+    cell.textContent = title.replace("tokens", state.counts);
     cell.className = kind;
     return cell;
   }));
@@ -191,7 +195,7 @@ const drawTable = (node) => {
         dot.className = `dot ${STATES.includes(site.state) ? site.state : "fetching"}`;
         cell.append(dot);
       }
-      const text = words(site);
+      const text = words(site, state);
       if (kind === "name") cell.title = text;
       cell.append(text);
       row.append(cell);
@@ -225,6 +229,9 @@ const drawState = (node) => {
   loading.textContent = state.loading === null ? "" :
     `reading the older journal: ${Math.round(state.loading * 100)} %`;
   setText(article, ".held-out", state.held_out_words);
+  for (const option of article.querySelectorAll('option[value="tokens"]')) {
+    option.textContent = state.counts;
+  }
   drawTable(node);
   const held = article.querySelector(".held-part");
   held.hidden = !state.held.length;
@@ -237,7 +244,7 @@ const drawState = (node) => {
     const line = document.createElement("li");
     const time = document.createElement("time");
     const text = document.createElement("span");
-    time.textContent = timeline.clock(one.t, 0);
+    time.textContent = clockOf(state, one.t);
     text.textContent = one.text;
     if (one.level === "warning") text.className = "warning";
     line.append(time, text);
@@ -257,7 +264,8 @@ const drawTimeline = (node) => {
     ? node.state.last_t : serverNow();
   const chosen = Number(node.article.querySelector("select.span").value);
   if (chosen) begin = Math.max(begin, end - chosen);
-  timeline.draw(node.article.querySelector(".timeline"), lines, begin, Math.max(end, begin + 1));
+  const holder = node.article.querySelector(".timeline");
+  timeline.draw(holder, lines, begin, Math.max(end, begin + 1), (t) => clockOf(node.state, t));
 };
 
 // --- charts ---
@@ -332,9 +340,9 @@ const roundData = (node) => {
   return { series, data, axis, value };
 };
 
-const xWords = (axis) => (x) => {
-  if (axis === "t") return timeline.clock(x, 0);
-  return axis === "tokens" ? `${whole(x)} tokens` : `round ${whole(x)}`;
+const xWords = (axis, state) => (x) => {
+  if (axis === "t") return clockOf(state, x);
+  return axis === "tokens" ? `${whole(x)} ${state.counts}` : `round ${whole(x)}`;
 };
 
 const drawRounds = (node) => {
@@ -342,6 +350,7 @@ const drawRounds = (node) => {
   const holder = node.article.querySelector(".rounds");
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const names = series.map((one) => one.label);
+  const clock = (t) => clockOf(node.state, t);
   const key = JSON.stringify([axis, value, names, dark, holder.clientWidth]);
   if (node.chart && node.chartKey === key) {
     node.chart.setData(data);
@@ -351,8 +360,8 @@ const drawRounds = (node) => {
   node.chart = null;
   node.chartKey = key;
   if (!data[0].length || !series.length) return;
-  node.chart = charts.draw(holder, series, data, { time: axis === "t" }, (u) => {
-    setText(node.article, ".readout", charts.readout(u, xWords(axis)));
+  node.chart = charts.draw(holder, series, data, { time: axis === "t", clock }, (u) => {
+    setText(node.article, ".readout", charts.readout(u, xWords(axis, node.state)));
   });
 };
 
@@ -378,11 +387,12 @@ const drawBytes = (node) => {
   const series = BYTES.map((label, at) => ({
     label, stroke: charts.style(colors[at]), dash: at >= 3 ? [4, 4] : undefined,
   }));
-  node.bytesChart = charts.draw(holder, series, data, { time: true, height: 200 }, (u) => {
+  const clock = (t) => clockOf(node.state, t);
+  node.bytesChart = charts.draw(holder, series, data, { time: true, clock, height: 200 }, (u) => {
     const at = u.cursor.idx;
     if (at === null || at === undefined || u.cursor.left < 0) return;
     const words = BYTES.map((label, index) => `${label} ${megabytes(u.data[index + 1][at])}`);
-    setText(part, ".readout-bytes", `${timeline.clock(u.data[0][at], 0)}: ${words.join(", ")}`);
+    setText(part, ".readout-bytes", `${clock(u.data[0][at])}: ${words.join(", ")}`);
   });
 };
 

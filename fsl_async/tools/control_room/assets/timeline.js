@@ -16,11 +16,14 @@ const timeline = (() => {
   const clock = (t, span) => {
     const date = new Date(t * 1000);
     const time = date.toLocaleTimeString([], { hour12: false });
-    return span > 86400 ? `${date.toLocaleDateString()} ${time.slice(0, 5)}` : time;
+    if (span <= 86400) return time;
+    const day = date.toLocaleDateString("en-US", { month: "short", day: "numeric" });
+    return `${day} ${time.slice(0, 5)}`;
   };
 
+  // words: a time as text
   // line: {t: [...], states: [...], marks: [[t, what], ...]}
-  const row = (line, begin, end) => {
+  const row = (line, begin, end, words) => {
     const scale = WIDTH / Math.max(end - begin, 1e-3);
     const paths = new Map();
     let count = 0;
@@ -55,13 +58,13 @@ const timeline = (() => {
     if (marks) svg.append(element("path", { class: "mark", d: marks }));
     const last = line.states[line.states.length - 1];
     const title = element("title", {});
-    const launches = line.marks.map(([t, what]) => `${clock(t, 0)} ${what}`).slice(-8).join(", ");
+    const launches = line.marks.map(([t, what]) => `${words(t)} ${what}`).slice(-8).join(", ");
     title.textContent = `${last || "-"}${launches ? `; ${launches}` : ""}`;
     svg.append(title);
     return svg;
   };
 
-  const draw = (holder, lines, begin, end) => {
+  const draw = (holder, lines, begin, end, words) => {
     const names = [...lines.keys()].sort();
     const made = document.createDocumentFragment();
     for (const name of names) {
@@ -69,7 +72,7 @@ const timeline = (() => {
       label.className = "label";
       label.textContent = name;
       label.title = name;
-      const svg = row(lines.get(name), begin, end);
+      const svg = row(lines.get(name), begin, end, words);
       svg.dataset.site = name;
       made.append(label, svg);
     }
@@ -77,7 +80,7 @@ const timeline = (() => {
     axis.className = "axis";
     for (const t of [begin, end]) {
       const text = document.createElement("span");
-      text.textContent = clock(t, end - begin);
+      text.textContent = words(t);
       axis.append(text);
     }
     made.append(axis);
