@@ -113,6 +113,13 @@ def _stream(location: Location, part: tuple[int, int], held_out: float) -> Sourc
     name = f"{HUB}{location.path}:{location.config}:{location.split}:{location.column}".rstrip(":")
     datasets = extra("datasets", f"data {name!r}")
     distributed = extra("datasets.distributed", f"data {name!r}")
+    # With these the package loads files of a format; some have read pickles.
+    loaders = extra("datasets.packaged_modules", f"data {name!r}")
+    if location.path in getattr(loaders, "_PACKAGED_DATASETS_MODULES", ()):
+        raise DataError(
+            f"data {name[:200]!r} names a file format that datasets reads, not a data set: give"
+            " hf://OWNER/NAME, or the path of your files"
+        )
     try:
         whole = datasets.load_dataset(
             location.path, location.config or None, split=location.split, streaming=True

@@ -124,6 +124,7 @@ def test_wrong_data_is_refused_in_one_line(tmp_path, datasets, monkeypatch):
         (f"hf://{tmp_path / 'nothing'}", "cannot be read"),
         (f"hf://{parquet}:::id", "holds int: name a column of text"),
         ("hf://:a", "write it as hf://NAME"),
+        ("hf://pandas", "names a file format that datasets reads, not a data set"),
     ]
     for given, text in cases:
         with pytest.raises(DataError, match=text) as refused:
