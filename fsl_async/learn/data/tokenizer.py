@@ -80,13 +80,31 @@ class HubTokenizer:
         self.vocabulary, self.end, self.digest = facts.vocabulary, facts.end, facts.digest
         try:
             self._found = tokenizers.Tokenizer.from_file(str(facts.path))
-        except Exception as error:  # noqa: BLE001 - the package raises Exception itself
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # The package raises Exception itself, and its panics are no Exception.
+        except BaseException as error:  # noqa: BLE001
             raise DataError(
                 f"tokenizer {str(facts.path)!r} cannot be read by this version of tokenizers"
-                f" ({error})"
+                f" ({str(error)[:200]})"
             ) from None
+        self._check(facts.path)
         self._found.no_truncation()
         self._found.no_padding()
+
+    def _check(self, path: Path) -> None:
+        """Raise DataError where the package numbers tokens otherwise than the file says.
+
+        It does so with an added token whose id is not the next one.
+        """
+        ids, made = _ids(path, _json(path)), self._found.get_vocab(with_added_tokens=True)
+        if made == ids:
+            return
+        token = min(name for name in made.keys() | ids if made.get(name) != ids.get(name))
+        raise DataError(
+            f"tokenizer {str(path)!r} is damaged: token {token[:40]!r} has the id {ids.get(token)}"
+            f" in the file, and {made.get(token)} when tokenizers has read it"
+        )
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Encode each text, on all cores; the interpreter's lock is free meanwhile."""
@@ -131,7 +149,7 @@ def _ids(path: Path, members: dict[str, Any]) -> dict[str, int]:
         else:
             ids = {str(name): int(index) for name, index in dict(words or {}).items()}
         ids |= {str(one["content"]): int(one["id"]) for one in added or ()}
-    except (TypeError, ValueError, KeyError, IndexError):
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
         ids = {}
     if not ids:
         raise DataError(

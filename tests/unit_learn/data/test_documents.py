@@ -137,6 +137,29 @@ def test_wrong_data_is_refused_in_one_line(tmp_path, datasets, monkeypatch):
         open_source(location_of("hf://a/b"), (0, 1), 0.0)
 
 
+def test_a_damaged_tokenizer_is_refused_in_one_line(tmp_path):
+    """Numbers that are none, a panic of the package, and ids that it gives otherwise."""
+    unigram = {"type": "Unigram", "vocab": [["a", 0.0], [END, -1.0]]}
+    words = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2}, "unk_token": "a"}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    added = [{"id": index, "content": name} | flags for index, name in enumerate((END, "zz"))]
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    cases = [
+        ('{"model": {"vocab": {"a": 1e999}}}', "has no vocabulary"),
+        (json.dumps({"model": unigram, "normalizer": charsmap}), "cannot be read by this version"),
+        (
+            json.dumps({"version": "1.0", "model": words, "added_tokens": added}),
+            r"token '<\|endoftext\|>' has the id 0 in the file, and 3 when",
+        ),
+    ]
+    path = tmp_path / "tokenizer.json"
+    for text, reason in cases:
+        path.write_text(text)
+        with pytest.raises(DataError, match=reason) as refused:
+            coder_of(facts_of(str(path)))
+        assert "\n" not in refused.value.message
+
+
 def test_the_facts_of_a_tokenizer_follow_from_its_file(tmp_path, monkeypatch):
     """No package is needed; the same file elsewhere, written otherwise, is the same."""
     path = write_tokenizer(tmp_path / "one")
