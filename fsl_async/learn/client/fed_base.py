@@ -126,6 +126,7 @@ class FedBase:
         self._context = context
         self._tracked: list[weakref.ref[torch.optim.Optimizer]] = []
         self._steps_after_end = 0
+        self._hub_data = 0
 
     @property
     def running(self) -> bool:
@@ -369,7 +370,7 @@ class FedBase:
 
         data as a `datasets.Dataset` or `IterableDataset` of Hugging Face: its items, each once per
         epoch. A relaunched client goes on after the last item of its last acknowledged delta; of
-        several data sets only for the one given last. See docs/DATA.md.
+        several data sets only in the one given first. See docs/DATA.md.
 
         Raises DataError for text that is missing or too short, TaskError for an empty part.
         """
@@ -387,7 +388,8 @@ class FedBase:
         from fsl_async.learn.client.hub_items import hub_items, is_hub_data
 
         if is_hub_data(data):
-            return hub_items(self, data)
+            self._hub_data += 1
+            return hub_items(self, data, is_first=self._hub_data == 1)
         return self._items(data, mine, start)
 
     def _text(

@@ -2,8 +2,9 @@
 
 A `datasets.Dataset` is dealt out by index and shuffled anew in each epoch; an `IterableDataset` is
 divided by `split_dataset_by_node`, and keeps its own order. Either goes on after the last item that
-an acknowledged delta has trained. `datasets` is imported where
-such an object is given, and so is there already.
+an acknowledged delta has trained, if it is the
+first that the process has given: a client has one position. `datasets` is imported where such an
+object is given, and so is there already.
 """
 
 import sys
@@ -19,6 +20,9 @@ from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.data.counter import permutation
 from fsl_async.learn.data.packing import Position, check_of
 
+SAMPLED_ROWS = 8
+"""Of a Dataset, which tell it from others of its length."""
+
 
 def is_hub_data(data: object) -> bool:
     """Whether `data` is a Dataset or an IterableDataset."""
@@ -30,9 +34,10 @@ def _is_a(data: object, name: str) -> bool:
     return kind is not None and isinstance(data, kind)
 
 
-def hub_items(fed: FedBase, data: Any) -> Iterator[Any]:
+def hub_items(fed: FedBase, data: Any, *, is_first: bool) -> Iterator[Any]:
     """The items of this rank's part, epoch after epoch, until the run ends.
 
+    is_first: whether it goes on at the client's position, and reports its own.
     Raises TaskError for a part without items.
     """
     index, count = fed.part
@@ -42,17 +47,34 @@ def hub_items(fed: FedBase, data: Any) -> Iterator[Any]:
             f"fed.shard: {known} items leave none for part {index} of {count}: give more items"
         )
     # All ranks have the position of rank 0, since each step takes an item of each.
-    check = check_of("items", known, fed.seed, index // fed.ranks, count)
+    check = check_of("items", *_identity(data, known), fed.seed, index // fed.ranks, count)
+    place = _Place(fed.position_in(check) if is_first else Position(check=check))
+    if is_first:
+        fed.keep_position(place.facts)
     made = _indexed if known >= 0 else _streamed
-    return made(fed, data, fed.position_in(check))
+    return made(fed, data, place)
+
+
+def _identity(data: Any, known: int) -> tuple[object, ...]:
+    """What tells these data from others, the same on every machine.
+
+    The library's own fingerprint is not: it has the paths and times of local files, and chance
+    where a function cannot be hashed. Rows of a stream may come out of a function with chance.
+    """
+    info, sampled = data.info, ""
+    if known > 0:  # as stored: before any set_transform, and images as their bytes
+        rows = sorted({(known - 1) * part // (SAMPLED_ROWS - 1) for part in range(SAMPLED_ROWS)})
+        sampled = repr(data.with_format("arrow")[rows].to_pylist())
+    names = (info.dataset_name, info.builder_name, info.config_name, str(data.split))
+    shards = None if known >= 0 else data.num_shards
+    return (known, names, shards, data.column_names, sampled)
 
 
 class _Place:
     """The position after the last item."""
 
-    def __init__(self, fed: FedBase, position: Position) -> None:
+    def __init__(self, position: Position) -> None:
         self.position = position
-        fed.keep_position(self.facts)
 
     def facts(self) -> dict[str, float]:
         return self.position.to_facts()
@@ -66,9 +88,8 @@ class _Place:
         self.position = attrs.evolve(self.position, at=self.position.at + 1)
 
 
-def _indexed(fed: FedBase, data: Any, start: Position) -> Iterator[Any]:
+def _indexed(fed: FedBase, data: Any, place: _Place) -> Iterator[Any]:
     index, count = fed.part
-    place = _Place(fed, start)
     size = len(range(index, len(data), count))
 
     def endless() -> Iterator[Any]:
@@ -84,12 +105,11 @@ def _indexed(fed: FedBase, data: Any, start: Position) -> Iterator[Any]:
     return endless()
 
 
-def _streamed(fed: FedBase, data: Any, start: Position) -> Iterator[Any]:
+def _streamed(fed: FedBase, data: Any, place: _Place) -> Iterator[Any]:
     index, count = fed.part
     mine = import_module("datasets.distributed").split_dataset_by_node(
         data, rank=index, world_size=count
     )
-    place = _Place(fed, start)
 
     def endless() -> Iterator[Any]:
         while True:
