@@ -445,7 +445,9 @@ def _converter(*, forbid_extra_keys: bool) -> Converter:
         expected, accepted = types[kind]
 
         def structure(value: Any, _: Any) -> Any:
-            if type(value) not in accepted:
+            # 2e9 is a float in TOML; beyond 2^53 a float is no exact whole number.
+            whole = type(value) is float and value.is_integer() and abs(value) <= 2**53
+            if type(value) not in accepted and not (kind is int and whole):
                 raise _WrongTypeError(f"expected {expected}, got {show(value)}")
             return kind(value)
 

@@ -60,6 +60,8 @@ GOLDEN = [
     ("[sync]\nevery_s = nan", "sync.every_s: must be a finite number, got nan"),
     ("[sync]\nquorum = 2.0", "sync.quorum: must be above 0 and at most 1, got 2.0"),
     ("[run]\nrounds = 1.5", "run.rounds: expected a whole number, got 1.5"),
+    ("[run]\nrounds = 1e300", "run.rounds: expected a whole number, got 1e+300"),
+    ("[run]\nrounds = inf", "run.rounds: expected a whole number, got inf"),
     ("[run]\nrounds = true", "run.rounds: expected a whole number, got true"),
     ("[run]\nrounds = -1", "run.rounds: must be at least 0, got -1"),
     ("[run]\nname = 5", "run.name: expected a string, got 5"),
@@ -315,6 +317,7 @@ def test_override_values_are_toml_and_bare_words_are_strings():
             'data.path="quoted path"',
             "data.path=/a=b c",
             "run.seed=0x10",
+            "run.tokens=2e9",
         ],
     )
     assert made.codec.up == "bf16"
@@ -324,6 +327,7 @@ def test_override_values_are_toml_and_bare_words_are_strings():
     assert made.run.name == "2024-01-01"
     assert made.data.path == "/a=b c"
     assert made.run.seed == 16
+    assert (made.run.tokens, type(made.run.tokens)) == (2_000_000_000, int)
 
 
 def test_an_override_cannot_add_keys():
