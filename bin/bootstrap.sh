@@ -35,6 +35,12 @@ fsl_bootstrap() {
             { echo "cannot make $venv with $python -m venv" >&2; return 2; }
         python="$venv/bin/python"
     fi
+    # As after Ctrl-C in the first seconds, or before the system had ensurepip (python3-venv).
+    if ! "$python" -m pip --version >/dev/null 2>&1 &&
+        ! "$python" -m ensurepip --upgrade --default-pip >/dev/null; then
+        echo "$venv has no pip; remove that folder and start again" >&2
+        return 2
+    fi
     local pip=("$python" -m pip install --quiet --disable-pip-version-check --no-compile)
     # The codec is built while pip unpacks the other packages.
     local building=''

@@ -14,6 +14,11 @@ PYTHON = f"""#!/bin/bash
 case "$*" in
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-c import sys;"*) ;;
+    "-m pip --version") [ ! -e "$NOTES.no-pip" ] ;;
+    "-m ensurepip"*)
+        [ ! -e "$NOTES.fails" ] || exit 1
+        rm "$NOTES.no-pip" && echo ensurepip >>"$NOTES"
+        ;;
     "- "*) exec {sys.executable} "$@" ;;
     *"pip install"*)
         [ ! -e "$NOTES.fails" ] || exit 1
@@ -125,6 +130,18 @@ def test_a_failure_is_tried_again(clone, tmp_path):
     assert clone(code=2)[0] == []
     (tmp_path / "notes.fails").unlink()
     assert [note.split()[0] for note in clone()[0]] == ["build", "compile", "install"]
+
+
+def test_an_environment_without_pip_gets_it(clone, tmp_path):
+    """As Ctrl-C leaves it; the folder is kept, since it may be somebody's with packages."""
+    for mark in (".no-pip", ".fails"):
+        (tmp_path / f"notes{mark}").touch()
+    notes, text = clone(code=2)
+    assert notes == []
+    assert ".venv has no pip; remove that folder and start again" in text
+    (tmp_path / "notes.fails").unlink()
+    assert [note.split()[0] for note in clone()[0]] == ["build", "compile", "ensurepip", "install"]
+    assert clone() == ([], "")
 
 
 def test_tab_installs_nothing(clone):
