@@ -179,6 +179,11 @@ def test_new_lines_are_drawn_without_a_reload(browser, journal):
         (node,) = page.evaluate(CHARTS)
         assert node["data"][1] == [3, 2, 1] + [None] * 50
         assert page.locator(".facts").inner_text().count("53") >= 1
+        rows = "document.querySelectorAll('.timeline .label').length"
+        journal.add(600.0, "client_hello", peer="x", incarnation=1, run="")
+        page.wait_for_function(f"() => {rows} === 4", timeout=5000)
+        journal.add(601.0, "refuse", peer="x", text="its name is taken")
+        page.wait_for_function(f"() => {rows} === 3", timeout=5000)
 
 
 def test_a_hidden_tab_gives_its_connection_back(browser, journal):
@@ -193,7 +198,7 @@ def test_a_hidden_tab_gives_its_connection_back(browser, journal):
         assert "not shown" in page.locator("#link").inner_text()
         journal.round(40.0, 3, {"a": 2.0})
         page.evaluate(show, False)
-        page.wait_for_function("() => [...room.nodes.values()][0].chart.data[0].length === 4")
+        page.wait_for_function("() => [...room.nodes.values()][0].chart?.data[2]?.[3] === 2")
         assert page.evaluate(CHARTS)[0]["data"][2] == [5, 4, 3, 2]
         assert page.locator("#link").inner_text() == "live"
 
