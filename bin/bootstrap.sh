@@ -36,8 +36,9 @@ fsl_bootstrap() {
         python="$venv/bin/python"
     fi
     # As after Ctrl-C in the first seconds, or before the system had ensurepip (python3-venv).
-    if ! "$python" -m pip --version >/dev/null 2>&1 &&
-        ! "$python" -m ensurepip --upgrade --default-pip >/dev/null; then
+    local has_pip=("$python" -m pip --version)
+    if ! "${has_pip[@]}" >/dev/null 2>&1 &&
+        ! { "$python" -m ensurepip --upgrade --default-pip && "${has_pip[@]}"; } >/dev/null; then
         echo "$venv has no pip; remove that folder and start again" >&2
         return 2
     fi
