@@ -263,6 +263,7 @@ def test_a_relay_before_both_servers_is_killed(warm_site):
 
 
 @pytest.mark.sweep
+@pytest.mark.sweep
 def test_a_short_storm(tmp_path):
     """The script that runs for hours elsewhere: ledgers and clients' journals agree after any
     kill.
