@@ -133,7 +133,7 @@ def test_a_failure_is_tried_again(clone, tmp_path):
 
 
 def test_an_environment_without_pip_gets_it(clone, tmp_path):
-    """As Ctrl-C leaves it; the folder is kept, since it may be somebody's with packages."""
+    """As Ctrl-C leaves it; the folder is kept, since it may hold packages of the user."""
     for mark in (".no-pip", ".fails"):
         (tmp_path / f"notes{mark}").touch()
     notes, text = clone(code=2)

@@ -1,14 +1,17 @@
 """The interface of all data sets, and the checks that their readers share."""
 
 import hashlib
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
+from fsl_async.process.program import to_install
 
 __all__ = [
     "MAX_CLASSES",
@@ -22,6 +25,7 @@ __all__ = [
     "check_gaps",
     "check_labels",
     "checked_split",
+    "extra",
     "file_bytes",
 ]
 
@@ -188,3 +192,12 @@ def file_bytes(path: Path) -> int:
 def cannot_read(path: Path, error: OSError) -> DataError:
     """An error that names the file and the system's reason."""
     return DataError(f"cannot read data {str(path)!r} ({error.strerror or error})")
+
+
+def extra(module: str, what: str) -> Any:
+    """Import a module of an extra; DataError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise DataError(f"{what} needs {package}: {to_install('datasets')}") from None

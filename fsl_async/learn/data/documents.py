@@ -26,10 +26,9 @@ from typing import IO, Any
 import attrs
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import cannot_read, file_bytes
+from fsl_async.learn.data.base import cannot_read, extra, file_bytes
 from fsl_async.learn.data.corpus import Corpus, Span
 from fsl_async.learn.data.hub import saved_table
-from fsl_async.process.program import to_install
 
 PIECE_BYTES = 1 << 16
 """A file of text is read in pieces of at most this size, cut after a line."""
@@ -410,14 +409,3 @@ def chosen_column(name: str, names: Sequence[str], column: str) -> str:
     what = f"no column {column[:80]!r} of text" if column else "no column text"
     there = ", ".join(names)[:200] or "none"
     raise DataError(f"data {name!r} has {what}: name one with :COLUMN (columns: {there})")
-
-
-def extra(module: str, what: str) -> Any:
-    """Import a module of an extra; DataError with the command that installs it."""
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise DataError(f"{what} needs {package}: {to_install('datasets')}") from None

@@ -16,6 +16,7 @@ from typing import Literal
 import attrs
 
 from fsl_async.errors import DataError
+from fsl_async.learn.data.base import extra
 from fsl_async.learn.data.corpus import Corpus
 from fsl_async.learn.data.documents import (
     Documents,
@@ -25,7 +26,6 @@ from fsl_async.learn.data.documents import (
     Source,
     Stream,
     TextFiles,
-    extra,
     stream_error,
 )
 from fsl_async.learn.data.hub import is_hub_folder

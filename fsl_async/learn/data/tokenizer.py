@@ -10,7 +10,6 @@ it depends neither on the package's version nor on how the file is written.
 """
 
 import hashlib
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.process.program import to_install
+from fsl_async.learn.data.base import extra
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 ENDS = (
@@ -76,7 +75,7 @@ class HubTokenizer:
     """A tokenizer of the `tokenizers` package. Raises DataError, also without that package."""
 
     def __init__(self, facts: TokenizerFacts) -> None:
-        tokenizers = _package("tokenizers", f"tokenizer {str(facts.path)!r}")
+        tokenizers = extra("tokenizers", f"tokenizer {str(facts.path)!r}")
         self.vocabulary, self.end, self.digest = facts.vocabulary, facts.end, facts.digest
         try:
             self._found = tokenizers.Tokenizer.from_file(str(facts.path))
@@ -174,7 +173,7 @@ def _end(path: Path, ids: dict[str, int]) -> int:
 
 def _from_hub(name: str) -> Path:
     what = f"tokenizer {name[:200]!r} is no file or folder here; as a name at the hub it"
-    hub = _package("huggingface_hub", what)
+    hub = extra("huggingface_hub", what)
     try:
         found = Path(hub.hf_hub_download(name, FILE))
     except Exception as error:  # noqa: BLE001 - the network's, the hub's and the name's
@@ -208,10 +207,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"tokenizer {str(path)!r} is damaged: no object of JSON")
     return found
-
-
-def _package(name: str, what: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise DataError(f"{what} needs {name}: {to_install('datasets')}") from None

@@ -47,7 +47,8 @@ const charts = (() => {
     ...extra,
   });
 
-  // series: [{label, stroke, width, dash, points}]; points: "all", or those alone; data: [x, ...columns]
+  // series: [{label, stroke, width, dash, points}]; points: "all", or those alone.
+  // data: [x, ...columns]
   const draw = (holder, series, data, options, report) => {
     const width = Math.max(240, holder.clientWidth);
     const chart = new uPlot({
