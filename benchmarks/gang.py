@@ -47,6 +47,7 @@ class Run:
             "PYTHONUNBUFFERED": "1",
             "GANG_LAYERS": str(arguments.layers),
             "GANG_WIDTH": str(arguments.width),
+            "GANG_ROWS": str(arguments.rows),
             "GANG_ALONE": str(arguments.alone if arguments.what == "cost" else 0),
         }
         sets = [
@@ -171,18 +172,21 @@ def train(fed: Any) -> None:
     layers, width = int(os.environ["GANG_LAYERS"]), int(os.environ["GANG_WIDTH"])
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
-    mesh = init_device_mesh("cpu", (fed.ranks,))
+    model = model.to(fed.device)
+    mesh = init_device_mesh(fed.device.type, (fed.ranks,))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batch = torch.randn(4, width)
+    batch = torch.randn(int(os.environ["GANG_ROWS"]), width, device=fed.device)
 
     def step() -> float:
         begun = time.monotonic()
-        model(batch).pow(2).mean().backward()
+        loss = model(batch).pow(2).mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        loss.item()  # waits for a GPU
         return time.monotonic() - begun
 
     alone = [step() for _ in range(int(os.environ["GANG_ALONE"]))]
@@ -200,6 +204,7 @@ def train(fed: Any) -> None:
     without = statistics.mean(alone[2:])
     found = {
         "gang": "cost",
+        "device": fed.device.type,
         "megabytes": round(4e-6 * layers * width * width),
         "steps_alone": len(alone),
         "alone_mean_s": round(without, 4),
@@ -222,6 +227,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=4, help="in the batch of each rank")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between syncs")
     parser.add_argument("--alone", type=int, default=20, help="cost: steps without a node")
     parser.add_argument("--seconds", type=float, default=60.0, help="cost: of training in the run")
