@@ -53,7 +53,7 @@ def test_unequal_speeds_and_a_client_that_is_killed(site):
                if one["key"].startswith(name)]
         for name in "ac"
     }  # fmt: skip
-    assert min(steps["c"]) < 15 <= max(steps["a"]), "the slow client is given fewer steps"
+    assert min(steps["c"]) < min(20, max(steps["a"])), "the slow client is given fewer steps"
 
 
 def test_clients_that_choose_their_steps(site):

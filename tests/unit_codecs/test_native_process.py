@@ -112,8 +112,9 @@ def python(code, *arguments, **variables):
 def test_fork():
     """The pool's threads do not survive a fork; the child gets its own."""
     code = """
-import os, numpy as np
+import os, warnings, numpy as np
 from fsl_codecs import CodecSpec, bound
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads at fork
 from fsl_codecs.dispatch import available, implementation_named
 codec, spec = implementation_named(available()[0]), CodecSpec("e4m3", chunk_values=16384)
 values = np.ones(1 << 18, np.float32); values[::3] = 2

@@ -162,9 +162,9 @@ class FedBase:
             model = fed.lora(AutoModelForCausalLM.from_pretrained(folder))
 
         By [tune] of the run and this client's --rank and --layers. The model is changed in place,
-        frozen but for adapters and full modules, and returned; only these are exchanged. heads:
-        names of weights that are new in it, such as a classifier's, and train whole. site_rank:
-        instead of --rank.
+        frozen but for adapters and full modules, and returned; only these are exchanged. Both are
+        kept in fp32: compute with a base in bf16 under torch.autocast. heads: names of weights that
+        are new in it, such as a classifier's, and train whole. site_rank: instead of --rank.
 
         Raises ConfigError (nothing to adapt), TaskError (a rank that the run cannot have), and what
         `attach` raises.

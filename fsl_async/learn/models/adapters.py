@@ -98,6 +98,7 @@ class Adapters:
         tail = spec.rank - spec.site_rank
         model.requires_grad_(False)
         self._full = _full_names(model, spec)
+        to_fp32(model, self._full)
         targets = _matching_layers(model, spec.targets, without=self._full)
         if not targets and not self._full:
             raise ConfigError(
@@ -274,6 +275,13 @@ def _full_names(model: nn.Module, spec: AdapterSpec) -> list[str]:
         for name in names
         if name in spec.heads or any(fnmatch.fnmatchcase(name, one) for one in spec.full)
     ]
+
+
+def to_fp32(model: nn.Module, names: Sequence[str]) -> None:
+    """Keep these weights in fp32, as peft keeps adapters: most steps are lost in bf16's rounding."""
+    for name in names:
+        weight = model.get_parameter(name)
+        weight.data = weight.data.float()
 
 
 def _in_blocks(name: str, layers: str) -> bool:

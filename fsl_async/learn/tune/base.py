@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fsl_async.config.settings_tuning import Objective
 from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.data.counter import random_words
+from fsl_async.learn.models.adapters import to_fp32
 from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.models.hf import collector_paused, extra
 from fsl_async.learn.tune.base_files import (
@@ -79,7 +80,7 @@ def load_base(
 
     labels: of classify, their names; the model then has a head with an output for each. A head of
     that size in the folder is kept.
-    bf16: weights in bf16, for a frozen base on CUDA.
+    bf16: weights in bf16, for a frozen base on CUDA; what the folder lacks is in fp32.
     Raises ConfigError in one line: no such folder, no config.json, pickled weights only, weights or
     tokenizer missing or damaged, an extra not installed, too little memory.
     """
@@ -99,6 +100,7 @@ def load_base(
         load = _from_folder if gguf is None else _from_gguf
         model, missing = load(transformers, root, objective, labels, dtype)
     _check_missing(root, missing, objective)
+    to_fp32(model, missing)  # with the same bits at all sites, and they train whole
     state = model.state_dict()
     with torch.no_grad():
         for name in missing:

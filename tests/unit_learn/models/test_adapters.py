@@ -48,6 +48,10 @@ def llama():
     return hf.build("llama", LLAMA, seed=1)
 
 
+def llama_in_bf16():
+    return llama().to(torch.bfloat16)
+
+
 def gpt2():
     return hf.build("gpt2", GPT2 | dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0))
 
@@ -71,6 +75,19 @@ def flat(weights):
     found = np.empty(weights.layout.values, np.float32)
     weights.copy_out(found)
     return found
+
+
+def test_what_trains_is_fp32_in_a_base_in_bf16():
+    """The first weights are those of sites with a base in fp32, and small steps are not lost."""
+    sites = [site(4, build=build, full=("*norm.weight",)) for build in (llama, llama_in_bf16)]
+    model = sites[1][0]
+    assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
+    assert model.model.embed_tokens.weight.dtype == torch.bfloat16
+    vectors = [flat(weights) for _, _, weights in sites]
+    assert np.array_equal(*vectors)
+    moved = vectors[0] + np.float32(2**-12)
+    sites[1][2].copy_in(moved)
+    assert np.array_equal(flat(sites[1][2]), moved)
 
 
 @pytest.mark.parametrize("build", [llama, gpt2])

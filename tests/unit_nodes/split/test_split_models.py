@@ -162,7 +162,8 @@ def test_resnet18_has_the_published_cut(nodes, configured, tmp_path):
     run = nodes(config)
     sent = run.summaries["site-a"].traffic["payload"]
     assert sent["activations up"] == 4 * 2 * 128 * 4 * 4
-    assert sent["client model down"] == 2_739_968  # the published 2,740,048 less counters
+    # The published 2,740,048 less counters; once more where version 1 is sent before the end.
+    assert sent["client model down"] in {2_739_968, 2 * 2_739_968}
 
 
 def test_a_custom_model_and_a_custom_auxiliary(nodes, configured, images, own):
