@@ -278,7 +278,7 @@ def _full_names(model: nn.Module, spec: AdapterSpec) -> list[str]:
 
 
 def to_fp32(model: nn.Module, names: Sequence[str]) -> None:
-    """Keep these weights in fp32, as peft keeps adapters: most steps are lost in bf16's rounding."""
+    """Keep these weights in fp32, as peft keeps adapters: bf16 rounds most steps away."""
     for name in names:
         weight = model.get_parameter(name)
         weight.data = weight.data.float()
