@@ -38,7 +38,7 @@ def train(fed, width=3, poison=0, loss_lost=0, step_s=0.02, sends=0):
         told = math.nan if loss_lost <= steps < 20 * loss_lost else loss.item()
         if not fed.step(tokens=8, metrics={"loss": told}):
             break
-    print("weights finite", bool(torch.isfinite(model.weight).all()), flush=True)
+    print(f"weights finite {bool(torch.isfinite(model.weight).all())}", flush=True)
 
 def wide(fed):
     train(fed, width=5)

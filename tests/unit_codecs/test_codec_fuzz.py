@@ -27,6 +27,7 @@ def paths_of(output, rounds):
     return set(re.findall(rf"^(\w+)(?: [\w ]+)?: {rounds} rounds$", output, re.MULTILINE))
 
 
+@pytest.mark.sweep
 @needs_compiler
 def test_kernels_stay_within_their_buffers(tmp_path):
     """Each kernel of each path gives the plain one's result, on buffers that end at a page.

@@ -32,8 +32,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "model"),
+    [
+        pytest.param(
+            case, model, marks=() if model == "gpt" or case == "fsl-sage" else pytest.mark.sweep
+        )
+        for case in CASES
+        for model in MODELS
+    ],
+)
 def test_measured_payload_is_the_plans(case, model, *, nodes, configured, text, images):
     """The planner is exact to the byte.
 

@@ -36,7 +36,7 @@ def storm(seed):
 
 
 @pytest.mark.parametrize(
-    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (0, *range(3, 20)))]
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (0, *range(2, 20)))]
 )
 def test_a_storm_breaks_no_invariant(seed):
     """For several seeds, with faults that were injected."""

@@ -57,17 +57,17 @@ def worse(monkeypatch):
     monkeypatch.setitem(module.PROFILES, "storm", WORSE)
 
 
+USUAL = [("splitfed-v1", False), ("fsl-sage", False), ("splitfed-v2", True), ("fsl-sage", True)]
+
+
 @pytest.mark.parametrize(
     ("method", "lockstep"),
     [
-        *((method, False) for method in METHODS),
-        ("splitfed-v2", True),
-        ("fsl-sage", True),
-        *(
-            pytest.param(method, True, marks=pytest.mark.sweep)
-            for method in METHODS
-            if method not in {"splitfed-v2", "fsl-sage"}
-        ),
+        pytest.param(
+            method, lockstep, marks=() if (method, lockstep) in USUAL else pytest.mark.sweep
+        )
+        for method in METHODS
+        for lockstep in (False, True)
     ],
 )
 def test_a_storm_breaks_no_invariant(worse, method, lockstep):
