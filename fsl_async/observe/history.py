@@ -77,6 +77,8 @@ class Timeline:
     begins: array[float] = field(factory=lambda: array("d"))
     states: bytearray = field(factory=bytearray)
     marks: deque[tuple[float, str]] = field(factory=lambda: deque(maxlen=MAX_MARKS))
+    launch: str = ""
+    """What the server said of its last launch: Slurm's job and its state, among others."""
     clock: int = 0
     """Counts changes."""
     generation: int = 0
@@ -238,8 +240,12 @@ class History:
 
     def _relaunch(self, line: Line, run: RunState) -> None:
         what = str(line["what"])
-        if what in _LAUNCHES and line["client"]:
-            self._mark(str(line["client"]), run.node.last_t, what)
+        name = str(line["client"])
+        timeline = self.timeline(name) if what in _LAUNCHES and name else None
+        if timeline is not None:
+            self._mark(name, run.node.last_t, what)
+            text = str(line.get("text", ""))
+            timeline.launch = text.removeprefix(name).lstrip(": ")
 
     def _offered(self, line: Line, run: RunState) -> None:
         newest = run.ps.evaluations[-1] if run.ps.evaluations else None

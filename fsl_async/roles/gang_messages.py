@@ -162,8 +162,10 @@ class Resume(Directive, tag="gang-resume/1"):
 
 
 @frozen
-class Stop(Directive, tag="gang-stop/1"):
-    """Node: end training at the next agreed step."""
+class Stop(Directive, tag="gang-stop/2"):
+    """Node: end training at the next agreed step. leaving: because this client was asked to end."""
+
+    leaving: bool = False
 
 
 @frozen

@@ -74,6 +74,8 @@ class RankOrders:
     def __init__(self, link: Link, rank: int, *, check_s: float = CHECK_S) -> None:
         self.attention = True
         self.stopped = False
+        self.is_leaving = False
+        """Whether it was stopped because its client was asked to end."""
         self.by_rounds = False
         self.pace_steps = 0
         self.released = False
@@ -262,7 +264,9 @@ class RankOrders:
                 self.base = message
             case msg.Resume():
                 self._holding = False
-            case msg.Stop():
+            case msg.Stop(leaving=leaving):
+                # Of the first one: all ranks must evaluate, or none.
+                self.is_leaving = self.is_leaving if self.stopped else leaving
                 self.stop()
             case msg.Refuse():
                 self._refusal = (message.code, message.text)

@@ -61,6 +61,7 @@ class GangRuntime(LoopSide):
         log: Callable[[str], None],
     ) -> None:
         self.training = shell = GangShell(world, log)
+        shell.is_leaving = lambda: stop.requested
         exchange = Exchange(shell, on_event=self._post, allocate=shell.slots.allocate)
         super().__init__(ClientParts(options, shell, exchange, stop, log))
         shell.connect(exchange, listening, self.ended.is_set)

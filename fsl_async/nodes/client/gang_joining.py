@@ -91,7 +91,14 @@ class RankSession:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", self.place.rank)
         log = context.log if self.place.rank == 0 else _silent
-        return evolve(context, rank=self.place.rank, ranks=self.place.world, device=device, log=log)
+        return evolve(
+            context,
+            rank=self.place.rank,
+            ranks=self.place.world,
+            device=device,
+            log=log,
+            is_leaving=lambda: self.orders.is_leaving,
+        )
 
     def failed(self, error: FslError) -> None:
         """Tell the node that this gang fails, and would fail again."""

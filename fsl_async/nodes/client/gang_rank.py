@@ -36,7 +36,9 @@ def _train(session: RankSession) -> None:
         function = load_task(options.task) if options.task else built_in(member.config, options)
         context.log(start_line(context, options.threads))
         process_group(context.device)
-        function(Fed(session.training, context))
+        fed = Fed(session.training, context)
+        fed.evaluates_in_time = not options.task
+        function(fed)
     except RunFinishedError:
         pass
     except FslError:

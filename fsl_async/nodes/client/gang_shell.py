@@ -85,6 +85,8 @@ class GangShell:
         self.machine = gang.GangMachine(world, now=time.monotonic())
         self.on_position: Callable[[dict[str, float]], None] = lambda _: None
         """Called, in the main thread, with the position in the data that a delta ends at."""
+        self.is_leaving: Callable[[], bool] = lambda: False
+        """Whether this client was asked to end, when training stops. For any thread."""
         self._say = say
         self._exchange: Exchange
         self._is_over: Callable[[], bool] = lambda: False
@@ -150,7 +152,7 @@ class GangShell:
         """End training at the next agreed step."""
         if not self.stopped:
             self.stopped = True
-            self._post(gang.Told(msg.Stop(0)))
+            self._post(gang.Told(msg.Stop(0, self.is_leaving())))
 
     def refuse(self, code: str, text: str) -> None:
         """End `attach` in all ranks with RefusedError."""
@@ -212,7 +214,7 @@ class GangShell:
     def release(self, seconds: float) -> None:
         """Tell the ranks that they may end, and wait until they have."""
         if self.machine.has_gang or self._links:
-            self._feed(gang.Told(msg.Stop(0)))
+            self._feed(gang.Told(msg.Stop(0, self.is_leaving())))
             self._feed(gang.Told(msg.Leave(0)))
         deadline = time.monotonic() + seconds
         while self._links and time.monotonic() < deadline:

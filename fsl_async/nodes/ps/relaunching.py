@@ -45,7 +45,7 @@ def relauncher_of(
     loop = asyncio.get_running_loop()
 
     def tell(what: str, client: str, text: str) -> None:
-        journal.note("relaunch", loop.time(), what=what, client=client)
+        journal.note("relaunch", loop.time(), what=what, client=client, text=text)
         journal.say(Note(text, "warning" if what in {"failed", "gave up"} else "info"))
 
     def wanted() -> bool:

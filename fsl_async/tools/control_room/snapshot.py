@@ -60,7 +60,7 @@ def site(client: ClientState, timeline: Timeline | None) -> dict[str, Any]:
         "raw": client.up.raw,
         "coded": client.up.sent,
         "relaunches": client.relaunches,
-        "launch": [launch[1], launch[0]] if launch else None,
+        "launch": [launch[1], launch[0], _text(timeline.launch)] if launch and timeline else None,
         "rank": number(client.facts.get("rank")),
         "order": number(client.facts.get("order")),
         "norm": number(client.product_norm),

@@ -10,6 +10,7 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.gang import memory
 from fsl_async.learn.gang.link import Link, address_of, listener, user_of
 from fsl_async.learn.gang.memory import Slots, mapped, read_back, written
+from fsl_async.learn.gang.orders import RankOrders
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.messages import MessageError
 
@@ -67,6 +68,19 @@ def test_what_is_no_message_is_refused(ends):
     rank.close()
     with pytest.raises(EOFError):
         node.receive()
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_ranks_know_whether_their_client_was_asked_to_end(ends, leaving):
+    """By the first stop: a later one finds some ranks in their evaluation, which all must share."""
+    rank, node, _ = ends
+    orders = RankOrders(rank, 0)
+    node.send(msg.Stop(1, leaving))
+    node.send(msg.Stop(2, not leaving))
+    orders.wait_one()
+    orders.wait_one()
+    assert orders.stopped
+    assert orders.is_leaving is leaving
 
 
 def test_without_a_node_there_is_an_error():

@@ -223,6 +223,29 @@ def test_times_of_days_and_a_run_that_counts_samples(browser, tmp_path):
         assert page.locator(".timeline .axis span").first.inner_text() == "Sep 21 14:13"
 
 
+def test_the_state_of_a_slurm_job_is_shown_while_its_site_is_away(browser, tmp_path):
+    journal = JournalFile(tmp_path / "run")
+    journal.join(1.0, "a", "b")
+    for name in ("a", "b"):
+        journal.add(2.0, "client_left", peer=name, incarnation=1, reason="expired")
+    text = "b is not launched: Slurm has job 4711 PENDING for it"
+    journal.add(30.0, "relaunch", what="left alone", client="b", text=text)
+    text = "launched a again by slurm: Slurm job 4712"
+    journal.add(31.0, "relaunch", what="launched", client="a", text=text)
+    journal.add(40.0, "client_hello", peer="a", incarnation=2, run="run-1")
+    with opened(browser, journal.path.parent, timezone_id="UTC") as page:
+        titles = page.locator("table.sites th").all_inner_texts()
+        at = titles.index("job")
+        jobs = [
+            page.locator(f'table.sites tr[data-site="{name}"] td').all_inner_texts()[at]
+            for name in ("a", "b")
+        ]
+    assert jobs[0] == "launched Sep 21 14:13"
+    assert jobs[1] == (
+        "left alone Sep 21 14:13: is not launched: Slurm has job 4711 PENDING for it"
+    )
+
+
 def test_narrow_and_dark(browser, journal):
     viewport = {"width": 380, "height": 800}
     with opened(browser, journal.path.parent, viewport=viewport) as page:

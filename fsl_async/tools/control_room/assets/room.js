@@ -155,8 +155,7 @@ const COLUMNS = [
   ["refused", (s) => String(s.refused), "number", "ps", (s) => s.refused > 0],
   ["held", (s) => String(s.held), "number", "ps", (s) => s.held > 0],
   ["relaunches", (s) => String(s.relaunches), "number", "", (s) => s.relaunches > 0],
-  ["job", (s, state) => (s.launch ? `${s.launch[0]} ${clockOf(state, s.launch[1])}` : "-"), "",
-    "ps", (s) => s.launch !== null],
+  ["job", (s, state) => jobWords(s, state), "", "ps", (s) => s.launch !== null],
   ["rank", (s) => digits(s.rank, 4), "number", "ps", (s) => s.rank !== null],
   ["moves products by", (s) => digits(s.norm, 3), "number", "ps", (s) => s.norm !== null],
   ["epsilon", (s) => digits(s.epsilon, 3), "number", "ps", (s) => s.epsilon !== null],
@@ -165,6 +164,13 @@ const COLUMNS = [
   ["left out", (s) => whole(s.left_out), "number", "", (s) => s.left_out > 0],
   ["loop lag ms", (s) => digits(s.lag_ms, 3), "number", "ps", (s) => s.lag_ms !== null],
 ];
+
+// Once a site is back it does not matter any more what Slurm said of its job.
+const jobWords = (site, state) => {
+  if (!site.launch) return "-";
+  const [what, t, text] = site.launch;
+  return `${what} ${clockOf(state, t)}${text && !site.here ? `: ${text}` : ""}`;
+};
 
 const stateWords = (site) => {
   if (site.gone_at !== null) return `gone for ${span(serverNow() - site.gone_at)} (${site.why})`;
