@@ -1,9 +1,9 @@
 """The journals of a run, read as they grow. Older segments are read in the background.
 
 A journal's newest segment begins with the sum of those before it, so the present state is there
-after at most a segment (8 MiB). The course of older ones (`History`) costs minutes for a journal of
-1 GB: a thread reads them from the oldest on, skips lines that do not change a history, and hands
-over all that it made.
+after at most a segment (8 MiB, some seconds); it is read in turns, between which pages are served.
+The course of older ones (`History`) costs minutes for a journal of 1 GB: then a thread reads them
+from the oldest on, skips lines that do not change a history, and hands over all that it made.
 """
 
 from __future__ import annotations
@@ -62,10 +62,12 @@ class WatchedNode:
         self.revision = 0
         """Counts changes of anything that is shown."""
         self.loading: float | None = None
-        """Part of the older segments that is read; None: no more to read."""
+        """Part of the older segments that is read, 0 before those; None: no more to read."""
         self.audit: dict[str, Any] = {}
         self.evaluations: list[Evaluation] = []
         self._reader = JournalReader(folder / JOURNAL)
+        self._is_new = True
+        """Whether the newest segment has not been read to its end yet."""
         self._first_n: object = None
         self._lines: Iterator[dict[str, Any]] | None = None
         self._loaded: tuple[JournalReader, RunState, History] | None = None
@@ -101,6 +103,11 @@ class WatchedNode:
         except OSError:  # its folder is being moved or removed: what is known stays
             self._lines = None
         self.revision += taken > 0
+        if self._lines is None and self._is_new:
+            self._is_new = False
+            self._load_older()
+        elif self._is_new:
+            self.loading = 0.0
         return self._lines is not None
 
     def read_all(self) -> None:
@@ -110,12 +117,15 @@ class WatchedNode:
 
     # --- older segments ---
 
-    def load_older(self) -> None:
-        """Begin to read older segments, if there are any. Once."""
+    def _load_older(self) -> None:
+        """Begin to read older segments, if there are any."""
+        self.loading = None
         path = self.folder / JOURNAL
-        older = segments.oldest(path)
-        about = path.stat()
-        if older is None or older == (about.st_dev, about.st_ino) or self._thread is not None:
+        try:
+            older, about = segments.oldest(path), path.stat()
+        except OSError:
+            return
+        if older is None or older == (about.st_dev, about.st_ino):
             return
         self.loading = 0.0
         self._thread = threading.Thread(target=self._load, name="history", daemon=True)
@@ -197,14 +207,16 @@ _AUDITS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def watch(run_dir: Path) -> list[WatchedNode]:
-    """The nodes of a run, their newest segments read. Raises RunDirError."""
+    """The nodes of a run, the first lines of their newest segments read. Raises RunDirError."""
     nodes = [WatchedNode(folder) for folder in find_nodes(run_dir)]
     for node in nodes:
-        node.read_all()
+        node.read()
     if len(nodes) > 1:  # clients' own journals beside that of their server
-        nodes = [node for node in nodes if node.role != CLIENT] or nodes
+        servers = [node for node in nodes if node.role != CLIENT] or nodes
+        for node in nodes:
+            if node not in servers:
+                node.close()
+        nodes = servers
     if not any(node.history.lines for node in nodes):
         raise RunDirError(f"{nodes[0].folder / JOURNAL} has no line yet; is the server starting?")
-    for node in nodes:
-        node.load_older()
     return nodes

@@ -190,6 +190,19 @@ def test_a_large_ledger_is_not_audited_here(journal):
     assert "200.0 MB" in snapshot.audit_words(audit)["words"]
 
 
+def test_a_long_segment_is_read_in_turns(tmp_path):
+    """The address of the page does not wait for it."""
+    journal = JournalFile(tmp_path / "run")
+    journal.join(1.0, "a")
+    for number in range(600):
+        journal.round(3.0 * number, number, {"a": 1.0})
+    (node,) = watch(tmp_path / "run")
+    assert 0 < node.state.ps.version < 600
+    assert node.loading == 0.0
+    node.read_all()
+    assert (node.state.ps.version, node.loading) == (600, None)
+
+
 def test_many_sites_of_a_hostile_network_are_bounded(tmp_path):
     journal = JournalFile(tmp_path / "run")
     journal.join(1.0, *(f"p{at}" for at in range(500)))
