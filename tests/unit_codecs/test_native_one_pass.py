@@ -195,6 +195,7 @@ def test_sizes_around_pieces_and_blocks(name, block_values):
         assert_usual_planes(frame)
 
 
+@pytest.mark.sweep
 @with_every_name
 @pytest.mark.parametrize("more", [-128, 0, 128, 5001])
 def test_places_that_are_not_aligned(name, more):
@@ -224,6 +225,7 @@ def test_places_that_are_not_aligned(name, more):
                 assert (np.delete(row, slice(start, start + count)) == 7).all(), (path, offset)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "code"), [("e4m3", 0x7F), ("e4m3", 0xFF), ("e5m2", 0xFC)])
 @pytest.mark.parametrize("at", [5, 2 * PIECE, BLOCK + PIECE - 1, COUNT - 1])
 @with_both_tables
@@ -239,6 +241,7 @@ def test_codes_that_are_no_numbers(name, code, at, table):
     assert_read_alike(parts, "announces NaN or infinity but is quantized")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "highest"), [("e4m3", 247), ("e5m2", 240)])
 @pytest.mark.parametrize("at", [0, PIECE + 130, BLOCK - 1, BLOCK, BLOCK + PIECE - 1, COUNT - 1])
 def test_one_run_of_the_highest_scale(name, highest, at):
@@ -263,6 +266,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @with_both_tables
 def test_escaped_values(places, table):
@@ -284,6 +288,7 @@ def test_escaped_values(places, table):
         parts.escaped[number] = values
 
 
+@pytest.mark.sweep
 @with_every_name
 @pytest.mark.parametrize(("block", "piece"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_lists_that_are_too_short_or_too_long(name, block, piece):
