@@ -141,11 +141,11 @@ def run_gang(
         runtime = GangRuntime(options, ranks, listening, stop=stop, log=log)
         agent = subprocess.Popen(  # noqa: S603 - this program's own arguments
             [
-                *(sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"),
+                *(sys.executable, "-P", "-m", "fsl_async.nodes.client.gang_agent", "--standalone"),
                 *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
                 *("-m", "fsl_async.nodes.client.gang_rank"),
             ],
-            env={**os.environ, ADDRESS: name, "PYTHONUNBUFFERED": "1", OWN_STORE: "1"},
+            env=_environment(ranks) | {ADDRESS: name, "PYTHONUNBUFFERED": "1", OWN_STORE: "1"},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr if as_json else None,
             start_new_session=True,  # Ctrl-C is the node's, which ends the ranks in good order
@@ -157,6 +157,12 @@ def run_gang(
         finally:
             _end(agent, waits_s)
     return runtime.summary()
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    """Of the ranks. torchrun would give each one thread, and warn that it does."""
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
 
 def _end(agent: subprocess.Popen[bytes], waits_s: float) -> None:

@@ -17,6 +17,7 @@ from fsl_async.tools.demo.play import Demo
 if TYPE_CHECKING:
     from fsl_async.cluster.supervisor import Supervisor
 
+_AGENT = "fsl_async.nodes.client.gang_agent"
 _MODULE = "fsl_async.nodes.client.gang_rank"
 _GONE, _BACK = " is gone", " ranks are here"
 """In lines of a client's node, when a rank is lost and when all of them are here."""
@@ -57,6 +58,6 @@ def ranks_of(node: int) -> list[int]:
             for task in Path(f"/proc/{pid}/task").iterdir():
                 below += [int(child) for child in (task / "children").read_text().split()]
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            if _MODULE in words and "torch.distributed.run" not in words:
+            if _MODULE in words and _AGENT not in words:
                 found.append(pid)
     return sorted(found)
