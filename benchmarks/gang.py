@@ -200,6 +200,8 @@ def train(fed: Any) -> None:
         steps.append(took + stalls[-1])
     if fed.rank or not alone:
         return
+    last = stalls.pop()  # waits for the end of the run: no training is held up
+    steps.pop()
     with_node = statistics.mean(steps[2:])
     without = statistics.mean(alone[2:])
     found = {
@@ -215,6 +217,7 @@ def train(fed: Any) -> None:
         "longest_fed_step_s": round(max(stalls), 4),
         "fed_steps_s": [round(one, 4) for one in sorted(stalls)[-6:]],
         "fed_step_median_s": round(statistics.median(stalls), 6),
+        "last_fed_step_s": round(last, 4),
         "version": fed.version,
     }
     print(json.dumps(found), flush=True)

@@ -34,7 +34,7 @@ class Ring:
         digests = set()
         for number, group in enumerate(self._groups):
             group.store.ring.open(coordinates=number == 0)
-            digests.add(group.store.ring.begin())
+            digests.add(group.store.ring.begin().digest)
         assert len(digests) == 1, "all groups begin with the same weights"
         self.round = 0
 
