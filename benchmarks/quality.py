@@ -54,7 +54,7 @@ MARKS = ("<!-- quality.py --docs -->\n", "<!-- end -->\n")
 @click.option("--docs", is_flag=True, help="Write the tables into docs/BENCHMARKS.md.")
 @click.option("--plot", "folder", type=click.Path(path_type=Path), help="Draw, run nothing.")
 @click.option("--check", "only_check", is_flag=True, help="Check that one client equals alone.")
-@click.option("--smoke", is_flag=True, help="Three tiny rows on standard output, nothing kept.")
+@click.option("--smoke", is_flag=True, help="Four tiny rows on standard output, nothing kept.")
 def main(
     *,
     experiments: tuple[str, ...],
@@ -76,7 +76,9 @@ def main(
         return
     if smoke:
         tiny = Spec(seed=0, steps=(1, 1), total_steps=4, batch=2)
-        for spec in (tiny, attrs.evolve(tiny, mode="parallel"), attrs.evolve(tiny, mode="alone")):
+        grouped = attrs.evolve(tiny, steps=(1, 1, 1, 1), total_steps=8, groups=2, global_every=1)
+        others = [attrs.evolve(tiny, mode=mode) for mode in ("parallel", "alone")]
+        for spec in (tiny, *others, grouped):
             print(json.dumps(measure(spec)))
         return
     kept = read_rows(results)
