@@ -34,11 +34,13 @@ def free_port():
 class GangNode:
     """A node with the ranks of `gang_program`.
 
-    versions: the vector of each version, float32.
+    versions: the vector of each version, float32. machines: on which the ranks believe to be.
     """
 
-    def __init__(self, folder, ranks, how="fsdp", optimizer="adamw", does="evaluates"):
-        self.folder, self.ranks = folder, ranks
+    def __init__(
+        self, folder, ranks, how="fsdp", optimizer="adamw", does="evaluates", *, machines=1
+    ):
+        self.folder, self.ranks, self.machines = folder, ranks, machines
         self.arguments = (how, optimizer, does)
         self.said, self.events, self.versions = [], [], []
         self.shell = GangShell(ranks, self.said.append)
@@ -63,7 +65,8 @@ class GangNode:
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
+                "LOCAL_RANK": str(rank % (self.ranks // self.machines)),
+                "LOCAL_WORLD_SIZE": str(self.ranks // self.machines),
                 "WORLD_SIZE": str(self.ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),

@@ -128,10 +128,13 @@ class ModelWeights:
             self._wait()
         return all(_is_finite(target[start:stop]) for start, stop in ranges)
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """The ranges of the flat vector that `copy_out` writes, in order, none next to another."""
+    def ranges(self, *, copied_out: bool = True) -> list[tuple[int, int]]:
+        """The ranges of the flat vector that `copy_out` writes, in order, none next to another.
+
+        copied_out: False: those that `copy_in` and `rebase` read.
+        """
         ranges: list[tuple[int, int]] = []
-        for _, start, stop in self._pieces(copied_out=True):
+        for _, start, stop in self._pieces(copied_out=copied_out):
             _extend(ranges, start, stop)
         return ranges
 

@@ -7,13 +7,14 @@ one, which the kernel vouches for, and accept only their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -50,6 +51,19 @@ def listener(name: str) -> socket.socket:
         raise
     made.setblocking(False)
     return made
+
+
+class RankLink(Protocol):
+    """A rank's connection with its node: `Link`, or `remote.RemoteLink` to another machine."""
+
+    def send(self, message: Message, files: Sequence[int] = ()) -> None:
+        """See `Link`."""
+
+    def receive(self, *, waits: bool = True) -> tuple[Message, list[int]] | None:
+        """See `Link`."""
+
+    def close(self) -> None:
+        """See `Link`."""
 
 
 class Link:
@@ -102,6 +116,11 @@ class Link:
             for file in files:
                 os.close(file)
             raise
+
+    def shut(self) -> None:
+        """End the connection, also for a thread that waits in `receive`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end."""

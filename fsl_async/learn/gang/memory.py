@@ -131,10 +131,19 @@ def mapped(file: int, values: int) -> Vector:
         size = os.fstat(file).st_size
         if size != values * _BYTES:
             raise TaskError(f"the node shares {size} bytes for a model of {values} values")
-        memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        # Of sparse memory only what is used shall have pages.
+        populates = mmap.MAP_POPULATE if os.fstat(file).st_blocks else 0
+        memory = mmap.mmap(file, size, mmap.MAP_SHARED | populates)
     finally:
         os.close(file)
     return np.frombuffer(memory, np.float32)
+
+
+def sparse(values: int) -> int:
+    """Make a slot whose pages come as they are used; returns its descriptor."""
+    file = os.memfd_create("fsl-vector", os.MFD_CLOEXEC)
+    os.ftruncate(file, values * _BYTES)
+    return file
 
 
 def written(data: bytes) -> int:

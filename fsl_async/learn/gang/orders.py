@@ -25,7 +25,7 @@ from fsl_async.errors import RefusedError, TaskError
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.ports import Order, RebaseOrder, RoundOrder, SnapshotOrder, Vector
 from fsl_async.learn.client.schedule import RunClock
-from fsl_async.learn.gang.link import Link, NodeLostError
+from fsl_async.learn.gang.link import NodeLostError, RankLink
 from fsl_async.learn.gang.memory import mapped
 from fsl_async.roles import gang_messages as msg
 
@@ -71,7 +71,7 @@ class RankOrders:
     check_s: how often ranks agree. on_check: called then, with nothing asked of it.
     """
 
-    def __init__(self, link: Link, rank: int, *, check_s: float = CHECK_S) -> None:
+    def __init__(self, link: RankLink, rank: int, *, check_s: float = CHECK_S) -> None:
         self.attention = True
         self.stopped = False
         self.is_leaving = False

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import torch.distributed as dist
@@ -34,14 +36,24 @@ def agreement_group(rank: int, generation: int) -> dist.ProcessGroupGloo:
     Not dist.new_group: torchrun may keep one store for all starts of its ranks, and there a rank
     could find the address of a dead one.
     """
-    world = dist.get_world_size()
+    store = store_of_ranks(generation)
+    return dist.ProcessGroupGloo(store, rank, dist.get_world_size(), AGREEMENT_TIMEOUT)
+
+
+def store_of_ranks(generation: int) -> Any:
+    """The part of torchrun's store that this start of its ranks has for itself.
+
+    Raises RuntimeError where there is none: not under torchrun, and before init_process_group.
+    """
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        int(os.environ["WORLD_SIZE"]),
+        is_master=False,
     )
-    own = dist.PrefixStore(  # type: ignore[attr-defined]
+    return dist.PrefixStore(  # type: ignore[attr-defined]
         f"fsl-gang/{generation}", store
     )
-    return dist.ProcessGroupGloo(own, rank, world, AGREEMENT_TIMEOUT)
 
 
 class RankWeights(ModelWeights):
@@ -70,6 +82,8 @@ class RankExchange:
         self._rank = rank
         self.ranges: Callable[[], list[tuple[int, int]]] = list
         """Gives the ranges that this rank copies out."""
+        self.reads: Callable[[], list[tuple[int, int]]] = list
+        """Gives those that it copies in: more, where ranks have replicas."""
 
     def free_vector(self, values: int) -> Vector:
         """The vector to copy into: at attach the first slot, later that of the order."""
@@ -89,6 +103,7 @@ class RankExchange:
             "manifest": manifest.to_wire() if self._rank == 0 else [],
             "frozen": manifest.frozen,
             "ranges": self.ranges(),
+            "reads": self.reads(),
         }
         file = written(msgpack.packb(body))
         try:
@@ -169,6 +184,7 @@ class RankTraining(Training):
     def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
         weights = RankWeights(module, exchange, self.orders, self._rank)
         self._ranks_exchange.ranges = weights.ranges
+        self._ranks_exchange.reads = partial(weights.ranges, copied_out=False)
         return weights
 
     def serve(self) -> None:

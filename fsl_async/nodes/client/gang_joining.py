@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import msgpack  # type: ignore[import-untyped]
 import torch
 from attrs import evolve, frozen
 
@@ -19,15 +21,20 @@ from fsl_async.errors import FslError, TaskError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.orders import RunFinishedError
-from fsl_async.learn.gang.link import Link, NodeLostError, address_of
+from fsl_async.learn.gang.link import Link, NodeLostError, RankLink, address_of
 from fsl_async.learn.gang.orders import CHECK_S, RankOrders
-from fsl_async.learn.gang.training import RankTraining
+from fsl_async.learn.gang.remote import RemoteLink, RemoteRanks
+from fsl_async.learn.gang.training import RankTraining, store_of_ranks
 from fsl_async.nodes.client import gang
 from fsl_async.nodes.client.gang_context import options_to_wire, unpacked
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.roles import gang_messages as msg
 
 CONNECT_S = 60.0
+REMOTE_LEAVES_S = 10.0
+"""How long rank 0 waits for ranks on other machines to leave."""
+REMOTE = "remote"
+"""Key in the store: names of rank 0's machine, port and token, in msgpack."""
 CHECK = "FSL_GANG_CHECK_S"
 """Environment variable: how often ranks agree, in seconds; for tests."""
 
@@ -39,36 +46,46 @@ _joined: list[Place] = []
 class Place:
     """Which rank this process is, by the variables that torchrun sets.
 
-    generation: how often torchrun has started the ranks again.
+    generation: how often torchrun has started the ranks again. local: the rank's number on its
+    machine, which has `local_world` of them.
     """
 
     rank: int
     world: int
     generation: int
+    local: int
+    local_world: int
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Place | None:
-        """Return the place of this process; None where it is no rank of several.
-
-        Raises TaskError for ranks on several machines.
-        """
+        """Return the place of this process; None where it is no rank of several."""
         world = int(environ.get("WORLD_SIZE", "1"))
         if world < 2 or "RANK" not in environ:  # set by other launchers too
             return None
-        local = int(environ.get("LOCAL_WORLD_SIZE", str(world)))
-        if local != world:
-            raise TaskError(
-                f"this torchrun has {world} ranks, {local} of them on this machine: the ranks of"
-                " one client are on one machine; start a torchrun and a client on each"
-            )
-        restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return cls(int(environ["RANK"]), world, restarts)
+        rank = int(environ["RANK"])
+        return cls(
+            rank,
+            world,
+            int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            int(environ.get("LOCAL_RANK", str(rank))),
+            int(environ.get("LOCAL_WORLD_SIZE", str(world))),
+        )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the node is on another machine, that of rank 0."""
+        return self.rank != self.local
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether some rank is on another machine than others."""
+        return self.local_world != self.world
 
 
 class RankSession:
     """This rank's connection with its node, and its side of training."""
 
-    def __init__(self, link: Link, place: Place) -> None:
+    def __init__(self, link: RankLink, place: Place) -> None:
         self.place = place
         self.link = link
         check_s = float(os.environ.get(CHECK, CHECK_S))
@@ -89,7 +106,7 @@ class RankSession:
         """The client's context, for this rank of it."""
         device = context.device
         if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", self.place.rank)
+            device = torch.device("cuda", self.place.local)
         log = context.log if self.place.rank == 0 else _silent
         return evolve(
             context,
@@ -128,12 +145,55 @@ def dial(name: str, *, starts: Callable[[], None] | None = None) -> Link:
         time.sleep(0.05)
 
 
+def reach(
+    place: Place, name: str, *, starts: Callable[[], None] | None = None
+) -> tuple[RankLink, RemoteRanks | None]:
+    """Connect this rank with the node of its gang, by the name of its socket on rank 0's machine.
+
+    Returns the connection and, in rank 0, what stands for ranks on other machines, if there are
+    any. Raises NodeLostError and TaskError.
+    """
+    if not place.spans_machines:
+        return dial(name, starts=starts), None
+    try:
+        store = store_of_ranks(place.generation)
+        if place.is_remote:
+            hosts, port, token = msgpack.unpackb(store.get(REMOTE))
+            return RemoteLink.dial(hosts, port, token), None
+    except (RuntimeError, OSError) as error:  # no store there, or nothing in it after its timeout
+        raise TaskError(
+            f"these ranks are on several machines and find no store of torchrun ({error}): start"
+            " them with torchrun, or call torch.distributed.init_process_group first"
+        ) from error
+    link = dial(name, starts=starts)
+    if place.rank:
+        return link, None
+    stands = RemoteRanks(name)
+    store.set(REMOTE, msgpack.packb([_own_names(), stands.port, stands.token]))
+    return link, stands
+
+
+def _own_names() -> list[str]:
+    """Names under which other machines of the cluster may reach this one, the likeliest first."""
+    master = os.environ["MASTER_ADDR"]
+    names = [socket.gethostname(), master]
+    # The address that this machine has on the way to torchrun's store; of no use if that is here.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((master, int(os.environ["MASTER_PORT"])))
+        found = str(way.getsockname()[0])
+        names.insert(len(names) if found.startswith("127.") else 0, found)
+    return names
+
+
 class JoinedRank(Fed):
     """What `fsl_async.join` returns in a rank: a Fed, to close or use in a `with`."""
 
-    def __init__(self, session: RankSession, context: ClientContext) -> None:
+    def __init__(
+        self, session: RankSession, context: ClientContext, stands: RemoteRanks | None
+    ) -> None:
         super().__init__(session.training, session.context(context))
         self._rank_session = session
+        self._stands = stands
         self._closed = False
 
     def close(self) -> None:
@@ -144,6 +204,8 @@ class JoinedRank(Fed):
                 self._rank_session.training.serve()
             finally:
                 self._rank_session.link.close()
+                if self._stands is not None:
+                    self._stands.close(REMOTE_LEAVES_S)
 
     def __enter__(self) -> Self:
         return self
@@ -179,9 +241,10 @@ def join_ranks(
         if place.rank == 0:
             gang.start(options_to_wire(options), agent)
 
-    session = RankSession(dial(address_of(agent), starts=starts), place)
+    link, stands = reach(place, address_of(agent), starts=starts)
+    session = RankSession(link, place)
     _, member = session.wait_welcome()
-    return JoinedRank(session, make_context(options, member, log))
+    return JoinedRank(session, make_context(options, member, log), stands)
 
 
 def process_group(device: torch.device) -> Any:

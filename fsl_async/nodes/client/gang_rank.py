@@ -16,7 +16,8 @@ from fsl_async.nodes.client.joining import built_in, context_of, start_line
 
 def main() -> int:
     """Train as one rank, until the node lets it go. Returns the exit code."""
-    place = Place.here() or Place(0, 1, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    place = Place.here() or Place(0, 1, generation, 0, 1)
     session = RankSession(dial(os.environ[ADDRESS]), place)
     try:
         _train(session)

@@ -76,10 +76,16 @@ def replayed(log, steps, ranks, optimizer_name):
     return vector(), versions
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.sweep)])
-def test_two_ranks_are_one_process_to_the_bit(node, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "machines"),
+    [
+        ("adamw", 2),
+        *(pytest.param(*one, marks=pytest.mark.sweep) for one in (("adamw", 1), ("sgd", 1))),
+    ],
+)
+def test_two_ranks_are_one_process_to_the_bit(node, optimizer, machines):
     """Sharding, snapshots and rebases change no bit: halving a sum of two gradients is exact."""
-    made = node(2, "fsdp", optimizer)
+    made = node(2, "fsdp", optimizer, machines=machines)
     ranks, tokens = trained(made, 200, 10)
     steps = ranks[0]["steps"]
     assert steps >= 200
@@ -109,10 +115,11 @@ def test_three_ranks_differ_by_rounding(node):
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("machines", [1, 2])
 @pytest.mark.parametrize(("ranks", "how"), [(4, "hsdp"), (2, "ddp")])
-def test_replicas_are_one_model(node, ranks, how):
+def test_replicas_are_one_model(node, ranks, how, machines):
     """The first replica copies out, and all copy in."""
-    made = node(ranks, how, "sgd", does="")
+    made = node(ranks, how, "sgd", does="", machines=machines)
     found, _ = trained(made, 60, 3)
     last, _ = replayed(found[0]["log"], found[0]["steps"], ranks, "sgd")
     for rank in found:

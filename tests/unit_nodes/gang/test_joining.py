@@ -29,13 +29,22 @@ def test_a_rank_knows_its_place():
     """By what torchrun sets; a process alone is no rank."""
     assert Place.here({}) is None
     assert Place.here({"WORLD_SIZE": "1"}) is None
-    assert Place.here(RANK) == Place(3, 4, 2)
+    place = Place.here(RANK)
+    assert place == Place(3, 4, 2, 3, 4)
+    assert not place.is_remote
+    assert not place.spans_machines
 
 
-def test_ranks_on_several_machines_are_refused():
-    """Their node shares memory with them."""
-    with pytest.raises(TaskError, match="on one machine"):
-        Place.here({**RANK, "LOCAL_WORLD_SIZE": "2"})
+def test_a_rank_knows_whether_its_node_is_here():
+    """It is on the machine of rank 0."""
+    places = [
+        Place.here(
+            {**RANK, "LOCAL_WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
+        )
+        for rank in range(4)
+    ]
+    assert [place.is_remote for place in places] == [False, False, True, True]
+    assert all(place.spans_machines for place in places)
 
 
 def test_a_second_join_of_ranks_is_refused(monkeypatch):
@@ -48,7 +57,7 @@ def test_a_second_join_of_ranks_is_refused(monkeypatch):
 
     monkeypatch.setattr(gang_joining, "dial", dial)
     monkeypatch.setattr(gang_joining, "_joined", [])
-    given = ClientOptions("127.0.0.1:7100", "a"), Place(0, 2, 0), lambda *_: None, print
+    given = ClientOptions("127.0.0.1:7100", "a"), Place(0, 2, 0, 0, 2), lambda *_: None, print
     with pytest.raises(gang_joining.NodeLostError):
         gang_joining.join_ranks(*given)
     with pytest.raises(TaskError, match="start another torchrun"):

@@ -1,0 +1,361 @@
+"""Ranks on other machines than their node. Imports no torch.
+
+Rank 0, on the node's machine, stands for each of them at the node's socket, where it looks like any
+other rank:
+
+    rank on machine B  <- TCP ->  process of rank 0 on machine A  <- Unix socket ->  node
+
+Messages pass through. The ranks of machine A share the vectors with the node. For a rank of machine
+B its parts of them travel with the message that speaks of them: what it writes (the first weights,
+snapshots) before `Attached` and `Done`, what it reads (base and reference of a move, the base of
+`fed.at_version`) before `Move` and `Base`. There a slot is sparse memory, in which only these parts
+take pages. So a sync moves each shard once over the cluster's network, and nothing is gathered.
+
+A connection begins with a token, which the ranks have from torchrun's store. It is not encrypted,
+like those of NCCL and gloo. Then frames of both directions are alike:
+
+    kind u8, length u64, little-endian, then so many bytes
+    MESSAGE  msgpack, by the tables of `roles.gang_messages`
+    BODY     what the descriptor of the next message holds
+    DATA     slot u32, first value u64, fp32 values
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.gang.link import MOST_BYTES, Link, NodeLostError
+from fsl_async.learn.gang.memory import mapped, sparse, written
+from fsl_async.roles import gang_messages as msg
+from fsl_async.roles.messages import Message, MessageError, Table
+
+Range = tuple[int, int]
+
+MESSAGE, BODY, DATA = 0, 1, 2
+MOST_BODY = 64 << 20
+"""Bytes of a manifest, and of the ranges of a rank."""
+CONNECT_S = 10.0
+"""To connect to one address, and to say the token."""
+MOST_CONNECTIONS = 4096
+_HEAD, _PLACE = struct.Struct("<BQ"), struct.Struct("<IQ")
+_TOKEN_BYTES, _WELCOME = 32, b"fsl-gang"
+_SMALL = 64 << 10
+_BYTES = 4
+
+
+class _Wire:
+    """Frames on a TCP connection. One thread sends at a time, and one receives."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.settimeout(None)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that has lost power says nothing.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+            if hasattr(socket, option):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        self._socket = connected
+        self._lock = threading.Lock()
+        self.slots: dict[int, Vector] = {}
+        self.takes: frozenset[Range] | None = None
+        """The parts of a slot that the other end may send; None: any."""
+
+    def send(self, kind: int, head: bytes, data: memoryview | bytes = b"") -> None:
+        """Send a frame of `head` and then `data`. Raises OSError."""
+        first = _HEAD.pack(kind, len(head) + len(data)) + head
+        with self._lock:
+            if len(data) < _SMALL:
+                self._socket.sendall(first + data)
+            else:
+                self._socket.sendall(first)
+                self._socket.sendall(data)
+
+    def send_parts(self, slot: int, ranges: Iterable[Range]) -> None:
+        """Send parts of a slot."""
+        vector = self.slots[slot]
+        for start, stop in ranges:
+            part = vector[start:stop].data.cast("B")
+            self.send(DATA, _PLACE.pack(slot, start), part)
+
+    def receive(self) -> tuple[int, bytes]:
+        """The next message or body; data before it are put into their slots.
+
+        Raises EOFError, OSError, and MessageError for what is none of these.
+        """
+        while True:
+            kind, length = _HEAD.unpack(self._read(_HEAD.size))
+            if kind == DATA:
+                self._take(length)
+            elif kind in {MESSAGE, BODY} and length <= (MOST_BODY if kind == BODY else MOST_BYTES):
+                return kind, self._read(length)
+            else:
+                raise MessageError(f"a frame of kind {kind} with {length} bytes")
+
+    def _take(self, length: int) -> None:
+        if length < _PLACE.size:
+            raise MessageError("data without a place")
+        slot, start = _PLACE.unpack(self._read(_PLACE.size))
+        values, rest = divmod(length - _PLACE.size, _BYTES)
+        vector = self.slots.get(slot)
+        if vector is None or rest or not 0 < values <= len(vector) - start:
+            raise MessageError(f"data for values {start} to {start + values} of slot {slot}")
+        if self.takes is not None and (start, start + values) not in self.takes:
+            raise MessageError("data for a part of another rank")
+        self._fill(vector[start : start + values].data.cast("B"))
+
+    def _read(self, size: int) -> bytes:
+        found = bytearray(size)
+        self._fill(memoryview(found))
+        return bytes(found)
+
+    def _fill(self, into: memoryview) -> None:
+        while into:
+            count = self._socket.recv_into(into)
+            if not count:
+                raise EOFError("closed")
+            into = into[count:]
+
+    def close(self) -> None:
+        """End the connection, in both directions."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _packed(message: Message, table: Table) -> bytes:
+    data: bytes = msgpack.packb(table.to_wire(message))
+    return data
+
+
+def _unpacked(data: bytes, table: Table) -> Message:
+    try:
+        body = msgpack.unpackb(data, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MessageError(f"not msgpack: {error}") from None
+    return table.from_wire(body)
+
+
+def _parts(body: bytes) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+    """What a rank writes and reads, of the body of its `Attached`."""
+    try:
+        found: Any = msgpack.unpackb(body)
+        writes, reads = (
+            tuple((int(start), int(stop)) for start, stop in found[name])
+            for name in ("ranges", "reads")
+        )
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        raise MessageError(f"no ranges: {error}") from None
+    return writes, reads
+
+
+class RemoteLink:
+    """A rank's connection with its node on another machine; used as `Link` is."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._wire = _Wire(connected)
+        self._found: queue.SimpleQueue[tuple[Message, list[int]] | Exception] = queue.SimpleQueue()
+        self._values = 0
+        self._first = -1
+        self._fills: dict[int, int] = {}  # directive -> the slot that it has this rank fill
+        self._writes: tuple[Range, ...] = ()
+        threading.Thread(target=self._receive, name="gang", daemon=True).start()
+
+    @classmethod
+    def dial(cls, hosts: Sequence[str], port: int, token: bytes) -> RemoteLink:
+        """Connect to rank 0's machine by the first of its names that works.
+
+        Raises NodeLostError.
+        """
+        errors = []
+        for host in dict.fromkeys(hosts):
+            try:
+                connected = socket.create_connection((host, port), CONNECT_S)
+            except OSError as error:
+                errors.append(f"{host}: {error}")
+                continue
+            try:
+                connected.sendall(token)
+                answer = connected.recv(len(_WELCOME), socket.MSG_WAITALL)
+            except OSError as error:
+                answer = str(error).encode()
+            if answer == _WELCOME:
+                return cls(connected)
+            connected.close()
+            errors.append(f"{host}: another program listens at port {port}")
+        raise NodeLostError(
+            f"this rank cannot reach rank 0, whose machine has the node: {'; '.join(errors)}"
+        )
+
+    def send(self, message: Message, files: Sequence[int] = ()) -> None:
+        """Send a message, after this rank's parts of the slot that it speaks of. Raises OSError."""
+        match message:
+            case msg.Shape(values):
+                self._values = values
+            case msg.Attached():
+                body = os.pread(files[0], os.fstat(files[0]).st_size, 0)
+                self._writes, _ = _parts(body)
+                self._wire.send(BODY, body)
+                self._wire.send_parts(self._first, self._writes)
+            case msg.Done(number=number) if number in self._fills:
+                self._wire.send_parts(self._fills.pop(number), self._writes)
+        self._wire.send(MESSAGE, _packed(message, msg.FROM_RANKS))
+
+    def receive(self, *, waits: bool = True) -> tuple[Message, list[int]] | None:
+        """Return the next message and its descriptors; None if none is there.
+
+        Raises EOFError where the connection has ended, and MessageError, OSError.
+        """
+        try:
+            found = self._found.get(block=waits)
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            self._found.put(found)
+            raise found
+        return found
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                _, data = self._wire.receive()
+                message = _unpacked(data, msg.FROM_NODE)
+                files = []
+                match message:
+                    case msg.Slots(slots=slots):
+                        for slot in slots:
+                            files.append(sparse(self._values))
+                            self._wire.slots[slot] = mapped(os.dup(files[-1]), self._values)
+                        self._first = slots[0] if self._first < 0 else self._first
+                    case msg.Snapshot(slot=slot) | msg.Round(slot=slot):
+                        self._fills[message.number] = slot
+                self._found.put((message, files))
+        except Exception as error:  # noqa: BLE001 - raised by `receive`
+            self._found.put(error)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
+
+
+class RemoteRanks:
+    """Stands for the ranks of other machines at the node's socket. In the process of rank 0.
+
+    name: of the node's socket.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._listening = socket.create_server(("", 0), backlog=1024)
+        self.port = int(self._listening.getsockname()[1])
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self._threads: list[threading.Thread] = []
+        threading.Thread(target=self._accept, name="gang", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listening.accept()
+            except OSError:  # closed
+                return
+            self._threads = [one for one in self._threads if one.is_alive()]
+            if len(self._threads) >= MOST_CONNECTIONS:
+                connected.close()
+                continue
+            serve = threading.Thread(target=self._serve, args=(connected,), daemon=True)
+            self._threads.append(serve)
+            serve.start()
+
+    def _serve(self, connected: socket.socket) -> None:
+        with contextlib.closing(connected):
+            try:
+                connected.settimeout(CONNECT_S)
+                said = connected.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
+                if not hmac.compare_digest(said, self.token):
+                    return
+                link = Link.dial(self._name, msg.FROM_NODE, msg.FROM_RANKS)
+                connected.sendall(_WELCOME)
+            except OSError:
+                return
+            _Stand(_Wire(connected), link).run()
+
+    def close(self, waits_s: float) -> None:
+        """Take no more, and wait until those here have left."""
+        self._listening.close()
+        for thread in self._threads:
+            thread.join(waits_s)
+
+
+class _Stand:
+    """A rank of another machine, at the node's socket."""
+
+    def __init__(self, wire: _Wire, link: Link) -> None:
+        self._wire, self._link = wire, link
+        wire.takes = frozenset()
+        self._values = 0
+        self._reads: tuple[Range, ...] = ()
+
+    def run(self) -> None:
+        """Pass messages until either end closes."""
+        down = threading.Thread(target=self._pass_down, daemon=True)
+        down.start()
+        try:
+            self._pass_up()
+        except (EOFError, OSError, MessageError):
+            pass
+        finally:
+            self._link.shut()
+            self._wire.close()
+            down.join()
+            self._link.close()
+
+    def _pass_up(self) -> None:
+        body = b""
+        while True:
+            kind, data = self._wire.receive()
+            if kind == BODY:
+                body = data
+                writes, self._reads = _parts(body)
+                self._wire.takes = frozenset(writes)
+                continue
+            message = _unpacked(data, msg.FROM_RANKS)
+            if isinstance(message, msg.Shape):
+                self._values = message.values
+            if not isinstance(message, msg.Attached):
+                self._link.send(message)
+                continue
+            file = written(body)
+            try:
+                self._link.send(message, [file])
+            finally:
+                os.close(file)
+
+    def _pass_down(self) -> None:
+        try:
+            while True:
+                found = self._link.receive()
+                assert found is not None
+                message, files = found
+                match message:
+                    case msg.Slots(slots=slots):
+                        for slot, file in zip(slots, files, strict=True):
+                            self._wire.slots[slot] = mapped(file, self._values)
+                    case msg.Move(base=base, reference=reference):
+                        for slot in {base, reference}:
+                            self._wire.send_parts(slot, self._reads)
+                    case msg.Base(version=version, slot=slot) if version >= 0:
+                        self._wire.send_parts(slot, self._reads)
+                self._wire.send(MESSAGE, _packed(message, msg.FROM_NODE))
+        except (EOFError, OSError, MessageError, KeyError, ValueError):
+            self._wire.close()
