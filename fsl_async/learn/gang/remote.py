@@ -34,6 +34,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
+from attrs import field, frozen
 
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.gang.link import MOST_BYTES, Link, NodeLostError
@@ -48,6 +49,8 @@ MOST_BODY = 64 << 20
 """Bytes of a manifest, and of the ranges of a rank."""
 CONNECT_S = 10.0
 """To connect to one address, and to say the token."""
+LAST_S = 30.0
+"""How long the last messages may take."""
 MOST_CONNECTIONS = 4096
 _HEAD, _PLACE = struct.Struct("<BQ"), struct.Struct("<IQ")
 _TOKEN_BYTES, _WELCOME = 32, b"fsl-gang"
@@ -160,17 +163,35 @@ def _parts(body: bytes) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     return writes, reads
 
 
+@frozen
+class _Sending:
+    """A message, what its descriptor holds, and the slot whose parts go before it (-1: none)."""
+
+    message: Message
+    body: bytes = b""
+    slot: int = -1
+    is_sent: threading.Event = field(factory=threading.Event)
+
+
 class RemoteLink:
-    """A rank's connection with its node on another machine; used as `Link` is."""
+    """A rank's connection with its node on another machine; used as `Link` is.
+
+    Threads send and receive, so that training waits for copies only: no other order has this rank
+    fill a slot before the message that speaks of its parts has arrived.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
         self._wire = _Wire(connected)
         self._found: queue.SimpleQueue[tuple[Message, list[int]] | Exception] = queue.SimpleQueue()
+        self._to_send: queue.SimpleQueue[_Sending | None] = queue.SimpleQueue()
+        self._error: OSError | None = None
         self._values = 0
         self._first = -1
         self._fills: dict[int, int] = {}  # directive -> the slot that it has this rank fill
         self._writes: tuple[Range, ...] = ()
         threading.Thread(target=self._receive, name="gang", daemon=True).start()
+        self._sender = threading.Thread(target=self._send_all, name="gang", daemon=True)
+        self._sender.start()
 
     @classmethod
     def dial(cls, hosts: Sequence[str], port: int, token: bytes) -> RemoteLink:
@@ -199,18 +220,39 @@ class RemoteLink:
         )
 
     def send(self, message: Message, files: Sequence[int] = ()) -> None:
-        """Send a message, after this rank's parts of the slot that it speaks of. Raises OSError."""
+        """Have a message sent, after this rank's parts of the slot that it speaks of.
+
+        Raises OSError where the connection has ended.
+        """
+        if self._error is not None:
+            raise self._error
         match message:
-            case msg.Shape(values):
-                self._values = values
             case msg.Attached():
                 body = os.pread(files[0], os.fstat(files[0]).st_size, 0)
                 self._writes, _ = _parts(body)
-                self._wire.send(BODY, body)
-                self._wire.send_parts(self._first, self._writes)
+                sending = _Sending(message, body, self._first)
             case msg.Done(number=number) if number in self._fills:
-                self._wire.send_parts(self._fills.pop(number), self._writes)
-        self._wire.send(MESSAGE, _packed(message, msg.FROM_RANKS))
+                sending = _Sending(message, slot=self._fills.pop(number))
+            case _:
+                sending = _Sending(message)
+        if isinstance(message, msg.Shape):
+            self._values = message.values
+        self._to_send.put(sending)
+        if isinstance(message, msg.Ended):  # this process may end now
+            sending.is_sent.wait(LAST_S)
+
+    def _send_all(self) -> None:
+        while (sending := self._to_send.get()) is not None:
+            try:
+                if sending.body:
+                    self._wire.send(BODY, sending.body)
+                if sending.slot >= 0:
+                    self._wire.send_parts(sending.slot, self._writes)
+                self._wire.send(MESSAGE, _packed(sending.message, msg.FROM_RANKS))
+            except OSError as error:
+                self._error = error
+                self._wire.close()  # for `receive`
+            sending.is_sent.set()
 
     def receive(self, *, waits: bool = True) -> tuple[Message, list[int]] | None:
         """Return the next message and its descriptors; None if none is there.
@@ -245,7 +287,9 @@ class RemoteLink:
             self._found.put(error)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Send what is left, and close the connection."""
+        self._to_send.put(None)
+        self._sender.join(LAST_S)
         self._wire.close()
 
 
