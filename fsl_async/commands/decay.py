@@ -57,10 +57,12 @@ def command(
     if answer is None:
         answer = "the parameter server is not running: the decay begins when it is started again"
     begun = answer.startswith(_BEGUN)
+    if not (begun or path.exists()):
+        raise UsageError(answer)
     output.say(answer)
     if as_json:
         output.result({"run_dir": str(run_dir), "begun": begun, "answer": answer})
-    return 0 if begun or path.exists() else 1
+    return 0
 
 
 _BEGUN, _NOT_BEGUN = "learning rates fall", "no decay:"

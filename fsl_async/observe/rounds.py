@@ -426,6 +426,8 @@ class ParameterServerFigures:
         if self.version == 0:
             self._plan_sync(run.node.last_t)
             text = "version 0, the first client's weights, is here: training starts"
+            if self.every_s:
+                text += f"; the first sync comes after {self.every_s:g} s"
             run.tell("version", text)
             return
         merged, self._merging = self._merging, {}
@@ -483,7 +485,7 @@ class ParameterServerFigures:
         if loss is None:  # its deltas carried none
             names = {_client(key) for key in merged}
             known = [one for name, one in run.clients.items() if name in names]
-            loss = mean(one.loss for one in known if not one.trouble)
+            loss = mean(one.loss for one in known if one.tells_loss and not one.trouble)
             what = "running mean"
             if loss is None and any(one.trouble for one in known):
                 parts.append("no finite loss")

@@ -19,6 +19,8 @@ from attrs import field, mutable
 from fsl_async.roles.phrasing import counted
 
 OTHER = "other reasons"
+SUDDEN = {"no message came from it", "a new process took its name", "another process came", OTHER}
+"""Reasons of an end without a goodbye, in the words of `client_lines.REASONS` and `clients`."""
 MOST_REASONS = 16
 """Reasons of goodbyes are text of peers: further ones are counted together."""
 
@@ -98,4 +100,8 @@ def lost_words(name: str, ends: Mapping[str, Ended]) -> str:
     parts = [
         f"{ended.tokens_lost:,} ({why}, {counted(ended.times, 'time')})" for why, ended in ordered
     ]
-    return f"{name} lost {counted(total, 'token')} when its processes ended: {', '.join(parts)}"
+    # What a killed process trained after its last heartbeat is not known.
+    bound = "at least " if any(why in SUDDEN for why in ends) else ""
+    return (
+        f"{name} lost {bound}{counted(total, 'token')} when its processes ended: {', '.join(parts)}"
+    )

@@ -67,7 +67,10 @@ def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
         f"{clock}  {text}"
         for text in (
             "a joins, 1 client connected",
-            "version 0, the first client's weights, is here: training starts",
+            (
+                "version 0, the first client's weights, is here: training starts;"
+                " the first sync comes after 1 s"
+            ),
             (
                 "version 1: 1 of 1 called client merged (1 needed); loss 1.500 (running mean);"
                 " 100 tokens (+100); 4.0 kB as 0.8 kB (5.0x)"

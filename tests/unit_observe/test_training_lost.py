@@ -86,6 +86,14 @@ def test_a_preempted_process_loses_nothing_in_good_order(run):
     assert words == "a lost 0 tokens when its processes ended: 0 (SIGTERM, 1 time)"
 
 
+def test_what_a_killed_process_lost_is_a_lower_bound(run):
+    """It trained after its last heartbeat."""
+    run.beat(100)
+    run.take(ClientLeft("a", 5, "expired"))
+    words = lost_words("a", run.state.clients["a"].ends)
+    assert words.startswith("a lost at least 100 tokens when its processes ended: 100 (")
+
+
 def test_a_delta_that_is_stored_after_the_goodbye_is_not_lost(run):
     """The disk may be slower than the client's end; one that never is stored is lost."""
     stored = run.offer(5, 1, 140)

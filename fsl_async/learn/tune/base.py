@@ -109,6 +109,11 @@ def load_base(
         # Decoders look for the last token that is no padding.
         pad = tokenizer.pad_token_id
         model.config.pad_token_id = tokenizer.eos_token_id if pad is None else pad
+        if model.config.pad_token_id is None:
+            raise ConfigError(
+                f"base {str(root)!r} cannot classify: its tokenizer names neither a padding token"
+                " nor an end of text; add pad_token to its tokenizer_config.json"
+            )
     context = getattr(model.config, "max_position_embeddings", None) or 0
     if model.config.model_type in {"roberta", "xlm-roberta", "camembert"}:
         context -= 2  # their positions begin behind the id of padding

@@ -30,6 +30,7 @@ from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ExitCode, KeysError, RefusedError, TaskError
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
+from fsl_async.nodes.client.progress_lines import ProgressLines
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import TrainingWatch
 from fsl_async.nodes.runtime import ThreadWorker, Worker
@@ -220,6 +221,7 @@ class ClientNode:
         self._lag = LoopLag(loop)
         self._traffic_notes = TrafficNotes(loop, parts.journal, parts.traffic)
         self._watch: TrainingWatch | None = None
+        self._lines: ProgressLines | None = None
         self._split: Session | None = None
         self._endpoint: tp.DialerEndpoint
         self._shares_metrics = parts.options.policy.lets(METRICS)
@@ -263,6 +265,8 @@ class ClientNode:
             self._traffic_notes.close()
             if self._watch is not None:
                 self._watch.close()
+            if self._lines is not None:
+                self._lines.close()
             await self._endpoint.aclose()
             self._worker.close()
             parts.exchange.pool.close()
@@ -360,11 +364,16 @@ class ClientNode:
         """Print a note; to a note about a version, add the progress of training."""
         going = ""
         if "version" in note.facts:
-            welcome = self._parts.welcome
-            is_split = welcome.done() and welcome.result().config.split.is_on
             report = self._parts.training.meter.report()
-            going = progress_words(report, "samples" if is_split else "tokens")
+            going = self._progress_words(report)
+            if self._lines is not None:
+                self._lines.told(report["step"])
         self._parts.log(f"{note.text}: {going}" if going else note.text)
+
+    def _progress_words(self, report: Mapping[str, float]) -> str:
+        welcome = self._parts.welcome
+        is_split = welcome.done() and welcome.result().config.split.is_on
+        return progress_words(report, "samples" if is_split else "tokens")
 
     def _count_weights(self, direction: Direction, index: int, frame: bytes) -> None:
         """Count a chunk of weights."""
@@ -393,9 +402,9 @@ class ClientNode:
         self._endpoint.adopt(transport_settings(config))
         parts.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
         if not parts.welcome.done():
-            self._watch = TrainingWatch(
-                self.loop, parts.training.meter, config.train, parts.stop, parts.log
-            )
+            meter = parts.training.meter
+            self._watch = TrainingWatch(self.loop, meter, config.train, parts.stop, parts.log)
+            self._lines = ProgressLines(self.loop, meter.report, self._progress_words, parts.log)
             parts.welcome.set_result(Membership(welcome, config))
 
     def _check_policy(self, welcome: Welcome, config: Config) -> None:

@@ -38,6 +38,7 @@ from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
+from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.joining_ring import join_ring
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
@@ -296,6 +297,7 @@ def prepared(
         capacity = check_open_files(config)
         announce = and_capacity(options.announce, capacity, log, options.record)
         options = attrs.evolve(options, announce=announce)
+    check_directory(run_dir)
     store = Store(run_dir, _store_settings(config), from_version=options.from_version)
     recovered = _recover(store, run_dir)
     try:

@@ -94,6 +94,7 @@ def test_what_is_drawn_is_what_the_journal_has(browser, journal):
         assert "token" not in page.url
         (node,) = page.evaluate(CHARTS)
         assert node["labels"] == [EVIL, "a", "b", "mean"]
+        assert page.locator(".rounds-legend li").all_inner_texts() == [EVIL, "a", "b", "mean"]
         rounds, evil, first, second, mean = node["data"]
         assert rounds == [0, 1, 2]
         assert evil == [3, 2, 1]
@@ -200,7 +201,7 @@ def test_a_hidden_tab_gives_its_connection_back(browser, journal):
         page.evaluate(show, False)
         page.wait_for_function("() => [...room.nodes.values()][0].chart?.data[2]?.[3] === 2")
         assert page.evaluate(CHARTS)[0]["data"][2] == [5, 4, 3, 2]
-        assert page.locator("#link").inner_text() == "live"
+        assert page.locator("#link").inner_text() == "connected"
 
 
 def test_times_of_days_and_a_run_that_counts_samples(browser, tmp_path):

@@ -351,6 +351,26 @@ const xWords = (axis, state) => (x) => {
   return axis === "tokens" ? `${whole(x)} ${state.counts}` : `round ${whole(x)}`;
 };
 
+const NAMED = 12;
+const drawLegend = (node, series) => {
+  const entries = series.length <= NAMED ? series
+    : series.slice(0, NAMED - 2).concat(series.slice(-1));
+  const items = entries.map((one) => {
+    const item = document.createElement("li");
+    const dot = document.createElement("span");
+    dot.className = "dot";
+    dot.style.background = one.stroke;
+    item.append(dot, one.dash ? `${one.label} (dashed)` : one.label);
+    return item;
+  });
+  if (entries.length < series.length) {
+    const more = document.createElement("li");
+    more.textContent = `and ${series.length - entries.length} more: point at a line`;
+    items.push(more);
+  }
+  node.article.querySelector(".rounds-legend").replaceChildren(...items);
+};
+
 const drawRounds = (node) => {
   const { series, data, axis, value } = roundData(node);
   const holder = node.article.querySelector(".rounds");
@@ -365,6 +385,7 @@ const drawRounds = (node) => {
   if (node.chart) node.chart.destroy();
   node.chart = null;
   node.chartKey = key;
+  drawLegend(node, data[0].length ? series : []);
   if (!data[0].length || !series.length) return;
   node.chart = charts.draw(holder, series, data, { time: axis === "t", clock }, (u) => {
     setText(node.article, ".readout", charts.readout(u, xWords(axis, node.state)));
@@ -482,7 +503,7 @@ const connect = () => {
     redraw(node, "rounds");
   });
   on("drawn", () => { document.body.dataset.complete = "yes"; });
-  source.onopen = () => { link.textContent = "live"; link.className = ""; };
+  source.onopen = () => { link.textContent = "connected"; link.className = ""; };
   source.onerror = () => {
     link.className = "lost";
     link.textContent = source.readyState === EventSource.CLOSED
