@@ -197,7 +197,8 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
     made += account_lines("parameter server", found["traffic"])
     if node.garbage:
         made.append(
-            f"{node.garbage:,} messages from the network were not of this program (ignored)"
+            f"{node.garbage:,} connections and messages were refused by their key, or were not of"
+            " this program; a client that waits for `keys trust` asks again and again"
         )
     if ps.alarms:
         made.append(f"ALARM ({counted(ps.alarms, 'time')}): {ps.alarm}")

@@ -83,7 +83,7 @@ def main(socket, folder, how, optimizer_name, does):
     place = Place.here()
     dist.init_process_group("gloo")
     link, stands = reach(place, socket)
-    session = RankSession(link, place)
+    session = RankSession(link, place, stands)
     session.orders.wait_until(lambda: session.orders.context is not None)
     training, log, exact = session.training, [], []
     config = {"sync": {"trigger": "buffer"}} if sends else {}

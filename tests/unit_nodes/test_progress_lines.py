@@ -10,11 +10,13 @@ class Clock:
         self.now, self.timers = 0.0, []
 
     def call_later(self, wait_s, call):
+        """Call later."""
         timer = Timer(self.now + wait_s, call)
         self.timers.append(timer)
         return timer
 
     def run_until(self, end):
+        """Make the calls that are due by then."""
         while due := [one for one in self.timers if one.at <= end and not one.cancelled]:
             first = min(due, key=lambda one: one.at)
             self.timers.remove(first)
@@ -30,6 +32,7 @@ class Timer:
         self.at, self.call, self.cancelled = at, call, False
 
     def cancel(self):
+        """Do not call."""
         self.cancelled = True
 
 

@@ -125,14 +125,18 @@ def _too_large(size: int, why: str) -> TaskError:
     )
 
 
-def mapped(file: int, values: int) -> Vector:
-    """Map a slot that came from the node, and close its descriptor. Raises TaskError."""
+def mapped(file: int, values: int, *, touches: bool = True) -> Vector:
+    """Map a slot that came from the node, and close its descriptor. Raises TaskError.
+
+    touches: have all of it in this process's page tables at once.
+    """
     try:
         size = os.fstat(file).st_size
         if size != values * _BYTES:
             raise TaskError(f"the node shares {size} bytes for a model of {values} values")
-        # Of sparse memory only what is used shall have pages.
-        populates = mmap.MAP_POPULATE if os.fstat(file).st_blocks else 0
+        # Of sparse memory only what is used shall have pages. A node's slots are sealed, it is not.
+        is_sparse = not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
+        populates = 0 if is_sparse or not touches else mmap.MAP_POPULATE
         memory = mmap.mmap(file, size, mmap.MAP_SHARED | populates)
     finally:
         os.close(file)
@@ -141,7 +145,7 @@ def mapped(file: int, values: int) -> Vector:
 
 def sparse(values: int) -> int:
     """Make a slot whose pages come as they are used; returns its descriptor."""
-    file = os.memfd_create("fsl-vector", os.MFD_CLOEXEC)
+    file = os.memfd_create("fsl-vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, values * _BYTES)
     return file
 

@@ -92,6 +92,8 @@ class RankOrders:
         self.clock = AgreedClock()
         self.link = link
         self.on_check: Callable[[], None] = lambda: None
+        self.passed: Callable[[int], int] = lambda number: number
+        """Of rank 0: how many of so many directives the ranks on other machines have."""
         self._rank = rank
         self._check_s = check_s
         self._group: dist.ProcessGroupGloo | None = None
@@ -175,7 +177,8 @@ class RankOrders:
         if self._rank == 0:
             self._receive_ready()
             progress, decays_from = self.clock.own
-            number = self._applied + len(self._received)
+            # What is still on its way to another machine waits for the next time, not all ranks.
+            number = max(self._applied, self.passed(self._applied + len(self._received)))
             shown = _UNKNOWN if progress is None else progress
             mine = [float(number), shown, decays_from, float(self._next_every(now))]
         found = torch.tensor(mine, dtype=torch.float64)

@@ -30,7 +30,8 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -49,9 +50,13 @@ MOST_BODY = 64 << 20
 """Bytes of a manifest, and of the ranges of a rank."""
 CONNECT_S = 10.0
 """To connect to one address, and to say the token."""
+RETRY_S = 0.1
 LAST_S = 30.0
 """How long the last messages may take."""
-MOST_CONNECTIONS = 4096
+SILENT_MS = 120_000
+"""A machine that acknowledges nothing for so long is gone."""
+SPARE = 64
+"""Connections at a time beyond those of the ranks: strangers, and attempts that were cut."""
 _HEAD, _PLACE = struct.Struct("<BQ"), struct.Struct("<IQ")
 _TOKEN_BYTES, _WELCOME = 32, b"fsl-gang"
 _SMALL = 64 << 10
@@ -66,7 +71,13 @@ class _Wire:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A machine that has lost power says nothing.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+        # Nor does it acknowledge what is under way, of which keepalive takes no notice.
+        for option, value in (
+            ("TCP_KEEPIDLE", 20),
+            ("TCP_KEEPINTVL", 10),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", SILENT_MS),
+        ):
             if hasattr(socket, option):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._socket = connected
@@ -158,7 +169,7 @@ def _parts(body: bytes) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
             tuple((int(start), int(stop)) for start, stop in found[name])
             for name in ("ranges", "reads")
         )
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
         raise MessageError(f"no ranges: {error}") from None
     return writes, reads
 
@@ -208,13 +219,13 @@ class RemoteLink:
                 continue
             try:
                 connected.sendall(token)
-                answer = connected.recv(len(_WELCOME), socket.MSG_WAITALL)
+                answer, why = _exactly(connected, len(_WELCOME)), "another program answers there"
             except OSError as error:
-                answer = str(error).encode()
+                answer, why = b"", str(error)
             if answer == _WELCOME:
                 return cls(connected)
             connected.close()
-            errors.append(f"{host}: another program listens at port {port}")
+            errors.append(f"{host} port {port}: {why}")
         raise NodeLostError(
             f"this rank cannot reach rank 0, whose machine has the node: {'; '.join(errors)}"
         )
@@ -296,72 +307,135 @@ class RemoteLink:
 class RemoteRanks:
     """Stands for the ranks of other machines at the node's socket. In the process of rank 0.
 
-    name: of the node's socket.
+    name: of the node's socket. ranks: how many are elsewhere; once they are here, no other
+    connection is taken. say: takes a line about a rank that breaks the protocol.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._listening = socket.create_server(("", 0), backlog=1024)
+    def __init__(self, name: str, ranks: int, say: Callable[[str], None] = lambda _: None) -> None:
+        self._name, self._ranks, self._say = name, ranks, say
+        self._listening = _listening()
         self.port = int(self._listening.getsockname()[1])
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self._threads: list[threading.Thread] = []
+        self._stands: list[_Stand] = []
+        self._slots = _SharedSlots()
+        self._lock = threading.Lock()
+        self._is_closed = False
         threading.Thread(target=self._accept, name="gang", daemon=True).start()
 
+    def passed(self, number: int) -> int:
+        """How many of the node's first `number` directives all ranks elsewhere have."""
+        with self._lock:
+            return min([number, *(one.passed for one in self._stands)])
+
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connected, _ = self._listening.accept()
-            except OSError:  # closed
-                return
+            except OSError:  # closed; or no descriptors are left, which may pass
+                time.sleep(RETRY_S)
+                continue
             self._threads = [one for one in self._threads if one.is_alive()]
-            if len(self._threads) >= MOST_CONNECTIONS:
+            serve = threading.Thread(target=self._serve, args=(connected,), daemon=True)
+            if len(self._threads) >= self._ranks + SPARE:
                 connected.close()
                 continue
-            serve = threading.Thread(target=self._serve, args=(connected,), daemon=True)
+            try:
+                serve.start()
+            except RuntimeError:  # the job may have no more threads
+                connected.close()
+                continue
             self._threads.append(serve)
-            serve.start()
 
     def _serve(self, connected: socket.socket) -> None:
         with contextlib.closing(connected):
             try:
                 connected.settimeout(CONNECT_S)
-                said = connected.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
+                said = _exactly(connected, _TOKEN_BYTES)
                 if not hmac.compare_digest(said, self.token):
                     return
                 link = Link.dial(self._name, msg.FROM_NODE, msg.FROM_RANKS)
                 connected.sendall(_WELCOME)
             except OSError:
                 return
-            _Stand(_Wire(connected), link).run()
+            stand = _Stand(_Wire(connected), link, self._slots)
+            with self._lock:
+                self._stands.append(stand)
+                is_whole = len(self._stands) >= self._ranks
+            if is_whole:
+                self._close_listener()
+            try:
+                stand.run()
+            except MessageError as error:
+                self._say(f"a rank on another machine broke the protocol: {error}")
+
+    def _close_listener(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # for a thread in `accept`
+        self._listening.close()
 
     def close(self, waits_s: float) -> None:
         """Take no more, and wait until those here have left."""
-        self._listening.close()
+        self._close_listener()
+        deadline = time.monotonic() + waits_s
         for thread in self._threads:
-            thread.join(waits_s)
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _listening() -> socket.socket:
+    """Listen at a free port of all addresses, IPv6 ones too where the system has these."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+            )
+    return socket.create_server(("", 0), backlog=1024)
+
+
+class _SharedSlots:
+    """The node's vectors, mapped once for all ranks elsewhere."""
+
+    def __init__(self) -> None:
+        self._vectors: dict[tuple[int, int], Vector] = {}
+        self._lock = threading.Lock()
+
+    def map(self, file: int, values: int) -> Vector:
+        """The vector of a descriptor, which is closed. Raises TaskError."""
+        about = os.fstat(file)
+        key = about.st_dev, about.st_ino
+        with self._lock:
+            if key in self._vectors:
+                os.close(file)
+            else:
+                self._vectors[key] = mapped(file, values, touches=False)
+            return self._vectors[key]
 
 
 class _Stand:
     """A rank of another machine, at the node's socket."""
 
-    def __init__(self, wire: _Wire, link: Link) -> None:
-        self._wire, self._link = wire, link
+    def __init__(self, wire: _Wire, link: Link, shared: _SharedSlots) -> None:
+        self._wire, self._link, self._shared = wire, link, shared
         wire.takes = frozenset()
         self._values = 0
-        self._reads: tuple[Range, ...] = ()
+        self._reads: tuple[Range, ...] | None = None
+        self.passed = 0
+        """The number of the last directive that the rank has."""
 
     def run(self) -> None:
-        """Pass messages until either end closes."""
+        """Pass messages until either end closes. Raises MessageError."""
         down = threading.Thread(target=self._pass_down, daemon=True)
-        down.start()
         try:
+            down.start()
             self._pass_up()
-        except (EOFError, OSError, MessageError):
+        except (EOFError, OSError, RuntimeError):
             pass
         finally:
             self._link.shut()
             self._wire.close()
-            down.join()
+            if down.ident is not None:
+                down.join()
             self._link.close()
 
     def _pass_up(self) -> None:
@@ -369,6 +443,8 @@ class _Stand:
         while True:
             kind, data = self._wire.receive()
             if kind == BODY:
+                if self._reads is not None:
+                    raise MessageError("a second list of parts")
                 body = data
                 writes, self._reads = _parts(body)
                 self._wire.takes = frozenset(writes)
@@ -391,15 +467,31 @@ class _Stand:
                 found = self._link.receive()
                 assert found is not None
                 message, files = found
+                assert isinstance(message, msg.Directive)
                 match message:
                     case msg.Slots(slots=slots):
                         for slot, file in zip(slots, files, strict=True):
-                            self._wire.slots[slot] = mapped(file, self._values)
+                            self._wire.slots[slot] = self._shared.map(file, self._values)
+                    case msg.Move(how="take", base=base):
+                        self._wire.send_parts(base, self._reads or ())
                     case msg.Move(base=base, reference=reference):
                         for slot in {base, reference}:
-                            self._wire.send_parts(slot, self._reads)
+                            self._wire.send_parts(slot, self._reads or ())
                     case msg.Base(version=version, slot=slot) if version >= 0:
-                        self._wire.send_parts(slot, self._reads)
+                        self._wire.send_parts(slot, self._reads or ())
                 self._wire.send(MESSAGE, _packed(message, msg.FROM_NODE))
-        except (EOFError, OSError, MessageError, KeyError, ValueError):
+                self.passed = message.number
+        except Exception:  # noqa: BLE001 - whatever it is, both ends must learn of it
+            self._link.shut()
             self._wire.close()
+
+
+def _exactly(connected: socket.socket, size: int) -> bytes:
+    """So many bytes, in whatever pieces they come. Raises OSError, also where they end before."""
+    found = b""
+    while len(found) < size:
+        more = connected.recv(size - len(found))
+        if not more:
+            raise ConnectionError("closed")
+        found += more
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -85,11 +86,13 @@ class Place:
 class RankSession:
     """This rank's connection with its node, and its side of training."""
 
-    def __init__(self, link: RankLink, place: Place) -> None:
+    def __init__(self, link: RankLink, place: Place, stands: RemoteRanks | None = None) -> None:
         self.place = place
         self.link = link
         check_s = float(os.environ.get(CHECK, CHECK_S))
         self.orders = RankOrders(link, place.rank, check_s=check_s)
+        if stands is not None:
+            self.orders.passed = stands.passed
         self.training = RankTraining(self.orders, place.rank, place.generation)
         link.send(msg.Hello(place.rank, place.world, place.generation))
 
@@ -160,17 +163,25 @@ def reach(
         if place.is_remote:
             hosts, port, token = msgpack.unpackb(store.get(REMOTE))
             return RemoteLink.dial(hosts, port, token), None
+    except KeyError as error:
+        raise TaskError(f"these ranks are on several machines, and {error} is not set") from None
     except (RuntimeError, OSError) as error:  # no store there, or nothing in it after its timeout
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TaskError(
-            f"these ranks are on several machines and find no store of torchrun ({error}): start"
-            " them with torchrun, or call torch.distributed.init_process_group first"
+            "these ranks are on several machines, and rank 0 has not joined yet, or there is no"
+            f" store of torchrun ({why}): start them with torchrun, or call"
+            " torch.distributed.init_process_group first"
         ) from error
     link = dial(name, starts=starts)
     if place.rank:
         return link, None
-    stands = RemoteRanks(name)
+    stands = RemoteRanks(name, place.world - place.local_world, _warn)
     store.set(REMOTE, msgpack.packb([_own_names(), stands.port, stands.token]))
     return link, stands
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"warning: {text}\n")
 
 
 def _own_names() -> list[str]:
@@ -178,10 +189,14 @@ def _own_names() -> list[str]:
     master = os.environ["MASTER_ADDR"]
     names = [socket.gethostname(), master]
     # The address that this machine has on the way to torchrun's store; of no use if that is here.
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((master, int(os.environ["MASTER_PORT"])))
-        found = str(way.getsockname()[0])
-        names.insert(len(names) if found.startswith("127.") else 0, found)
+    with contextlib.suppress(OSError):
+        port = int(os.environ["MASTER_PORT"])
+        family, kind, _, _, to = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as way:
+            way.connect(to)
+            found = str(way.getsockname()[0])
+        is_own = found.startswith("127.") or found == "::1"
+        names.insert(len(names) if is_own else 0, found)
     return names
 
 
@@ -242,7 +257,7 @@ def join_ranks(
             gang.start(options_to_wire(options), agent)
 
     link, stands = reach(place, address_of(agent), starts=starts)
-    session = RankSession(link, place)
+    session = RankSession(link, place, stands)
     _, member = session.wait_welcome()
     return JoinedRank(session, make_context(options, member, log), stands)
 

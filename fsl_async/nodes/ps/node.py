@@ -30,7 +30,7 @@ from fsl_async.config.settings import Config, SyncConfig
 from fsl_async.config.site_policy import needs_of
 from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
+from fsl_async.errors import AddressError, ExitCode, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
@@ -384,6 +384,9 @@ def _ending(
 
     def end(hard: bool) -> None:
         if not (hard or stop.comes_back):
+            if stop.exit_code == ExitCode.INTERRUPTED:
+                text = "ends the run for all clients; SIGTERM would let it go on later"
+                journal.say(Note(f"{stop.reason} {text}"))
             shell.node.feed(DrainAsked(stop.reason))
             return
         if not (hard or shell.machine.ended):

@@ -3,13 +3,14 @@
 import os
 import socket
 import struct
+import time
 
 import msgpack
 import numpy as np
 import pytest
 
 from fsl_async.learn.gang.link import Link, NodeLostError, listener
-from fsl_async.learn.gang.memory import Slots, mapped, read_back, written
+from fsl_async.learn.gang.memory import Slots, mapped, read_back, sparse, written
 from fsl_async.learn.gang.remote import BODY, DATA, MESSAGE, RemoteLink, RemoteRanks
 from fsl_async.roles import gang_messages as msg
 
@@ -24,7 +25,7 @@ class Ends:
     def __init__(self):
         name = f"fsl-test-remote-{os.getpid()}"
         self.listening = listener(name)
-        self.stands = RemoteRanks(name)
+        self.stands = RemoteRanks(name, 2)
         self.slots = Slots()
         self.vectors = []
         self.open = []
@@ -115,9 +116,45 @@ def test_a_node_that_ends_is_noticed(ends):
     rank.close()
 
 
+def test_nothing_listens_once_all_ranks_are_here(ends):
+    """Two are expected."""
+    address = HOST, ends.stands.port, ends.stands.token
+    ranks = [RemoteLink.dial(*address) for _ in range(2)]
+    with pytest.raises(NodeLostError, match="cannot reach rank 0"):
+        RemoteLink.dial(*address)
+    for rank in ranks:
+        ends.accept()
+        rank.close()
+
+
+def test_directives_are_passed_once_the_last_rank_has_them(ends):
+    """Rank 0 has all ranks apply no directive whose data are still on their way."""
+    assert ends.stands.passed(5) == 5
+    rank = RemoteLink.dial(HOST, ends.stands.port, ends.stands.token)
+    node = ends.accept()
+    assert ends.stands.passed(5) == 0
+    for number in (1, 2):
+        node.send(msg.Resume(number))
+        rank.receive()
+    deadline = time.monotonic() + 5
+    while ends.stands.passed(5) != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    rank.close()
+
+
+def test_a_sparse_slot_takes_pages_for_its_parts_alone():
+    """Also one that has data before it is mapped."""
+    file = sparse(1 << 20)
+    os.pwrite(file, b"x" * 4096, 0)
+    mapped(os.dup(file), 1 << 20)[1 << 19] = 1
+    assert os.fstat(file).st_blocks * 512 == 2 * 4096
+    os.close(file)
+
+
 def test_another_token_reaches_no_node(ends):
     """Neither a wrong one nor none."""
-    with pytest.raises(NodeLostError, match="another program listens at port"):
+    with pytest.raises(NodeLostError, match=r"127\.0\.0\.1 port \d+: "):
         RemoteLink.dial(HOST, ends.stands.port, bytes(32))
     with pytest.raises(NodeLostError, match=r"127\.0\.0\.1: "):
         RemoteLink.dial(HOST, free_port(), bytes(32))
@@ -154,6 +191,7 @@ def data(slot, start, values):
         struct.pack("<BQ", BODY, 2**40),
         frame(MESSAGE, b"\xc1"),
         frame(MESSAGE, msgpack.packb({"m": "gang-stop/2", "number": 1})),
+        frame(BODY, BODY_OF_ATTACHED),  # a second one could widen what it may write
         frame(BODY, b"\x93"),
         frame(BODY, msgpack.packb({"ranges": [[1, "x"]], "reads": []})),
         frame(BODY, msgpack.packb([1])),

@@ -126,7 +126,7 @@ const factsOf = (state) => {
   if (state.job) found.push(fact("Slurm job", `${state.job}, requeued ${state.requeues} times`));
   if (state.starts > 1) found.push(fact("starts", String(state.starts)));
   if (state.encrypted === false) found.push(fact("connections", "not encrypted", "warning"));
-  if (state.garbage) found.push(fact("foreign messages", whole(state.garbage), "warning"));
+  if (state.garbage) found.push(fact("refused or foreign", whole(state.garbage)));
   if (state.audit) {
     const kind = { true: "good", false: "bad", null: "" }[state.audit.clean];
     found.push(fact("audit", state.audit.words, kind));
