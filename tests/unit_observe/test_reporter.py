@@ -59,6 +59,22 @@ def a_run(teller):
         (teller.effect if isinstance(item, Effect) else teller.event)(item, 1.0)
 
 
+def test_a_loss_of_an_earlier_process_is_not_shown_as_this_rounds(teller, lines):
+    """The new process of the client keeps its loss to itself."""
+    a_run(teller)
+    key = DeltaKey("a", 6, 1, 1)
+    for item in (
+        ev.ClientHello("a", 6, "r", 1, "e"),
+        ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
+        do.Accumulate(key, 1.0),
+        do.Average(2, (merged_of(key, tokens=100),), 1.0),
+        ev.VersionCommitted(2, "f", 10, 0.1),
+    ):
+        (teller.effect if isinstance(item, Effect) else teller.event)(item, 2.0)
+    (line,) = [one for one in lines if "version 2:" in one]
+    assert "loss" not in line
+
+
 def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
     """Printed lines and journal agree on every count."""
     a_run(teller)

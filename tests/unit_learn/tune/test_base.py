@@ -342,3 +342,18 @@ def test_a_gguf_file_is_an_ordinary_model_in_fp32(llama, tmp_path, capsys):
     assert torch.equal(classifier.model.score.weight, wanted.model.score.weight)
     assert torch.equal(classifier.model.model.norm.weight, wanted.model.model.norm.weight)
     assert "".join(capsys.readouterr()) == ""
+
+
+def test_a_base_without_padding_and_end_cannot_classify(tmp_path):
+    """Decoders look for the last token that is no padding."""
+    base = tiny_base.write_llama(tmp_path / "base")
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json"):
+        path = base / name
+        if path.exists():
+            found = json.loads(path.read_text())
+            for key in ("pad_token", "eos_token", "pad_token_id"):
+                found.pop(key, None)
+            path.write_text(json.dumps(found))
+    load_base(base, "lm")
+    with pytest.raises(ConfigError, match="names neither a padding token nor an end of text"):
+        load_base(base, "classify", labels=("no", "yes"))
