@@ -11,8 +11,11 @@ from fsl_async.observe.journal import JOURNAL
 from fsl_async.observe.ledger_audit import LEDGER
 from fsl_async.observe.run_state import PS
 
-_OURS = {".jsonl", ".json", ".toml", ".log", ".lock"}
-"""Kinds of files that a run directory may have before its first version."""
+_DATA = {
+    *(".txt", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".py"),
+    *(".safetensors", ".gguf", ".bin", ".pt"),
+}
+"""Kinds of files that belong to data, models and code, and to no run."""
 _OTHER = "give another --run-dir"
 _MOST_BYTES = 1 << 16
 
@@ -31,8 +34,7 @@ def check_directory(run_dir: Path) -> None:
     if role or (run_dir / JOURNAL).exists():
         return
     for one in sorted(run_dir.iterdir()):
-        is_ours = one.suffix in _OURS or one.name == MEMBERS
-        if one.is_file() and not one.name.startswith(".") and not is_ours:
+        if one.suffix in _DATA and one.name != MEMBERS and one.is_file():
             raise RunDirError(
                 f"{run_dir} holds {one.name} and no run: {_OTHER}, a new or an empty one"
             )
