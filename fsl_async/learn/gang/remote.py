@@ -355,16 +355,17 @@ class RemoteRanks:
                 if not hmac.compare_digest(said, self.token):
                     return
                 link = Link.dial(self._name, msg.FROM_NODE, msg.FROM_RANKS)
-                connected.sendall(_WELCOME)
             except OSError:
                 return
             stand = _Stand(_Wire(connected), link, self._slots)
             with self._lock:
                 self._stands.append(stand)
                 is_whole = len(self._stands) >= self._ranks
-            if is_whole:
+            if is_whole:  # before the last one knows that it is here
                 self._close_listener()
             try:
+                with contextlib.suppress(OSError):
+                    connected.sendall(_WELCOME)
                 stand.run()
             except MessageError as error:
                 self._say(f"a rank on another machine broke the protocol: {error}")
