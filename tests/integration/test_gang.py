@@ -43,6 +43,7 @@ def test_a_killed_rank_comes_back_and_the_run_ends_in_good_order(site):
     site.wait_until(lambda: len(site.ledger("accepted")) > merged, "a delta of the new ranks")
     server.signal(signal.SIGINT)
     assert server.end() == 130
+    assert "ends the run for all clients; SIGTERM would let it go on later" in server.text
     assert client.end() == 0
     assert client.text.count("weights finite True") == 2
     assert audit_run(site.run_dir).complaints() == []
@@ -118,4 +119,5 @@ def test_a_task_that_cannot_be_trained_is_one_line(site):
     client = gang(site)
     assert client.end() == 2
     assert "error: fed.step came before fed.attach(model)" in client.text
+    assert "Traceback" not in client.text
     assert client.text.count("gang trains on") == 1

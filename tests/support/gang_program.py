@@ -82,8 +82,8 @@ def main(socket, folder, how, optimizer_name, does):
     evaluates, sends = does == "evaluates", does == "sends"
     place = Place.here()
     dist.init_process_group("gloo")
-    link, stands = reach(place, socket)
-    session = RankSession(link, place, stands)
+    link, proxies = reach(place, socket)
+    session = RankSession(link, place, proxies)
     session.orders.wait_until(lambda: session.orders.context is not None)
     training, log, exact = session.training, [], []
     config = {"sync": {"trigger": "buffer"}} if sends else {}
@@ -119,8 +119,8 @@ def main(socket, folder, how, optimizer_name, does):
     last = full(model)
     training.serve()
     link.close()
-    if stands is not None:
-        stands.close(10)
+    if proxies is not None:
+        proxies.close(10)
     out = Path(folder) / f"rank{place.rank}"
     np.savez(out, last=last, versions=[v for v, _ in exact], exact=[e for _, e in exact])
     out.with_suffix(".json").write_text(json.dumps({"log": log, "steps": steps}))

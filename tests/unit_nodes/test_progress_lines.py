@@ -16,7 +16,7 @@ class Clock:
         return timer
 
     def run_until(self, end):
-        """Make the calls that are due by then."""
+        """Call what is due until `end`."""
         while due := [one for one in self.timers if one.at <= end and not one.cancelled]:
             first = min(due, key=lambda one: one.at)
             self.timers.remove(first)

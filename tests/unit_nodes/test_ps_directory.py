@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from fsl_async.config.load import load
 from fsl_async.errors import RunDirError
+from fsl_async.nodes.ps import node
 from fsl_async.nodes.ps.directory import check_directory
+from fsl_async.process.stopper import Stopper
 
 
 def test_new_and_own_directories_are_taken(tmp_path):
@@ -31,7 +34,12 @@ def test_another_nodes_directory_is_refused(tmp_path, role):
 
 
 def test_a_folder_of_data_is_refused(tmp_path):
-    """Checkpoints among texts would be trained on."""
+    """Checkpoints among texts would be trained on. Nothing is written there."""
     (tmp_path / "book.txt").write_text("text")
+    with pytest.raises(RunDirError, match=r"holds book\.txt and no run"):
+        node.serve(
+            load(None, []), tmp_path, from_version=None, announce=print, log=print, stop=Stopper()
+        )
+    assert [one.name for one in tmp_path.iterdir()] == ["book.txt"]
     with pytest.raises(RunDirError, match=r"holds book\.txt and no run"):
         check_directory(tmp_path)

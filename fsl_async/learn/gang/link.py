@@ -111,7 +111,7 @@ class Link:
             return None
         files = _descriptors(rights)
         try:
-            return self._reads.from_wire(_unpacked(data, found)), files
+            return self._reads.from_wire(unpacked(_whole(data, found))), files
         except BaseException:
             for file in files:
                 os.close(file)
@@ -142,11 +142,16 @@ def user_of(connected: socket.socket) -> int:
     return int(struct.unpack("3i", credentials)[1])
 
 
-def _unpacked(data: bytes, flags: int) -> Any:
+def _whole(data: bytes, flags: int) -> bytes:
     if not data:
         raise EOFError("closed")
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         raise MessageError(f"a message of more than {MOST_BYTES} bytes")
+    return data
+
+
+def unpacked(data: bytes) -> Any:
+    """What the msgpack of a message holds. Raises MessageError."""
     try:
         return msgpack.unpackb(data, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:

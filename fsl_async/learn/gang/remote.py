@@ -1,7 +1,7 @@
 """Ranks on other machines than their node. Imports no torch.
 
-Rank 0, on the node's machine, stands for each of them at the node's socket, where it looks like any
-other rank:
+Rank 0, on the node's machine, is the proxy of each of them at the node's socket, and looks there
+like any other rank:
 
     rank on machine B  <- TCP ->  process of rank 0 on machine A  <- Unix socket ->  node
 
@@ -9,7 +9,8 @@ Messages pass through. The ranks of machine A share the vectors with the node. F
 B its parts of them travel with the message that speaks of them: what it writes (the first weights,
 snapshots) before `Attached` and `Done`, what it reads (base and reference of a move, the base of
 `fed.at_version`) before `Move` and `Base`. There a slot is sparse memory, in which only these parts
-take pages. So a sync moves each shard once over the cluster's network, and nothing is gathered.
+take pages. So a sync moves each shard three times over the cluster's network, once up and twice
+down, and nothing is gathered.
 
 A connection begins with a token, which the ranks have from torchrun's store. It is not encrypted,
 like those of NCCL and gloo. Then frames of both directions are alike:
@@ -38,7 +39,7 @@ import msgpack  # type: ignore[import-untyped]
 from attrs import field, frozen
 
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.gang.link import MOST_BYTES, Link, NodeLostError
+from fsl_async.learn.gang.link import MOST_BYTES, Link, NodeLostError, unpacked
 from fsl_async.learn.gang.memory import mapped, sparse, written
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.messages import Message, MessageError, Table
@@ -49,14 +50,14 @@ MESSAGE, BODY, DATA = 0, 1, 2
 MOST_BODY = 64 << 20
 """Bytes of a manifest, and of the ranges of a rank."""
 CONNECT_S = 10.0
-"""To connect to one address, and to say the token."""
+"""To connect to one address, and to send the token."""
 RETRY_S = 0.1
 LAST_S = 30.0
 """How long the last messages may take."""
 SILENT_MS = 120_000
 """A machine that acknowledges nothing for so long is gone."""
 SPARE = 64
-"""Connections at a time beyond those of the ranks: strangers, and attempts that were cut."""
+"""Connections at a time beyond those of the ranks, of strangers for instance."""
 _HEAD, _PLACE = struct.Struct("<BQ"), struct.Struct("<IQ")
 _TOKEN_BYTES, _WELCOME = 32, b"fsl-gang"
 _SMALL = 64 << 10
@@ -151,14 +152,6 @@ class _Wire:
 def _packed(message: Message, table: Table) -> bytes:
     data: bytes = msgpack.packb(table.to_wire(message))
     return data
-
-
-def _unpacked(data: bytes, table: Table) -> Message:
-    try:
-        body = msgpack.unpackb(data, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise MessageError(f"not msgpack: {error}") from None
-    return table.from_wire(body)
 
 
 def _parts(body: bytes) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
@@ -283,7 +276,7 @@ class RemoteLink:
         try:
             while True:
                 _, data = self._wire.receive()
-                message = _unpacked(data, msg.FROM_NODE)
+                message = msg.FROM_NODE.from_wire(unpacked(data))
                 files = []
                 match message:
                     case msg.Slots(slots=slots):
@@ -305,7 +298,7 @@ class RemoteLink:
 
 
 class RemoteRanks:
-    """Stands for the ranks of other machines at the node's socket. In the process of rank 0.
+    """The proxies of ranks on other machines, in the process of rank 0.
 
     name: of the node's socket. ranks: how many are elsewhere; once they are here, no other
     connection is taken. say: takes a line about a rank that breaks the protocol.
@@ -317,7 +310,7 @@ class RemoteRanks:
         self.port = int(self._listening.getsockname()[1])
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self._threads: list[threading.Thread] = []
-        self._stands: list[_Stand] = []
+        self._proxies: list[_Proxy] = []
         self._slots = _SharedSlots()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -326,7 +319,7 @@ class RemoteRanks:
     def passed(self, number: int) -> int:
         """How many of the node's first `number` directives all ranks elsewhere have."""
         with self._lock:
-            return min([number, *(one.passed for one in self._stands)])
+            return min([number, *(one.passed for one in self._proxies)])
 
     def _accept(self) -> None:
         while not self._is_closed:
@@ -350,23 +343,22 @@ class RemoteRanks:
     def _serve(self, connected: socket.socket) -> None:
         with contextlib.closing(connected):
             try:
-                connected.settimeout(CONNECT_S)
                 said = _exactly(connected, _TOKEN_BYTES)
                 if not hmac.compare_digest(said, self.token):
                     return
                 link = Link.dial(self._name, msg.FROM_NODE, msg.FROM_RANKS)
             except OSError:
                 return
-            stand = _Stand(_Wire(connected), link, self._slots)
+            proxy = _Proxy(_Wire(connected), link, self._slots)
             with self._lock:
-                self._stands.append(stand)
-                is_whole = len(self._stands) >= self._ranks
+                self._proxies.append(proxy)
+                is_whole = len(self._proxies) >= self._ranks
             if is_whole:  # before the last one knows that it is here
                 self._close_listener()
             try:
                 with contextlib.suppress(OSError):
                     connected.sendall(_WELCOME)
-                stand.run()
+                proxy.run()
             except MessageError as error:
                 self._say(f"a rank on another machine broke the protocol: {error}")
 
@@ -413,8 +405,8 @@ class _SharedSlots:
             return self._vectors[key]
 
 
-class _Stand:
-    """A rank of another machine, at the node's socket."""
+class _Proxy:
+    """Is a rank of another machine at the node's socket."""
 
     def __init__(self, wire: _Wire, link: Link, shared: _SharedSlots) -> None:
         self._wire, self._link, self._shared = wire, link, shared
@@ -450,7 +442,7 @@ class _Stand:
                 writes, self._reads = _parts(body)
                 self._wire.takes = frozenset(writes)
                 continue
-            message = _unpacked(data, msg.FROM_RANKS)
+            message = msg.FROM_RANKS.from_wire(unpacked(data))
             if isinstance(message, msg.Shape):
                 self._values = message.values
             if not isinstance(message, msg.Attached):
@@ -488,9 +480,10 @@ class _Stand:
 
 
 def _exactly(connected: socket.socket, size: int) -> bytes:
-    """So many bytes, in whatever pieces they come. Raises OSError, also where they end before."""
-    found = b""
+    """So many bytes, which have `CONNECT_S` to come. Raises OSError."""
+    found, ends_at = b"", time.monotonic() + CONNECT_S
     while len(found) < size:
+        connected.settimeout(max(0.001, ends_at - time.monotonic()))
         more = connected.recv(size - len(found))
         if not more:
             raise ConnectionError("closed")

@@ -1,6 +1,7 @@
 """torchrun for a gang that its node starts: without its own tracebacks and warnings.
 
-The ranks' errors are printed by themselves, and the node says in one line why the gang ended.
+The ranks' errors are printed by themselves, and the exit code of a rank that died by torchrun; the
+node says in one line why the gang ended.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.distributed.run import main as torchrun
 
 def main() -> int:
     """Run torchrun by this program's arguments. Returns the exit code."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     try:
         torchrun(sys.argv[1:])
     except SignalException as ended:

@@ -86,13 +86,13 @@ class Place:
 class RankSession:
     """This rank's connection with its node, and its side of training."""
 
-    def __init__(self, link: RankLink, place: Place, stands: RemoteRanks | None = None) -> None:
+    def __init__(self, link: RankLink, place: Place, proxies: RemoteRanks | None = None) -> None:
         self.place = place
         self.link = link
         check_s = float(os.environ.get(CHECK, CHECK_S))
         self.orders = RankOrders(link, place.rank, check_s=check_s)
-        if stands is not None:
-            self.orders.passed = stands.passed
+        if proxies is not None:
+            self.orders.passed = proxies.passed
         self.training = RankTraining(self.orders, place.rank, place.generation)
         link.send(msg.Hello(place.rank, place.world, place.generation))
 
@@ -153,7 +153,7 @@ def reach(
 ) -> tuple[RankLink, RemoteRanks | None]:
     """Connect this rank with the node of its gang, by the name of its socket on rank 0's machine.
 
-    Returns the connection and, in rank 0, what stands for ranks on other machines, if there are
+    Returns the connection and, in rank 0, the proxies of ranks on other machines, if there are
     any. Raises NodeLostError and TaskError.
     """
     if not place.spans_machines:
@@ -175,9 +175,9 @@ def reach(
     link = dial(name, starts=starts)
     if place.rank:
         return link, None
-    stands = RemoteRanks(name, place.world - place.local_world, _warn)
-    store.set(REMOTE, msgpack.packb([_own_names(), stands.port, stands.token]))
-    return link, stands
+    proxies = RemoteRanks(name, place.world - place.local_world, _warn)
+    store.set(REMOTE, msgpack.packb([_own_names(), proxies.port, proxies.token]))
+    return link, proxies
 
 
 def _warn(text: str) -> None:
@@ -204,11 +204,11 @@ class JoinedRank(Fed):
     """What `fsl_async.join` returns in a rank: a Fed, to close or use in a `with`."""
 
     def __init__(
-        self, session: RankSession, context: ClientContext, stands: RemoteRanks | None
+        self, session: RankSession, context: ClientContext, proxies: RemoteRanks | None
     ) -> None:
         super().__init__(session.training, session.context(context))
         self._rank_session = session
-        self._stands = stands
+        self._proxies = proxies
         self._closed = False
 
     def close(self) -> None:
@@ -219,8 +219,8 @@ class JoinedRank(Fed):
                 self._rank_session.training.serve()
             finally:
                 self._rank_session.link.close()
-                if self._stands is not None:
-                    self._stands.close(REMOTE_LEAVES_S)
+                if self._proxies is not None:
+                    self._proxies.close(REMOTE_LEAVES_S)
 
     def __enter__(self) -> Self:
         return self
@@ -256,10 +256,10 @@ def join_ranks(
         if place.rank == 0:
             gang.start(options_to_wire(options), agent)
 
-    link, stands = reach(place, address_of(agent), starts=starts)
-    session = RankSession(link, place, stands)
+    link, proxies = reach(place, address_of(agent), starts=starts)
+    session = RankSession(link, place, proxies)
     _, member = session.wait_welcome()
-    return JoinedRank(session, make_context(options, member, log), stands)
+    return JoinedRank(session, make_context(options, member, log), proxies)
 
 
 def process_group(device: torch.device) -> Any:

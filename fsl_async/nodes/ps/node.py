@@ -30,7 +30,7 @@ from fsl_async.config.settings import Config, SyncConfig
 from fsl_async.config.site_policy import needs_of
 from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import AddressError, ExitCode, FslError, RunDirError, disk_words
+from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
@@ -39,6 +39,7 @@ from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
+from fsl_async.nodes.ps.ending import ending
 from fsl_async.nodes.ps.joining_ring import join_ring
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
@@ -50,7 +51,7 @@ from fsl_async.observe.journal_lines import MAX_ITEMS
 from fsl_async.observe.reporter import GarbageWatch, Reporter
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.machine import DrainAsked, Finish, Note
+from fsl_async.roles.machine import Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.progress import RunLimits
@@ -369,40 +370,6 @@ def _listener(config: Config, access: AccessControl, settings: tp.TransportSetti
         raise AddressError(str(error)) from None
 
 
-def _ending(
-    stop: Stopper,
-    shell: ParameterServerShell,
-    journal: Reporter,
-    run_dir: Path,
-    finish: Callable[[Finish], None],
-) -> Callable[[bool], None]:
-    """Return the function for a request to end: Ctrl-C ends the run, SIGTERM this process.
-
-    See docs/adr/0088. It may be called in any thread.
-    """
-    loop = asyncio.get_running_loop()
-
-    def end(hard: bool) -> None:
-        if not (hard or stop.comes_back):
-            if stop.exit_code == ExitCode.INTERRUPTED:
-                text = "ends the run for all clients; SIGTERM would let it go on later"
-                journal.say(Note(f"{stop.reason} {text}"))
-            shell.node.feed(DrainAsked(stop.reason))
-            return
-        if not (hard or shell.machine.ended):
-            text = (
-                f"{stop.reason}: leaving; the run goes on when the parameter server is started"
-                f" again in {run_dir}"
-            )
-            journal.say(Note(text))
-        finish(Finish(stop.reason, 0))
-
-    def asked(hard: bool) -> None:
-        loop.call_soon_threadsafe(end, hard)
-
-    return asked
-
-
 def _repaired(
     loop: asyncio.AbstractEventLoop, shell: ParameterServerShell
 ) -> Callable[[str], None]:
@@ -554,7 +521,7 @@ class _Server:
         garbage = GarbageWatch(loop, endpoint, journal)
         counted = TrafficNotes(loop, journal, self._traffic)
         _name_bugs(loop, journal, options.log)
-        unsubscribe = stop.subscribe(_ending(stop, shell, journal, taken.run_dir, self._finish))
+        unsubscribe = stop.subscribe(ending(stop, shell, journal, taken.run_dir, self._finish))
         self._note_start()
         notifier = taken.notifier(config, taken.run, journal, taken.writer)
         decays = DecayRequests(

@@ -186,7 +186,7 @@ CATALOG: tuple[Figure, ...] = (
     ),
     Figure(
         "fsl_node_unreadable_messages_total",
-        "Messages from the network that were not of this program.",
+        "Connections and messages refused by their key, or not of this program.",
         _one(lambda s: s.node.garbage), series="node/unreadable_messages", roles=_SERVERS,
     ),
     Figure(

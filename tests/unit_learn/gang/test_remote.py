@@ -11,6 +11,7 @@ import pytest
 
 from fsl_async.learn.gang.link import Link, NodeLostError, listener
 from fsl_async.learn.gang.memory import Slots, mapped, read_back, sparse, written
+from fsl_async.learn.gang.orders import RankOrders
 from fsl_async.learn.gang.remote import BODY, DATA, MESSAGE, RemoteLink, RemoteRanks
 from fsl_async.roles import gang_messages as msg
 
@@ -20,12 +21,12 @@ BODY_OF_ATTACHED = msgpack.packb({"ranges": [[2, 5]], "reads": [[0, 6]], "manife
 
 
 class Ends:
-    """Rank 0's stand, and a node's socket without a node."""
+    """Rank 0's proxies, and a node's socket without a node."""
 
     def __init__(self):
         name = f"fsl-test-remote-{os.getpid()}"
         self.listening = listener(name)
-        self.stands = RemoteRanks(name, 2)
+        self.proxies = RemoteRanks(name, 2)
         self.slots = Slots()
         self.vectors = []
         self.open = []
@@ -52,7 +53,7 @@ def ends():
     yield made
     for link in made.open:
         link.close()
-    made.stands.close(5)
+    made.proxies.close(5)
     made.listening.close()
     made.vectors.clear()
     made.slots.close()
@@ -66,7 +67,9 @@ def attached(rank):
 
 def test_what_a_rank_writes_and_reads_travels(ends):
     """Its parts only, in both directions, before the message that speaks of them."""
-    rank = RemoteLink.dial(["no-such-machine.invalid", *HOST], ends.stands.port, ends.stands.token)
+    rank = RemoteLink.dial(
+        ["no-such-machine.invalid", *HOST], ends.proxies.port, ends.proxies.token
+    )
     node = ends.accept()
     rank.send(msg.Hello(1, 2, 0))
     rank.send(msg.Shape(VALUES))
@@ -108,7 +111,7 @@ def test_what_a_rank_writes_and_reads_travels(ends):
 
 def test_a_node_that_ends_is_noticed(ends):
     """As at a socket of the same machine."""
-    rank = RemoteLink.dial(HOST, ends.stands.port, ends.stands.token)
+    rank = RemoteLink.dial(HOST, ends.proxies.port, ends.proxies.token)
     ends.accept().close()
     for _ in range(2):
         with pytest.raises((EOFError, OSError)):
@@ -118,7 +121,7 @@ def test_a_node_that_ends_is_noticed(ends):
 
 def test_nothing_listens_once_all_ranks_are_here(ends):
     """Two are expected."""
-    address = HOST, ends.stands.port, ends.stands.token
+    address = HOST, ends.proxies.port, ends.proxies.token
     ranks = [RemoteLink.dial(*address) for _ in range(2)]
     with pytest.raises(NodeLostError, match="cannot reach rank 0"):
         RemoteLink.dial(*address)
@@ -129,17 +132,36 @@ def test_nothing_listens_once_all_ranks_are_here(ends):
 
 def test_directives_are_passed_once_the_last_rank_has_them(ends):
     """Rank 0 has all ranks apply no directive whose data are still on their way."""
-    assert ends.stands.passed(5) == 5
-    rank = RemoteLink.dial(HOST, ends.stands.port, ends.stands.token)
+    assert ends.proxies.passed(5) == 5
+    rank = RemoteLink.dial(HOST, ends.proxies.port, ends.proxies.token)
     node = ends.accept()
-    assert ends.stands.passed(5) == 0
+    assert ends.proxies.passed(5) == 0
     for number in (1, 2):
         node.send(msg.Resume(number))
         rank.receive()
     deadline = time.monotonic() + 5
-    while ends.stands.passed(5) != 2:
+    while ends.proxies.passed(5) != 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    rank.close()
+
+
+def test_all_ranks_act_on_what_the_ranks_elsewhere_have(ends, monkeypatch):
+    """Rank 0 tells the others to apply no more; what it has applied itself stays."""
+    rank = RemoteLink.dial(HOST, ends.proxies.port, ends.proxies.token)
+    node, passed = ends.accept(), 0
+    orders = RankOrders(rank, 0)
+    orders.passed = lambda number: min(number, passed)
+    monkeypatch.setattr(orders, "_all_reduce", lambda found, by: None)
+    for number in (1, 2):
+        node.send(msg.Pace(number, 10 * number))
+    deadline = time.monotonic() + 5
+    while len(orders._received) < 2 and time.monotonic() < deadline:
+        orders.agree()
+    assert orders.pace_steps == 0
+    for passed in (1, 2):
+        orders.agree()
+        assert orders.pace_steps == 10 * passed
     rank.close()
 
 
@@ -155,7 +177,7 @@ def test_a_sparse_slot_takes_pages_for_its_parts_alone():
 def test_another_token_reaches_no_node(ends):
     """Neither a wrong one nor none."""
     with pytest.raises(NodeLostError, match=r"127\.0\.0\.1 port \d+: "):
-        RemoteLink.dial(HOST, ends.stands.port, bytes(32))
+        RemoteLink.dial(HOST, ends.proxies.port, bytes(32))
     with pytest.raises(NodeLostError, match=r"127\.0\.0\.1: "):
         RemoteLink.dial(HOST, free_port(), bytes(32))
     ends.listening.settimeout(0.2)
@@ -199,8 +221,8 @@ def data(slot, start, values):
 )
 def test_what_is_no_frame_of_a_rank_ends_its_connection(ends, sent):
     """Nothing of it is written, and no memory is taken for what it announces."""
-    with socket.create_connection(("127.0.0.1", ends.stands.port)) as rank:
-        rank.sendall(ends.stands.token)
+    with socket.create_connection(("127.0.0.1", ends.proxies.port)) as rank:
+        rank.sendall(ends.proxies.token)
         node = ends.accept()
         rank.sendall(frame(MESSAGE, msgpack.packb(msg.FROM_RANKS.to_wire(msg.Shape(VALUES)))))
         node.receive()
