@@ -7,18 +7,9 @@ from typing import Any
 
 from fsl_async.observe.clients import ClientState, Line
 from fsl_async.observe.run import Run
+from fsl_async.observe.training_lost import REASONS
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.training_trouble import trouble_in
-
-REASONS = {
-    "expired": "no message came from it",
-    "bye": "it ended its session",
-    "superseded": "a new process took its name",
-    "reset": "the connection was reset",
-    "protocol": "it broke the protocol",
-    "revoked": "its key is no longer on the allow-list",
-}
-"""Why a session ended, for people."""
 
 
 def _connected(run: Run) -> str:

@@ -8,14 +8,12 @@ from typing import Any
 
 from attrs import asdict, field, frozen, mutable
 
-from fsl_async.observe.training_lost import Ended, Training
+from fsl_async.observe.training_lost import UNSEEN, Ended, Training
 
 Line = Mapping[str, Any]
 """A line of the journal."""
 
 MAX_LOSSES = 120
-UNSEEN = "another process came"
-"""Why a process ended whose end was not seen."""
 
 _VALUE_BYTES = 4
 

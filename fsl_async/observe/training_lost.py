@@ -18,9 +18,19 @@ from attrs import field, mutable
 
 from fsl_async.roles.phrasing import counted
 
+REASONS = {
+    "expired": "no message came from it",
+    "bye": "it ended its session",
+    "superseded": "a new process took its name",
+    "reset": "the connection was reset",
+    "protocol": "it broke the protocol",
+    "revoked": "its key is no longer on the allow-list",
+}
+"""Why a session ended, for people."""
+UNSEEN = "another process came"
+"""Why a process ended whose end was not seen."""
 OTHER = "other reasons"
-SUDDEN = {"no message came from it", "a new process took its name", "another process came", OTHER}
-"""Reasons of an end without a goodbye, in the words of `client_lines.REASONS` and `clients`."""
+_WITHOUT_GOODBYE = {*REASONS.values(), UNSEEN, OTHER} - {REASONS["bye"]}
 MOST_REASONS = 16
 """Reasons of goodbyes are text of peers: further ones are counted together."""
 
@@ -101,7 +111,7 @@ def lost_words(name: str, ends: Mapping[str, Ended]) -> str:
         f"{ended.tokens_lost:,} ({why}, {counted(ended.times, 'time')})" for why, ended in ordered
     ]
     # What a killed process trained after its last heartbeat is not known.
-    bound = "at least " if any(why in SUDDEN for why in ends) else ""
+    bound = "at least " if _WITHOUT_GOODBYE & set(ends) else ""
     return (
         f"{name} lost {bound}{counted(total, 'token')} when its processes ended: {', '.join(parts)}"
     )

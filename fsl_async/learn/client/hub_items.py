@@ -2,9 +2,8 @@
 
 A `datasets.Dataset` is dealt out by index and shuffled anew in each epoch; an `IterableDataset` is
 divided by `split_dataset_by_node`, and keeps its own order. Either goes on after the last item that
-an acknowledged delta has trained, if it is the
-first that the process has given: a client has one position. `datasets` is imported where such an
-object is given, and so is there already.
+an acknowledged delta has trained, if it is the first that the process has given: a client has one
+position. `datasets` is imported where such an object is given, and so is there already.
 """
 
 import sys
