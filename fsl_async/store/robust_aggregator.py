@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsl_async.store.advance import scaled
+from fsl_async.store.aggregation.base import mean_of
 from fsl_async.store.errors import StoreError
 from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
@@ -45,7 +45,9 @@ class RobustAggregator(SpooledDeltas):
         """
         count = len(self.clients)
         total = np.zeros((count, count))
-        for rows in self._chunks(self.clients):
+        for index, rows in enumerate(self._chunks(self.clients)):
+            if not self._kind.is_scalars and self._manifest.is_buffer(index):
+                break  # they come last, and are no part of a change
             for first in range(count):
                 for second in range(first):
                     found = squared_norm(rows[first] - rows[second])
@@ -71,7 +73,10 @@ class RobustAggregator(SpooledDeltas):
         out = np.empty(max(self._lengths), np.float32)
         for index, rows in enumerate(self._chunks(chosen)):
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
-            self._rule.combine(rows, out[: rows.shape[1]], parts)
+            if self._rule.reuses and parts and self._manifest.is_buffer(index):
+                mean_of(rows, out[: rows.shape[1]])
+            else:
+                self._rule.combine(rows, out[: rows.shape[1]], parts)
             yield out[: rows.shape[1]]
 
     def averages_of_all(
@@ -85,4 +90,7 @@ class RobustAggregator(SpooledDeltas):
         self.weights = {one.key: one.weight / counts[one.key.client] for one in merged}
         for one in reused:
             self.add(one.key, one.weight)
-        return scaled(self.averages(self.clients), scale)
+        for index, average in enumerate(self.averages(self.clients)):
+            if not self._manifest.is_buffer(index):
+                np.multiply(average, np.float32(scale), out=average)
+            yield average

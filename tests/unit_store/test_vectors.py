@@ -5,7 +5,7 @@ import pytest
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
-from fsl_async.store.advance import scaled
+from fsl_async.store.advance import averaged
 from fsl_async.store.checkpoint import (
     GATHERED,
     MEAN,
@@ -67,7 +67,8 @@ def averages(run, record):
     spool, of = run.store._open.run.spool, run.manifest
     kind = run.settings.kind
     sources = [(spool.frames(one.key, of), one.weight) for one in record.merged]
-    return scaled(kind.sums(of, sources), record.scale)
+    weight = sum(one.weight for one in record.merged)
+    return averaged(of, kind.sums(of, sources), record.scale, weight)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))

@@ -31,6 +31,7 @@ from typing import SupportsFloat, TypeVar
 
 from torch import nn
 
+from fsl_async.config.settings_training import ExchangeConfig
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
@@ -59,6 +60,9 @@ class Fed(FedBase):
     ) -> None:
         super().__init__(context)
         self._training = training
+        training.buffers = ExchangeConfig(**self.config.get("exchange", {})).buffers
+        if not self.rank:
+            training.log = self.log
         self.meter = training.meter
         self._session = session
         self._rounds: RoundTraining | None = None
