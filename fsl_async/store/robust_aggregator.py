@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsl_async.store.aggregation.base import mean_of
 from fsl_async.store.errors import StoreError
 from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
@@ -69,12 +68,17 @@ class RobustAggregator(SpooledDeltas):
         return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
 
     def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
-        """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError."""
+        """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError.
+
+        Of buffers, the median over the clients, or where the rule uses deltas again their mean.
+        """
         out = np.empty(max(self._lengths), np.float32)
         for index, rows in enumerate(self._chunks(chosen)):
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
-            if self._rule.reuses and parts and self._manifest.is_buffer(index):
-                mean_of(rows, out[: rows.shape[1]])
+            if not self._kind.is_scalars and self._manifest.is_buffer(index):
+                # In double precision, so that equal buffers stay as they are, however large.
+                middle = np.mean if self._rule.reuses else np.median
+                out[: rows.shape[1]] = middle(rows.astype(np.float64), axis=0)
             else:
                 self._rule.combine(rows, out[: rows.shape[1]], parts)
             yield out[: rows.shape[1]]

@@ -44,6 +44,7 @@ import fnmatch
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ class ModelWeights:
         copies_plain: bool = True,
     ) -> None:
         self.module = module = unwrapped(module)
+        _check_shapes(module)
         self.copies_plain = copies_plain
         self._takes_buffers = buffers == "average"
         self._rounding: dict[int, Tensor] = {}
@@ -298,6 +300,16 @@ def _as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def check_same(new: ModelWeights, old: ModelWeights | None) -> None:
+    """Raise TaskError where another model than `old` is attached in its place."""
+    problem = old and new.manifest.difference(old.manifest)
+    if problem:
+        raise TaskError(
+            f"fed.attach: this is another model than that of the first fed.attach: {problem}; the"
+            " tensors of a run are fixed by its first version: start a new run for this one"
+        )
+
+
 def _joined_shape(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     return _joined([shapes[part.name][:: -1 if part.is_transposed else 1] for part in one.parts])
 
@@ -487,12 +499,20 @@ def _has_numbers(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
 
 
+def _check_shapes(module: nn.Module) -> None:
+    """Raise TaskError for lazy modules that have seen no batch."""
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            raise TaskError(
+                f"fed.attach cannot exchange this module: {name} has no shape yet: run the model on"
+                " one batch first"
+            )
+
+
 def _check_tensor(name: str, tensor: Tensor) -> None:
     """Raise TaskError for a tensor that cannot be read and written value by value."""
     problem = ""
-    if is_lazy(tensor):
-        problem = "has no shape yet: run the model on one batch first"
-    elif tensor.is_quantized:
+    if tensor.is_quantized:
         problem = "is quantized: give exchange=[...] without it, or dequantize it"
     elif tensor.layout is not torch.strided:
         problem = f"is {str(tensor.layout).removeprefix('torch.')}: make it dense, with to_dense()"

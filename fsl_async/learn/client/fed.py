@@ -88,9 +88,9 @@ class Fed(FedBase):
         `exchange` names: patterns such as ["encoder.*", "*.bias"], the same at every client.
         Parameters that are neither exchanged nor trained must be the same at every client; what
         trains and is not exchanged stays this client's own. Later changes of `requires_grad` change
-        nothing of that; see `fsl_async.learn.client.buffers`. Build the optimizer before or after,
-        as you
-        like: weights change in place.
+        nothing of that, and are said in the log; see `fsl_async.learn.client.buffers`. A second
+        call goes on with another module of the same tensors. Build the optimizer before or after,
+        as you like: weights change in place.
 
         Raises NotAllowedError where this site lets LoRA adapters out and the model
         has other tensors, RefusedError where the run trains another model (its text names the first

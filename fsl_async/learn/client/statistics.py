@@ -46,7 +46,7 @@ class SpectralNorms:
     def keep(self) -> None:
         """Take those that the model has: its weights are a version."""
         self._of_version = {
-            name: unit.detach().cpu().float()
+            name: unit.detach().to("cpu", torch.float32, copy=True)
             for _, units in self._layers()
             for name, unit in units.items()
         }

@@ -20,7 +20,7 @@ from torch import nn
 
 from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.buffers import ModelWeights, check_same
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.model_changes import ModelChanges
 from fsl_async.learn.client.ports import (
@@ -114,12 +114,7 @@ class Training:
     ) -> None:
         """Go on with another module of the same tensors, which gets the weights of the old one."""
         new = self._weights_of(module, exchange)
-        problem = new.manifest.difference(old.manifest)
-        if problem is not None:
-            raise TaskError(
-                f"fed.attach: this is another model than the run's: {problem} (there: at the first"
-                " fed.attach); the tensors of a run are fixed by its first version: start a new run"
-            )
+        check_same(new, old)
         if new.module is not old.module:
             vector = np.empty(old.layout.values, np.float32)
             old.copy_out(vector)
