@@ -65,7 +65,7 @@ def bombs(size):
     """Return inputs of about `size` bytes that cost as much time and memory as they can."""
     empties = [[[]] * min(size // 4, 100_000)] * 4
     tensor = ["t" * 200, [1], 0]
-    names = [[f"t{number}", [1], number] for number in range(size // 12)]
+    names = [[f"t{number}", [1], number, False] for number in range(size // 12)]
     return {
         "empty lists": ("message", in_message({"m": empties})),
         "empty maps": ("message", in_message({"m": [[{}] * min(size // 4, 100_000)] * 4})),
@@ -159,7 +159,7 @@ def test_a_manifest_is_consistent_or_refused(tensors):
     refused.
     """
     try:
-        found = Manifest.from_wire([[name, shape, offset] for name, shape, offset in tensors])
+        found = Manifest.from_wire([[name, shape, offset, False] for name, shape, offset in tensors])
     except ManifestError:
         return
     assert found.values == sum(tensor.values for tensor in found.tensors) <= 1 << 40

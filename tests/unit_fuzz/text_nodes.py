@@ -354,7 +354,7 @@ def _maps_of(fields, text):
             yield one.name, good | {one.name: {text: 0.5}}
             yield one.name, good | {one.name: {"a": text}}
         elif one.kind is list:
-            yield one.name, good | {one.name: [[text, [1], 0]]}
+            yield one.name, good | {one.name: [[text, [1], 0, False]]}
             yield one.name, good | {one.name: [text]}
 
 
