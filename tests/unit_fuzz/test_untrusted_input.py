@@ -150,7 +150,10 @@ def test_time_grows_with_what_was_sent(name):
 @given(
     st.lists(
         st.tuples(
-            st.text(max_size=3), st.lists(st.integers(-2, 1 << 62), max_size=18), st.integers()
+            st.text(max_size=3),
+            st.lists(st.integers(-2, 1 << 62), max_size=18),
+            st.integers(),
+            st.booleans(),
         )
     )
 )
@@ -159,7 +162,7 @@ def test_a_manifest_is_consistent_or_refused(tensors):
     refused.
     """
     try:
-        found = Manifest.from_wire([[name, shape, offset, False] for name, shape, offset in tensors])
+        found = Manifest.from_wire([list(tensor) for tensor in tensors])
     except ManifestError:
         return
     assert found.values == sum(tensor.values for tensor in found.tensors) <= 1 << 40

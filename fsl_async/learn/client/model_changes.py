@@ -20,7 +20,8 @@ class ModelChanges:
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
         self._known = set(self._alone())
-        self._integers = {name: _mark(one) for name, one in _integers(weights.module)}
+        self._integers = _integers(weights.module)
+        """Of each buffer, by name, what changes when it is replaced or written to."""
 
     def lines(self) -> list[str]:
         """What has changed since the last call, for people: a line each."""
@@ -35,7 +36,7 @@ class ModelChanges:
             )
         changed = [
             name
-            for name, one in _integers(self._weights.module)
+            for name, one in self._weights.module.named_buffers()
             if name in self._integers and self._integers[name] != _mark(one)
         ]
         for name in changed:
@@ -52,22 +53,21 @@ class ModelChanges:
         return self._weights.trained_alone()
 
 
-def _integers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Persistent buffers of integers and truth values, but for the counters of batch norm."""
+def _integers(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Marks of persistent buffers of integers and truth values, but for counters of batch norm."""
     listed = module.state_dict(keep_vars=True)
     counters = {
         id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)
     }
-    return [
-        (name, one)
+    return {
+        name: _mark(one)
         for name, one in module.named_buffers()
         if name in listed and id(one) not in counters
         if not (one.is_floating_point() or one.is_complex())
-    ]
+    }
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
-    """Changes when a tensor is replaced or written to, whatever its size."""
     return id(tensor), tensor._version  # noqa: SLF001
 
 

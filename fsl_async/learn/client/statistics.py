@@ -25,7 +25,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.client.shards import plain_name
+from fsl_async.learn.client.shards import full_of, plain_name
 from fsl_async.store.manifest import Manifest
 
 ITERATIONS = 15
@@ -55,7 +55,7 @@ class SpectralNorms:
         """Make them anew from the model's weights, which are those of a version."""
         with torch.no_grad():
             for matrix, (u, v) in ((one, units.values()) for one, units in self._layers()):
-                weight = matrix()
+                weight = full_of(matrix())
                 for _ in range(ITERATIONS):
                     u.copy_(functional.normalize(weight @ v.to(weight.dtype), dim=0))
                     v.copy_(functional.normalize(weight.T @ u.to(weight.dtype), dim=0))
