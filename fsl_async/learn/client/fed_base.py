@@ -395,7 +395,7 @@ class FedBase:
         size = batch or int(self.config.get("train", {}).get("batch", 1))
         return self._text(data, self.part, size, max(self.version, 0))
 
-    def sampler(self, data: Sized, *, shuffle: bool = True) -> PartSampler:
+    def sampler(self, data: Sized, *, shuffle: bool = True, whole: bool = False) -> PartSampler:
         """A sampler of this client's own part of `data`, for a DataLoader.
 
             loader = DataLoader(data, batch_size=32, sampler=fed.sampler(data), num_workers=4)
@@ -408,9 +408,9 @@ class FedBase:
         As `torch.utils.data.DistributedSampler`, by `fed.part`. It counts epochs by itself, and
         goes on after a relaunch as `shard` does: after the last batch that the last acknowledged
         delta has trained, whatever workers have read ahead. shuffle: anew in each epoch, by the
-        run's seed. Raises TaskError for an empty part.
+        run's seed. whole: all of `data` is this client's. Raises TaskError for an empty part.
         """
-        return self._positions.sampler(data, shuffle=shuffle)
+        return self._positions.sampler(data, shuffle=shuffle, whole=whole)
 
     def _text(
         self, corpus: Corpus, mine: tuple[int, int], batch: int, start: int

@@ -259,7 +259,7 @@ class Positions:
             self._take_first(made)
         return made
 
-    def sampler(self, data: Any, *, shuffle: bool, whole: bool = False) -> PartSampler:
+    def sampler(self, data: Any, *, shuffle: bool, whole: bool) -> PartSampler:
         """A sampler of this rank's part of `data`; the same one for the same data."""
         part = Part(self._fed, data, shuffle=shuffle, whole=whole)
         known = self._first
