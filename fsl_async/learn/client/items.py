@@ -20,6 +20,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from fsl_async.errors import TaskError
@@ -58,21 +60,20 @@ class Part:
         place = (self.index // self.ranks, self.count, shuffle)
         self.check = check_of("items", *identity(data), fed.seed, *place)
 
-    def order(self, epoch: int, size: int | None = None) -> list[int]:
+    def order(self, epoch: int, size: int | None = None) -> npt.NDArray[np.int64]:
         """The numbers of the items in an epoch; size: only the first so many of them."""
         size = self.size if size is None else size
         if not self.shuffle:
-            return list(range(self.index, self.index + size * self.count, self.count))
+            return self.index + np.arange(size) * self.count
         fed = self.fed
         name = f"items/{fed.client_name}/{self.index}/{self.count}/{epoch}"
-        numbers = self.index + permutation(fed.seed, name, size) * self.count
-        return [int(number) for number in numbers]
+        return self.index + permutation(fed.seed, name, size) * self.count
 
     def read(self, position: Position) -> Iterator[Callable[[], Any]]:
         """What gives each item of an epoch from a position on."""
         if not self.is_stream:
             for number in self.order(position.epoch)[position.at :]:
-                yield lambda number=number: self.data[number]  # type: ignore[misc]
+                yield lambda number=int(number): self.data[number]  # type: ignore[misc]
             return
         mine = import_module("datasets.distributed").split_dataset_by_node(
             self.data, rank=self.index, world_size=self.count
@@ -223,7 +224,7 @@ class PartSampler(Sampler[int]):
         for number in order[self.position.at :]:
             if not self.is_counted:
                 self.count(1)
-            yield number
+            yield int(number)
 
     def count(self, items: int) -> None:
         """So many more items of this epoch have reached the script."""

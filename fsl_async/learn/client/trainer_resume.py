@@ -55,9 +55,9 @@ class Resume:
         # epoch, at: of data without a length, in batches. drawn: optimizer steps in all.
         self._position = Position(check=check)
         self._get_batch_samples = trainer.get_batch_samples
-        for name in ("rng_state", "scaler"):
-            load = getattr(trainer, f"_load_{name}")
-            setattr(trainer, f"_load_{name}", lambda _, load=load: load(self._asked or None))
+        for name in ("_load_rng_state", "_load_scaler"):
+            if load := getattr(trainer, name, None):  # some versions have no scaler of their own
+                setattr(trainer, name, lambda _, load=load: load(self._asked or None))
         trainer._load_from_checkpoint = lambda *_, **__: None  # noqa: SLF001 - weights are the run's
         trainer._load_optimizer_and_scheduler = self._load_optimizer  # noqa: SLF001
         trainer.get_batch_samples = self._batches
@@ -103,7 +103,14 @@ class Resume:
 
     def _state(self, folder: str) -> Any:
         made = extra("transformers").TrainerState
-        return made.load_from_json(str(Path(folder) / STATE)) if folder else made()
+        if folder:
+            return made.load_from_json(str(Path(folder) / STATE))
+        keeps = extra("transformers.trainer_callback", "transformers").ExportableState
+        handler = self.trainer.callback_handler
+        stateful = [
+            one for one in (*handler.callbacks, self.trainer.control) if isinstance(one, keeps)
+        ]
+        return made(stateful_callbacks=stateful)
 
     def _write_state(self) -> None:
         trainer, state = self.trainer, self._state(self._asked)

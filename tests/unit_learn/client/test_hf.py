@@ -294,6 +294,8 @@ def test_a_relaunched_trainer_goes_on_after_its_last_delta(made, kind, accumulat
             dataloader_num_workers=2 * (kind == "workers"),
             gradient_accumulation_steps=accumulated,
             seed=7,
+            save_strategy="steps",
+            save_steps=4,
         )
         rows = [{"input_ids": ROW, "labels": LABELS, "n": torch.tensor(n)} for n in range(13)]
         trainer.train_dataset = Rows(rows) if kind == "stream" else rows
