@@ -135,7 +135,9 @@ def test_a_checkpoint_gives_its_optimizer_and_not_its_weights(tmp_path, capsys):
 
     module = Looks()
     before = [weight.clone() for weight in module.parameters()]
-    fit(fsl_async.lightning.Sync(fed=alone()), tmp_path, module, ckpt_path=tmp_path / "one.ckpt")
+    sync = fsl_async.lightning.Sync(fed=alone())
+    trainer, _ = fit(sync, tmp_path, module, ckpt_path=tmp_path / "one.ckpt")
+    assert trainer.global_step == 6  # steps, and rows, are counted by the run
     assert module.loaded
     assert all(map(torch.equal, module.begun, before))
     assert not any(map(torch.equal, first.parameters(), before))
