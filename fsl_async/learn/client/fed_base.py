@@ -416,7 +416,9 @@ class FedBase:
         self, corpus: Corpus, mine: tuple[int, int], batch: int, start: int
     ) -> Iterator[torch.Tensor]:
         span = corpus.shard(*mine)
-        name = self.client_name
+        name, worker = self.client_name, get_worker_info()
+        if worker is not None:  # of a DataLoader: each draws windows of its own
+            name = f"{name}/{worker.id}"
         drawn = windows(corpus, span, batch=batch, seed=self.seed, name=name, start=start)
 
         def endless() -> Iterator[torch.Tensor]:

@@ -191,6 +191,25 @@ def test_workers_go_on_in_the_next_loop(stays):
         assert first + second == [row["n"] for row in islice(fed_of(0, 1).shard(data.data), 28)]
 
 
+class Windows(IterableDataset):
+    """Text, drawn in a data set of the script's own."""
+
+    def __init__(self, fed, path):
+        self.fed, self.path = fed, path
+
+    def __iter__(self):
+        return self.fed.shard(self.path, context=8, batch=4)
+
+
+@forks
+def test_workers_draw_different_windows_of_text(tmp_path):
+    """Each would draw the same ones."""
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 40)
+    loader = DataLoader(Windows(fed_of(0, 1), tmp_path / "text"), batch_size=None, num_workers=2)
+    first, second = islice(loader, 2)
+    assert not torch.equal(first, second)
+
+
 @forks
 def test_workers_that_need_several_rows_for_an_item_leave_none_out():
     """They are not equally far: what one has not reached is trained after a relaunch."""
