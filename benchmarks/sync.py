@@ -142,7 +142,7 @@ def read_times(path: Path) -> dict[int, Times]:
 
 def codec_seconds(model: SharedModel, clients: int) -> dict[str, float]:
     """Processor seconds of a parameter server's codec calls in one sync, made alone here."""
-    room = np.zeros(model.manifest.chunk_values(0), np.float32)
+    room = np.zeros(model.manifest.longest_chunk, np.float32)
 
     def median_cpu_s(call: Callable[[bytes], object]) -> float:
         seconds = []

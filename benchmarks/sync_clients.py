@@ -90,7 +90,7 @@ class LightLearner:
         self._complete = complete
         self._kind = ""
         self._digests: list[bytes] = []
-        self._scratch = np.empty(model.manifest.chunk_values(0), np.float32)
+        self._scratch = np.empty(model.manifest.longest_chunk, np.float32)
 
     # --- loop thread
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import RunDir, Whole
+from fsl_async.commands.options import RunDir, Whole, Words
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -23,6 +23,10 @@ from fsl_async.errors import UsageError
     "--base", type=click.Path(path_type=Path), metavar="MODEL",
     help="The base model of a run that tuned one: a Hugging Face folder or a GGUF file.",
 )  # fmt: skip
+@click.option(
+    "--recalibrate", type=Words(files=True), metavar="FILE.py:FUNCTION",
+    help="Measure statistics of batch norm anew: FUNCTION() returns (model, batches).",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     *,
@@ -31,6 +35,7 @@ def command(
     version: int | None,
     merged: bool,
     base: Path | None,
+    recalibrate: str | None,
     as_json: bool,
 ) -> None:
     """Write a version of the run in RUN_DIR, running or not, to the new folder OUT_DIR.
@@ -38,8 +43,9 @@ def command(
     A run that tuned a base model gives a PEFT folder (peft.PeftModel.from_pretrained) or, with
     --merged and --base, a complete Hugging Face folder. Other runs give a Hugging Face folder where
     transformers has the model, as it has the built-in GPT; else tensors by name, in
-    model.safetensors. The weights of each kept version are a safetensors file already:
-    RUN_DIR/checkpoints/vN/weights.safetensors.
+    model.safetensors. With --recalibrate these have the statistics of batch norm that your model
+    has on your batches with the version's weights. The weights of each kept version are a
+    safetensors file already: RUN_DIR/checkpoints/vN/weights.safetensors.
     """
     from fsl_async.commands.status import with_ledger
     from fsl_async.tools import exports
@@ -51,11 +57,16 @@ def command(
     if not run.tuning().is_on:
         if merged or base is not None:
             raise UsageError("this run tunes no base model: leave out --merged and --base")
-        from fsl_async.tools.export_models import write_model
+        from fsl_async.tools.export_models import write_model, write_recalibrated
 
         loaded = run.chosen(version)
         with exports.new_folder(out_dir) as folder:
-            kind = write_model(folder, run, loaded)
+            if recalibrate is None:
+                kind = write_model(folder, run, loaded)
+            else:
+                kind = write_recalibrated(folder, run, loaded, recalibrate)
+    elif recalibrate is not None:
+        raise UsageError("--recalibrate: this run tunes adapters, which have no batch norm")
     elif merged:
         if base is None:
             raise UsageError("--merged needs --base MODEL, the base that this run tuned")

@@ -82,7 +82,7 @@ _OVERRIDE = "--set"
 _SHOWN_PROBLEMS = 20
 # Clients do not need the listen address and the run directory.
 _WIRE_TABLES = (
-    "sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split",
+    "sync", "outer", "codec", "session", "transfer", "exchange", "data", "model", "train", "split",
     "tune",
 )  # fmt: skip
 # Rounds: a privacy budget is for all of them.

@@ -1,6 +1,6 @@
 """Defines every table and key of the run's configuration: default, help line and check. Pure.
 
-One frozen class per TOML table; data, model, train and split are in
+One frozen class per TOML table; exchange, data, model, train and split are in
 `fsl_async.config.settings_training`, tune in `settings_tuning`. `fsl_async.config.load` reads and
 writes them. To add a setting, add one field: `fsl-node init`, `--set`, `--dry-run` and error
 messages read attrs metadata. A value outside its range raises `SettingError`, also when a class is
@@ -29,7 +29,13 @@ from fsl_async.config.rules import (
     table_name,
 )
 from fsl_async.config.settings_ring import RingConfig
-from fsl_async.config.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
+from fsl_async.config.settings_training import (
+    DataConfig,
+    ExchangeConfig,
+    ModelConfig,
+    SplitConfig,
+    TrainConfig,
+)
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import AddressError
 
@@ -409,6 +415,7 @@ class Config:
     codec: CodecConfig = attrs.field(factory=CodecConfig)
     session: SessionConfig = attrs.field(factory=SessionConfig)
     transfer: TransferConfig = attrs.field(factory=TransferConfig)
+    exchange: ExchangeConfig = attrs.field(factory=ExchangeConfig)
     data: DataConfig = attrs.field(factory=DataConfig)
     model: ModelConfig = attrs.field(factory=ModelConfig)
     train: TrainConfig = attrs.field(factory=TrainConfig)
@@ -430,8 +437,8 @@ class Config:
 
 _TABLES = (
     RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig,
-    TransferConfig, DataConfig, ModelConfig, TrainConfig, StoreConfig, SplitConfig, TuneConfig,
-    RingConfig,
+    TransferConfig, ExchangeConfig, DataConfig, ModelConfig, TrainConfig, StoreConfig, SplitConfig,
+    TuneConfig, RingConfig,
 )  # fmt: skip
 TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
 """The class of each TOML table."""

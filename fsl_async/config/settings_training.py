@@ -1,4 +1,4 @@
-"""Defines the tables data, model, train and split. Pure.
+"""Defines the tables exchange, data, model, train and split. Pure.
 
 The other tables are in `fsl_async.config.settings`.
 """
@@ -32,6 +32,7 @@ from fsl_async.config.rules import (
 from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, WHOLE, names_of
 
 Source = Literal["site", "built-in"]
+Buffers = Literal["average", "local", "none"]
 InnerOptimizer = Literal["muon", "adamw"]
 ScheduleName = Literal["wsd", "cosine", "constant"]
 Sharding = Literal["disjoint", "local"]
@@ -44,6 +45,18 @@ else:
     SplitMethod = Literal["none", *METHODS]
 SplitMode = Literal["free", "lockstep"]
 SplitOptimizer = Literal["adamw", "adam", "sgd"]
+
+
+@frozen(kw_only=True)
+class ExchangeConfig:
+    """What of a client's own model is exchanged."""
+
+    buffers: Buffers = setting(
+        "average",
+        "statistics and constants of the model, such as those of batch norm: average (plainly) |"
+        " local (each client keeps its own after it has joined) | none (no part of the run)",
+        fixed=True,
+    )
 
 
 @frozen(kw_only=True)

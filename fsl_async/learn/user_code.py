@@ -54,13 +54,14 @@ def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..
         raise TaskError(
             f"{label}: {place} has no function {name!r}; it has {', '.join(here) or 'none'}"
         )
-    count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
+    counts = {0: "no argument", 1: "one argument"}
+    count = counts.get(len(arguments), f"{len(arguments)} arguments")
+    if arguments:
+        count += f", {', '.join(arguments)}"
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
-        raise TaskError(
-            f"{label}: {name} must take {count}, {', '.join(arguments)} ({error})"
-        ) from error
+        raise TaskError(f"{label}: {name} must take {count} ({error})") from error
     except ValueError:
         pass  # some callables written in C have no signature to look at
     found: Callable[..., object] = function

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -30,7 +30,6 @@ from fsl_async.store.checkpoint import (
     open_flat,
 )
 from fsl_async.store.digest import DIGEST_CHARACTERS
-from fsl_async.store.manifest import CHUNK_VALUES
 from fsl_async.store.outer import (
     OuterStep,
     add_to_mean,
@@ -39,13 +38,14 @@ from fsl_async.store.outer import (
     check_finite,
     desired_change,
     lost_in_coding,
+    replace_buffers,
     squared_norm,
 )
 from fsl_async.store.seed_step import keys_of
-from fsl_codecs import add_signs, bound, decode_into, encode_into, new_vector
+from fsl_codecs import CodecSpec, add_signs, bound, decode_into, encode, encode_into, new_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.seed_step import SeedStep
+
+
+LOSSLESS = CodecSpec(format="fp32")
+"""How buffers are coded."""
 
 
 @frozen
@@ -127,7 +131,7 @@ class _OuterStep:
     @property
     def longest(self) -> int:
         """Number of values in the longest chunk."""
-        return min(CHUNK_VALUES, self._manifest.values)
+        return self._manifest.longest_chunk
 
     def buffers(self) -> _Buffers:
         """Allocate the buffers for one chunk."""
@@ -144,6 +148,8 @@ class _OuterStep:
         residual, sent = self._residual[: stop - start], self._sent[: stop - start]
         assert self._old_weights is not None, "a verified checkpoint has weights"
         self._old_weights.read_into(index, weights)
+        if self._manifest.is_buffer(index):
+            return self._replace(index, average, buffer)
         _read(self._old_momentum, index, momentum, is_kept=self._new_momentum is not None)
         _read(self._old_gathered, index, gathered, is_kept=self._new_gathered is not None)
         if self._old_residual is not None:
@@ -172,18 +178,40 @@ class _OuterStep:
         self.norm_squared += squared_norm(sent)
         self.update_bytes += len(frame)
         check_finite(self._manifest, index, self.norm_squared, weights)
-        writes: list[Callable[[], None]] = [
-            partial(self._new_weights.append, weights),
-            partial(self._update.append, frame),
-        ]
-        others = (
-            (self._new_momentum, momentum),
-            (self._new_gathered, gathered),
-            (self._new_residual, change),
-            (self._new_mean, mean),
+        return self._writes(frame, [weights, momentum, change, mean, gathered])
+
+    def _replace(
+        self, index: int, average: NDArray[np.float32], buffer: _Buffers
+    ) -> list[Callable[[], None]]:
+        """Compute a chunk of buffers: their average, sent as it is. See `compute`."""
+        vectors = [vector[: self._manifest.chunk_values(index)] for vector in buffer.vectors]
+        values, *others = vectors
+        replace_buffers(values, average)
+        check_finite(self._manifest, index, 0.0, values)
+        for vector in others:
+            vector.fill(0.0)
+        np.copyto(vectors[3], values)
+        frame = memoryview(encode(values, LOSSLESS))
+        self.update_bytes += len(frame)
+        return self._writes(frame, vectors)
+
+    def _writes(
+        self, frame: memoryview, vectors: Sequence[NDArray[np.float32]]
+    ) -> list[Callable[[], None]]:
+        """The writes of a chunk, one per file. vectors: in the order of `_Buffers`."""
+        writes: list[Callable[[], None]] = [partial(self._update.append, frame)]
+        files = (
+            self._new_weights,
+            self._new_momentum,
+            self._new_residual,
+            self._new_mean,
+            self._new_gathered,
         )
-        writes += [partial(file.append, vector) for file, vector in others if file is not None]
-        return writes
+        return writes + [
+            partial(file.append, vector)
+            for file, vector in zip(files, vectors, strict=True)
+            if file is not None
+        ]
 
 
 def _read(
@@ -249,16 +277,25 @@ def advance(
     return Advanced(stored, digest, outer.update_bytes, *norms)
 
 
-def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:
-    """Yield the sums times `scale`, chunk by chunk, with one fp32 multiplication.
+def averaged(
+    manifest: Manifest, sums: Iterable[NDArray[Any]], scale: float, weight: float
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the average of a round by its sums, chunk by chunk, each valid until the next.
 
-    A chunk is valid until the next.
+    Of weights: `scale` times the sum, with one fp32 multiplication. Of buffers: their mean, which
+    lies between theirs whatever the scale is. weight: the sum of the weights in the sums; where it
+    is 0, buffers have no mean, and the chunk is empty.
     """
-    buffer = np.empty(CHUNK_VALUES, np.float32)
-    for total in sums:
+    buffer = np.empty(manifest.longest_chunk, np.float32)
+    for index, total in enumerate(sums):
         part = buffer[: len(total)]
         with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(total, np.float32(scale), out=part)
+            if not manifest.is_buffer(index):
+                np.multiply(total, np.float32(scale), out=part)
+            elif weight:
+                np.divide(total, weight, out=part, casting="same_kind")
+            else:
+                part = buffer[:0]
         yield part
 
 
@@ -285,7 +322,7 @@ def advance_full(
         assert old is not None, "a verified checkpoint has weights"
         closing.callback(old.close)
         new = writer.flat(WEIGHTS)
-        longest = min(CHUNK_VALUES, manifest.values)
+        longest = manifest.longest_chunk
         before, buffer = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
         norm_squared = 0.0
         for index, total in zip(range(manifest.chunks), sums, strict=True):
@@ -320,7 +357,7 @@ def advance_seeds(
     keys, steps = keys_of([step])
     old, new = open_flat(files, current, WEIGHTS, manifest), writer.flat(WEIGHTS)
     assert old is not None, "a verified checkpoint has weights"
-    buffer = new_vector(manifest.chunk_values(0))
+    buffer = new_vector(manifest.longest_chunk)
     try:
         for index in range(manifest.chunks):
             start, stop = manifest.chunk_range(index)

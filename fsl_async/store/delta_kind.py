@@ -1,6 +1,7 @@
 """Kinds of deltas: which frames a run's deltas have, how each is checked, and how deltas add up.
 
-    dense    the base minus the client's weights: one frame per chunk of the flat vector, fp32 sums
+    dense    the base minus the client's weights: one frame per chunk of the flat vector, fp32 sums;
+             chunks of buffers hold the client's buffers themselves, in fp32, with float64 sums
     full     the client's weights (docs/adr/0045): the same frames, float64 sums
     seeds    projected gradients along directions of signs (fsl_async.store.seed_step): one frame
     mixed    dense deltas of some clients, deltas of seeds of others
@@ -159,9 +160,14 @@ class Dense(DeltaKind):
     def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
         """See `DeltaKind.check`; the content is float32, (values of the chunk,)."""
         if not len(self._buffer):
-            self._buffer = np.empty(manifest.chunk_values(0), np.float32)
+            self._buffer = np.empty(manifest.longest_chunk, np.float32)
         values = decode_checked(frame, index, manifest, self._buffer)
-        return Checked(values, squared_norm(values))
+        if not manifest.is_buffer(index):
+            return Checked(values, squared_norm(values))
+        coding = info(frame).format
+        if coding != "fp32":
+            raise FrameRefused(f"chunk {index} holds buffers and is coded in {coding}, not in fp32")
+        return Checked(values, 0.0 if np.isfinite(values).all() else np.nan)
 
     def total(self, manifest: Manifest) -> ChunkTotal:
         """One vector of model size."""
@@ -169,12 +175,14 @@ class Dense(DeltaKind):
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
         """See `DeltaKind.sums`. Uses one chunk of memory; the same order gives the same bits."""
-        buffer = np.zeros(manifest.chunk_values(0), self.dtype)
+        buffer = np.zeros(manifest.longest_chunk, self.dtype)
         for index in range(manifest.chunks):
-            total = buffer[: manifest.chunk_values(index)]
+            kind, total = self, buffer[: manifest.chunk_values(index)]
+            if manifest.is_buffer(index):
+                kind, total = _BUFFERS, np.empty(len(total), _BUFFERS.dtype)
             total.fill(0.0)
             for frames, weight in sources:
-                self.add_frame(total, next(frames), weight)
+                kind.add_frame(total, next(frames), weight)
             yield total
 
     def add(self, total: NDArray[Any], values: NDArray[np.float32], weight: float) -> bool:
@@ -219,8 +227,12 @@ class FullWeights(Dense):
         self.add(total, values, weight)
 
 
+_BUFFERS: Dense = FullWeights()
+"""How buffers are summed in every run: as they are, so that the mean of equal ones is exact."""
+
+
 class ChunkTotal(Total):
-    """A sum held in one flat vector.
+    """A sum held in one flat vector of weights, and one of buffers: float64.
 
     A chunk is filled with zeros when it is used next: then it is in the cache for that.
     """
@@ -228,13 +240,17 @@ class ChunkTotal(Total):
     def __init__(self, kind: Dense, manifest: Manifest) -> None:
         self._kind = kind
         self._manifest = manifest
-        self.values: NDArray[Any] = new_vector(manifest.values, kind.dtype)
-        """The sum over the complete model: float32, or float64 for full weights."""
+        self.values: NDArray[Any] = new_vector(manifest.weights, kind.dtype)
+        """The sum over all weights: float32, or float64 for full weights."""
+        self._buffers: NDArray[Any] = new_vector(manifest.values - manifest.weights, np.float64)
         self._is_cleared = bytearray(manifest.chunks)
 
     def _chunk(self, index: int) -> NDArray[Any]:
         start, stop = self._manifest.chunk_range(index)
         chunk = self.values[start:stop]
+        if self._manifest.is_buffer(index):
+            weights = self._manifest.weights
+            chunk = self._buffers[start - weights : stop - weights]
         if self._is_cleared[index]:
             chunk.fill(0.0)
             self._is_cleared[index] = False
@@ -246,14 +262,17 @@ class ChunkTotal(Total):
 
     def add(self, index: int, content: NDArray[np.float32], weight: float) -> bool:
         """See `Total.add`."""
-        return self._kind.add(self._chunk(index), content, weight)
+        return self._kind_of(index).add(self._chunk(index), content, weight)
 
     def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
         """See `Total.add_frame`."""
-        self._kind.add_frame(self._chunk(index), frame, weight)
+        self._kind_of(index).add_frame(self._chunk(index), frame, weight)
+
+    def _kind_of(self, index: int) -> Dense:
+        return _BUFFERS if self._manifest.is_buffer(index) else self._kind
 
     def chunks(self) -> Iterator[NDArray[Any]]:
-        """Yield views of the vector."""
+        """Yield views of the vectors."""
         return map(self._chunk, range(self._manifest.chunks))
 
 
@@ -395,8 +414,11 @@ class Mixed(Dense):
             yield from chunks
             return
         weight = dense_weight + seeds.weight
-        room = np.empty(manifest.chunk_values(0), np.float32)
+        room = np.empty(manifest.longest_chunk, np.float32)
         for index, chunk in enumerate(chunks):
+            if manifest.is_buffer(index):  # seeds say nothing of them
+                yield chunk * (weight / dense_weight) if dense_weight else chunk[:0]
+                continue
             total = room[: len(chunk)]
             with np.errstate(over="ignore", invalid="ignore"):
                 factor = weight / dense_weight if dense_weight else 0.0

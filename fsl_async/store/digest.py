@@ -43,13 +43,17 @@ def vector_digest(chunks: Iterable[bytes]) -> str:
 def digest_of(
     values: NDArray[np.float32],
     each: Callable[..., Iterable[bytes]] = map,
+    *,
+    weights: int | None = None,
 ) -> str:
     """Return the digest that nodes compare: 32 characters.
 
-    values: a flat vector, float32, contiguous. each: `map`, or one on several threads.
+    values: a flat vector, float32, contiguous. each: `map`, or one on several threads. weights: how
+    many of the values are weights; buffers follow, in chunks of their own. None: all.
     """
     step = manifest.CHUNK_VALUES
-    parts = (values[at : at + step] for at in range(0, len(values), step))
+    kinds = (values[:weights], values[len(values) if weights is None else weights :])
+    parts = (kind[at : at + step] for kind in kinds for at in range(0, len(kind), step))
     return vector_digest(each(chunk_digest, parts))[:DIGEST_CHARACTERS]
 
 

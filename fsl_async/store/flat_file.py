@@ -40,7 +40,7 @@ from fsl_async.store.digest import (
 from fsl_async.store.errors import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -158,9 +158,8 @@ def check_flat_file(
         return "is listed with a length that does not fit the model"
     found: list[bytes] = []
     take: Callable[[memoryview], Any] = lambda piece: found.append(blake3(piece).digest())  # noqa: E731
-    problem = _read(
-        files, path, size, header, step=manifest.chunk_values(0) * VALUE_BYTES, take=take
-    )
+    lengths = [manifest.chunk_values(index) * VALUE_BYTES for index in range(manifest.chunks)]
+    problem = _read(files, path, size, header, lengths=lengths, take=take)
     return problem or (None if vector_digest(found) == digest else "does not match its digest")
 
 
@@ -170,10 +169,10 @@ def _read(
     size: int,
     head: bytes = b"",
     *,
-    step: int,
+    lengths: Sequence[int],
     take: Callable[[memoryview], Any],
 ) -> str | None:
-    """Give all bytes behind `head` to `take`, `step` at a time; return what is wrong, or None."""
+    """Give the bytes behind `head` to `take` in these lengths; return what is wrong, or None."""
     try:
         descriptor = files.open_existing(path)
     except FileNotFoundError:
@@ -183,10 +182,9 @@ def _read(
             return f"has {files.size(descriptor)} bytes instead of {size}"
         if files.read(descriptor, len(head), 0) != head:
             return "has a wrong header"
-        view = memoryview(bytearray(min(step, size)))
+        view = memoryview(bytearray(max(lengths)))
         offset = len(head)
-        while offset < size:
-            count = min(step, size - offset)
+        for count in lengths:
             if files.read_into(descriptor, view[:count], offset) != count:
                 return "ended while it was read"
             take(view[:count])

@@ -129,7 +129,7 @@ class GlobalFiles:
         try:
             if not self._fits(descriptor, manifest):
                 raise StoreError(f"{path.name} is not of this model")
-            buffer = np.empty(manifest.chunk_values(0), np.float32)
+            buffer = np.empty(manifest.longest_chunk, np.float32)
             for index in range(first, manifest.chunks):
                 start, stop = manifest.chunk_range(index)
                 values = buffer[: stop - start]

@@ -1,9 +1,11 @@
 """Manifest: names and shapes of a model's tensors, and their place in the flat vector. Pure.
 
 The parameter server has no model code. It holds one flat fp32 vector, in which the tensors of the
-manifest follow each other, row-major, without holes, in the manifest's order. The vector is divided
-into chunks of CHUNK_VALUES values (the last one is shorter); a chunk is what one coded frame
-carries and what one read or write of a checkpoint moves.
+manifest follow each other, row-major, without holes, in the manifest's order: weights first, then
+buffers (statistics and constants, which are averaged and not trained). The vector is divided into
+chunks of CHUNK_VALUES values; the last one of the weights and the last one of the buffers are
+shorter, so a chunk is of one kind. A chunk is what one coded frame carries and what one read or
+write of a checkpoint moves.
 
 A manifest from a peer is untrusted until `Manifest.from_wire` has checked it.
 """
@@ -39,6 +41,9 @@ MAX_VALUES = 2**40
 _SHOWN = 80
 """Characters of a tensor's name in an error message."""
 
+_BUFFER = 1 << 8
+"""Added to the number of dimensions of a buffer in a fingerprint."""
+
 RESERVED_NAME = "__metadata__"
 """Has another meaning in a safetensors file, so no tensor may have this name."""
 
@@ -53,6 +58,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     offset: int
+    is_buffer: bool = False
 
     @property
     def values(self) -> int:
@@ -83,35 +89,58 @@ class Manifest:
     """Digest of the parameters that clients neither exchange nor train; empty if there are none."""
     values: int = field(init=False)
     """Length of the flat vector, in values."""
+    weights: int = field(init=False)
+    """How many of them are weights; buffers follow."""
     fingerprint: str = field(init=False)
     """The first 32 hex characters of SHA-256 over names, shapes, offsets and `frozen`."""
 
     def __attrs_post_init__(self) -> None:
-        total = _check(self.tensors)
+        total, weights = _check(self.tensors)
         object.__setattr__(self, "values", total)
+        object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "fingerprint", _fingerprint(self.tensors, self.frozen))
 
     @classmethod
-    def from_shapes(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> Self:
+    def from_shapes(
+        cls,
+        weights: Iterable[tuple[str, Sequence[int]]],
+        buffers: Iterable[tuple[str, Sequence[int]]] = (),
+    ) -> Self:
         """Place the named shapes one after the other."""
-        tensors = []
+        tensors: list[TensorSpec] = []
         offset = 0
-        for name, shape in shapes:
-            tensors.append(TensorSpec(name, tuple(shape), offset))
-            offset += tensors[-1].values
+        for is_buffer, shapes in ((False, weights), (True, buffers)):
+            for name, shape in shapes:
+                tensors.append(TensorSpec(name, tuple(shape), offset, is_buffer))
+                offset += tensors[-1].values
         return cls(tuple(tensors))
 
     @property
     def chunks(self) -> int:
         """Number of chunks of the flat vector."""
-        return -(-self.values // CHUNK_VALUES)
+        return self._weight_chunks - (-(self.values - self.weights) // CHUNK_VALUES)
+
+    @property
+    def _weight_chunks(self) -> int:
+        return -(-self.weights // CHUNK_VALUES)
+
+    @property
+    def longest_chunk(self) -> int:
+        """Number of values of the longest chunk."""
+        return min(CHUNK_VALUES, max(self.weights, self.values - self.weights))
+
+    def is_buffer(self, index: int) -> bool:
+        """Whether chunk `index` holds buffers; the others hold weights."""
+        return index >= self._weight_chunks
 
     def chunk_range(self, index: int) -> tuple[int, int]:
         """Return first and one past last value of chunk `index`; IndexError when there is none."""
         if not 0 <= index < self.chunks:
             raise IndexError(f"chunk {index} of {self.chunks}")
-        start = index * CHUNK_VALUES
-        return start, min(start + CHUNK_VALUES, self.values)
+        start, stop = index * CHUNK_VALUES, self.weights
+        if self.is_buffer(index):
+            start, stop = self.weights + (index - self._weight_chunks) * CHUNK_VALUES, self.values
+        return start, min(start + CHUNK_VALUES, stop)
 
     def chunk_values(self, index: int) -> int:
         """Return the number of values of chunk `index`."""
@@ -158,6 +187,12 @@ class Manifest:
                     f"tensor {position} is {mine.name!r} {_shape(mine)} here "
                     f"and {theirs.name!r} {_shape(theirs)} there"
                 )
+            if mine.is_buffer != theirs.is_buffer:
+                kinds = ("a weight", "a buffer")
+                return (
+                    f"tensor {mine.name!r} is {kinds[mine.is_buffer]} here and"
+                    f" {kinds[theirs.is_buffer]} there"
+                )
             if mine.shape != theirs.shape:
                 return f"tensor {mine.name!r} is {_shape(mine)} here and {_shape(theirs)} there"
         shorter = min(len(self.tensors), len(other.tensors))
@@ -168,8 +203,11 @@ class Manifest:
         return f"tensor {extra.name!r} {_shape(extra)} exists {place}"
 
     def to_wire(self) -> list[list[Any]]:
-        """Return [[name, [dimension, ...], offset], ...], for msgpack or JSON."""
-        return [[tensor.name, list(tensor.shape), tensor.offset] for tensor in self.tensors]
+        """Return [[name, [dimension, ...], offset, is_buffer], ...], for msgpack or JSON."""
+        return [
+            [tensor.name, list(tensor.shape), tensor.offset, tensor.is_buffer]
+            for tensor in self.tensors
+        ]
 
     @classmethod
     def from_wire(cls, wire: object, frozen: str = "") -> Self:
@@ -188,12 +226,14 @@ class Manifest:
 
 def _tensor_from_wire(position: int, entry: object) -> TensorSpec:
     match entry:
-        case [str() as name, list() as shape, offset] if len(shape) <= MAX_DIMENSIONS:
+        case [str() as name, list() as shape, offset, bool() as kind] if (
+            len(shape) <= MAX_DIMENSIONS
+        ):
             # bool is an int for Python; a peer that sends one is broken.
             if type(offset) is int and all(type(dimension) is int for dimension in shape):
-                return TensorSpec(name, tuple(shape), offset)
+                return TensorSpec(name, tuple(shape), offset, kind)
     raise ManifestError(
-        f"tensor {position} of the manifest is not [name, [dimension, ...], offset]"
+        f"tensor {position} of the manifest is not [name, [dimension, ...], offset, is_buffer]"
     )
 
 
@@ -205,14 +245,14 @@ def _shape(tensor: TensorSpec) -> str:
     return "x".join(map(str, tensor.shape)) if tensor.shape else "scalar"
 
 
-def _check(tensors: tuple[TensorSpec, ...]) -> int:
-    """Check every rule of the layout and return the number of values."""
+def _check(tensors: tuple[TensorSpec, ...]) -> tuple[int, int]:
+    """Check every rule of the layout and return the numbers of values and of weights."""
     if not tensors:
         raise ManifestError("a manifest needs at least one tensor")
     if len(tensors) > MAX_TENSORS:
         raise ManifestError(f"a manifest may have {MAX_TENSORS} tensors, not {len(tensors)}")
     seen = set()
-    total = 0
+    total = weights = 0
     for tensor in tensors:
         label = f"'{peer_text(tensor.name, _SHOWN)}'"
         _check_name(tensor.name, label)
@@ -222,14 +262,17 @@ def _check(tensors: tuple[TensorSpec, ...]) -> int:
         values = _checked_values(tensor, label)
         if tensor.offset != total:
             raise ManifestError(f"tensor {label} starts at value {tensor.offset}, expected {total}")
+        if weights != total and not tensor.is_buffer:
+            raise ManifestError(f"tensor {label} is a weight and comes after a buffer")
         total += values
+        weights += 0 if tensor.is_buffer else values
         if total > MAX_VALUES:
             raise ManifestError(
                 f"a model may have {MAX_VALUES} values; tensor {label} exceeds that"
             )
     if total == 0:
         raise ManifestError("a manifest needs at least one value")
-    return total
+    return total, weights
 
 
 def _checked_values(tensor: TensorSpec, label: str) -> int:
@@ -265,7 +308,8 @@ def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: str) -> str:
     hashed = hashlib.sha256(b"fsl-manifest-1")
     for tensor in tensors:
         name = tensor.name.encode()
-        numbers = [len(name), len(tensor.shape), *tensor.shape, tensor.offset]
+        dimensions = len(tensor.shape) + _BUFFER * tensor.is_buffer
+        numbers = [len(name), dimensions, *tensor.shape, tensor.offset]
         hashed.update(np.array(numbers, dtype="<i8").tobytes() + name)
     hashed.update(frozen.encode())
     return hashed.hexdigest()[:FINGERPRINT_CHARACTERS]

@@ -20,7 +20,7 @@ from fsl_async.roles.sync.delta import Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
 from fsl_async.store.adapter_aggregator import AdapterAggregator
-from fsl_async.store.advance import Advanced, advance, advance_full, advance_seeds, scaled
+from fsl_async.store.advance import Advanced, advance, advance_full, advance_seeds, averaged
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter
 from fsl_async.store.delta_kind import Seeds
 from fsl_async.store.digest import DIGEST_CHARACTERS
@@ -260,7 +260,10 @@ class Merging:
                     share *= math.fsum(one.weight for one in merged) / (inside or 1.0)
                 chunks = lambda: (share * total for total in round_sum.chunks())  # noqa: E731
             else:
-                chunks = lambda: scaled(round_sum.chunks(), scale)  # noqa: E731
+                weight = math.fsum(round_sum.weights.values())
+                chunks = lambda: averaged(  # noqa: E731
+                    self._manifest, round_sum.chunks(), scale, weight
+                )
         self._is_fixed = True
         return Average(
             version,

@@ -37,6 +37,10 @@ in float64, rounded to fp32 once. It is the formula above with one rounding inst
 one client the result is u to the bit. The second summand is the share that staleness discounts
 leave to the current weights; without stale clients it is zero.
 
+Buffers (the statistics of batch norm, constants) do not descend. The next version has the weighted
+mean of those that clients have sent, which lies between theirs: with momentum, a rate or a coding
+step, a variance could become negative (docs/adr/0142).
+
 All functions work in place on C-contiguous float32 vectors of one length, so that the caller
 controls memory. Every operation rounds to fp32 once; there is no fused multiply-add.
 """
@@ -249,6 +253,21 @@ def average_full(
         kept = np.multiply(weights, left, dtype=np.float64)
         kept += total
         np.multiply(kept, scale, out=weights, casting="same_kind")
+
+
+def replace_buffers(
+    buffers: NDArray[np.float32],
+    average: NDArray[np.float32],
+    mean: NDArray[np.float32] | None = None,
+) -> None:
+    """Set a chunk of buffers to the round's average of them, in place; empty: there is none.
+
+    mean: that of versions, which has the newest buffers.
+    """
+    if len(average):
+        np.copyto(buffers, average)
+    if mean is not None:
+        np.copyto(mean, buffers)
 
 
 def lost_in_coding(desired: NDArray[np.float32], sent: NDArray[np.float32]) -> None:

@@ -17,7 +17,7 @@ from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.outer import add_to_mean
 from fsl_async.store.seed_step import keys_of
-from fsl_codecs import add_signs, decode_accumulate
+from fsl_codecs import add_signs, decode_accumulate, decode_into
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,10 @@ def _read(files: Files, checkpoints: Checkpoints, version: int, manifest: Manife
         if mean is not None:
             for index in range(manifest.chunks):
                 part = slice(*manifest.chunk_range(index))
-                add_to_mean(mean[part], weights[part], record.mean_share)
+                if manifest.is_buffer(index):
+                    mean[part] = weights[part]
+                else:
+                    add_to_mean(mean[part], weights[part], record.mean_share)
     return ReadVersion(record, weights, mean)
 
 
@@ -84,8 +87,11 @@ def _add_change(
     try:
         for index, frame in enumerate(each_frame(files, path, manifest.chunks)):
             check_chunk(UPDATE, checkpoint.files[UPDATE].checks, index, frame)
-            # times one is exact
-            decode_accumulate(frame, weights[slice(*manifest.chunk_range(index))], 1.0)
+            chunk = weights[slice(*manifest.chunk_range(index))]
+            if manifest.is_buffer(index):
+                decode_into(frame, chunk)
+            else:
+                decode_accumulate(frame, chunk, 1.0)  # times one is exact
     except StoreError:
         raise Damage(UPDATE, "holds an incomplete frame") from None
 

@@ -22,7 +22,7 @@ import numpy as np
 from attrs import frozen
 
 from fsl_async.store.adapter_aggregator import AdapterAggregator
-from fsl_async.store.advance import advance, advance_full, advance_seeds, scaled
+from fsl_async.store.advance import advance, advance_full, advance_seeds, averaged
 from fsl_async.store.checkpoint import MEAN, UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
@@ -177,15 +177,18 @@ class Repairer:
         """Compute the weights of `damaged` as a client does."""
         old, new = open_flat(self.files, before, WEIGHTS, manifest), writer.flat(WEIGHTS)
         assert old is not None, "every version has weights"
-        buffer, sent = np.zeros((2, manifest.chunk_values(0)), np.float32)
+        buffer, sent = np.zeros((2, manifest.longest_chunk), np.float32)
         try:
             frames = each_frame(self.files, damaged.path / UPDATE, manifest.chunks)
             for index, frame in enumerate(frames):
                 values = manifest.chunk_values(index)
                 check_chunk(UPDATE, damaged.files[UPDATE].checks, index, frame)
                 old.read_into(index, buffer[:values])
-                decode_into(frame, sent[:values])
-                apply_change(buffer[:values], sent[:values])
+                if manifest.is_buffer(index):
+                    decode_into(frame, buffer[:values])
+                else:
+                    decode_into(frame, sent[:values])
+                    apply_change(buffer[:values], sent[:values])
                 new.append(buffer[:values])
         finally:
             old.close()
@@ -201,7 +204,9 @@ def averages_again(
 ) -> Iterable[NDArray[np.float32]]:
     """Yield the average that a version was made of, chunk by chunk, from the spooled deltas."""
     if not settings.rule.by_rows:
-        return scaled(_sums_again(record, settings, spool, manifest), record.scale)
+        weight = math.fsum(one.weight for one in record.merged)
+        sums = _sums_again(record, settings, spool, manifest)
+        return averaged(manifest, sums, record.scale, weight)
     aggregator = RobustAggregator(manifest, spool, pool, settings.rule, settings.kind)
     if settings.rule.reuses:
         return aggregator.averages_of_all(record.merged, record.reused, record.scale)

@@ -34,6 +34,7 @@ from attrs import asdict
 
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.ring.events import Cut, Decision
+from fsl_async.store.advance import LOSSLESS
 from fsl_async.store.checkpoint import MEAN, MOMENTUM, WEIGHTS, VersionWriter, open_flat
 from fsl_async.store.delta_kind import decode_checked
 from fsl_async.store.digest import DIGEST_CHARACTERS
@@ -47,7 +48,7 @@ from fsl_async.store.records import VersionRecord
 from fsl_async.store.recovery import MANIFEST_FILE
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.ring_copy import RingCopy
-from fsl_codecs import CodecSpec, bound, decode_into, encode_into, info, new_vector
+from fsl_codecs import bound, decode_into, encode, encode_into, info, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,8 +67,7 @@ if TYPE_CHECKING:
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.ring_book import RingBook
-
-_LOSSLESS = CodecSpec(format="fp32")
+    from fsl_codecs import CodecSpec
 
 
 class _Receiving:
@@ -77,7 +77,7 @@ class _Receiving:
         self.number, self.attempt, self.digest = number, attempt, digest
         self.manifest = manifest
         self.next_chunk = 0
-        self.scratch = np.empty(manifest.chunk_values(0), np.float32)
+        self.scratch = np.empty(manifest.longest_chunk, np.float32)
         self.writer: FlatWriter | None = None
 
 
@@ -192,7 +192,7 @@ class RingStore:
     def _weights(self, version: int) -> Iterator[NDArray[np.float32]]:
         """Yield the weights of the newest version, chunk by chunk."""
         manifest = self._manifest
-        buffer = np.empty(manifest.chunk_values(0), np.float32)
+        buffer = np.empty(manifest.longest_chunk, np.float32)
         for index in range(manifest.chunks):
             values = buffer[: manifest.chunk_values(index)]
             self._read_weights(version, index, values)
@@ -273,7 +273,7 @@ class RingStore:
     def _write_result(self, before: Decision, attempt: int, spec: CodecSpec) -> str:
         """Write update, weights and residual under their temporary names; return the digest."""
         manifest, files, number = self._manifest, self._globals, before.round + 1
-        longest = manifest.chunk_values(0)
+        longest = manifest.longest_chunk
         room = new_vector(longest)
         coded = memoryview(bytearray(bound(longest, spec)))
         with ExitStack() as opened:
@@ -293,9 +293,14 @@ class RingStore:
             for index, (change, values) in enumerate(zip(sums, base, strict=True)):
                 sent = room[: len(change)]
                 np.negative(change, out=change)
-                frame = coded[: encode_into(change, coded, spec)]
-                decode_into(frame, sent)
-                np.add(values, sent, out=values)
+                if manifest.is_buffer(index):
+                    np.add(values, change, out=values)
+                    frame = memoryview(encode(values, LOSSLESS))
+                    np.copyto(sent, change)
+                else:
+                    frame = coded[: encode_into(change, coded, spec)]
+                    decode_into(frame, sent)
+                    np.add(values, sent, out=values)
                 check_finite(manifest, index, squared_norm(sent), values)
                 update.append(frame)
                 weights.append(values)
@@ -413,8 +418,7 @@ class RingStore:
             path = self._globals.weights(decided.round, decided.attempt)
             with closing(self._globals.chunks(path, self._manifest, index)) as chunks:
                 values = next(chunks)
-                coded = bytearray(bound(len(values), _LOSSLESS))
-                return bytes(memoryview(coded)[: encode_into(values, coded, _LOSSLESS)])
+                return encode(values, LOSSLESS)
 
     # --- adoption ---
 
@@ -486,7 +490,7 @@ class RingStore:
         manifest, norm_squared = self._manifest, 0.0
         path = self._globals.weights(adoption.round, adoption.attempt)
         reference = self._reference(adoption)
-        room = np.zeros(manifest.chunk_values(0), np.float32)
+        room = np.zeros(manifest.longest_chunk, np.float32)
         with ExitStack() as opened:
 
             def chunks(path: Path) -> Iterator[NDArray[np.float32]]:
@@ -499,6 +503,7 @@ class RingStore:
                     self._read_weights(current.record.version, index, theta)
                 if before is not None:
                     gained = next(before)
+                if before is not None and not manifest.is_buffer(index):
                     np.subtract(theta, gained, out=gained)
                     np.add(values, gained, out=values)
                 if current is not None:
@@ -540,7 +545,7 @@ class RingStore:
         if reader is None:
             return
         out = writer.flat(name)
-        buffer = np.empty(manifest.chunk_values(0), np.float32)
+        buffer = np.empty(manifest.longest_chunk, np.float32)
         with closing(reader):
             for index in range(manifest.chunks):
                 values = buffer[: manifest.chunk_values(index)]

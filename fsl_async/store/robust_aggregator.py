@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsl_async.store.advance import scaled
 from fsl_async.store.errors import StoreError
 from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
@@ -45,7 +44,9 @@ class RobustAggregator(SpooledDeltas):
         """
         count = len(self.clients)
         total = np.zeros((count, count))
-        for rows in self._chunks(self.clients):
+        for index, rows in enumerate(self._chunks(self.clients)):
+            if not self._kind.is_scalars and self._manifest.is_buffer(index):
+                break  # they come last, and are no part of a change
             for first in range(count):
                 for second in range(first):
                     found = squared_norm(rows[first] - rows[second])
@@ -67,11 +68,19 @@ class RobustAggregator(SpooledDeltas):
         return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
 
     def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
-        """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError."""
+        """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError.
+
+        Of buffers, the median over the clients, or where the rule uses deltas again their mean.
+        """
         out = np.empty(max(self._lengths), np.float32)
         for index, rows in enumerate(self._chunks(chosen)):
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
-            self._rule.combine(rows, out[: rows.shape[1]], parts)
+            if not self._kind.is_scalars and self._manifest.is_buffer(index):
+                # In double precision, so that equal buffers stay as they are, however large.
+                middle = np.mean if self._rule.reuses else np.median
+                out[: rows.shape[1]] = middle(rows.astype(np.float64), axis=0)
+            else:
+                self._rule.combine(rows, out[: rows.shape[1]], parts)
             yield out[: rows.shape[1]]
 
     def averages_of_all(
@@ -85,4 +94,7 @@ class RobustAggregator(SpooledDeltas):
         self.weights = {one.key: one.weight / counts[one.key.client] for one in merged}
         for one in reused:
             self.add(one.key, one.weight)
-        return scaled(self.averages(self.clients), scale)
+        for index, average in enumerate(self.averages(self.clients)):
+            if not self._manifest.is_buffer(index):
+                np.multiply(average, np.float32(scale), out=average)
+            yield average

@@ -76,7 +76,7 @@ class SpooledDeltas:
         """Yield the same part of each client's delta, float32 (n, values), valid until the next.
 
         Parts are chunks of the flat vector, or all scalars (`DeltaKind.parts`). weighted: each
-        delta is multiplied by its weight. Raises StoreError.
+        delta is multiplied by its weight; of buffers the rows are means. Raises StoreError.
         """
         manifest, buffer = self._manifest, np.empty((len(clients), max(self._lengths)), np.float32)
         adders = [
@@ -90,14 +90,21 @@ class SpooledDeltas:
             ]
             for keys in clients
         ]
-        for length in self._lengths:
+        for index, length in enumerate(self._lengths):
             rows = buffer[:, :length]
             rows.fill(0.0)
+            are_buffers = not self._kind.is_scalars and manifest.is_buffer(index)
 
-            def add(number: int, rows: NDArray[np.float32] = rows) -> None:
+            def add(
+                number: int, rows: NDArray[np.float32] = rows, are_buffers: bool = are_buffers
+            ) -> None:
+                total = sum(weight for _, _, weight in adders[number])
                 for key, source, weight in adders[number]:
+                    share = weight
+                    if are_buffers:  # a row of them is their mean
+                        share = weight / total if total else 1.0 / len(adders[number])
                     try:
-                        next(source)(rows[number], weight)
+                        next(source)(rows[number], share)
                     except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
                         raise DeltaDamaged(key.text, str(error)) from error
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from attrs import frozen
 
+from fsl_async.store.advance import LOSSLESS
 from fsl_async.store.checkpoint import GATHERED, MEAN, MOMENTUM, OWED, RESIDUAL, WEIGHTS, open_flat
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
 from fsl_async.store.outer import (
@@ -27,10 +28,11 @@ from fsl_async.store.outer import (
     apply_change,
     check_finite,
     desired_change,
+    replace_buffers,
     squared_norm,
 )
 from fsl_async.store.seed_step import keys_of
-from fsl_codecs import add_signs, bound, decode_into, encode_into, new_vector
+from fsl_codecs import add_signs, bound, decode_into, encode, encode_into, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -98,7 +100,7 @@ class Vectors:
         self._pool = pool
         self._scratch: list[_Scratch] = []
         """Unused; at most as many exist as the pool takes chunks at once."""
-        self._zeros = new_vector(manifest.chunk_values(0) if self.residual is None else 0)
+        self._zeros = new_vector(manifest.longest_chunk if self.residual is None else 0)
 
     @property
     def named(self) -> dict[str, Vector]:
@@ -137,7 +139,7 @@ class Vectors:
 
     def digest(self) -> str:
         """The digest of the weights, computed."""
-        return digest_of(self.weights, self._pool.each)
+        return digest_of(self.weights, self._pool.each, weights=self._manifest.weights)
 
     def advance(
         self,
@@ -191,7 +193,7 @@ class Vectors:
                 average, owed = rows
                 np.copyto(self._chunk(self.owed, index), owed)
             if not self._scratch:
-                values = self._manifest.chunk_values(0)
+                values = self._manifest.longest_chunk
                 self._scratch.append(_Scratch(values, bound(values, self._spec)))
             scratch = self._scratch.pop()
             np.copyto(scratch.average[: len(average)], average)
@@ -200,6 +202,8 @@ class Vectors:
     def _advance_chunk(
         self, index: int, scratch: _Scratch, values: int, step: OuterStep, mean_share: float
     ) -> _ChunkDone:
+        if self._manifest.is_buffer(index):
+            return self._replace_chunk(index, scratch.average[:values])
         average, sent = scratch.average[:values], scratch.sent[:values]
         average_squared = squared_norm(average)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -210,6 +214,22 @@ class Vectors:
         sent_squared = squared_norm(sent)
         check_finite(self._manifest, index, sent_squared, weights)
         return _ChunkDone(frame, chunk_digest(weights), sent_squared, average_squared)
+
+    def _replace_chunk(self, index: int, average: Vector) -> _ChunkDone:
+        """Set a chunk of buffers to their average, which is sent as it is."""
+        buffers = self._chunk(self.weights, index)
+        replace_buffers(buffers, average, self._chunk_of_mean(index))
+        check_finite(self._manifest, index, 0.0, buffers)
+        return _ChunkDone(encode(buffers, LOSSLESS), chunk_digest(buffers), 0.0, 0.0)
+
+    def _receive_buffers(self, index: int, frame: bytes) -> None:
+        """Set a chunk of buffers to those of a frame."""
+        buffers = self._chunk(self.weights, index)
+        decode_into(frame, buffers)
+        replace_buffers(buffers, buffers[:0], self._chunk_of_mean(index))
+
+    def _chunk_of_mean(self, index: int) -> Vector | None:
+        return None if self.mean is None else self._chunk(self.mean, index)
 
     def repeat(
         self,
@@ -229,10 +249,13 @@ class Vectors:
         def repeat_chunk(job: tuple[tuple[int, _Scratch, int], bytes]) -> None:
             (index, scratch, values), frame = job
             average, sent = scratch.average[:values], scratch.sent[:values]
-            with np.errstate(over="ignore", invalid="ignore"):
-                self._desire(average, index, step, scratch.room[:values])
-                decode_into(frame, sent)
-                self._move(index, average, sent, mean_share, scratch.room[:values])
+            if self._manifest.is_buffer(index):
+                self._receive_buffers(index, frame)
+            else:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._desire(average, index, step, scratch.room[:values])
+                    decode_into(frame, sent)
+                    self._move(index, average, sent, mean_share, scratch.room[:values])
             self._scratch.append(scratch)
 
         self._pool.run(repeat_chunk, zip(self._in_scratch(averages), frames, strict=True))
@@ -273,6 +296,9 @@ class Vectors:
 
         def follow_chunk(job: tuple[int, bytes]) -> None:
             index, frame = job
+            if self._manifest.is_buffer(index):
+                self._receive_buffers(index, frame)
+                return
             weights = self._chunk(self.weights, index)
             sent = new_vector(len(weights))
             decode_into(frame, sent)

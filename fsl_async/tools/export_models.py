@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from fsl_async.config.load import from_tables
 from fsl_async.config.rules import LANGUAGE_FAMILIES
-from fsl_async.errors import FslError
+from fsl_async.errors import FslError, TaskError
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.shards import plain_name
+from fsl_async.learn.client.statistics import SpectralNorms, recalibrate
 from fsl_async.learn.data.facts import Facts, context_of
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.families import hf_sizes
 from fsl_async.learn.models.gpt import GPT, VOCABULARY, GPTConfig, gpt_config
+from fsl_async.learn.user_code import load_function, own_failure
+from fsl_async.store.manifest import Manifest
 from fsl_async.tools import exports
 
 if TYPE_CHECKING:
@@ -58,6 +63,47 @@ def write_model(folder: Path, run: KeptRun, loaded: Loaded) -> str:
         return f"tensors by name: they are not those of a whole {family}, which has other parts"
     exports.write_plain(folder, run, loaded, family="" if family == "gpt" else family)
     return "tensors by name: load them into your own model with load_state_dict"
+
+
+def write_recalibrated(folder: Path, run: KeptRun, loaded: Loaded, text: str) -> str:
+    """Write the tensors by name, with the statistics of batch norm measured on the version.
+
+    text: names the user's function, which returns the model and batches of inputs, as a training
+    task would make them. Buffers that are no part of the run are written too. Returns what it is,
+    for people. Raises TaskError.
+    """
+    function = load_function("--recalibrate", text, ())
+    try:
+        given: Any = function()
+    except Exception as error:  # noqa: BLE001 - of the user's code; others go on
+        raise own_failure(error) or error from None
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module)):
+        raise TaskError(f"--recalibrate {text!r} must return (model, batches)")
+    model, batches = given
+    buffers = run.settings().get("exchange", {}).get("buffers", "average")
+    weights = ModelWeights(model, buffers=buffers)
+    if weights.layout.tensors != run.manifest.tensors:
+        other = Manifest(run.manifest.tensors)
+        raise TaskError(
+            f"--recalibrate {text!r} returns another model than the run's:"
+            f" {weights.layout.difference(other)} (here: the model; there: the run)"
+        )
+    weights.copy_in(loaded.vector)
+    SpectralNorms(model, weights.layout).restore()
+    try:
+        count = recalibrate(model, batches)
+    except FslError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of the user's code; others go on
+        raise own_failure(error) or error from None
+    listed = model.state_dict()
+    tensors = dict(run.named(loaded)) | {
+        plain_name(name): one.detach().float().cpu().numpy()
+        for name, one in model.named_buffers()
+        if name in listed and one.is_floating_point()
+    }
+    exports.write_plain(folder, run, loaded, tensors, recalibrated=count)
+    return f"tensors by name, batch norm measured over {count} batch{'es' * (count > 1)}"
 
 
 def _family_config(run: KeptRun, family: str) -> Any | None:

@@ -338,7 +338,9 @@ def _byte_tokenizer() -> dict[str, Any]:
     }
 
 
-def write_plain(folder: Path, run: KeptRun, loaded: Loaded, **more: Any) -> None:
-    """Write the tensors by name."""
-    write_tensors(folder / WEIGHTS, run.named(loaded))
+def write_plain(
+    folder: Path, run: KeptRun, loaded: Loaded, tensors: Tensors | None = None, **more: Any
+) -> None:
+    """Write the tensors by name. tensors: instead of those of the version."""
+    write_tensors(folder / WEIGHTS, run.named(loaded) if tensors is None else tensors)
     write_note(folder, run, loaded, "tensors", **more)

@@ -80,14 +80,18 @@ def make_versions(run_dir, weights, config, versions=2):
     start = np.empty(weights.manifest.values, np.float32)
     weights.copy_out(start)
     store.begin_initial(weights.manifest)
-    store.write_initial(0, encode(start, LOSSLESS))
+    chunks = [slice(*weights.manifest.chunk_range(at)) for at in range(weights.manifest.chunks)]
+    for index, chunk in enumerate(chunks):
+        store.write_initial(index, encode(start[chunk], LOSSLESS))
     digest = store.finish_initial().digest
     rng = np.random.default_rng(2)
     for version in range(1, versions + 1):
         delta = Delta(DeltaKey("a", version, version - 1, version), digest, 100, 5)
         step = (0.05 * rng.standard_normal(len(start))).astype(np.float32)
         store.spool_begin(delta)
-        store.spool_write(delta.key, 0, encode(step, LOSSLESS))
+        step[weights.manifest.weights :] = np.abs(step[weights.manifest.weights :])
+        for index, chunk in enumerate(chunks):
+            store.spool_write(delta.key, index, encode(step[chunk], LOSSLESS))
         store.spool_finish(delta.key)
         store.accumulate(delta.key, 1.0)
         digest = store.commit(version, [MergedDelta(delta, 0, 1.0)], 1.0).digest

@@ -295,6 +295,59 @@ def test_other_models_are_tensors_by_name(tmp_path, family):
     assert note["version"] == 2
 
 
+OWN_MODEL = """
+import torch
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+def recalibrated():
+    batches = [torch.randn(32, 3, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    return model(), batches
+
+def other():
+    return nn.Linear(3, 4), []
+
+def wrong():
+    return model()
+
+def fails():
+    raise ValueError("no images here")
+"""
+
+
+@pytest.mark.parametrize("buffers", ["average", "none"])
+def test_statistics_are_measured_on_the_version(tmp_path, buffers):
+    """A mean of clients' statistics is not that of the merged weights."""
+    own = tmp_path / "own.py"
+    own.write_text(OWN_MODEL)
+    spec = {}
+    exec(OWN_MODEL, spec)
+    model, batches = spec["recalibrated"]()
+    weights = ModelWeights(model, buffers=buffers)
+    make_versions(tmp_path / "run", weights, load(None, [f"exchange.buffers={buffers}"]))
+    option = "--recalibrate"
+    found = run_export(tmp_path / "run", tmp_path / "out", option, f"{own}:recalibrated")
+    assert "batch norm measured over 4 batches" in found["kind"]
+    weights.copy_in(KeptRun(tmp_path / "run").chosen(None).vector)
+    torch.optim.swa_utils.update_bn(batches, model)
+    expected = model.state_dict()
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(expected) - set(tensors) == {"1.num_batches_tracked"}
+    for name, one in tensors.items():
+        torch.testing.assert_close(one, expected[name], rtol=1e-6, atol=1e-6)
+    for function, says in (
+        ("other", "another model than the run's: tensor"),
+        ("wrong", r"must return \(model, batches\)"),
+        ("fails", "raised ValueError: no images here"),
+    ):
+        with pytest.raises(TaskError, match=says):
+            run_export(tmp_path / "run", tmp_path / "no", option, f"{own}:{function}")
+        assert not (tmp_path / "no").exists()
+
+
 def test_modules_that_peft_cannot_hold_are_refused(tmp_path, bases):
     """It would load no bias, and leave an output layer as it was; a merged folder has both."""
     base = bases("gpt2")

@@ -12,6 +12,7 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
     assert set(fixed_settings(load(None))) == {
         "run.seed",
         "outer.optimizer",
+        "exchange.buffers",
         "data.sharding",
         "data.holdout",
         "data.partition",

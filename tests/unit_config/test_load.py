@@ -29,8 +29,8 @@ from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 
 TABLE_LIST = (
-    "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, store, split, "
-    "tune, ring"
+    "run, listen, sync, guard, outer, codec, session, transfer, exchange, data, model, train, "
+    "store, split, tune, ring"
 )
 
 
@@ -387,6 +387,7 @@ def test_defaults_are_the_documented_ones():
             "stall_s": 10.0,
             "drain_cap_s": 3600.0,
         },
+        "exchange": {"buffers": "average"},
         "data": {"source": "site", "path": "", "shards": 0, "sharding": "disjoint"}
         | {"holdout": 0.02}
         | {"partition": "iid", "alpha": 1.0, "sample_shape": "", "classes": 0}

@@ -50,8 +50,11 @@ def noise(manifest, seed):
 
 
 def frames_of(manifest, vector, spec=FP32):
-    spans = (manifest.chunk_range(index) for index in range(manifest.chunks))
-    return [encode(vector[start:stop], spec) for start, stop in spans]
+    frames = []
+    for index in range(manifest.chunks):
+        start, stop = manifest.chunk_range(index)
+        frames.append(encode(vector[start:stop], FP32 if manifest.is_buffer(index) else spec))
+    return frames
 
 
 class Run:

@@ -10,11 +10,11 @@ import pytest
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store import digest as digests_module
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store import merging, snapshots
 from fsl_async.store import resident as resident_module
 from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS, Checkpoints
-from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.frame_file import each_frame
@@ -30,7 +30,12 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
 
 
-MODEL = Manifest.from_shapes([("w", (9, 10)), ("b", (7,))])
+MODEL = Manifest.from_shapes([("w", (9, 10)), ("b", (7,))], [("mean", (25,))])
+
+
+def digest_of(weights):
+    """As nodes compare it."""
+    return digests_module.digest_of(weights, weights=MODEL.weights)
 
 
 class Slow(Files):
@@ -494,7 +499,7 @@ def test_a_checkpoint_goes_past_the_page_cache_in_parts(make_run, monkeypatch):
 @pytest.mark.parametrize("coding", ["uniform", "fp32"])
 def test_the_newest_change_is_in_memory_if_it_is_small(make_run, monkeypatch, coding):
     """The same frames as on disk; an older version's, and one as large as the model, are read."""
-    monkeypatch.setattr(merging, "MOST_HELD_BYTES_PER_VALUE", 5)  # heads are most of these chunks
+    monkeypatch.setattr(merging, "MOST_HELD_BYTES_PER_VALUE", 6)  # heads are most of these chunks
     run = resident(make_run, codec_down=CodecSpec(coding, block_values=16, chunk_values=16))
     run.start()
     disk = Full("never")

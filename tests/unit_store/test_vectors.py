@@ -5,7 +5,7 @@ import pytest
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
-from fsl_async.store.advance import scaled
+from fsl_async.store.advance import averaged
 from fsl_async.store.checkpoint import (
     GATHERED,
     MEAN,
@@ -35,7 +35,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """A model of 16 chunks, the last one shorter."""
+    """A model of 16 chunks of weights, the last one shorter, and two of buffers."""
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
 
 
@@ -48,7 +48,7 @@ def pool(request):
 
 
 def manifest():
-    return Manifest.from_shapes([("w", (30, 10)), ("b", (7,))])
+    return Manifest.from_shapes([("w", (30, 10)), ("b", (7,))], [("mean", (25,))])
 
 
 def read(checkpoint, name, of):
@@ -67,7 +67,8 @@ def averages(run, record):
     spool, of = run.store._open.run.spool, run.manifest
     kind = run.settings.kind
     sources = [(spool.frames(one.key, of), one.weight) for one in record.merged]
-    return scaled(kind.sums(of, sources), record.scale)
+    weight = sum(one.weight for one in record.merged)
+    return averaged(of, kind.sums(of, sources), record.scale, weight)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
@@ -130,7 +131,7 @@ def test_a_change_that_is_not_finite_is_refused(make_run, pool):
     vectors.load(Files(), run.store._open.kept.get(0))
     wrong = [np.ones(run.manifest.chunk_values(i), np.float32) for i in range(run.manifest.chunks)]
     wrong[-1][0] = np.inf
-    with pytest.raises(StoreError, match="not finite in tensor 'b'"):
+    with pytest.raises(StoreError, match="not finite in tensor 'mean'"):
         vectors.advance(1, wrong, OuterStep(1.0, 0.0), 0.0, lambda _: None)
     assert vectors.version == -1
 

@@ -1,10 +1,19 @@
 """A torch module seen as one flat fp32 vector on the CPU: copy out, copy in, rebase in place.
 
-What is in the vector, in the order of `state_dict()`: every floating point parameter with
-`requires_grad` and every floating point persistent buffer (a batch norm's running mean); or what a
-list of patterns names, whether it trains or not. What is not: integer and boolean state (batch
-norm's step counter), complex numbers, and buffers with persistent=False (tables that are computed
-again).
+What is in the vector, in the order of `state_dict()`: first weights, that is every parameter with
+`requires_grad`, then buffers, that is every persistent buffer of floating point (a batch norm's
+running mean); or what a list of patterns names, whether it trains or not. A complex tensor is two
+real numbers for each of its values. What is not: integer and boolean state (batch norm's step
+counter), and buffers with persistent=False (tables that are computed again). A tensor that should
+be in the vector and cannot be is refused by name.
+
+Weights are moved by differences. Buffers are statistics and constants: the run averages them, and
+a rebase takes those of the version as they are (docs/adr/0142). By `exchange.buffers` of the run:
+
+    average   as above
+    local     shared once, when a client joins; then each client keeps its own (FedBN, Li et al.,
+              arXiv:2102.07623), and versions keep the first ones
+    none      not in the vector
 
 Parameters that are neither exchanged nor trained (the base below LoRA adapters), and integer
 buffers that are not scalars, must be the same at every client. Their digest is in the manifest, so
@@ -19,9 +28,12 @@ of the vector (`shards`): it copies out what no lower rank holds, and copies in 
 Names, shapes and offsets are those of the plain model.
 
 The vector is fp32 whatever the model's dtype: bf16 and fp16 are widened without loss on the way out
-and rounded to nearest even on the way in, fp64 is narrowed. Arithmetic is done in fp32 on the
-model's device, in pieces of at most PIECE_VALUES, so a rebase needs two pieces of extra memory
-rather than two models.
+and rounded to nearest even on the way in, fp64 is narrowed. What rounding on the way in has left
+out of a narrow weight is kept on the CPU, in fp32, and subtracted on the way out: so a model that
+does not train sends zeros, and outer steps below half a unit in the last place add up at the
+parameter server. That is one more vector of the model's size, for narrow models only. Arithmetic is
+done in fp32 on the model's device, in pieces of at most PIECE_VALUES, so a rebase needs two pieces
+of extra memory rather than two models.
 
 Host vectors are pageable. Pinned ones would copy several times faster, but torch's pinned allocator
 rounds up to a power of two and the memory is lost to the page cache: a poor trade for one copy
@@ -32,11 +44,14 @@ import fnmatch
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError, one_line
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.shards import (
@@ -51,6 +66,9 @@ from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import FINGERPRINT_CHARACTERS, Manifest
 
+Saved = tuple[list[Tensor], dict[int, Tensor]]
+"""Pieces of a model, and what rounding has added to them."""
+
 PIECE_VALUES = 1 << 24
 """64 MiB in fp32: a copy to a GPU of that size runs at full speed; large models are far larger."""
 
@@ -61,9 +79,10 @@ class ModelWeights:
     Tensors are looked up by name at each use: `module.to(...)` replaces buffers, and a reference
     kept would go stale.
 
-    exchange: patterns of tensor names (`*` stands for any characters), or a View; None: what
-    trains, and buffers. copies_plain: whether this process copies plain tensors out; of the ranks
-    that hold the same ones, the first does.
+    exchange: patterns of tensor names (`*` stands for any characters), or a View, whose tensors all
+    count as weights; None: what trains, and buffers. buffers: `exchange.buffers` of the run.
+    copies_plain: whether this process copies plain tensors out; of the ranks that hold the same
+    ones, the first does.
 
     Raises TaskError where the module has nothing to exchange, tensors that overlap in memory, or a
     layout that is not supported, and for a pattern that no tensor matches.
@@ -74,30 +93,36 @@ class ModelWeights:
         module: nn.Module,
         exchange: Sequence[str] | View | None = None,
         *,
+        buffers: Buffers = "average",
         copies_plain: bool = True,
     ) -> None:
         self.module = module = unwrapped(module)
-        self._copies_plain = copies_plain
+        _check_shapes(module)
+        self.copies_plain = copies_plain
+        self._takes_buffers = buffers == "average"
+        self._rounding: dict[int, Tensor] = {}
+        """What rounding left out of narrow weights, fp32 on the CPU, by offset in the vector."""
         reshard(module)
+        weights = {name for name, _ in _parameters(module, remove_duplicate=False)}
         if isinstance(exchange, View):
             self._checks_frozen = exchange.checks_frozen
             self._tensors = exchange.tensors
-            names = [part.name for one in self._tensors for part in one.parts]
-            shapes = {
-                name: tuple(tensor.shape) for name, tensor in _distinct_tensors(module, names)
-            }
+            shapes = _shapes(module, [part.name for one in self._tensors for part in one.parts])
+            weight_count = len(self._tensors)
         else:
             self._checks_frozen = True
             names = exchanged_names(module, exchange)
-            shapes = {
-                name: tuple(tensor.shape) for name, tensor in _distinct_tensors(module, names)
-            }
+            # Weights first: sorting keeps the order of each kind.
+            names.sort(key=lambda name: name not in weights)
+            if buffers == "none":
+                names = [name for name in names if name in weights]
+            shapes = _shapes(module, names)
             self._tensors = tuple(Exchanged(plain_name(name), (Part(name),)) for name in shapes)
+            weight_count = sum(name in weights for name in shapes)
         self._names = set(shapes)
+        made = [(one.name, _joined_shape(one, shapes)) for one in self._tensors]
         try:
-            self.layout = Manifest.from_shapes(
-                (one.name, _joined_shape(one, shapes)) for one in self._tensors
-            )
+            self.layout = Manifest.from_shapes(made[:weight_count], made[weight_count:])
             """Names, shapes and offsets; `manifest` without the digest of what is frozen."""
         except ManifestError as error:
             raise TaskError(f"fed.attach cannot exchange this module: {error}") from error
@@ -123,7 +148,7 @@ class ModelWeights:
                 # convert on the host from a staging tensor that a non-blocking copy has not filled
                 # yet.
                 target[start:stop].view(piece.shape).copy_(
-                    piece.float(), non_blocking=piece.is_cuda
+                    self._widened(piece, start), non_blocking=piece.is_cuda
                 )
             self._wait()
         return all(_is_finite(target[start:stop]) for start, stop in ranges)
@@ -139,21 +164,31 @@ class ModelWeights:
         return ranges
 
     def copy_in(self, vector: Vector) -> None:
-        """Set all weights to `vector`, fp32 (manifest.values,)."""
+        """Set all weights and buffers to `vector`, fp32 (manifest.values,)."""
+        self._copy_in(vector, buffers=True)
+
+    def take(self, base: Vector) -> None:
+        """Set all weights to a version, and buffers where the run averages them."""
+        self._copy_in(base, buffers=self._takes_buffers)
+
+    def _copy_in(self, vector: Vector, *, buffers: bool) -> None:
         source = torch.from_numpy(vector)
         with torch.no_grad():
             for piece, start, stop in self.pieces():
-                piece.copy_(source[start:stop].view(piece.shape))
+                if buffers or start < self.layout.weights:
+                    self._set(piece, start, source[start:stop].view(piece.shape).to(piece.device))
             self._wait()
 
-    def saved(self) -> list[Tensor]:
+    def saved(self) -> Saved:
         """A copy of all weights on the CPU, in their own dtypes, for `restore`."""
-        return [piece.to("cpu", copy=True) for piece, _, _ in self.pieces()]
+        pieces = [piece.to("cpu", copy=True) for piece, _, _ in self.pieces()]
+        return pieces, self._rounding.copy()
 
-    def restore(self, saved: list[Tensor]) -> None:
+    def restore(self, saved: Saved) -> None:
         """Set all weights to what `saved` returned."""
+        pieces, self._rounding = saved
         with torch.no_grad():
-            for (piece, _, _), kept in zip(self.pieces(), saved, strict=True):
+            for (piece, _, _), kept in zip(self.pieces(), pieces, strict=True):
                 piece.copy_(kept)
             self._wait()
 
@@ -161,20 +196,45 @@ class ModelWeights:
         """Set weights to new + (weights - reference), in fp32 and in this order of operations.
 
         Where a weight still equals the reference it becomes `new` to the bit; weights + (new -
-        reference) would not.
+        reference) would not. Buffers are set to those of `new` where the run averages them.
         """
         target, origin = torch.from_numpy(new), torch.from_numpy(reference)
         with torch.no_grad():
             for piece, start, stop in self.pieces():
-                moved = piece.float() - origin[start:stop].view(piece.shape).to(piece.device)
-                moved += target[start:stop].view(piece.shape).to(piece.device)
-                piece.copy_(moved)
+                moved = target[start:stop].view(piece.shape).to(piece.device)
+                if start < self.layout.weights:
+                    before = origin[start:stop].view(piece.shape).to(piece.device)
+                    moved = moved + (self._widened(piece, start) - before)
+                elif not self._takes_buffers:
+                    continue
+                self._set(piece, start, moved)
             self._wait()
+
+    def _widened(self, piece: Tensor, start: int) -> Tensor:
+        """A part of the weights as the run counts it: in fp32, without what rounding has added."""
+        added = self._rounding.get(start)
+        wide = piece.float()
+        return wide if added is None else wide - added.to(piece.device)
+
+    def _set(self, piece: Tensor, start: int, values: Tensor) -> None:
+        """Set a part of the weights to fp32 values, and keep what rounding adds."""
+        piece.copy_(values)
+        if piece.dtype.itemsize < values.dtype.itemsize and start < self.layout.weights:
+            # Exact: the difference of an fp32 number and its neighbor in a narrower format.
+            self._rounding[start] = (piece.float() - values).cpu()
 
     def is_finite(self) -> bool:
         """Whether no weight is NaN or infinite."""
         with torch.no_grad():
             return all(_is_finite(piece) for piece, _, _ in self.pieces())
+
+    def trained_alone(self) -> Iterator[str]:
+        """Names of what trains in the model, as it is now, and is not exchanged."""
+        live = _named_tensors(self.module)
+        keys = {_identity(live[name]) for name in self._names if name in live}
+        for name, weight in _parameters(self.module):
+            if weight.requires_grad and _identity(weight.detach()) not in keys:
+                yield plain_name(name)
 
     def pieces(self) -> Iterator[tuple[Tensor, int, int]]:
         """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor.
@@ -187,8 +247,9 @@ class ModelWeights:
         """As `pieces`; copied_out: without those that a lower rank copies out."""
         reshard(self.module)
         live = _named_tensors(self.module)
+        self._check_names(live)
         for one, spec in zip(self._tensors, self.layout.tensors, strict=True):
-            tensors = [live[part.name] for part in one.parts]
+            tensors = [_as_real(live[part.name]) for part in one.parts]
             shapes = [
                 tuple(tensor.shape)[:: -1 if part.is_transposed else 1]
                 for part, tensor in zip(one.parts, tensors, strict=True)
@@ -208,16 +269,45 @@ class ModelWeights:
                         f"fed.attach: {one.name} is exchanged transposed, and its weight is"
                         " sharded: adapters of this rule need a model that is not sharded"
                     )
-                is_left_out = not self._copies_plain if is_plain else local.is_copy
+                is_left_out = not self.copies_plain if is_plain else local.is_copy
                 if not (copied_out and is_left_out):
                     values = local.values.t() if part.is_transposed else local.values
                     yield from _pieces_of(values, offset + local.start)
                 offset += tensor.numel()
 
+    def _check_names(self, live: Mapping[str, Tensor]) -> None:
+        """Raise TaskError where a tensor of the vector is not in the model any more."""
+        gone = next((name for name in sorted(self._names) if name not in live), None)
+        if gone is not None:
+            raise TaskError(
+                f"{gone} was in the model at fed.attach and is not any more: add layers, adapters"
+                " and wrappers before fed.attach(model)"
+            )
+
     def _wait(self) -> None:
         for device in {tensor.device for tensor in _named_tensors(self.module).values()}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+
+
+def _shapes(module: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the distinct tensors of these names, as real numbers."""
+    return {name: tuple(one.shape) for name, one in _distinct_tensors(module, names)}
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """The same memory as real numbers: a complex number is two of them, in a last dimension."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def check_same(new: ModelWeights, old: ModelWeights | None) -> None:
+    """Raise TaskError where another model than `old` is attached in its place."""
+    problem = old and new.manifest.difference(old.manifest)
+    if problem:
+        raise TaskError(
+            f"fed.attach: this is another model than that of the first fed.attach: {problem}; the"
+            " tensors of a run are fixed by its first version: start a new run for this one"
+        )
 
 
 def _joined_shape(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -256,6 +346,8 @@ def _is_finite(values: Tensor) -> bool:
     """One pass without a temporary: minimum and maximum are NaN where any value is."""
     if not values.numel():
         return True
+    if values.dtype.itemsize == 1:  # torch compares no numbers of 8 bits
+        values = values.float()
     low, high = torch.aminmax(values)
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
@@ -317,7 +409,7 @@ def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
     the meta device values are left out. Raises TaskError for a tensor that cannot be read.
     """
     live = _named_tensors(module)
-    keys = {_identity(live[name]) for name in exchanged}
+    keys = {_identity(_as_real(live[name])) for name in exchanged}
     frozen = [
         (name, weight.detach())
         for name, weight in _parameters(module)
@@ -374,14 +466,15 @@ def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple
     ] = {}  # storage -> (first, last + 1, name) of its parts
     for name in names:
         listed = listed_state[name]
-        if not isinstance(listed, Tensor) or not listed.is_floating_point():
+        if not isinstance(listed, Tensor) or not _has_numbers(listed):
             continue
         if name not in live:
             raise TaskError(
                 f"{name} is in the model's state_dict but is neither a parameter nor a buffer: it"
                 " cannot be exchanged"
             )
-        whole = live[name]
+        _check_tensor(name, live[name])
+        whole = _as_real(live[name])
         key, tensor = _identity(whole), local_of(name, whole).values
         storage = tensor.untyped_storage()._cdata  # noqa: SLF001
         first = int(tensor.storage_offset())
@@ -399,3 +492,33 @@ def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple
                     )
             used[storage].append((first, end, name))
         yield name, whole
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor is exchanged by its kind: real and complex numbers, and what is unknown."""
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
+
+
+def _check_shapes(module: nn.Module) -> None:
+    """Raise TaskError for lazy modules that have seen no batch."""
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            raise TaskError(
+                f"fed.attach cannot exchange this module: {name} has no shape yet: run the model on"
+                " one batch first"
+            )
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    """Raise TaskError for a tensor that cannot be read and written value by value."""
+    problem = ""
+    if tensor.is_quantized:
+        problem = "is quantized: give exchange=[...] without it, or dequantize it"
+    elif tensor.layout is not torch.strided:
+        problem = f"is {str(tensor.layout).removeprefix('torch.')}: make it dense, with to_dense()"
+    elif any(
+        size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        problem = "repeats its values in memory (expand): give it memory of its own, with clone()"
+    if problem:
+        raise TaskError(f"fed.attach cannot exchange this module: {name} {problem}")

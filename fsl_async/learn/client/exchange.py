@@ -20,7 +20,7 @@ chunks: of a delta until drop_delta, of an update until finish_fetch.
 
 The arithmetic, with theta the model's weights:
     snapshot   u = theta;  delta = r - u, or u itself where the run exchanges full weights
-               (docs/adr/0045);  r <- u
+               (docs/adr/0045);  r <- u;  of buffers u itself in every run, coded without loss
     rebase     theta <- Theta_new + (theta - r);  r <- Theta_new
 A round of zeroth order has scalars for a delta (fsl_async.store.seed_step) and no snapshot: r
 stays, and the next rebase takes Theta_new as it is, since the version replaces the round's steps.
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 class _Delta:
     minuend: Vector | None
     subtrahend: Vector | None
+    """The snapshot; None where that is the minuend."""
     coded: list[bytes | None]
     missing: int
 
@@ -456,7 +457,7 @@ class Exchange:
                         f" {self._base_version}"
                     )
                 base = self._base
-            digest = digest_of(base, self.pool.each)
+            digest = digest_of(base, self.pool.each, weights=self._known_manifest().weights)
             with self._lock:
                 self._base_version, self._base_digest = 0, digest
         return digest
@@ -477,7 +478,11 @@ class Exchange:
                 minuend, subtrahend = delta.minuend, delta.subtrahend
             assert minuend is not None
             start, stop = self._known_manifest().chunk_range(index)
-            frame = self.coder.encode(minuend, subtrahend, start, stop)
+            if self._known_manifest().is_buffer(index):
+                snapshot = minuend if subtrahend is None else subtrahend
+                frame = encode(snapshot[start:stop], LOSSLESS)
+            else:
+                frame = self.coder.encode(minuend, subtrahend, start, stop)
             with self._lock:
                 # Dropped meanwhile, its vectors may have been written again: the frame is no good.
                 if self._deltas.get(sequence) is not delta:

@@ -31,6 +31,7 @@ from typing import SupportsFloat, TypeVar
 
 from torch import nn
 
+from fsl_async.config.settings_training import ExchangeConfig
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
@@ -59,6 +60,9 @@ class Fed(FedBase):
     ) -> None:
         super().__init__(context)
         self._training = training
+        training.buffers = ExchangeConfig(**self.config.get("exchange", {})).buffers
+        if not self.rank:
+            training.log = self.log
         self.meter = training.meter
         self._session = session
         self._rounds: RoundTraining | None = None
@@ -84,9 +88,9 @@ class Fed(FedBase):
         `exchange` names: patterns such as ["encoder.*", "*.bias"], the same at every client.
         Parameters that are neither exchanged nor trained must be the same at every client; what
         trains and is not exchanged stays this client's own. Later changes of `requires_grad` change
-        nothing of that; see `fsl_async.learn.client.buffers`. Build the optimizer before or after,
-        as you
-        like: weights change in place.
+        nothing of that, and are said in the log; see `fsl_async.learn.client.buffers`. A second
+        call goes on with another module of the same tensors. Build the optimizer before or after,
+        as you like: weights change in place.
 
         Raises NotAllowedError where this site lets LoRA adapters out and the model
         has other tensors, RefusedError where the run trains another model (its text names the first

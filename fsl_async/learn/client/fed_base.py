@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat
@@ -20,6 +20,7 @@ from fsl_async.learn.client.items import PartSampler, Positions
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.schedule import Schedule
+from fsl_async.learn.client.statistics import recalibrate
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.data.packing import Position
 from fsl_async.learn.models.adapters import Adapters, AdapterSpec
@@ -306,6 +307,20 @@ class FedBase:
         this client's own, in the rare case that no version is complete here.
         """
         raise NotImplementedError
+
+    def recalibrate(self, model: nn.Module, batches: Iterable[Any]) -> int:
+        """Measure the statistics of batch norm anew on the model's present weights, in place.
+
+            with fed.at_version():
+                fed.recalibrate(model, ten_batches)
+                accuracy = evaluate(model)
+
+        A version has the mean of its clients' statistics, which are not quite those of the merged
+        weights: with new ones it is a few points better while training moves fast
+        (docs/adr/0142). See `fsl_async.learn.client.statistics.recalibrate`. Returns the number of
+        batches.
+        """
+        return recalibrate(model, batches)
 
     def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""

@@ -4,8 +4,9 @@ A client reports the digest of a version's weights. Each chunk is hashed when it
 is in the cache, in any order (fsl_async.store.digest): nothing is left to hash after the last one.
 
 A full version is decoded into the vector that will be the base. An update is added to a copy of the
-base's chunk, which shows that it decodes and what the weights will be; then its frame is kept, and
-the base stays as it is until the version is whole (docs/adr/0097).
+base's chunk, or takes the place of it where that holds buffers, which shows that it decodes and
+what the weights will be; then its frame is kept, and the base stays as it is until the version is
+whole (docs/adr/0097).
 
 In a run of zeroth order all versions that this client missed come as one frame of scalars. They are
 replayed on a copy of the base, which will be the base (`Replay`).
@@ -102,7 +103,7 @@ class Fetch:
         self._frames[index] = _DONE if self._base is None else bytes(frame)
 
     def write_to(self, new: Vector, pool: ChunkPool) -> None:
-        """Make `new`, perhaps the base itself, this version: one fp32 addition to each value.
+        """Make `new`, perhaps the base itself, this version: one fp32 addition to each weight.
 
         Only when no chunk is missing. Cannot fail for what is in a frame: each has been added once,
         to a copy.
@@ -115,9 +116,12 @@ class Fetch:
             frame = self._frames[index]
             assert frame is not None
             chunk = self._chunk(new, index)
-            if new is not base:
-                chunk[:] = self._chunk(base, index)
-            decode_accumulate(frame, chunk, 1.0)  # times one is exact
+            if self._manifest.is_buffer(index):
+                decode_into(frame, chunk)
+            else:
+                if new is not base:
+                    chunk[:] = self._chunk(base, index)
+                decode_accumulate(frame, chunk, 1.0)  # times one is exact
             self._frames[index] = _DONE
 
         pool.run(write_chunk, range(self.chunks))
@@ -131,10 +135,13 @@ class Fetch:
         assert self._base is not None
         old = self._chunk(self._base, index)
         if self._room is None:
-            self._room = new_vector(self._manifest.chunk_values(0))
+            self._room = new_vector(self._manifest.longest_chunk)
         chunk = self._room[: len(old)]
-        chunk[:] = old
-        decode_accumulate(frame, chunk, 1.0)
+        if self._manifest.is_buffer(index):
+            decode_into(frame, chunk)
+        else:
+            chunk[:] = old
+            decode_accumulate(frame, chunk, 1.0)
         return chunk
 
     def _chunk(self, vector: Vector, index: int) -> Vector:

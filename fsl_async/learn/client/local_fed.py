@@ -9,7 +9,7 @@ from torch import nn
 
 from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.buffers import ModelWeights, check_same
 from fsl_async.learn.client.fed_base import ClientContext, FedBase
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.models.adapters import Adapters
@@ -28,6 +28,7 @@ class LocalFed(FedBase):
         super().__init__(context)
         self.history: list[tuple[int, dict[str, float]]] = []
         self.model: nn.Module | None = None
+        self._attached: ModelWeights | None = None
         self._meter = Meter()
         self._last_step = steps
         self._seconds = seconds
@@ -46,10 +47,9 @@ class LocalFed(FedBase):
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Keep the model, for the caller of the task. Raises TaskError as `Fed.attach` does."""
-        if self.model is not None:
-            raise TaskError("fed.attach was called twice: attach one model, once")
-        ModelWeights(model, exchange)
-        self.model = model
+        weights = ModelWeights(model, exchange)
+        check_same(weights, self._attached)
+        self.model, self._attached = model, weights
 
     def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
         if self.model is not None:

@@ -6,8 +6,9 @@
 Which vectors these are is up to the exchange side (`exchange`), whose docstring has the arithmetic
 of a run.
 
-Precision: with fp32 weights a rebase rounds once per weight. With bf16 weights theta - reference
-carries the rounding of the base to bf16 into the next delta; keep fp32 weights and use autocast.
+Precision: with fp32 weights a rebase rounds once per weight. What rounding to bf16 leaves out of a
+base is no work and is not sent (`buffers`); steps below half a unit in the last place are still
+lost in training itself, so keep fp32 weights and use autocast where there is memory for them.
 """
 
 import time
@@ -17,9 +18,11 @@ from contextlib import contextmanager
 import numpy as np
 from torch import nn
 
+from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.buffers import ModelWeights, check_same
 from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.model_changes import ModelChanges
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     ExchangePort,
@@ -33,6 +36,7 @@ from fsl_async.learn.client.ports import (
     Work,
 )
 from fsl_async.learn.client.schedule import RunClock
+from fsl_async.learn.client.statistics import SpectralNorms
 from fsl_async.learn.models.exchanged import View
 from fsl_async.roles.sync.delta import ORDER
 
@@ -58,8 +62,14 @@ class Training:
         rounds, or there are none."""
         self.on_version: Callable[[int], None] = lambda _: None
         """Called when the model was moved onto a version."""
+        self.buffers: Buffers = "average"
+        """`exchange.buffers` of the run."""
+        self.log: Callable[[str], None] = lambda _: None
+        """Takes a line for this client's log."""
         self._exchange = exchange
         self._weights: ModelWeights | None = None
+        self._norms: SpectralNorms | None = None
+        self._changes: ModelChanges | None = None
         self._round: RoundOrder | None = None  # the one that is trained
         self._reported_from = -1  # the step of the snapshot whose pace was reported last
 
@@ -73,11 +83,13 @@ class Training:
 
         exchange: as in `ModelWeights`.
 
-        Raises TaskError (nothing to exchange, attached before, not finite), RefusedError (the
-        parameter server does not accept this model), RunFinishedError (stopped while waiting).
+        Raises TaskError (nothing to exchange, not finite, a second model with other tensors),
+        RefusedError (the parameter server does not accept this model), RunFinishedError (stopped
+        while waiting).
         """
         if self._weights is not None:
-            raise TaskError("fed.attach was called twice: attach one model, once")
+            self._replace(self._weights, module, exchange)
+            return
         weights = self._weights_of(module, exchange)
         own = self._exchange.free_vector(weights.layout.values)
         if not weights.copy_out(own):
@@ -85,6 +97,7 @@ class Training:
                 "the model has NaN or infinite weights at fed.attach: check its initialization"
             )
         self._weights = weights
+        self._observe(weights)
         self.orders.attached()
         self._exchange.attach(weights.manifest, own)
         while self.version == NO_VERSION:
@@ -94,7 +107,25 @@ class Training:
             self.next_round()
 
     def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
-        return ModelWeights(module, exchange)
+        return ModelWeights(module, exchange, buffers=self.buffers)
+
+    def _replace(
+        self, old: ModelWeights, module: nn.Module, exchange: Sequence[str] | View | None
+    ) -> None:
+        """Go on with another module of the same tensors, which gets the weights of the old one."""
+        new = self._weights_of(module, exchange)
+        check_same(new, old)
+        if new.module is not old.module:
+            vector = np.empty(old.layout.values, np.float32)
+            old.copy_out(vector)
+            new.copy_in(vector)
+        self._weights = new
+        self._observe(new)
+
+    def _observe(self, weights: ModelWeights) -> None:
+        self._changes = ModelChanges(weights)
+        self._norms = SpectralNorms(weights.module, weights.layout)
+        self._norms.keep()
 
     def attend(self) -> bool:
         """Carry out orders. Returns False once stopped. Raises TaskError without a model.
@@ -201,6 +232,12 @@ class Training:
         assert self._weights is not None
         snapshot = self._exchange.free_vector(self._weights.manifest.values)
         finite = self._weights.copy_out(snapshot)
+        assert self._norms is not None
+        assert self._changes is not None
+        if self.buffers == "average" and self._weights.copies_plain:
+            self._norms.write_to(snapshot)
+        for line in self._changes.lines():
+            self.log(line)
         tokens, steps, metrics = self.meter.take()
         if not finite:
             # Sent all the same: the parameter server quarantines it, where an operator can look at
@@ -227,11 +264,16 @@ class Training:
         moved = Moved()
         # NaN - NaN is NaN: weights that are not finite cannot be moved by a difference.
         if move.how == "take" or not self._weights.is_finite():
-            self._weights.copy_in(move.base)
+            if self.joined_at == NO_VERSION:
+                self._weights.copy_in(move.base)
+            else:
+                self._weights.take(move.base)
             moved = Moved(taken=True, dropped_tokens=self.meter.unsent_tokens)
             self.meter.forget()
         elif move.how == "move":
             self._weights.rebase(move.base, move.reference)
+        if self._norms is not None and self.buffers == "average" and move.how != "stay":
+            self._norms.restore()
         if self.joined_at == NO_VERSION:
             self.joined_at = move.version
         self.version = move.version

@@ -16,6 +16,7 @@ import msgpack  # type: ignore[import-untyped]
 import torch.distributed as dist
 from torch import nn
 
+from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Move, Moved, Vector, Work
@@ -65,8 +66,9 @@ class RankWeights(ModelWeights):
         exchange: Sequence[str] | View | None,
         orders: RankOrders,
         rank: int,
+        buffers: Buffers = "average",
     ) -> None:
-        super().__init__(module, exchange, copies_plain=rank == 0)
+        super().__init__(module, exchange, buffers=buffers, copies_plain=rank == 0)
         self._orders = orders
 
     def is_finite(self) -> bool:
@@ -182,7 +184,7 @@ class RankTraining(Training):
         self.orders.agree()
 
     def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
-        weights = RankWeights(module, exchange, self.orders, self._rank)
+        weights = RankWeights(module, exchange, self.orders, self._rank, self.buffers)
         self._ranks_exchange.ranges = weights.ranges
         self._ranks_exchange.reads = partial(weights.ranges, copied_out=False)
         return weights

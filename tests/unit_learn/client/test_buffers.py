@@ -31,15 +31,43 @@ def flat(weights):
 def test_manifest_has_tied_tensors_once_and_only_floating_persistent_state():
     """Clients derive the same vector from one model, and a tied weight moves once."""
     manifest = ModelWeights(Tied()).manifest
-    assert [(t.name, t.shape, t.offset) for t in manifest.tensors] == [
-        ("embedding.weight", (7, 3), 0),
-        ("middle.weight", (3,), 21),
-        ("middle.bias", (3,), 24),
-        ("middle.running_mean", (3,), 27),
-        ("middle.running_var", (3,), 30),
-        ("head.bias", (7,), 33),
+    assert [(t.name, t.shape, t.offset, t.is_buffer) for t in manifest.tensors] == [
+        ("embedding.weight", (7, 3), 0, False),
+        ("middle.weight", (3,), 21, False),
+        ("middle.bias", (3,), 24, False),
+        ("head.bias", (7,), 27, False),
+        ("middle.running_mean", (3,), 34, True),
+        ("middle.running_var", (3,), 37, True),
     ]
-    assert manifest.values == 40
+    assert (manifest.values, manifest.weights, manifest.chunks) == (40, 34, 2)
+
+
+def test_buffers_are_exchanged_as_the_run_says():
+    """With `none` they are no part of the run, also where a pattern matches them."""
+    for exchange in (None, ["middle.*"]):
+        manifest = ModelWeights(Tied(), exchange, buffers="none").manifest
+        assert not any(one.is_buffer for one in manifest.tensors)
+    local = ModelWeights(Tied(), buffers="local").manifest
+    assert local == ModelWeights(Tied()).manifest
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("average", 7.0), ("local", 2.0)])
+def test_a_rebase_takes_buffers_as_they_are_or_leaves_them(kind, expected):
+    """A difference of variances, added to another variance, may be negative."""
+    model = Tied()
+    weights = ModelWeights(model, buffers=kind)
+    base = flat(weights)
+    new = base + 1
+    new[34:] = 7.0
+    model.middle.running_var.fill_(2.0)
+    weights.rebase(new, base)
+    assert model.middle.running_var.tolist() == [expected] * 3
+    assert np.array_equal(flat(weights)[:34], new[:34])
+    model.middle.running_var.fill_(2.0)
+    weights.take(new)
+    assert model.middle.running_var.tolist() == [expected] * 3
+    weights.copy_in(new)
+    assert model.middle.running_var.tolist() == [7.0] * 3, "an evaluation needs the version's"
 
 
 def test_manifest_can_be_made_on_the_meta_device_and_ignores_compilation():
@@ -92,13 +120,46 @@ def test_copy_in_undoes_copy_out_for_any_layout(monkeypatch):
     np.testing.assert_array_equal(flat(weights), before * 2)
 
 
-def test_half_precision_is_widened_and_rounded_back_without_a_change():
-    """A bf16 model that is sent and received unchanged stays unchanged."""
-    model = nn.Linear(8, 8).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_narrow_weights_that_do_not_train_send_nothing(dtype):
+    """Rounding to bf16 counted as work: versions moved back to its grid at learning rate 0."""
+    model = nn.Linear(8, 8).to(dtype)
     kept = model.weight.detach().clone()
     weights = ModelWeights(model)
     weights.copy_in(flat(weights))
-    assert torch.equal(model.weight, kept)
+    assert torch.equal(model.weight.float(), kept.float())
+    base = np.random.default_rng(0).normal(size=72, scale=0.3).astype(np.float32)
+    weights.take(base)
+    assert torch.equal(
+        model.weight.float(), torch.from_numpy(base[:64]).to(dtype).view(8, 8).float()
+    )
+    assert np.array_equal(flat(weights), base), "the delta is zero to the bit"
+    before = base
+    for step in range(1, 30):  # outer steps below half a unit in the last place
+        new = base + np.float32(step * 1e-5)
+        weights.rebase(new, before)
+        before = new
+        assert np.array_equal(flat(weights), new)
+    saved = weights.saved()
+    weights.copy_in(base * 2)
+    weights.restore(saved)
+    assert np.array_equal(flat(weights), before)
+
+
+def test_work_on_narrow_weights_is_what_the_optimizer_did():
+    """What it added is the delta, whatever the base was before rounding."""
+    model = nn.Linear(8, 8, bias=False).bfloat16()
+    weights = ModelWeights(model)
+    base = np.random.default_rng(0).normal(size=64, scale=0.3).astype(np.float32)
+    weights.take(base)
+    before = model.weight.detach().float().clone()
+    with torch.no_grad():
+        model.weight += 0.25
+    work = (model.weight.detach().float() - before).view(-1).numpy()
+    assert np.allclose(flat(weights) - base, work, atol=1e-7)
+    new = base + np.float32(1e-5)
+    weights.rebase(new, base)
+    assert np.allclose(flat(weights) - new, work, atol=1e-7), "it is still unsent"
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
@@ -124,10 +185,10 @@ def test_rebase_of_bf16_rounds_once_at_the_end():
     weights = ModelWeights(model)
     weights.copy_in(np.array([1.0], np.float32))
     weights.rebase(np.array([2.0], np.float32), np.array([1.0 - 2.0**-9], np.float32))
-    assert flat(weights)[0] == torch.tensor(2.0 + 2.0**-9).bfloat16().item()
+    assert model.weight.item() == torch.tensor(2.0 + 2.0**-9).bfloat16().item()
     weights.copy_in(np.array([1.0], np.float32))
     weights.rebase(np.array([0.0], np.float32), np.array([1.0 - 2.0**-9], np.float32))
-    assert flat(weights)[0] == 2.0**-9
+    assert model.weight.item() == 2.0**-9
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -147,7 +208,7 @@ def test_replaced_buffers_are_found_again():
     model = Tied()
     weights = ModelWeights(model)
     model.middle.running_mean = torch.full((3,), 5.0)
-    assert flat(weights)[27:30].tolist() == [5, 5, 5]
+    assert flat(weights)[34:37].tolist() == [5, 5, 5]
     model.head.bias = nn.Parameter(torch.zeros(8))
     with pytest.raises(TaskError, match=r"head.bias had shape \(7,\)"):
         flat(weights)
@@ -173,8 +234,8 @@ def names(weights):
 def test_what_trains_and_buffers_are_exchanged():
     """A frozen base model is a hundred times the size of its adapters."""
     weights = ModelWeights(Tuned())
-    norm = ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
-    assert names(weights) == [*norm, "head.weight", "head.bias"]
+    trained = ["norm.weight", "norm.bias", "head.weight", "head.bias"]
+    assert names(weights) == [*trained, "norm.running_mean", "norm.running_var"]
 
 
 def test_patterns_choose_what_is_exchanged():
@@ -235,3 +296,51 @@ def test_patterns_must_be_a_list_and_frozen_weights_readable():
     model.base.weight = nn.Parameter(sparse, requires_grad=False)
     with pytest.raises(TaskError, match=r"cannot read the frozen base\.weight"):
         _ = ModelWeights(model).manifest
+
+
+def test_complex_weights_are_two_real_numbers_each():
+    """They trained at each client and stayed there without a word."""
+    model = nn.Module()
+    model.spectrum = nn.Parameter(torch.tensor([[1 + 2j, 3 - 4j]]))
+    model.phase = nn.Buffer(torch.tensor([5 - 6j], dtype=torch.complex128))
+    weights = ModelWeights(model)
+    assert [(one.name, one.shape) for one in weights.manifest.tensors] == [
+        ("spectrum", (1, 2, 2)),
+        ("phase", (1, 2)),
+    ]
+    assert flat(weights).tolist() == [1, 2, 3, -4, 5, -6]
+    weights.rebase(np.float32([2, 2, 3, -5, 7, 8]), flat(weights))
+    assert model.spectrum.tolist() == [[2 + 2j, 3 - 5j]]
+    assert model.phase.tolist() == [7 + 8j]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (torch.ones(1, 3).expand(4, 3), "repeats its values"),
+        (torch.eye(3).to_sparse(), "is sparse_coo"),
+    ],
+)
+def test_tensors_that_cannot_be_exchanged_are_refused_by_name(tensor, says):
+    """A traceback of torch, at the first sync or never, is no help."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("odd", tensor)
+    with pytest.raises(TaskError, match=rf"exchange this module: odd {says}"):
+        ModelWeights(model)
+    assert names(ModelWeights(model, ["weight"])) == ["weight"]
+
+
+def test_lazy_modules_are_refused_by_name():
+    """They have no shapes before the first batch."""
+    with pytest.raises(TaskError, match=r"0\.weight has no shape yet: run the model on one batch"):
+        ModelWeights(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_buffer_of_eight_bits_is_exchanged():
+    """It can be written and read, as wider ones."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("scale", torch.ones(2).to(torch.float8_e4m3fn))
+    weights = ModelWeights(model)
+    assert weights.is_finite()
+    weights.take(np.full(8, 2.0, np.float32))
+    assert model.scale.float().tolist() == [2.0, 2.0]

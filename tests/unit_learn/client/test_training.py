@@ -10,6 +10,7 @@ from torch import nn
 from fsl_async.errors import RefusedError, TaskError
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
+from fsl_codecs import decode
 
 
 class Model(nn.Module):
@@ -41,8 +42,80 @@ def test_attach_refuses_what_cannot_begin_a_run():
     with pytest.raises(TaskError, match=r"before fed\.attach"):
         client.training.attend()
     client = attached(Model())
-    with pytest.raises(TaskError, match="twice"):
-        client.training.attach(Model())
+    with pytest.raises(TaskError, match=r"another model than that of the first fed\.attach"):
+        client.training.attach(nn.Linear(2, 3))
+
+
+def test_a_second_module_of_the_same_tensors_goes_on():
+    """A model that was compiled or wrapped after fed.attach is attached once more."""
+    first, second = Model(start=5.0), Model(start=-1.0)
+    client = attached(first)
+    client.training.attach(second)
+    assert torch.equal(second.w, first.w)
+
+
+class Growing(nn.Module):
+    """A frozen layer, integers, and room for more."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(2, 2)
+        self.trunk.requires_grad_(requires_grad=False)
+        self.norm = nn.BatchNorm1d(2)
+        self.head = nn.Linear(2, 1)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+
+
+def test_what_changes_after_attach_is_said_once():
+    """It trained at each site alone: a head was averaged over two trunks, without a word."""
+    model, said = Growing(), []
+    client = Sides(publishes=True)
+    client.training.log = said.append
+    client.training.attach(model)
+    client.step()
+
+    def sync(sequence):
+        client.exchange.request_snapshot(sequence)
+        client.step()
+        found = said.copy()
+        said.clear()
+        return found
+
+    assert sync(1) == []
+    model.trunk.requires_grad_(requires_grad=True)
+    model.norm(torch.ones(4, 2))  # its counter is known to change
+    (line,) = sync(2)
+    assert line.startswith("trunk.weight (and 1 more) trains here and is not exchanged")
+    assert sync(3) == []
+    model.more = nn.Linear(1, 1)
+    model.seen += 1
+    lines = sync(4)
+    assert [line.split(" has ")[0].split(" trains ")[0] for line in lines] == [
+        "more.weight (and 1 more)",
+        "seen",
+    ]
+    assert sync(5) == []
+    del model.head
+    model.top = nn.Linear(2, 1)
+    with pytest.raises(TaskError, match=r"head\.bias was in the model at fed\.attach"):
+        sync(6)
+
+
+def test_spectral_norms_of_a_version_are_sent():
+    """At all clients the same, so that their mean has a norm of one."""
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    client = Sides(publishes=True)
+    client.training.attach(model)
+    client.step()
+    client.exchange.request_snapshot(1)
+    own = model.parametrizations.weight[0]._u.clone()
+    for _ in range(3):
+        model(torch.randn(2, 4))
+        model.parametrizations.weight.original.data += 0.3
+    client.step()
+    sent = decode(client.exchange.encode_delta(1, 1))
+    assert sent[:4].tolist() == own.tolist()
+    assert model.parametrizations.weight[0]._u.tolist() != own.tolist()
 
 
 @pytest.mark.parametrize("early", [True, False])

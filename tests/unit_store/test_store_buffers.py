@@ -1,0 +1,110 @@
+"""Buffers of a model: averaged plainly, coded without loss, never outside of what clients have."""
+
+import numpy as np
+import pytest
+from deltas import merged_of
+
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.aggregation import RULES
+from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
+from fsl_async.store.errors import FrameRefused
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.reading import read_version
+from fsl_async.store.seed_step import Directions
+from fsl_codecs import CodecSpec, encode
+
+MODEL = Manifest.from_shapes([("w", (20, 10))], [("mean", (5,)), ("var", (5,))])
+COARSE = CodecSpec("uniform")
+OUTER = ("growing", "nesterov", "delayed-nesterov", "average")
+
+
+def noise(seed):
+    return np.random.default_rng(seed).standard_normal(MODEL.weights).astype(np.float32)
+
+
+def started(make_run, name="run", **options):
+    run = make_run(name, manifest=MODEL, codec_down=COARSE, keep_versions=20, **options)
+    run.open()
+    run.store.begin_initial(MODEL)
+    first = np.concatenate([noise(0), np.full(5, 0.1), np.full(5, 1e4)])
+    run.store.write_initial(0, encode(first[:200].astype(np.float32), CodecSpec("fp32")))
+    run.store.write_initial(1, encode(first[200:].astype(np.float32), CodecSpec("fp32")))
+    run.store.finish_initial()
+    return run
+
+
+def merge(run, version, buffers, tokens=(10.0, 30.0)):
+    """A round of clients with these buffers; returns those of the version."""
+    keys = [DeltaKey(f"c{i}", 1, version - 1, version) for i in range(len(buffers))]
+    for number, (key, values) in enumerate(zip(keys, buffers, strict=True)):
+        vector = np.concatenate([noise(100 * version + number), values])
+        run.send(key, vector.astype(np.float32), tokens=int(tokens[number]), spec=COARSE)
+        run.store.accumulate(key, tokens[number])
+    members = [
+        merged_of(key, weight, tokens=int(weight))
+        for key, weight in zip(keys, tokens, strict=False)
+    ]
+    run.store.commit(version, members, 1 / sum(tokens))
+    return run.weights(version)[200:]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("optimizer", OUTER)
+def test_a_version_has_the_weighted_mean_of_its_clients(make_run, optimizer, resident):
+    """Under momentum a variance that falls from 1e4 to 1 became negative, and outputs NaN."""
+    run = started(make_run, outer=OuterSettings(optimizer), resident=resident)
+    low, high = np.float32([1e-9, 1, 2, 3, 4] * 2), np.float32([3e-9, 5, 6, 7, 8] * 2)
+    expected = (10.0 * low.astype(np.float64) + 30.0 * high) / 40.0
+    for version in range(1, 8):
+        found = merge(run, version, [low, high])
+        assert np.array_equal(found, expected.astype(np.float32))
+    record = run.store._open.kept.get(7).record
+    assert 1 < record.average_norm < 40, "buffers are no part of the change"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        (FullWeights(), "mean"),
+        (Mixed(Directions(0, 2, 2, 1e-3)), "mean"),
+        *((Dense(), rule) for rule in RULES),
+    ],
+)
+def test_equal_buffers_stay_as_they_are(make_run, kind, rule):
+    """A table of positions must not wander by roundings in thousands of versions."""
+    options = {"kind": kind, "rule": RULES[rule](), "reuse": 4 * (rule == "latest")}
+    run = started(make_run, outer=OuterSettings("average"), **options)
+    table = np.float32([1 / 3, 1e-30, 3e38, -0.1, 7e-6] * 2)
+    tokens = (10.0, 30.0, 7.0, 1.0, 3.0)
+    for version in range(1, 5):
+        assert np.array_equal(merge(run, version, [table] * 5, tokens), table)
+
+
+def test_a_run_reads_them_back_after_a_restart_and_from_its_changes(make_run):
+    """An export reads a version that is not whole by its coded changes."""
+    run = started(make_run, resident=True, snapshot_every=100, snapshot_every_s=1e9)
+    for version in (1, 2, 3):
+        merge(run, version, [np.arange(10.0) * version, np.arange(10.0)])
+    expected, digest = run.weights(3), run.store.digest
+    opened = run.store._open
+    found = read_version(Files(), opened.run.checkpoints, 3, MODEL)
+    assert np.array_equal(found.weights, expected)
+    assert found.mean is None or np.array_equal(found.mean[200:], expected[200:])
+    run.open()
+    assert run.store.digest == digest
+    assert np.array_equal(run.weights(3), expected)
+
+
+def test_a_delta_must_code_them_without_loss(make_run):
+    """A quantized variance may be negative; the refusal names the chunk."""
+    run = started(make_run)
+    with pytest.raises(FrameRefused, match="chunk 1 holds buffers and is coded in uniform"):
+        Dense().check(MODEL, 1, encode(np.ones(10, np.float32), COARSE))
+    assert np.isnan(
+        Dense()
+        .check(MODEL, 1, encode(np.full(10, np.nan, np.float32), CodecSpec("fp32")))
+        .squared_norm
+    )
+    assert run.store.version == 0
