@@ -11,8 +11,11 @@ accumulation, mixed precision, clipping, callbacks, evaluation and checkpoints. 
   stops training, such as EarlyStoppingCallback, ends this client's part.
 - Learning rates follow the run's progress (`fed.rate_factor`), starting from that of the script's
   arguments, so that warm-up and decay happen once in a run and not once in a round.
-- The weights at the start are the run's: `resume_from_checkpoint` is left out. Those at the end are
-  of the run's last version: `load_best_model_at_end` is left out.
+- The weights at the start are the run's. With `resume_from_checkpoint` the optimizer and random
+  numbers are the checkpoint's. The weights at the end are of the run's last version:
+  `load_best_model_at_end` is left out.
+- A `Trainer` that is started again goes on after the last row that its last acknowledged delta has
+  trained, in its own order of rows; see `fsl_async.learn.client.trainer_resume`.
 - In a run that tunes a base model (`tune.method = lora`) a model without adapters gets the run's,
   and the rest of it is frozen. One with adapters (a `PeftModel`) keeps its own.
 
@@ -31,6 +34,7 @@ import fsl_async
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import loops
 from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.trainer_resume import Resume
 from fsl_async.learn.models.hf import extra
 
 ENDLESS = sys.maxsize
@@ -97,8 +101,9 @@ class _InRun:
         leaving: contextlib.ExitStack,
         log: Callable[[str], None],
     ) -> None:
-        self.trainer, self.fed, self.log = trainer, fed, log
+        self.trainer, self.fed = trainer, fed
         self.tally = loops.Tally()
+        self.resume = Resume(trainer, fed, log)
         self._leaving = leaving
         self._train = trainer.train
         self._plan = trainer.set_initial_training_values
@@ -109,33 +114,38 @@ class _InRun:
         trainer.create_optimizer = self.create_optimizer
         trainer.create_scheduler = self.create_scheduler
         trainer.training_step = self.training_step
-        trainer.args.load_best_model_at_end = False
+        args = trainer.args
+        log(
+            f"learning rates follow the run's progress, from learning_rate={args.learning_rate:g}"
+            f" on: lr_scheduler_type={args.lr_scheduler_type.value} and its warm-up are not used"
+        )
+        if args.load_best_model_at_end:
+            log("load_best_model_at_end is left out: the weights at the end are the run's")
+        args.load_best_model_at_end = False
         trainer.model_init = None  # train would make another model with it
         trainer.add_callback(_callback(self))
         setattr(trainer, _MARK, self)
 
     def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
         """Train until the run ends, and leave it."""
-        if resume_from_checkpoint:
-            self.log(
-                f"resume_from_checkpoint is left out: the weights are version {self.fed.version} of"
-                " the run"
-            )
         if not self.fed.running:
             raise TaskError("trainer.train: this client's run has ended; make a new Trainer")
-        with self._leaving:
-            return self._train(None, *arguments, **named)
+        with self._leaving, self.resume.folder(resume_from_checkpoint) as folder:
+            return self._train(folder, *arguments, **named)
 
-    def plan(self, args: Any, *more: Any) -> tuple[Any, ...]:
+    def plan(self, args: Any, loader: Any, *more: Any) -> tuple[Any, ...]:
         """Numbers of epochs and steps, of which only those of one epoch are the script's."""
-        values = list(self._plan(args, *more))
+        values = list(self._plan(args, loader, *more))
         steps = values[-1]
         for name in _SHARES:
             share = getattr(args, name)
             if share is not None and 0 < share < 1:
                 setattr(args, name, max(1, math.ceil(share * steps)))
+        self.resume.planned(loader, steps)
         # Epochs; samples of all of them, from which the Trainer computes its speed; steps.
         values[0], values[3], values[-1] = ENDLESS, values[3] * (ENDLESS / steps), ENDLESS
+        if self.resume.is_stream:  # one epoch: its steps and its batches
+            values[1] = values[5] = ENDLESS
         return tuple(values)
 
     def create_optimizer(self, *arguments: Any, **named: Any) -> Any:
@@ -171,6 +181,7 @@ def _callback(run: _InRun) -> Any:
                     callback.training_bar.total = None
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            run.resume.step_ended(state)
             if not run.tally.report(run.fed):
                 control.should_training_stop = True
                 # What the Trainer does after the last step of its own count.

@@ -11,7 +11,10 @@ validation and checkpoints. Different in a run:
   training, such as EarlyStopping, or `max_time`, ends this client's part.
 - Learning rates follow the run's progress (`fed.rate_factor`), starting from those of the
   optimizers; schedulers of `configure_optimizers` are left out.
-- The weights at the start are the run's, so `fit(ckpt_path=...)` is refused.
+- The weights at the start are the run's: `fit(ckpt_path=...)` loads optimizers and callbacks.
+- A script that is started again goes on after the last batch that its last acknowledged delta has
+  trained. So a loader without a sampler of its own shuffles by the run's seed, and not by the
+  script's. A data set without a length begins anew, unless it iterates `fed.shard`.
 - In a run that tunes a base model (`tune.method = lora`) a module without adapters gets the run's,
   and the rest of it is frozen. One with adapters of its own keeps them.
 
@@ -68,13 +71,13 @@ class Sync(_Callback):  # type: ignore[misc]
         if address is not None:
             self.fed = self._leaving.enter_context(fsl_async.join(address, **self._options))
         self._is_used = True
+        self._keep_positions(trainer)
         strategy, make = trainer.strategy, trainer.strategy.setup_optimizers
+        strategy.load_model_state_dict = lambda *_, **__: None  # the weights are the run's
 
         def setup_optimizers(trainer: Any) -> None:
             """Called when the module is complete and on its device."""
             strategy.setup_optimizers = make
-            if trainer.ckpt_path:  # known from here on
-                raise TaskError("fit(ckpt_path=...): the weights at the start are the run's")
             assert self.fed is not None
             loops.hand_over(self.fed, pl_module)
             with loops.for_optimizer(self.fed):
@@ -83,11 +86,61 @@ class Sync(_Callback):  # type: ignore[misc]
 
         strategy.setup_optimizers = setup_optimizers
 
+    def _log(self, text: str) -> None:
+        self._options.get("log", print)(text)
+
+    def _keep_positions(self, trainer: Any) -> None:
+        """Have training data, once they are set up, go on where this client was."""
+        loop, strategy = trainer.fit_loop, trainer.strategy
+        setup_data, process = loop.setup_data, strategy.process_dataloader
+
+        def process_training(loader: Any) -> Any:
+            loader = process(loader)
+            assert self.fed is not None
+            if not loops.keep_order(self.fed, loader):
+                self._log(
+                    "the training data have no length, or a sampler of their own: a relaunch begins"
+                    " them anew, unless they come from fed.shard or fed.sampler"
+                )
+            return loader
+
+        def setup() -> None:
+            strategy.process_dataloader = process_training
+            try:
+                setup_data()
+            finally:
+                strategy.process_dataloader = process
+
+        loop.setup_data = setup
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Leave out what the run decides about: rates, steps, and where the data go on."""
+        if self.fed is not None:
+            checkpoint.pop("loops", None)
+            checkpoint["lr_schedulers"] = []
+            self._log(
+                f"{trainer.ckpt_path}: optimizers are taken from there, and the weights are those"
+                " of the run"
+            )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take the run's learning rates, where optimizers of a checkpoint brought others."""
+        if self.fed is None:
+            return
+        for config in trainer.strategy.lr_scheduler_configs:
+            rates = config.scheduler.get_last_lr()
+            for group, rate in zip(config.scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
     def _follow_the_run(self, trainer: Any) -> None:
         """Let the run decide about rates and about the end."""
         assert self.fed is not None
         made = extra("lightning.pytorch.utilities.types", "lightning").LRSchedulerConfig
         configs = []
+        if trainer.strategy.lr_scheduler_configs:
+            self._log(
+                "learning rates follow the run's progress: the script's schedulers are not used"
+            )
         for optimizer in trainer.strategy.optimizers:
             self.fed.track(optimizer)
             configs.append(made(self.fed.scheduler(optimizer), interval="step"))

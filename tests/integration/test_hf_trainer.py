@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,14 @@ def test_two_lines_put_a_trainer_into_a_run(site, tmp_path, capsys):
     assert len({fact["key"].split("/")[0] for fact in accepted}) == 2
     # Rank 8 in 2 blocks: q, k, v, o of 48 x 48; gate, up, down of 48 x 96.
     exchanged = 2 * 8 * (4 * (48 + 48) + 3 * (48 + 96))
+    steps = Counter()
     for fact in accepted:
         # A step is two batches of 8 rows of 24 tokens, the first of which nothing predicts.
         assert fact["tokens"] == fact["steps"] * 2 * 8 * 23
-        assert fact["facts"] == {"rank": 8.0, "order": 1.0}
+        client = fact["key"].split("/")[0]
+        steps[client] += fact["steps"]
+        facts = {name: fact["facts"][name] for name in ("rank", "order", "data_drawn")}
+        assert facts == {"rank": 8.0, "order": 1.0, "data_drawn": float(steps[client])}
         assert 0 < fact["bytes"] < 4 * exchanged
     losses = [held_out(text) for text in texts]
     assert all(loss < 3.2 for loss in losses), texts  # ln 32 = 3.47 at the start

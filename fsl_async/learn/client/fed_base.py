@@ -1,9 +1,8 @@
 """What is common to `Fed` and `LocalFed`: data, optimizers, adapters, and what a task may read."""
 
 import os
-import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat
@@ -11,11 +10,13 @@ from typing import Any, Protocol, SupportsFloat
 import attrs
 import torch
 from torch import nn
+from torch.utils.data import get_worker_info
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import TaskError
+from fsl_async.learn.client.items import PartSampler, Positions
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.schedule import Schedule
@@ -127,7 +128,13 @@ class FedBase:
         self._context = context
         self._tracked: list[weakref.ref[torch.optim.Optimizer]] = []
         self._steps_after_end = 0
-        self._hub_data = 0
+        self._positions = Positions(self)
+
+    def __reduce__(self) -> Any:
+        raise TaskError(
+            "fed cannot be given to another process: workers of a DataLoader that use it need"
+            " multiprocessing_context='fork'; a loader with sampler=fed.sampler(data) needs not"
+        )
 
     @property
     def running(self) -> bool:
@@ -231,7 +238,7 @@ class FedBase:
         found = Position.from_facts(self._context.position)
         if found is not None and found.check == check:
             return found
-        if found is not None:
+        if found is not None and get_worker_info() is None:
             self.log(
                 "the data, their division or the tokenizer have changed since this client's last"
                 " delta: it begins at the start of its part"
@@ -384,61 +391,54 @@ class FedBase:
         client's.
 
         data as a `datasets.Dataset` or `IterableDataset` of Hugging Face: its items, each once per
-        epoch. A relaunched client goes on after the last item of its last acknowledged delta; of
-        several data sets only in the one given first. See docs/DATA.md.
+        epoch.
+
+        Items of either kind go on, after a relaunch, after the last item that the client's last
+        acknowledged delta has trained; of several data sets only of the one given first. What is
+        given is a torch IterableDataset too: workers of a DataLoader around it, or around one of
+        yours that iterates it, divide the part. See docs/DATA.md.
 
         Raises DataError for text that is missing or too short, TaskError for an empty part.
         """
-        mine = self.part
-        settings = self.config.get("data", {})
-        start = max(self.version, 0)
-        if isinstance(data, Corpus | str | os.PathLike):
-            if not isinstance(data, Corpus):
-                if context is None:
-                    raise TaskError("fed.shard needs context= (bytes a model sees) with a path")
-                held_out = float(settings.get("holdout", HELD_OUT_SHARE))
-                data = Corpus.open(data, context=context, held_out=held_out)
-            size = batch or int(self.config.get("train", {}).get("batch", 1))
-            return self._text(data, mine, size, start)
-        from fsl_async.learn.client.hub_items import hub_items, is_hub_data
+        if not isinstance(data, Corpus | str | os.PathLike):
+            return self._positions.items(data)
+        if not isinstance(data, Corpus):
+            if context is None:
+                raise TaskError("fed.shard needs context= (bytes a model sees) with a path")
+            held_out = float(self.config.get("data", {}).get("holdout", HELD_OUT_SHARE))
+            data = Corpus.open(data, context=context, held_out=held_out)
+        size = batch or int(self.config.get("train", {}).get("batch", 1))
+        return self._text(data, self.part, size, max(self.version, 0))
 
-        if is_hub_data(data):
-            self._hub_data += 1
-            return hub_items(self, data, is_first=self._hub_data == 1)
-        return self._items(data, mine, start)
+    def sampler(self, data: Sized, *, shuffle: bool = True, whole: bool = False) -> PartSampler:
+        """A sampler of this client's own part of `data`, for a DataLoader.
+
+            loader = DataLoader(data, batch_size=32, sampler=fed.sampler(data), num_workers=4)
+            while fed.running:
+                for batch in loader:                 # an epoch of this client's part
+                    ...
+                    if not fed.step(tokens=len(batch)):
+                        break
+
+        As `torch.utils.data.DistributedSampler`, by `fed.part`. It counts epochs by itself, and
+        goes on after a relaunch as `shard` does: after the last batch that the last acknowledged
+        delta has trained, whatever workers have read ahead. shuffle: anew in each epoch, by the
+        run's seed. whole: all of `data` is this client's. Raises TaskError for an empty part.
+        """
+        return self._positions.sampler(data, shuffle=shuffle, whole=whole)
 
     def _text(
         self, corpus: Corpus, mine: tuple[int, int], batch: int, start: int
     ) -> Iterator[torch.Tensor]:
         span = corpus.shard(*mine)
-        name = self.client_name
+        name, worker = self.client_name, get_worker_info()
+        if worker is not None:  # of a DataLoader: each draws windows of its own
+            name = f"{name}/{worker.id}"
         drawn = windows(corpus, span, batch=batch, seed=self.seed, name=name, start=start)
 
         def endless() -> Iterator[torch.Tensor]:
             while self.running:
                 yield torch.from_numpy(next(drawn)).to(self.device).long()
-
-        return endless()
-
-    def _items(self, data: Sequence[Any], mine: tuple[int, int], start: int) -> Iterator[Any]:
-        index, count = mine
-        order = list(range(index, len(data), count))
-        if not order:
-            raise TaskError(
-                f"fed.shard: {len(data)} items leave none for part {index} of {count}: give more"
-                " items"
-            )
-        # Text seeds go through SHA-512 in the standard library: the same on every machine.
-        seed = f"{self.seed}/{self.client_name}/{index}/{count}/{start}"
-        chance = random.Random(seed)  # noqa: S311
-
-        def endless() -> Iterator[Any]:
-            while True:
-                chance.shuffle(order)
-                for item in order:
-                    if not self.running:
-                        return
-                    yield data[item]
 
         return endless()
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import TaskError
@@ -98,6 +99,22 @@ def for_optimizer(fed: FedBase) -> Iterator[None]:
     finally:
         for weight, does in zip(weights, before, strict=True):
             weight.requires_grad_(does)
+
+
+def keep_order(fed: FedBase, loader: Any) -> bool:
+    """Have a loader go on, after a relaunch, after the last batch of the last acknowledged delta.
+
+    Its sampler becomes one of `fed.sampler`, over all of its data. False: it has no length, or a
+    sampler of its own.
+    """
+    batches = loader.batch_sampler if isinstance(loader, DataLoader) else None
+    if type(batches) is not BatchSampler:
+        return False
+    shuffles = type(batches.sampler) is RandomSampler and not batches.sampler.replacement
+    if not shuffles and type(batches.sampler) is not SequentialSampler:
+        return False
+    batches.sampler = fed.sampler(loader.dataset, shuffle=shuffles, whole=True)
+    return True
 
 
 def trained_in(batch: Any, *, shifts: bool = False) -> int | Tensor:

@@ -214,19 +214,137 @@ def test_the_last_step_evaluates_and_saves(made, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
 
 
-def test_other_weights_than_the_runs_are_left_out(made, tmp_path, capsys):
-    """They would go into a delta as if they had been trained."""
-    first = made(save_strategy="steps")
+def test_a_checkpoint_gives_its_optimizer_and_not_its_weights(made, tmp_path, capsys):
+    """Its weights would go into a delta as if they had been trained; its moments are the site's."""
+    first = made(save_strategy="steps", learning_rate=0.5)
     first.train()
+    held = first.optimizer.state_dict()["state"]
     second = made(LlamaForCausalLM(config()))
-    fed = alone()
-    fsl_async.hf.patch(second, fed=fed)
+    train = {"schedule": "constant", "warmup_steps": 0, "rewarm_steps": 0}
+    fsl_async.hf.patch(second, fed=alone(steps=1, train=train))
     weights = [weight.clone() for weight in second.model.parameters()]
-    second.args.learning_rate = 0.0
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_step_begin(self, args, state, control, optimizer=None, **_):
+            seen.append(all(map(torch.equal, weights, second.model.parameters())))
+            seen.append(optimizer.param_groups[0]["lr"])
+            loaded = optimizer.state_dict()["state"]
+            seen.append(all(torch.equal(held[n]["exp_avg"], loaded[n]["exp_avg"]) for n in held))
+
+    second.add_callback(Look())
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert "left out: the weights are version 0" in capsys.readouterr().out
-    assert second.state.global_step == 5
-    assert all(map(torch.equal, weights, second.model.parameters()))
+    assert seen == [True, 5e-5, True]
+    assert "weights are version 0 of the run" in capsys.readouterr().out
+    assert second.state.global_step == 4  # its rows go on after the checkpoint's, too
+
+
+def test_a_checkpoint_that_is_none(made, tmp_path):
+    """One line, but for a script that resumes from the last one in each of its starts."""
+    trainer = made()
+    fsl_async.hf.patch(trainer, fed=alone())
+    with pytest.raises(TaskError, match=r"has no trainer_state\.json"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "none"))
+    trainer = made()
+    fsl_async.hf.patch(trainer, fed=alone())
+    assert trainer.train(resume_from_checkpoint=True).global_step == 5
+    made(save_strategy="steps").train()
+    trainer = made(LlamaForCausalLM(config(attention_bias=True)))
+    fsl_async.hf.patch(trainer, fed=alone())
+    with pytest.raises(TaskError, match="another model or optimizer"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+class Launched(LocalFed):
+    """A client that was killed after its last delta and started again."""
+
+    def __init__(self, steps, position):
+        self.lines = []
+        super().__init__(
+            ClientContext("alice", position=position, log=self.lines.append), steps=steps
+        )
+
+    def keep_position(self, position):
+        """As `Fed` does."""
+        self.where = position
+
+    def step(self, **done):
+        """The delta is made within a step."""
+        self.delta = self.where()
+        return super().step(**done)
+
+
+class Rows(torch.utils.data.IterableDataset):
+    """Data without a length."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+@pytest.mark.parametrize("kind", ["map", "stream", "workers"])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_relaunched_trainer_goes_on_after_its_last_delta(made, kind, accumulated):
+    """It began at its first row each time."""
+
+    def rows_of(steps, position):
+        trainer = made(
+            dataloader_num_workers=2 * (kind == "workers"),
+            gradient_accumulation_steps=accumulated,
+            seed=7,
+            save_strategy="steps",
+            save_steps=4,
+        )
+        rows = [{"input_ids": ROW, "labels": LABELS, "n": torch.tensor(n)} for n in range(13)]
+        trainer.train_dataset = Rows(rows) if kind == "stream" else rows
+        trainer.args.remove_unused_columns = False
+        step, seen = trainer.training_step, []
+
+        def training_step(model, inputs, *more, **named):
+            seen.append(inputs.pop("n").tolist())
+            return step(model, inputs, *more, **named)
+
+        trainer.training_step = training_step
+        fed = Launched(steps, position)
+        fsl_async.hf.patch(trainer, fed=fed)
+        trainer.train()
+        assert fed.lines == []
+        return seen, fed.delta, trainer.state.global_step
+
+    whole, _, _ = rows_of(20, {})
+    first = [row for batch in whole[:7] for row in batch]
+    assert sorted(first) == list(range(13))
+    seen, position = [], {}
+    for steps in (2, 3, 6):  # within the first epoch, over its end, and from the second one on
+        more, position, number = rows_of(steps, position)
+        seen += more
+    assert number == 11
+    assert seen == whole[: len(seen)]
+    assert len(seen) >= 11
+
+
+def test_what_the_script_says_and_the_run_decides_is_a_line(made, capsys):
+    """Who sets a cosine schedule should not believe that it is followed."""
+    trainer = made(
+        lr_scheduler_type="cosine",
+        load_best_model_at_end=True,
+        eval_strategy="steps",
+        save_strategy="steps",
+        train_sampling_strategy="group_by_length",
+    )
+    fsl_async.hf.patch(trainer, fed=alone())
+    trainer.train()
+    said = capsys.readouterr().out
+    assert "from learning_rate=5e-05 on: lr_scheduler_type=cosine and its warm-up are not" in said
+    assert "load_best_model_at_end is left out" in said
+    assert "LengthGroupedSampler draws another order in each process" in said
+    trainer = made()
+    trainer.train_dataset = Rows(trainer.train_dataset)
+    fsl_async.hf.patch(trainer, fed=alone())
+    trainer.train()
+    assert "max_steps=3 does not end training, the run does" in capsys.readouterr().out
 
 
 def test_trainers_that_cannot_join(made):

@@ -47,7 +47,7 @@ class Module(lightning.LightningModule):
         return [optimizer], [{"scheduler": ending, "interval": "step"}]
 
 
-def fit(sync, tmp_path, module=None, **more):
+def fit(sync, tmp_path, module=None, loader=None, **more):
     """Fit a module for one epoch of 4 batches, unless the run decides otherwise."""
     torch.manual_seed(0)
     arguments = {"max_epochs": 1, "accelerator": "cpu", **more}
@@ -62,7 +62,7 @@ def fit(sync, tmp_path, module=None, **more):
         **arguments,
     )
     module = module or Module()
-    loader = DataLoader(torch.ones(12, 2), batch_size=3)
+    loader = DataLoader(torch.ones(12, 2), batch_size=3) if loader is None else loader
     trainer.fit(module, loader, ckpt_path=ckpt_path)
     return trainer, module
 
@@ -117,12 +117,97 @@ def test_only_adapters_train(tmp_path):
     assert losses[-1] < losses[0]
 
 
+def test_a_checkpoint_gives_its_optimizer_and_not_its_weights(tmp_path, capsys):
+    """Its weights would go into a delta as if they had been trained, and its rates be too low."""
+    trainer, first = fit(fsl_async.lightning.Sync(fed=alone()), tmp_path)
+    assert "the script's schedulers are not used" in capsys.readouterr().out
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    held = trainer.optimizers[0].state_dict()["state"]
+
+    class Looks(Module):
+        def on_train_batch_start(self, *_):
+            if not self.rates:
+                state = self.optimizers().optimizer.state_dict()["state"]
+                self.loaded = all(
+                    torch.equal(held[n]["exp_avg"], state[n]["exp_avg"]) for n in held
+                )
+                self.begun = [weight.clone() for weight in self.parameters()]
+
+    module = Looks()
+    before = [weight.clone() for weight in module.parameters()]
+    sync = fsl_async.lightning.Sync(fed=alone())
+    trainer, _ = fit(sync, tmp_path, module, ckpt_path=tmp_path / "one.ckpt")
+    assert trainer.global_step == 6  # steps, and rows, are counted by the run
+    assert module.loaded
+    assert all(map(torch.equal, module.begun, before))
+    assert not any(map(torch.equal, first.parameters(), before))
+    assert module.rates == [0.125, 0.125, 0.25, 0.375, 0.5, 0.5]
+    assert "the weights are those of the run" in capsys.readouterr().out
+
+
+class Launched(LocalFed):
+    """A client that was killed after its last delta and started again."""
+
+    def __init__(self, steps, position):
+        super().__init__(ClientContext("alice", position=position), steps=steps)
+
+    def keep_position(self, position):
+        """As `Fed` does."""
+        self.where = position
+
+    def step(self, **done):
+        """The delta is made within a step."""
+        self.delta = self.where()
+        return super().step(**done)
+
+
+class Numbered(Module):
+    """Keeps the rows that it trains."""
+
+    def training_step(self, batch, number):  # noqa: D102
+        self.seen = [*getattr(self, "seen", []), batch[:, 0].int().tolist()]
+        return super().training_step(batch / 100, number)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_relaunched_script_goes_on_after_its_last_delta(tmp_path, workers):
+    """It began at its first row each time, or drew another order."""
+
+    def rows_of(steps, position):
+        fed, module = Launched(steps, position), Numbered()
+        rows = torch.arange(13.0)[:, None].repeat(1, 2)
+        loader = DataLoader(rows, batch_size=2, shuffle=True, num_workers=workers)
+        torch.manual_seed(steps)
+        fit(fsl_async.lightning.Sync(fed=fed), tmp_path, module, loader=loader)
+        return module.seen, fed.delta
+
+    whole, _ = rows_of(20, {})
+    first = [row for batch in whole[:7] for row in batch]
+    assert sorted(first) == list(range(13))
+    assert first != sorted(first)
+    seen, position = [], {}
+    for steps in (2, 3, 6):
+        more, position = rows_of(steps, position)
+        seen += more
+    assert seen == whole[:11]
+
+
+def test_data_without_a_position_are_a_line(tmp_path, capsys):
+    """Their user would believe that a relaunch goes on."""
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(torch.ones(12, 2))
+
+    loader = DataLoader(Endless(), batch_size=3)
+    fit(fsl_async.lightning.Sync(fed=alone()), tmp_path, loader=loader)
+    assert capsys.readouterr().out.count("a relaunch begins them anew") == 1
+
+
 def test_what_cannot_join(tmp_path):
     """One line, and no training."""
     sync = fsl_async.lightning.Sync(fed=alone())
-    trainer, _ = fit(sync, tmp_path)
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
-    with pytest.raises(TaskError, match="ckpt_path"):
-        fit(fsl_async.lightning.Sync(fed=alone()), tmp_path, ckpt_path=tmp_path / "one.ckpt")
+    fit(sync, tmp_path)
     with pytest.raises(TaskError, match="twice"):
         fit(sync, tmp_path)

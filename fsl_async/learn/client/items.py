@@ -1,0 +1,307 @@
+"""Items of a client's part of a data set, and the position of what it has trained of them.
+
+    Items         what `fed.shard(data)` gives: an iterator, and an IterableDataset for a DataLoader
+    PartSampler   what `fed.sampler(data)` gives: indices of one epoch for a DataLoader
+    Positions     which of them has the position that goes into the client's deltas
+
+The order is a function of the run's seed, the client's name, its part and the epoch, so a relaunch
+goes on in it after the last item of its last acknowledged delta. That is possible because an item
+counts as trained when the script has it, and not when a worker of a DataLoader has read it ahead
+(`fsl_async.learn.client.loaders`). `datasets` is imported where an object of it is given, and so is
+there already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.client import loaders
+from fsl_async.learn.data.counter import permutation
+from fsl_async.learn.data.packing import Position, check_of
+
+if TYPE_CHECKING:
+    from fsl_async.learn.client.fed_base import FedBase
+
+SAMPLED_ROWS = 8
+"""Of a Hugging Face Dataset, which tell it from others of its length."""
+
+
+class Part:
+    """A client's part of a data set: what it has, in which order, and what tells it from others.
+
+    whole: all of the data are this client's. Raises TaskError for a part without items.
+    """
+
+    def __init__(
+        self, fed: FedBase, data: Any, *, shuffle: bool = True, whole: bool = False
+    ) -> None:
+        self.fed, self.data, self.shuffle = fed, data, shuffle
+        self.index, self.count = (0, 1) if whole else fed.part
+        self.is_stream = _is_a(data, "IterableDataset")
+        known = -1 if self.is_stream else len(data)
+        if 0 <= known <= self.index:
+            raise TaskError(
+                f"fed.shard: {known} items leave none for part {self.index} of {self.count}: give"
+                " more items"
+            )
+        self.size = -1 if self.is_stream else len(range(self.index, known, self.count))
+        self.ranks = 1 if whole else fed.ranks
+        # All ranks have the position of rank 0, since each step takes an item of each.
+        place = (self.index // self.ranks, self.count, shuffle)
+        self.check = check_of("items", *identity(data), fed.seed, *place)
+
+    def order(self, epoch: int, size: int | None = None) -> npt.NDArray[np.int64]:
+        """The numbers of the items in an epoch; size: only the first so many of them."""
+        size = self.size if size is None else size
+        if not self.shuffle:
+            return self.index + np.arange(size) * self.count
+        fed = self.fed
+        name = f"items/{fed.client_name}/{self.index}/{self.count}/{epoch}"
+        return self.index + permutation(fed.seed, name, size) * self.count
+
+    def read(self, position: Position) -> Iterator[Callable[[], Any]]:
+        """What gives each item of an epoch from a position on."""
+        if not self.is_stream:
+            for number in self.order(position.epoch)[position.at :]:
+                yield lambda number=int(number): self.data[number]  # type: ignore[misc]
+            return
+        mine = import_module("datasets.distributed").split_dataset_by_node(
+            self.data, rank=self.index, world_size=self.count
+        )
+        mine.set_epoch(position.epoch)
+        rows = mine if get_worker_info() is None else _undivided(mine)
+        for row in islice(rows, position.at, None):
+            yield lambda row=row: row  # type: ignore[misc]
+
+    def after(self, position: Position, items: int) -> Position:
+        """The position so many items later; of a stream within the epoch, which may end before."""
+        epoch, at = position.epoch, position.at + items
+        while 0 < self.size < at:
+            epoch, at = epoch + 1, at - self.size
+        return attrs.evolve(position, epoch=epoch, at=at)
+
+    def next_epoch(self, position: Position) -> Position:
+        """The start of the next one. Raises TaskError where this one had no items."""
+        if not position.at:
+            raise TaskError("fed.shard: the data set has no items for this part: give more items")
+        return attrs.evolve(position, epoch=position.epoch + 1, at=0)
+
+
+def _is_a(data: object, name: str) -> bool:
+    kind = getattr(sys.modules.get("datasets"), name, None)
+    return kind is not None and isinstance(data, kind)
+
+
+def _undivided(stream: Any) -> Iterator[dict[str, Any]]:
+    """All rows of a stream in a worker of a DataLoader, which would leave out those of others."""
+    for batch in stream.iter(batch_size=1):
+        yield {name: column[0] for name, column in batch.items()}
+
+
+def identity(data: Any) -> tuple[object, ...]:
+    """What tells these data from others, the same on every machine.
+
+    The library's own fingerprint is not: it has the paths and times of local files, and chance
+    where a function cannot be hashed. Rows of a stream, and items of data that are no Dataset of
+    the library, may come out of a function with chance.
+    """
+    is_stream = _is_a(data, "IterableDataset")
+    known = -1 if is_stream or not hasattr(data, "__len__") else len(data)
+    if not (is_stream or _is_a(data, "Dataset")):
+        return (known, type(data).__qualname__)
+    info, sampled = data.info, ""
+    if known > 0:  # as stored: before any set_transform, and images as their bytes
+        rows = sorted({(known - 1) * part // (SAMPLED_ROWS - 1) for part in range(SAMPLED_ROWS)})
+        sampled = repr(data.with_format("arrow")[rows].to_pylist())
+    names = (info.dataset_name, info.builder_name, info.config_name, str(data.split))
+    shards = data.num_shards if is_stream else None
+    return (known, names, shards, data.column_names, sampled)
+
+
+class Items(IterableDataset[Any], Iterator[Any]):
+    """This rank's items, epoch after epoch, until the run ends.
+
+    In a worker of a DataLoader it gives the worker's share: every so many batches one, so that the
+    batches together are what the process would have drawn by itself.
+    """
+
+    def __init__(self, part: Part, start: Position, *, listener: int = 0) -> None:
+        """listener: what workers mark their batches for; 0: these data have no position."""
+        self._part, self._listener = part, listener
+        self.position = start
+        """After the last item that was drawn here, or that came from workers."""
+        self._drawn = self._draw()
+        self._shared: Iterator[Any] | None = None
+
+    def facts(self) -> dict[str, float]:
+        """The position, for `fed.keep_position`."""
+        return self.position.to_facts()
+
+    def __iter__(self) -> Iterator[Any]:  # noqa: PYI034 - in a worker it is another
+        worker = get_worker_info()
+        if worker is None:
+            return self
+        if self._shared is None:  # workers that stay for several epochs go on
+            self._shared = self._share(worker.id, worker.num_workers)
+        return self._shared
+
+    def __next__(self) -> Any:
+        return next(self._drawn if get_worker_info() is None else iter(self))
+
+    def _draw(self) -> Iterator[Any]:
+        part = self._part
+        while True:
+            for give in part.read(self.position):
+                if not part.fed.running:
+                    return
+                self.position = attrs.evolve(self.position, at=self.position.at + 1)
+                yield give()
+            self.position = part.next_epoch(self.position)
+
+    def _share(self, worker: int, workers: int) -> Iterator[Any]:
+        """Batch number `worker` of each `workers`. The process that trains ends it."""
+        part, start, block = self._part, self.position, loaders.batch_of_worker()
+        first = [part.after(start, other * block) for other in range(workers)]
+        number = 0  # of the item, from the start on
+        while True:
+            for give in part.read(self.position):
+                self.position = attrs.evolve(self.position, at=self.position.at + 1)
+                owner, number = number // block % workers, number + 1
+                if owner != worker:
+                    continue
+                is_last = number % block == 0
+                following = part.after(self.position, (workers - 1) * block if is_last else 0)
+                if self._listener:
+                    mark = loaders.Mark(self._listener, worker, following, start, first)
+                    loaders.mark_worker(mark)
+                yield give()
+            self.position = part.next_epoch(self.position)
+
+
+class PartSampler(Sampler[int]):
+    """Indices of this rank's items, one epoch each time it is iterated.
+
+    It counts epochs itself, so that a script which was started again goes on in the epoch, and
+    after the item, that its last acknowledged delta ended with. An epoch that was left before its
+    end goes on where it was left. Ranks of a client have equally many indices.
+    """
+
+    def __init__(self, part: Part, start: Position) -> None:
+        self._part = part
+        last = part.index // part.ranks * part.ranks + part.ranks - 1
+        self._size = len(range(last, len(part.data), part.count))
+        if not self._size:
+            raise TaskError("fed.sampler: some ranks of this client have no items: give more items")
+        self.position = start
+        self.is_counted = False
+        """Whether a DataLoader counts what the script gets, and not this what is drawn."""
+
+    def facts(self) -> dict[str, float]:
+        """The position, for `fed.keep_position`."""
+        return self.position.to_facts()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: a script's own count begins anew with each start. For loops that call it."""
+
+    def __len__(self) -> int:
+        """Items of a whole epoch."""
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        if self.position.at >= self._size:
+            self.position = self._part.next_epoch(self.position)
+        order = self._part.order(self.position.epoch, self._size)
+        for number in order[self.position.at :]:
+            if not self.is_counted:
+                self.count(1)
+            yield int(number)
+
+    def count(self, items: int) -> None:
+        """So many more items of this epoch have reached the script."""
+        at = min(self.position.at + items, self._size)
+        self.position = attrs.evolve(self.position, at=at)
+
+    def end_epoch(self) -> None:
+        """All of them have, but for those of a batch that was not full and left out."""
+        self.position = attrs.evolve(self.position, at=self._size)
+
+
+class Positions:
+    """The data that a client has given out, of which the first have the position it reports."""
+
+    def __init__(self, fed: FedBase) -> None:
+        self._fed = fed
+        self._first: Items | PartSampler | None = None
+        self._of_workers: Position | None = None  # where workers made their items themselves
+        self._in_worker: dict[int, Items] = {}
+        self._reported = False
+        loaders.watch(self)
+
+    def items(self, data: Any) -> Items:
+        """The items of this rank's part of `data`. Raises TaskError for a part without items."""
+        part = Part(self._fed, data)
+        if part.check in self._in_worker:  # it iterates its data set again
+            return self._in_worker[part.check]
+        start, is_first = self._start(part.check)
+        made = Items(part, start, listener=id(self) if is_first else 0)
+        if get_worker_info() is not None:
+            self._in_worker[part.check] = made
+        elif is_first:
+            self._take_first(made)
+        return made
+
+    def sampler(self, data: Any, *, shuffle: bool, whole: bool) -> PartSampler:
+        """A sampler of this rank's part of `data`; the same one for the same data."""
+        part = Part(self._fed, data, shuffle=shuffle, whole=whole)
+        known = self._first
+        if isinstance(known, PartSampler) and known.position.check == part.check:
+            return known
+        start, is_first = self._start(part.check)
+        made = PartSampler(part, start)
+        if is_first:
+            self._take_first(made)
+        return made
+
+    def trained_to(self, position: Position) -> None:
+        """What workers drew up to there has reached the script."""
+        if self._first is None and self._of_workers is None:
+            self._fed.position_in(position.check)  # for its line, which workers do not write
+            self._fed.keep_position(lambda: cast("Position", self._of_workers).to_facts())
+        if self._first is not None and self._first.position.check == position.check:
+            self._first.position = position
+        elif self._first is None and self._is_of_workers(position.check):
+            self._of_workers = position
+        else:
+            self._report_others()
+
+    def _start(self, check: int) -> tuple[Position, bool]:
+        """Where the data of `check` begin, and whether they are the first."""
+        if self._first is not None or not self._is_of_workers(check):
+            self._report_others()
+            return Position(check=check), False
+        return self._of_workers or self._fed.position_in(check), True
+
+    def _is_of_workers(self, check: int) -> bool:
+        return self._of_workers is None or self._of_workers.check == check
+
+    def _take_first(self, made: Items | PartSampler) -> None:
+        self._first = made
+        self._fed.keep_position(made.facts)
+
+    def _report_others(self) -> None:
+        if not self._reported and get_worker_info() is None:
+            self._reported = True
+            self._fed.log(
+                "several data sets were given to fed.shard or fed.sampler: after a relaunch the"
+                " first one goes on where it was, and others begin at their start"
+            )
