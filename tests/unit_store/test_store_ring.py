@@ -14,6 +14,7 @@ from fsl_async.store import manifest as manifest_module
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -193,6 +194,27 @@ def two_groups_began(run):
 
 def decide_again(groups, number, attempt):
     return decide(groups, number, attempt, [0.5, 0.5], has_residual=number > 0)
+
+
+def test_buffers_of_global_weights_are_the_mean_of_the_groups_as_they_are(make_run):
+    """Coded with the weights' step, a small variance became negative."""
+    model = Manifest.from_shapes([("w", (50,))], [("var", (8,))])
+    first, other = two_groups(make_run, manifest=model, codec_down=LOSSY)
+    first.round(1, "a", "b")
+    other.round(1, "c")
+    cuts = [run.weights(1)[50:] for run in (first, other)]
+    rings = [run.store.ring for run in (first, other)]
+    (cut, _) = (ring.take_cut(0) for ring in rings)
+    rings[0].keep_attempt(0, 1)
+    reduce([ring.begin_result(1) for ring in rings], [0.5, 0.5])
+    (digest,) = {ring.finish_result(1, LOSSY) for ring in rings}
+    rings[0].keep_decision(1, 1, digest, {"first": (cut.begin, cut.end)})
+    other.round(2, "c")  # merged on: its weights keep what they gained, its buffers do not
+    for run, version in ((first, 2), (other, 3)):
+        adopt(run, 1, 1, digest)
+        np.testing.assert_allclose(run.weights(version)[50:], sum(cuts) / 2, atol=1e-6)
+    frame = first.store.ring.read_update(2, 2)
+    assert np.array_equal(decode(frame), first.weights(2)[50:]), "clients take them as they are"
 
 
 def test_a_lost_residual_costs_only_what_it_held(make_run):
