@@ -416,7 +416,11 @@ class Store:
                 f"version 0 has only {self.initial_next_chunk()} chunks; send the rest"
             )
         manifest = initial.manifest
-        members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen}
+        members = {
+            "format": 1,
+            "tensors": manifest.to_wire(),
+            "frozen": manifest.frozen_to_wire(),
+        }
         facts = self._open.facts
         if not facts.book.run:
             # Recovery takes a version beside an empty ledger for a lost ledger.
