@@ -642,6 +642,7 @@ class Store:
             self._late(record),
             record.made_of,
             self._open.ring.update_base if record.made_of == "global" else "",
+            opened.run.spool.sketches.alike(one.key for one in record.merged),
         )
 
     def _late(self, record: VersionRecord) -> tuple[DeltaKey, ...]:

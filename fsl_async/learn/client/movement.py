@@ -1,0 +1,19 @@
+"""Compares two vectors of exchanged weights: whether training has changed anything. NumPy only."""
+
+import numpy as np
+
+from fsl_async.learn.client.ports import Vector
+from fsl_async.store.manifest import Manifest
+
+_PIECE_VALUES = 1 << 16
+
+
+def has_moved(manifest: Manifest, before: Vector, after: Vector) -> bool:
+    """Whether any weight differs. Stops at the first piece that does, most often the first one."""
+    for tensor in manifest.tensors:
+        end = tensor.offset + tensor.values
+        for start in range(tensor.offset, end, _PIECE_VALUES):
+            stop = min(start + _PIECE_VALUES, end)
+            if not np.array_equal(before[start:stop], after[start:stop]):
+                return True
+    return False
