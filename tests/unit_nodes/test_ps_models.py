@@ -120,3 +120,16 @@ def test_a_rejected_client_that_breaks_the_protocol_keeps_no_shard(start, wrong)
         pass
     say_hello(server, "next")
     assert server.endpoint.last("welcome")[1] == "next", server.notes
+
+
+def test_a_client_with_another_base_is_told_what_to_do(start):
+    """The line is all that its user sees: the tensor, both digests, one advice."""
+    server = start(AtOnce())
+    say_hello(server, "a")
+    server.attach("a", ONE)
+    send_initial(server)
+    say_hello(server, "b")
+    server.attach("b", OTHER_BASE)
+    (note,) = [note for note in server.notes if "frozen tensor" in note]
+    assert f"(float32 2) has digest {'b' * 16} here and {'a' * 16} there" in note
+    assert note.endswith("(1 of 1 differ): load the same base model at every client")
