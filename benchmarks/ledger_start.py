@@ -64,7 +64,7 @@ class Writer:
 
     def first(self) -> None:
         """Write what a run begins with: its name, its clients and version 0."""
-        members = {"format": 1, "tensors": MODEL.to_wire(), "frozen": ""}
+        members = {"format": 1, "tensors": MODEL.to_wire(), "frozen": []}
         (self._run_dir / MANIFEST_FILE).write_bytes(to_checksummed(members) + b"\n")
         with self._open() as file:
             self._line(file, "run", {"run": "year"})

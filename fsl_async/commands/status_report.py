@@ -18,6 +18,7 @@ from fsl_async.accounting.accounts import account_lines
 from fsl_async.errors import RunDirError
 from fsl_async.observe.clients import News, client_dict
 from fsl_async.observe.evaluations import Evaluation, kept, line_of, newest
+from fsl_async.observe.idle_clients import idle_lines
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.run import NodeState
@@ -76,6 +77,7 @@ def table(state: RunState, now: float) -> list[str]:
     clients = [state.clients[name] for name in sorted(state.clients)]
     made = [*client_lines(state, now, width), legend(state)]
     made += [f"{one.name} trains badly: {one.trouble}" for one in clients if one.trouble][:_NEWS]
+    made += idle_lines(clients, state.ps.alike)[:_NEWS]
     if state.node.keeps_deltas:
         ended = [(one.name, one.ends) for one in clients if one.ends]
         made += [lost_words(name, ends) for name, ends in ended[:_NAMED]]

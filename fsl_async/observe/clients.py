@@ -77,6 +77,7 @@ class ClientState:
     tokens_per_s: float = 0.0
     tells_loss: bool = False  # on its heartbeats, in this process
     trouble: str = ""  # in its training, by what it reports
+    unmoved: int = 0  # its newest deltas in a row that change no weight
     loss_first: float | None = None
     losses: deque[float] = field(factory=deque, converter=_newest)
     lag_p99_ms: float | None = None
@@ -149,6 +150,7 @@ class ClientState:
         self.left_out_before = self.left_out
         self.tells_loss = False
         self.trouble = ""
+        self.unmoved = 0
         self.step_offered = self.tokens_offered = self.sequence_offered = 0
         self.tokens_per_s = 0.0
         self.version = -1

@@ -20,6 +20,7 @@ from attrs import field, mutable
 from fsl_async.observe.client_lines import look_for_trouble
 from fsl_async.observe.clients import ClientState, Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
+from fsl_async.observe.idle_clients import saw_alike, saw_norm
 from fsl_async.observe.run import Run
 from fsl_async.observe.tuning import FAR, far_movers, saw_delta
 from fsl_async.roles.phrasing import counted, figure, megabytes
@@ -133,6 +134,8 @@ class ParameterServerFigures:
     """Of versions, as a client reported them."""
     cosines: deque[float] = field(factory=lambda: deque(maxlen=SHOWN))
     """Mean cosine between clients' deltas in the newest rounds."""
+    alike: dict[str, int] = field(factory=dict)
+    """Pairs of clients whose deltas are almost the same, and for how many rounds."""
     loss: float | None = None
     """Of the clients whose deltas are in the newest version, as its line has it."""
     staleness_mean: float | None = None
@@ -388,6 +391,8 @@ class ParameterServerFigures:
         self.up.add(self.values, sent)
         client.up.add(self.values, sent)
         client.training.settle(str(delta["key"]))
+        if line.get("problem") is None:
+            saw_norm(run, client, stored)
         self._tokens_of[str(delta["key"])] = int(delta["tokens"])
         self._round_of[str(delta["key"])] = int(delta.get("round", -1))
 
@@ -444,6 +449,7 @@ class ParameterServerFigures:
             self.cosines.append(float(cosine))
         run.tell("version", f"version {self.version}: {self._merge_words(run, merged)}")
         self._moved(run, line.get("product_norms") or {})
+        saw_alike(run, self.alike, map(_client, merged), line.get("alike") or {})
         advice = self._advice()
         if advice:
             run.tell("advice", advice)

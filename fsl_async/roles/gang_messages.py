@@ -45,8 +45,8 @@ class Shape(Message, tag="gang-shape/1"):
 class Attached(Message, tag="gang-attached/1"):
     """Rank: my ranges of the first weights are in slot 0.
 
-    With a descriptor of {"manifest": Manifest.to_wire(), "frozen": digest, "ranges": [[start,
-    stop], ...]} in msgpack; only rank 0's has a manifest.
+    With a descriptor of {"manifest": Manifest.to_wire(), "frozen": Manifest.frozen_to_wire(),
+    "ranges": [[start, stop], ...]} in msgpack; only rank 0's has a manifest and frozen tensors.
     """
 
     fingerprint: Fingerprint

@@ -21,6 +21,7 @@ import numpy as np
 from attrs import field, frozen
 
 from fsl_async.store.errors import ManifestError
+from fsl_async.store.frozen_tensors import FrozenTensor, frozen_difference, frozen_from_wire
 from fsl_transport.text import peer_text
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class Manifest:
     """
 
     tensors: tuple[TensorSpec, ...] = field()
-    frozen: str = ""
-    """Digest of the parameters that clients neither exchange nor train; empty if there are none."""
+    frozen: tuple[FrozenTensor, ...] = ()
+    """What clients neither exchange nor train, sorted by name."""
     values: int = field(init=False)
     """Length of the flat vector, in values."""
     weights: int = field(init=False)
@@ -174,13 +175,7 @@ class Manifest:
         The sentence calls `self` "here" and `other` "there".
         """
         if self.tensors == other.tensors:
-            if self.frozen == other.frozen:
-                return None
-            if not self.frozen:
-                return "no weights are frozen here, and some there"
-            if not other.frozen:
-                return "some weights are frozen here, and none there"
-            return "the frozen weights differ: load the same base model at every client"
+            return frozen_difference(self.frozen, other.frozen)
         for position, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if mine.name != theirs.name:
                 return (
@@ -209,18 +204,23 @@ class Manifest:
             for tensor in self.tensors
         ]
 
+    def frozen_to_wire(self) -> list[list[str]]:
+        """Return [[name, form, digest], ...] of `frozen`, for msgpack or JSON."""
+        return [[one.name, one.form, one.digest] for one in self.frozen]
+
     @classmethod
-    def from_wire(cls, wire: object, frozen: str = "") -> Self:
+    def from_wire(cls, wire: object, frozen: object = ()) -> Self:
         """Parse the output of `to_wire` from an untrusted peer. Raises ManifestError.
 
-        frozen: as in the manifest, already checked to be a digest.
+        frozen: the output of `frozen_to_wire`.
         """
         if not isinstance(wire, list):
             raise ManifestError("a manifest must be a list of tensors")
         if len(wire) > MAX_TENSORS:
             raise ManifestError(f"a manifest may have {MAX_TENSORS} tensors, not {len(wire)}")
         return cls(
-            tuple(_tensor_from_wire(position, entry) for position, entry in enumerate(wire)), frozen
+            tuple(_tensor_from_wire(position, entry) for position, entry in enumerate(wire)),
+            frozen_from_wire(frozen),
         )
 
 
@@ -303,7 +303,7 @@ def _check_name(name: str, label: str) -> None:
         raise ManifestError(f"no tensor may be called {label}")
 
 
-def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: str) -> str:
+def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: tuple[FrozenTensor, ...]) -> str:
     # Lengths before contents, so that no two manifests give the same bytes.
     hashed = hashlib.sha256(b"fsl-manifest-1")
     for tensor in tensors:
@@ -311,5 +311,7 @@ def _fingerprint(tensors: tuple[TensorSpec, ...], frozen: str) -> str:
         dimensions = len(tensor.shape) + _BUFFER * tensor.is_buffer
         numbers = [len(name), dimensions, *tensor.shape, tensor.offset]
         hashed.update(np.array(numbers, dtype="<i8").tobytes() + name)
-    hashed.update(frozen.encode())
+    for one in frozen:
+        name = one.name.encode()
+        hashed.update(np.array([len(name)], dtype="<i8").tobytes() + name + one.digest.encode())
     return hashed.hexdigest()[:FINGERPRINT_CHARACTERS]

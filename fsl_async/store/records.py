@@ -258,6 +258,8 @@ class Committed:
     made_of: str = "deltas"
     global_base: str = ""
     """Both as in the event VersionCommitted."""
+    alike: Mapping[str, float] = field(factory=dict)
+    """Pairs of clients whose deltas are almost the same (`fsl_async.store.sketches`)."""
 
 
 @frozen

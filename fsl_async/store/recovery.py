@@ -467,6 +467,6 @@ def read_manifest(files: Files, run_dir: Path) -> Manifest:
     if members is None:
         raise StoreError(f"{path} does not match its checksum; {advice}")
     try:
-        return Manifest.from_wire(members.get("tensors"), str(members.get("frozen", "")))
+        return Manifest.from_wire(members.get("tensors"), members.get("frozen"))
     except ManifestError as error:
         raise StoreError(f"{path}: {error}; {advice}") from error

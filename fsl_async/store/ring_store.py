@@ -444,7 +444,11 @@ class RingStore:
         """Write the model of a run that begins with global weights."""
         manifest = self.model
         assert manifest is not None, "its weights are here"
-        members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen}
+        members = {
+            "format": 1,
+            "tensors": manifest.to_wire(),
+            "frozen": manifest.frozen_to_wire(),
+        }
         self._files.write_whole(self._run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n")
         self._files.sync_directory(self._run_dir)
         self._run.manifest = manifest

@@ -33,6 +33,7 @@ from fsl_async.store.frame_file import (
     frame_places,
 )
 from fsl_async.store.records import file_name, key_of_file
+from fsl_async.store.sketches import Sketches
 from fsl_codecs import SEEDS_MAGIC, SeedsFrame
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Spool:
         self._directory = run_dir / "spool"
         self._quarantine = run_dir / "quarantine"
         self._parts: dict[DeltaKey, Part] = {}
+        self.sketches = Sketches()
 
     def make_directories(self) -> None:
         """Create both folders; their names are durable once the run directory is synced."""
@@ -129,6 +131,8 @@ class Spool:
         part.is_seeds = isinstance(checked.content, SeedsFrame)
         part.writer.append(frame)
         part.squared_norm += checked.squared_norm
+        if self._kind.comparable and not part.is_seeds:
+            self.sketches.take(manifest, key, index, checked.content)
         return checked
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:

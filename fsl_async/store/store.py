@@ -416,7 +416,11 @@ class Store:
                 f"version 0 has only {self.initial_next_chunk()} chunks; send the rest"
             )
         manifest = initial.manifest
-        members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen}
+        members = {
+            "format": 1,
+            "tensors": manifest.to_wire(),
+            "frozen": manifest.frozen_to_wire(),
+        }
         facts = self._open.facts
         if not facts.book.run:
             # Recovery takes a version beside an empty ledger for a lost ledger.
@@ -638,6 +642,7 @@ class Store:
             self._late(record),
             record.made_of,
             self._open.ring.update_base if record.made_of == "global" else "",
+            opened.run.spool.sketches.alike(one.key for one in record.merged),
         )
 
     def _late(self, record: VersionRecord) -> tuple[DeltaKey, ...]:

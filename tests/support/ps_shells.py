@@ -90,7 +90,8 @@ class Server:
 
     def attach(self, name, manifest=MANIFEST):
         """Feed a client's model."""
-        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire(), manifest.frozen))
+        wire, frozen = manifest.to_wire(), manifest.frozen_to_wire()
+        body = msg.to_wire(msg.Attach(manifest.fingerprint, wire, frozen))
         self.shell.on_transport(tp.MessageReceived(name, body))
 
     def leave(self, name, incarnation=1):

@@ -100,7 +100,7 @@ def read_body(body):
 def read_message(message):
     if isinstance(message, msg.Attach):
         with contextlib.suppress(ManifestError):
-            Manifest.from_wire(message.manifest)
+            Manifest.from_wire(message.manifest, message.frozen)
     key = getattr(message, "key", None)
     if isinstance(key, str):
         for kind in (DeltaKey, UploadKey):
@@ -130,7 +130,7 @@ def run_message(data):
 
 def bodies():
     made = [
-        msg.Attach(MODEL.fingerprint, MODEL.to_wire(), ""),
+        msg.Attach(MODEL.fingerprint, MODEL.to_wire(), [["base", "float32 2", "a" * 16]]),
         msg.Fetch(-1, ""),
         msg.Holding(3, "d" * 32),
         msg.Skip(4, "nothing trained"),

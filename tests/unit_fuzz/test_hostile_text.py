@@ -191,11 +191,11 @@ def offers_delta(**changed):
         (offers_delta(key=HOSTILE), f"DeltaMeta.delta.key is not a delta key: {SHOWN}"),
         (offers_delta(base_digest=HOSTILE), f"base_digest is not a digest, nor empty: {SHOWN}"),
         (
-            sends(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0, False]], "")),
+            sends(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0, False]], [])),
             f"no tensor may be called '{SHOWN}'",
         ),
         (
-            sends(msg, msg.Attach(HOSTILE, [["w", [1], 0, False]], "")),
+            sends(msg, msg.Attach(HOSTILE, [["w", [1], 0, False]], [])),
             f"fingerprint is not a digest: {SHOWN}",
         ),
         (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: 1, "step": HOSTILE}), SHOWN),
@@ -227,7 +227,7 @@ def test_a_client_writes_one_printable_line_at_a_parameter_server(play, expected
 def test_a_model_of_another_shape_is_named_in_one_printable_line():
     """The refusal names the first tensor that differs."""
     other = [["größe", [3], 0, False]]
-    outputs = outputs_of(ParameterServer, sends(msg, msg.Attach(DIGEST, other, "")))
+    outputs = outputs_of(ParameterServer, sends(msg, msg.Attach(DIGEST, other, [])))
     assert any("and 'größe' 3 there" in one or "'größe' 3 here" in one for one in outputs.lines), (
         outputs.lines
     )

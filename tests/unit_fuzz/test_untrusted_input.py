@@ -74,11 +74,11 @@ def bombs(size):
         "many keys": ("message", in_message({str(number): 1 for number in range(size // 8)})),
         "a great manifest": (
             "message",
-            in_message({"m": "attach/2", "fingerprint": "", "manifest": names}),
+            in_message({"m": "attach/3", "fingerprint": "", "manifest": names}),
         ),
         "one name": (
             "message",
-            in_message({"m": "attach/2", "fingerprint": "", "manifest": [tensor] * (size // 210)}),
+            in_message({"m": "attach/3", "fingerprint": "", "manifest": [tensor] * (size // 210)}),
         ),
         "deep": ("message", in_message({"m": nested(min(size, 400), 1)})),
         "long address": ("texts", b"a." * (size // 2)),

@@ -177,7 +177,7 @@ class ParameterServer(Servers):
 
     def began(self):
         model = parser_targets.MODEL
-        attach = msg.to_wire(msg.Attach(model.fingerprint, model.to_wire(), ""))
+        attach = msg.to_wire(msg.Attach(model.fingerprint, model.to_wire(), []))
         self.send(frames.DATA, frames.MESSAGE, attach)
 
 

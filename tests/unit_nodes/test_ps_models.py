@@ -12,8 +12,9 @@ from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import encode
 
-ONE = Manifest(Manifest.from_shapes([("w", (3,))]).tensors, "a" * 32)
-OTHER_BASE = Manifest(ONE.tensors, "b" * 32)
+ONE, OTHER_BASE = (
+    Manifest.from_wire([["w", [3], 0]], [["base", "float32 2", digit * 16]]) for digit in "ab"
+)
 STREAM = "initial:a/1"
 
 
@@ -65,7 +66,7 @@ def test_the_model_is_fixed_once_the_initial_weights_have_arrived(start):
     worker.work()
     assert server.shell.machine.version == 0
     assert server.shell.manifest == server.store.manifest == ONE
-    assert any("frozen weights differ" in note for note in server.notes)
+    assert any("frozen tensor 'base'" in note for note in server.notes)
 
 
 def test_other_frozen_weights_are_refused_after_a_restart_too(start):
@@ -77,17 +78,26 @@ def test_other_frozen_weights_are_refused_after_a_restart_too(start):
     server = start(AtOnce())
     say_hello(server, "b")
     server.attach("b", OTHER_BASE)
-    assert any("frozen weights differ" in note for note in server.notes)
+    assert any("frozen tensor 'base'" in note for note in server.notes)
 
 
 @pytest.mark.parametrize(
-    "frozen", [None, 5, "A" * 32, "a" * 31, "a" * 33, "a" * 32 + "\n", b"a" * 32, []]
+    "frozen",
+    [
+        *(None, 5, "a" * 16, {}, ["b"], [["b", "float32 2"]], [["b", "float32 2", 5]]),
+        *([["b", form, "a" * 16]] for form in ("", "float32", "float32 2x", "\x1b[1m 2")),
+        [["b", "float32 " + "9x" * 16 + "9", "a" * 16]],
+        *([["b", "float32 2", bad]] for bad in ("A" * 16, "a" * 15, "a" * 17, "a" * 16 + "\n")),
+        *([[bad, "float32 2", "a" * 16]] for bad in ("", "\x1b[1m", "b" * 601, 5)),
+        [["b", "float32 2", "a" * 16]] * 2,
+        [[f"{number:05}", "float32 2", "a" * 16] for number in range(2049)],
+    ],
 )
-def test_a_digest_that_is_none_ends_the_session(start, frozen):
-    """It is compared, stored and printed, so its form is checked first."""
+def test_frozen_tensors_of_another_form_end_the_session(start, frozen):
+    """They are compared, stored and printed, so their form and number are checked first."""
     server = start(AtOnce())
     say_hello(server, "a")
-    body = msg.to_wire(msg.Attach("a" * 32, ONE.to_wire(), "")) | {"frozen": frozen}
+    body = msg.to_wire(msg.Attach("a" * 32, ONE.to_wire(), [])) | {"frozen": frozen}
     server.shell.on_transport(tp.MessageReceived("a", body))
     assert server.endpoint.calls[-1][0] == "disconnect"
 
@@ -110,3 +120,16 @@ def test_a_rejected_client_that_breaks_the_protocol_keeps_no_shard(start, wrong)
         pass
     say_hello(server, "next")
     assert server.endpoint.last("welcome")[1] == "next", server.notes
+
+
+def test_a_client_with_another_base_is_told_what_to_do(start):
+    """The line is all that its user sees: the tensor, both digests, one advice."""
+    server = start(AtOnce())
+    say_hello(server, "a")
+    server.attach("a", ONE)
+    send_initial(server)
+    say_hello(server, "b")
+    server.attach("b", OTHER_BASE)
+    (note,) = [note for note in server.notes if "frozen tensor" in note]
+    assert f"(float32 2) has digest {'b' * 16} here and {'a' * 16} there" in note
+    assert note.endswith("(1 of 1 differ): load the same base model at every client")

@@ -213,7 +213,7 @@ def test_a_delta_that_could_not_be_stored_is_judged_again(scalars):
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"m": "call/1", "round": 1}, {"m": "attach/2", "fingerprint": "f", "manifest": [1]}],
+    [{}, {"m": "call/1", "round": 1}, {"m": "attach/3", "fingerprint": "f", "manifest": [1]}],
 )
 def test_a_bad_message_ends_its_session_only(body):
     """A peer's bad message never ends this process."""

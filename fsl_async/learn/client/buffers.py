@@ -16,8 +16,8 @@ a rebase takes those of the version as they are (docs/adr/0142). By `exchange.bu
     none      not in the vector
 
 Parameters that are neither exchanged nor trained (the base below LoRA adapters), and integer
-buffers that are not scalars, must be the same at every client. Their digest is in the manifest, so
-the parameter server refuses a client with others (`frozen_digest`).
+buffers that are not scalars, must be the same at every client. Their digests are in the manifest,
+so the parameter server refuses a client with others (`frozen_of`).
 
 Tied tensors (same storage, offset, shape and strides) count once, under their first name. Tensors
 that share memory in any other way are refused, because rebasing one would move the other a second
@@ -64,7 +64,13 @@ from fsl_async.learn.client.shards import (
 )
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import FINGERPRINT_CHARACTERS, Manifest
+from fsl_async.store.frozen_tensors import (
+    DIGEST_CHARACTERS,
+    FrozenTensor,
+    form_of,
+    frozen_tensors,
+)
+from fsl_async.store.manifest import Manifest
 
 Saved = tuple[list[Tensor], dict[int, Tensor]]
 """Pieces of a model, and what rounding has added to them."""
@@ -129,10 +135,10 @@ class ModelWeights:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The layout, and the digest of what is frozen; the first use reads the frozen weights."""
+        """The layout, and what is frozen; the first use reads the frozen weights."""
         if not self._checks_frozen:
             return self.layout
-        return Manifest(self.layout.tensors, frozen_digest(self.module, self._names))
+        return Manifest(self.layout.tensors, frozen_of(self.module, self._names))
 
     def copy_out(self, out: Vector) -> bool:
         """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite.
@@ -397,16 +403,16 @@ def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) ->
     return [name for name in names if name in found]
 
 
-def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
-    """Return the digest of what must be equal at all clients; empty if there is nothing.
+def frozen_of(module: nn.Module, exchanged: set[str]) -> tuple[FrozenTensor, ...]:
+    """Return what must be equal at all clients.
 
     That is every parameter that neither trains nor is exchanged, and every persistent buffer of
     integers with at least one dimension (packed weights of a quantized base; a scalar is a counter
     of batch norm). Floating point buffers that a list of patterns leaves out are the client's own.
 
-    32 hex characters of SHA-256 over names, shapes and values. Floating point values count as fp32,
-    so a base that is stored in bf16 may be loaded as bf16 at one client and as fp32 at another. On
-    the meta device values are left out. Raises TaskError for a tensor that cannot be read.
+    Floating point values count as fp32, so a base that is stored in bf16 may be loaded as bf16 at
+    one client and as fp32 at another. On the meta device values are left out. Raises TaskError for
+    a tensor that cannot be read.
     """
     live = _named_tensors(module)
     keys = {_identity(_as_real(live[name])) for name in exchanged}
@@ -422,20 +428,22 @@ def frozen_digest(module: nn.Module, exchanged: set[str]) -> str:
         if name in listed and buffer.dim()
         if not (buffer.is_floating_point() or buffer.is_complex())
     ]
-    if not frozen:
-        return ""
-    found = hashlib.sha256()
-    for name, weight in frozen:
-        found.update(f"{plain_name(name)} {tuple(weight.shape)}\n".encode())
-        if weight.is_meta:
-            continue
-        try:
+    return frozen_tensors(
+        (plain_name(name), form_of(str(weight.dtype), weight.shape), _digest_of(name, weight))
+        for name, weight in frozen
+    )
+
+
+def _digest_of(name: str, weight: Tensor) -> str:
+    found = hashlib.sha256(f"{plain_name(name)} {tuple(weight.shape)}\n".encode())
+    try:
+        if not weight.is_meta:
             _hash_values(found, full_of(weight))
-        except (RuntimeError, NotImplementedError, TypeError) as error:
-            raise TaskError(
-                f"fed.attach cannot read the frozen {name}: {one_line(str(error))}"
-            ) from error
-    return found.hexdigest()[:FINGERPRINT_CHARACTERS]
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise TaskError(
+            f"fed.attach cannot read the frozen {name}: {one_line(str(error))}"
+        ) from error
+    return found.hexdigest()[:DIGEST_CHARACTERS]
 
 
 def _hash_values(found: Any, weight: Tensor) -> None:

@@ -45,6 +45,7 @@ import numpy as np
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder
 from fsl_async.learn.client.fetching import Fetch, Replay
+from fsl_async.learn.client.movement import has_moved
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     Move,
@@ -165,6 +166,7 @@ class Exchange:
 
         None: the delta is `work.scalars`. Raises TaskError where these are not those of a round.
         """
+        moved = True
         if snapshot is None:
             frame = self._seeds_frame(work.scalars)
             with self._lock:
@@ -177,6 +179,9 @@ class Exchange:
                 self._carries = False
                 self._release(snapshot)
         else:
+            before = self._reference  # only this thread replaces it
+            assert before is not None
+            moved = not work.steps or has_moved(self._known_manifest(), before, snapshot)
             self._put_vectors(sequence, snapshot, is_finite=work.finite)
         self._on_event(
             Snapshotted(
@@ -186,6 +191,7 @@ class Exchange:
                 work.steps,
                 dict(work.metrics),
                 dict(work.facts),
+                moved,
             )
         )
 

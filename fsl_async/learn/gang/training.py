@@ -103,7 +103,7 @@ class RankExchange:
         """Tell the node that the first weights are copied, and of which model."""
         body = {
             "manifest": manifest.to_wire() if self._rank == 0 else [],
-            "frozen": manifest.frozen,
+            "frozen": manifest.frozen_to_wire() if self._rank == 0 else [],
             "ranges": self.ranges(),
             "reads": self.reads(),
         }

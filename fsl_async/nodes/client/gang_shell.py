@@ -380,7 +380,7 @@ class GangShell:
     def _read_attached(self, peer: int, file: int) -> tuple[gang.Range, ...]:
         body: Any = msgpack.unpackb(read_back(file, MOST_MANIFEST))
         match body:
-            case {"manifest": list(manifest), "frozen": str(frozen), "ranges": list(ranges)}:
+            case {"manifest": list(manifest), "frozen": list(frozen), "ranges": list(ranges)}:
                 pass
             case _:
                 raise MessageError("Attached has a manifest, frozen and ranges")

@@ -292,8 +292,8 @@ class ClientShell:
 
     def _send_manifest(self, effect: do.SendManifest, number: int) -> None:
         manifest = self._known_manifest()
-        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire(), manifest.frozen))
-        self.endpoint.send(SERVER, body)
+        wire, frozen = manifest.to_wire(), manifest.frozen_to_wire()
+        self.endpoint.send(SERVER, msg.to_wire(msg.Attach(manifest.fingerprint, wire, frozen)))
 
     def _offer_initial(self, effect: do.OfferInitial, number: int) -> None:
         manifest = self._known_manifest()

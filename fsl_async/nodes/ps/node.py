@@ -141,6 +141,7 @@ def rules_of(config: Config) -> ParameterServerRules:
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
         reuses=rule_of(config).reuses,
+        compares=rule_of(config).by_rows,
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
         epsilon=config.tune.dp_epsilon,

@@ -337,7 +337,7 @@ class RingShell:
         assert decided is not None, "there are global weights"
         manifest, ring = self._store.manifest, self._store.ring
         if effect.model:
-            model = msg.RingModel(manifest.to_wire(), manifest.frozen)
+            model = msg.RingModel(manifest.to_wire(), manifest.frozen_to_wire())
             self._listener.send(effect.peer, msg.to_wire(model))
         source = GlobalSource(
             manifest.chunks, self._worker, lambda index: ring.read_chunk(index, decided)

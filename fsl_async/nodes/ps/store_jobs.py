@@ -192,6 +192,7 @@ class StoreJobs:
                 dict(made.product_norms),
                 made.made_of,
                 made.global_base,
+                dict(made.alike),
             ),
             number,
         )

@@ -222,11 +222,11 @@ class FetchGlobal(Message, tag="fetch_global/1"):
 
 
 @frozen
-class RingModel(Message, tag="ring_model/1"):
-    """Coordinator: the run's model (`Manifest.to_wire()`), and its `frozen` weights."""
+class RingModel(Message, tag="ring_model/2"):
+    """Coordinator: the run's model (`Manifest.to_wire()`), and its `frozen` tensors."""
 
     manifest: list[Any]
-    frozen: OptionalDigest = field(default="")
+    frozen: list[Any]
 
 
 @frozen

@@ -98,6 +98,7 @@ from fsl_async.roles.sync.client_state import (
 )
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.leading import Leading
+from fsl_async.roles.sync.movement import Movement
 from fsl_async.roles.sync.version_sync import VersionSync
 
 __all__ = [
@@ -140,6 +141,7 @@ class ClientMachine:
         self.deadlines = Deadlines()
         self.leading = Leading(self.deadlines)
         self.version_sync = VersionSync(self.deadlines)
+        self.movement = Movement()
         self.shutdown = ClientShutdown(rules, self.deadlines)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             TimerFired: self._timers,
@@ -445,7 +447,8 @@ class ClientMachine:
             self.shutdown.pace.begin(now)
         waits = answered.is_turn or (answered.last and self.connected)
         waits = waits and not self.shutdown.asked
-        return [*([] if waits else self._resume()), *self._offer(), *self._advance()]
+        notes = self.movement.saw(event.steps, moved=event.moved)
+        return [*notes, *([] if waits else self._resume()), *self._offer(), *self._advance()]
 
     def _resume(self) -> list[Effect]:
         """Resume the training thread if a call holds it."""

@@ -43,7 +43,8 @@ class DeltaBook:
     """Pending and settled deltas, and the versions that a delta may be based on.
 
     epsilon: that a delta's client may have spent; 0: the run is not private. reuses: whether a
-    version also has the newest merged delta of each client without a new one.
+    version also has the newest merged delta of each client without a new one. weighs_unmoved:
+    whether a delta of norm 0 has a weight, as for rules that compare deltas (docs/adr/0141).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class DeltaBook:
         keep_versions: int,
         epsilon: float = 0.0,
         reuses: bool = False,
+        weighs_unmoved: bool = False,
     ) -> None:
         self.weighting = weighting
         self._epsilon = epsilon
@@ -63,6 +65,7 @@ class DeltaBook:
         self.reused: tuple[MergedDelta, ...] = ()
         """Merged before, and a part of the current merge again, with its weight there."""
         self._reuses = reuses
+        self._weighs_unmoved = weighs_unmoved
         self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
         self.settled: dict[str, Settled] = {}
         self.version = -1
@@ -139,7 +142,14 @@ class DeltaBook:
         steps = [*self._steps, *(one.delta.steps for one in self.merging)][-USUAL_DELTAS:]
         # Not the mean: one delta that claims a million steps would make all others count for more.
         usual_steps = statistics.median(steps) if steps else None
-        return self.merging, self.weighting.scale((*self.merging, *self.reused), usual_steps)
+        return self.merging, self.weighting.scale(
+            _counted((*self.merging, *self.reused)), usual_steps
+        )
+
+    @property
+    def worth(self) -> float:
+        """Of how many deltas the average of the current merge is the mean."""
+        return self.weighting.worth(_counted(self.merging))
 
     def abandon_merge(self) -> None:
         """Make the deltas of a failed merge pending again; they are still in the accumulator."""
@@ -248,6 +258,13 @@ class DeltaBook:
     def acknowledge(self, stored: StoredDelta, clip: float = 1.0) -> Accumulate:
         """Queue a durable delta for the next new merge, with `clip` times its weight."""
         delta = stored.delta
-        weight = clip * self.weight(delta)
+        # It would take weight from those that changed something.
+        is_counted = stored.norm > 0.0 or self._weighs_unmoved
+        weight = clip * self.weight(delta) if is_counted else 0.0
         self.pending[delta.key] = MergedDelta(delta, self.staleness(delta.key), weight, stored.norm)
         return Accumulate(delta.key, weight)
+
+
+def _counted(merged: tuple[MergedDelta, ...]) -> tuple[MergedDelta, ...]:
+    """Those with a weight; all where none has one: the average is zero in any case."""
+    return tuple(one for one in merged if one.weight) or merged

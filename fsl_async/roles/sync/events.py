@@ -253,6 +253,8 @@ class VersionCommitted(Event, tag="version_committed"):
     """
     global_base: str = ""
     """Of "global": the digest of the global weights from which a coded update leads; or empty."""
+    alike: dict[str, float] = field(factory=dict)
+    """"client/client" -> cosine, of those whose deltas in it are almost the same."""
 
 
 @frozen
@@ -427,7 +429,7 @@ class FetchFailed(Event, tag="fetch_failed"):
 class Snapshotted(Event, tag="snapshotted"):
     """The training thread copied its weights for delta `sequence`.
 
-    tokens, steps: since the last snapshot.
+    tokens, steps: since the last snapshot. moved: whether any exchanged weight has changed.
     """
 
     sequence: int
@@ -436,6 +438,7 @@ class Snapshotted(Event, tag="snapshotted"):
     steps: int
     metrics: dict[str, float] = field(factory=dict)
     facts: dict[str, float] = field(factory=dict)
+    moved: bool = True
 
 
 @frozen

@@ -107,10 +107,10 @@ class Membership:
             self.model = event.fingerprint
             effects.append(do.UseModel(peer, event.values))
         elif event.difference is not None:
-            text = (
-                f"the model of {peer} is not the run's: {event.difference};"
-                " use the same model configuration at every client"
-            )
+            # Of frozen tensors the sentence says itself what to do.
+            is_frozen = event.difference.startswith("frozen tensor ")
+            advice = "" if is_frozen else "; use the same model configuration at every client"
+            text = f"the model of {peer} is not the run's: {event.difference}{advice}"
             del self.members[peer]
             return False, [Send(peer, msg.Reject("model", text)), Note(text, "warning")]
         member.agrees = True

@@ -26,13 +26,15 @@ VersionKind = Annotated[str, Form("a kind of version", KINDS.__contains__)]
 
 
 @frozen
-class Attach(Message, tag="attach/2"):
-    """Client: my model has this manifest (`Manifest.to_wire()`), and `frozen` weights."""
+class Attach(Message, tag="attach/3"):
+    """Client: my model has this manifest (`Manifest.to_wire()`), and `frozen` tensors.
+
+    frozen: `Manifest.frozen_to_wire()`, of those that are neither exchanged nor trained.
+    """
 
     fingerprint: Digest
     manifest: list[Any]
-    frozen: OptionalDigest
-    """Of the weights that are neither exchanged nor trained; empty if there are none."""
+    frozen: list[Any]
 
 
 @frozen

@@ -124,6 +124,7 @@ class ParameterServerMachine:
             keep_versions=rules.keep_versions,
             epsilon=rules.epsilon,
             reuses=rules.reuses,
+            weighs_unmoved=rules.compares,
         )
         self.guard = NormGuard(rules.guard)
         self.deadlines = Deadlines()

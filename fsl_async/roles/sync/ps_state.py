@@ -57,6 +57,7 @@ class ParameterServerRules:
     least_clients: int = 1  # that must have pending deltas for the aggregation rule
     aggregation: str = "mean"
     reuses: bool = False  # whether a version also has the newest merged delta of other clients
+    compares: bool = False  # whether the aggregation rule compares deltas, unmoved ones too
     shards: int = 1
     history: int = 0
     """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""

@@ -211,8 +211,9 @@ class RoundCoordinator:
         version = self.deltas.version + 1
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)
-        worth = self.deltas.weighting.worth(merged)
-        average = do.Average(version, merged, scale, position, worth, self.deltas.reused)
+        average = do.Average(
+            version, merged, scale, position, self.deltas.worth, self.deltas.reused
+        )
         return [average, do.Commit(version)]
 
     def begin(self, now: float) -> None:

@@ -1,5 +1,7 @@
 """A module as one flat vector: its content, and the arithmetic of a rebase."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -256,7 +258,11 @@ def test_other_frozen_weights_change_the_manifest():
     other = ModelWeights(Tuned(base=2.0)).manifest
     assert ModelWeights(Tuned()).manifest == manifest
     assert manifest.fingerprint != other.fingerprint
-    assert "frozen weights differ" in manifest.difference(other)
+    difference = manifest.difference(other)
+    assert re.match(
+        r"frozen tensor 'base.weight' \(float32 2x2\) has digest \w{16} here", difference
+    )
+    assert "(1 of 2 differ): " in difference
     assert ModelWeights(Tuned().to(torch.bfloat16)).manifest == manifest
     # a trained weight that is not exchanged is the client's own
     heads = [ModelWeights(Tuned(), ["norm.*"]).manifest for _ in range(2)]
@@ -271,7 +277,8 @@ def test_packed_weights_of_a_quantized_base_are_frozen_too():
     for number, model in enumerate(models):
         model.register_buffer("packed", torch.full((3,), number, dtype=torch.int32))
     first, second = (ModelWeights(model).manifest for model in models)
-    assert "frozen weights differ" in first.difference(second)
+    assert first.difference(second).startswith("frozen tensor 'packed' (int32 3) has digest")
+    assert "quantize the base model with the same quantizer" in first.difference(second)
 
 
 def test_a_tied_weight_that_is_exchanged_is_not_frozen():

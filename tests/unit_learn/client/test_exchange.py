@@ -240,6 +240,26 @@ def test_a_snapshot_has_tokens_steps_and_mean_metrics_since_the_last():
     assert client.events[-1].tokens == 1
 
 
+def test_a_snapshot_tells_whether_steps_changed_a_weight():
+    """An optimizer of other tensors trains nothing; a version of others is no change of its own."""
+    model = Model(CHUNK_VALUES + 9)
+    client = attached(model)
+    server = Server(model.numbers())
+
+    def moved(sequence):
+        taken(client, sequence)
+        client.exchange.drop_delta(sequence)
+        return client.events[-1].moved
+
+    assert not moved(1)
+    with torch.no_grad():
+        model.w[-1] += 1.0
+    assert moved(2)
+    server.merge(np.ones(len(model.numbers()), np.float32))
+    move(client, server, 1, "update")
+    assert not moved(3)
+
+
 def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
     """A resumed stream is joined from chunks of both transfers."""
     model = Model(1000)

@@ -27,7 +27,7 @@ MESSAGES = [
     msg.Dropped(3, 9, "reset"),
     msg.FetchGlobal(3, True),
     msg.FetchGlobal(3),
-    msg.RingModel([["w", [2, 3], 0]], DIGEST),
+    msg.RingModel([["w", [2, 3], 0]], [["b", "bfloat16 2x3", "a" * 16]]),
     msg.GlobalMeta(3, DIGEST),
 ]
 # The same examples in each run, and no folder shared with other processes: what fails, fails again.

@@ -119,7 +119,7 @@ def test_one_wrong_field_is_refused(message, data):
 
 POSITION = attrs.asdict(RunPosition())
 ANNOUNCE = {"m": "announce/2", "version": 0, "digest": "d" * 32, "position": POSITION}
-ATTACH = {"m": "attach/2", "fingerprint": "d" * 32, "manifest": [], "frozen": ""}
+ATTACH = {"m": "attach/3", "fingerprint": "d" * 32, "manifest": [], "frozen": []}
 MEASURED = {
     "m": "measured/1",
     "sequence": 1,
@@ -162,7 +162,7 @@ def meta(**changed):
         ({"m": "stop/1", "reason": "x" * (MAX_TEXT + 1)}, "longer than"),
         (ATTACH | {"manifest": {}}, "is dict, not list"),
         (ATTACH | {"fingerprint": "d" * 31}, "fingerprint is not a digest"),
-        (ATTACH | {"frozen": "no"}, "frozen is not a digest, nor empty: no"),
+        (ATTACH | {"frozen": "no"}, "frozen is str, not list"),
         (ANNOUNCE | {"digest": ""}, "digest is not a digest"),
         (ANNOUNCE | {"position": POSITION | {"progress": 1.5}}, "from 0 to 1, not 1.5"),
         (ANNOUNCE | {"position": POSITION | {"progress": math.nan}}, "from 0 to 1, not nan"),

@@ -1,0 +1,133 @@
+"""Frozen tensors: what clients must hold alike and do not exchange, by name, form and digest. Pure.
+
+A list of them is part of the manifest, so the parameter server can name the first tensor in which a
+client differs, and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from fsl_async.store.errors import ManifestError
+from fsl_transport.text import peer_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+DIGEST_CHARACTERS = 16
+MOST_LISTED = 2048
+"""Entries of a manifest: a control message has at most 4 MiB. More tensors share entries."""
+_NAME_CHARACTERS = 200
+
+_FORM = re.compile(r"[a-z][a-z0-9_]{0,31} (scalar|[0-9]{1,13}(x[0-9]{1,13}){0,15})")
+_DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
+_FLOATS = ("float", "bfloat", "complex")
+
+_SAME_BASE = "load the same base model at every client"
+_SAME_TYPE = "load the base model in the same dtype at every client"
+_SAME_QUANTIZER = (
+    "quantize the base model with the same quantizer and settings at every client, or at none"
+)
+_OWN_PART = (
+    f"{_SAME_BASE}; a head or an adapter of its own must train (requires_grad), and"
+    " fed.attach(model, exchange=[...]) decides whether it is exchanged"
+)
+
+
+@frozen
+class FrozenTensor:
+    """One tensor, or neighbors in the order of names. Equal where name and digest are."""
+
+    name: str
+    form: str = field(eq=False)
+    """Type and shape, such as "bfloat16 64x32"; of neighbors those of the first."""
+    digest: str
+    """The first 16 hex characters of SHA-256 over name, shape and values, floats as fp32."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its values are no floating point numbers."""
+        return not self.form.startswith(_FLOATS)
+
+
+def form_of(dtype: str, shape: Sequence[int]) -> str:
+    """Return the form of a tensor. dtype: "bfloat16" or "torch.bfloat16"."""
+    return f"{dtype.removeprefix('torch.')} {'x'.join(map(str, shape)) or 'scalar'}"
+
+
+def frozen_tensors(found: Iterable[tuple[str, str, str]]) -> tuple[FrozenTensor, ...]:
+    """Return (name, form, digest) as sorted entries, at most MOST_LISTED."""
+    tensors = [FrozenTensor(peer_text(one[0], _NAME_CHARACTERS), *one[1:]) for one in sorted(found)]
+    size = -(-len(tensors) // MOST_LISTED)
+    if size <= 1:
+        return tuple(tensors)
+    groups = (tensors[at : at + size] for at in range(0, len(tensors), size))
+    return tuple(_joined(group) for group in groups)
+
+
+def _joined(group: Sequence[FrozenTensor]) -> FrozenTensor:
+    name = f"{group[0].name} ... {group[-1].name}" if len(group) > 1 else group[0].name
+    digest = hashlib.sha256("".join(one.digest for one in group).encode()).hexdigest()
+    return FrozenTensor(name, group[0].form, digest[:DIGEST_CHARACTERS])
+
+
+def frozen_from_wire(wire: object) -> tuple[FrozenTensor, ...]:
+    """Parse [[name, form, digest], ...] of an untrusted peer. Raises ManifestError."""
+    if not isinstance(wire, list | tuple):
+        raise ManifestError("the frozen tensors of a manifest must be a list")
+    if len(wire) > MOST_LISTED:
+        raise ManifestError(f"a manifest may list {MOST_LISTED} frozen tensors, not {len(wire)}")
+    tensors = tuple(_entry(position, one) for position, one in enumerate(wire))
+    if any(one.name >= after.name for one, after in pairwise(tensors)):
+        raise ManifestError("the frozen tensors of a manifest must be sorted by name")
+    return tensors
+
+
+def _entry(position: int, wire: Any) -> FrozenTensor:
+    match wire:
+        case [str() as name, str() as form, str() as digest] if (
+            1 <= len(name) <= 3 * _NAME_CHARACTERS
+            and name.isprintable()
+            and _FORM.fullmatch(form)
+            and _DIGEST.fullmatch(digest)
+        ):
+            return FrozenTensor(name, form, digest)
+    raise ManifestError(f"frozen tensor {position} of the manifest is not [name, form, digest]")
+
+
+def _has_quantized(tensors: Iterable[FrozenTensor]) -> bool:
+    return any(one.is_quantized for one in tensors)
+
+
+def frozen_difference(
+    here: tuple[FrozenTensor, ...], there: tuple[FrozenTensor, ...]
+) -> str | None:
+    """Return the first difference and what to do as one sentence; None if both are equal."""
+    if here == there:
+        return None
+    mine, theirs = ({one.name: one for one in side} for side in (here, there))
+    for side, others, where in ((here, theirs, "here"), (there, mine, "there")):
+        for one in side:
+            if one.name not in others:
+                is_other = _has_quantized(here) != _has_quantized(there)
+                advice = _SAME_QUANTIZER if one.is_quantized or is_other else _OWN_PART
+                return f"frozen tensor {one.name!r} ({one.form}) exists only {where}: {advice}"
+    differing = [one for one in here if one != theirs[one.name]]
+    first = differing[0]
+    other = theirs[first.name]
+    if first.is_quantized or other.is_quantized:
+        advice = _SAME_QUANTIZER
+    elif first.form.split()[0] != other.form.split()[0]:
+        advice = _SAME_TYPE
+    else:
+        advice = _OWN_PART if 2 * len(differing) <= len(here) else _SAME_BASE
+    if first.form != other.form:
+        what = f"is {first.form} here and {other.form} there"
+    else:
+        what = f"({first.form}) has digest {first.digest} here and {other.digest} there"
+    return f"frozen tensor {first.name!r} {what} ({len(differing)} of {len(here)} differ): {advice}"

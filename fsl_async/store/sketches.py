@@ -1,0 +1,95 @@
+"""Sketches of deltas: a sample of each, to find clients that train the same batches. NumPy only.
+
+A sketch has the weights of a delta at fixed places of the flat vector, the same for all deltas of a
+run, taken while frames are checked: neither a pass of its own nor memory beyond 16 KiB a client.
+
+Deltas of two clients are alike where the cosine of their sketches is above ALIKE and either above
+SAME, or the two are twice as close as the median pair of the round. Independent
+clients agree too, early in a run and with large batches, but then all do, and not to SAME: see
+docs/adr/0141.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.store.manifest import Manifest
+
+PLACES = 4096
+ALIKE = 0.9
+SAME = 0.98
+LEAST_VALUES = 64.0
+"""Values that a sketch must be of in effect, (sum x^2)^2 / sum x^4: fewer are alike by chance."""
+
+MOST_CLIENTS = 1024
+"""Sketches that are kept; the oldest one goes first."""
+
+
+class Sketches:
+    """Of the deltas that are in no version yet, the newest one of each client."""
+
+    def __init__(self) -> None:
+        self._places = np.empty(0, np.int64)
+        self._found: dict[str, tuple[DeltaKey, NDArray[np.float32]]] = {}
+
+    def take(
+        self, manifest: Manifest, key: DeltaKey, index: int, values: NDArray[np.float32]
+    ) -> None:
+        """Take what chunk `index` of a delta has at the places; nothing of buffers."""
+        if manifest.is_buffer(index):
+            return
+        if not len(self._places):
+            rng = np.random.default_rng(manifest.weights)
+            drawn = rng.integers(manifest.weights, size=PLACES)
+            all_of_it = manifest.weights <= PLACES
+            self._places = np.arange(manifest.weights) if all_of_it else np.unique(drawn)
+        known, sketch = self._found.get(key.client, (None, None))
+        if sketch is None or known != key:
+            sketch = np.zeros(len(self._places), np.float32)
+            self._found.pop(key.client, None)
+            self._found[key.client] = key, sketch
+            if len(self._found) > MOST_CLIENTS:
+                del self._found[next(iter(self._found))]
+        start, stop = manifest.chunk_range(index)
+        first, last = np.searchsorted(self._places, (start, stop))
+        sketch[first:last] = values[self._places[first:last] - start]
+
+    def alike(self, merged: Iterable[DeltaKey]) -> dict[str, float]:
+        """Forget deltas that are merged now; return "client/client" -> cosine of those alike."""
+        taken = [one for key in merged if (one := self._pop(key)) is not None]
+        usable = sorted((name, sketch) for name, sketch in taken if _is_usable(sketch))
+        if len(usable) < 2:
+            return {}
+        rows = np.array([sketch / np.linalg.norm(sketch) for _, sketch in usable])
+        first, second = np.triu_indices(len(rows), 1)
+        cosines = (rows @ rows.T)[first, second]
+        near = (cosines > SAME) | (1.0 - cosines < 0.5 * (1.0 - np.median(cosines)))
+        return {
+            f"{usable[one][0]}/{usable[two][0]}": round(float(cosine), 4)
+            for one, two, cosine, is_near in zip(first, second, cosines, near, strict=True)
+            if is_near and cosine > ALIKE
+        }
+
+    def _pop(self, key: DeltaKey) -> tuple[str, NDArray[np.float32]] | None:
+        known, sketch = self._found.get(key.client, (None, None))
+        if sketch is None or known != key:
+            return None
+        del self._found[key.client]
+        return key.client, sketch
+
+
+def _is_usable(sketch: NDArray[np.float32]) -> bool:
+    squares = np.square(sketch, dtype=np.float64)
+    most = float(squares.max(initial=0.0))
+    if not 0.0 < most < np.inf:
+        return False
+    squares /= most
+    return float(squares.sum() ** 2 / np.square(squares).sum()) >= LEAST_VALUES

@@ -1,0 +1,106 @@
+"""Clients that train the same batches are found by a sample of their deltas."""
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.manifest import CHUNK_VALUES, Manifest
+from fsl_async.store.sketches import MOST_CLIENTS, PLACES, Sketches
+from fsl_codecs import CodecSpec
+
+VALUES = 3 * CHUNK_VALUES + 1000
+MANIFEST = Manifest.from_shapes([("w", (VALUES,))])
+
+
+def key(client, sequence=1):
+    return DeltaKey(client, 1, 0, sequence)
+
+
+def alike(**deltas):
+    """Give deltas chunk by chunk, as they arrive."""
+    sketches = Sketches()
+    for client, values in deltas.items():
+        manifest = Manifest.from_shapes([("w", (len(values),))])
+        for index in range(manifest.chunks):
+            start, stop = manifest.chunk_range(index)
+            sketches.take(manifest, key(client), index, values[start:stop].astype(np.float32))
+    return sketches.alike([key(client) for client in deltas])
+
+
+def mixed(share, seed):
+    """A delta of which `share` is common to all clients, in terms of a cosine."""
+    common = np.random.default_rng(0).standard_normal(VALUES)
+    own = np.random.default_rng(seed).standard_normal(VALUES)
+    return np.sqrt(share) * common + np.sqrt(1 - share) * own
+
+
+def test_the_same_delta_is_found_among_others():
+    """Same seed, same batches; one trained a few steps more."""
+    twin = mixed(0.6, 1)
+    other = twin + 0.35 * mixed(0.0, 9)
+    assert list(alike(a=twin, b=mixed(0.6, 2), c=other)) == ["a/c"]
+
+
+def test_two_clients_alone_must_be_almost_equal():
+    """There is no other pair to compare with, and early in a run large batches agree."""
+    assert alike(a=mixed(0.96, 1), b=mixed(0.96, 2)) == {}
+    twin = mixed(0.5, 1)
+    assert alike(a=twin, b=twin * 1.3) == {"a/b": 1.0}
+
+
+def test_independent_clients_that_agree_are_not_told():
+    """All pairs agree alike: measured with a linear model, the first rounds are at 0.92."""
+    assert alike(a=mixed(0.93, 1), b=mixed(0.93, 2), c=mixed(0.93, 3)) == {}
+
+
+def test_all_clients_may_be_the_same():
+    """Public scripts have one seed for all: then no pair stands out."""
+    twin = mixed(0.3, 1)
+    assert list(alike(a=twin, b=twin, c=twin)) == ["a/b", "a/c", "b/c"]
+
+
+def test_few_values_are_alike_by_chance():
+    """Of ten values, or where two of them hold almost all of the norm, nothing is told."""
+    few = np.ones(10)
+    assert alike(a=few, b=few) == {}
+    spiked = np.ones(VALUES) * 1e-6
+    spiked[: CHUNK_VALUES // 100] = 1.0  # a hundredth of a third of the places
+    assert alike(a=spiked, b=spiked) == {}
+    nothing = np.zeros(VALUES)
+    assert alike(a=nothing, b=nothing) == {}
+
+
+def test_sketches_are_small_and_few():
+    """The parameter server holds one for each client, and clients come and go."""
+    sketches = Sketches()
+    values = np.ones(CHUNK_VALUES, np.float32)
+    for number in range(MOST_CLIENTS + 5):
+        sketches.take(MANIFEST, key(f"c{number}"), 0, values)
+    assert len(sketches._found) == MOST_CLIENTS
+    assert all(len(sketch) <= PLACES for _, sketch in sketches._found.values())
+    sketches.alike([key(f"c{number}") for number in range(MOST_CLIENTS + 5)])
+    assert not sketches._found
+
+
+@pytest.mark.parametrize("values", [5, PLACES, PLACES + 1])
+def test_every_chunk_gives_its_values(values):
+    """A sketch of a small model is the whole delta."""
+    sketches, manifest = Sketches(), Manifest.from_shapes([("w", (values,))])
+    sketches.take(manifest, key("a"), 0, np.arange(values, dtype=np.float32))
+    places, (_, sketch) = sketches._places, sketches._found["a"]
+    assert sketch.tolist() == places.tolist()
+    assert len(places) == values or values > PLACES
+
+
+def test_the_store_reports_twins_of_a_version(make_run):
+    """Deltas are coarse when they arrive, and frames of several clients are mixed."""
+    run = make_run(manifest=Manifest.from_shapes([("w", (CHUNK_VALUES + 500,))]))
+    run.start()
+    rng = np.random.default_rng(1)
+    twin, other = rng.standard_normal((2, run.manifest.values)).astype(np.float32)
+    for number, deltas in enumerate([(twin, other, twin), (twin, other, -twin)]):
+        keys = [DeltaKey(name, 1, number, number + 1) for name in "abc"]
+        for one, delta in zip(keys, deltas, strict=True):
+            run.send(one, delta, spec=CodecSpec(format="uniform"))
+        made = run.commit(*keys)
+        assert dict(made.alike) == ({"a/c": 1.0} if not number else {})
