@@ -36,7 +36,7 @@ def test_the_same_task_runs_with_and_without_a_network(make):
     assert fed.version == -1
     model = nn.Linear(2, 2)
     with pytest.raises(TaskError, match=r"before fed\.attach"):
-        fed.step()
+        fed.step(tokens=0)
     fed.attach(model)
     with pytest.raises(TaskError, match="twice"):
         fed.attach(model)

@@ -52,7 +52,7 @@ def delta_of_next_step(fed, sides, **given):
         torch.tensor(64),
         torch.tensor([64.0]),
     ],
-)
+)  # fmt: skip
 def test_whole_numbers_of_any_kind_are_sent(tokens):
     """A mask's sum is a tensor, a batch's size often np.int64, and an average a float."""
     fed, _, sides = attached()
