@@ -46,7 +46,7 @@ def join(
     name: str | None = None,
     device: str | None = None,
     run_dir: str | Path | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] | None = None,
     keys: str | Path | None = None,
     insecure: bool = False,
     allow: str | Iterable[str] | None = None,
@@ -69,7 +69,7 @@ def join(
     name: this client's name in the run; by default the host's, numbered if a host has several.
     device: for `fed.device`; by default the run's setting.
     run_dir: folder for a journal; none by default.
-    log: called with one line of text at a time.
+    log: called with one line of text at a time; by default it is printed.
     keys: this site's keys folder, for an address with a key; by default that of `fsl-node keys`.
     insecure: accept an address of another machine without a key.
     allow: what may leave this machine, such as "deltas,metrics"; by default that of site.toml
@@ -81,13 +81,14 @@ def join(
     server refuses this client (at the end of the `with` block: if it has removed this client).
     """
     from fsl_async.nodes.client import joining
+    from fsl_async.process.script import print_line
 
     return joining.join(
         server,
         name=name,
         device=device,
         run_dir=run_dir,
-        log=log,
+        log=log or print_line,
         keys=keys,
         insecure=insecure,
         allow=allow,
