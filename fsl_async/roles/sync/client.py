@@ -453,7 +453,7 @@ class ClientMachine:
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
                 if self.version_sync.by_scalars:
                     effects.append(self.version_sync.holding())
-            if event.steps and not self.told_empty:
+            if event.steps and not (self.told_empty or self.version_sync.by_scalars):
                 self.told_empty = True
                 text = (
                     f"nothing is sent: {event.steps:,} steps were reported with tokens=0, and"

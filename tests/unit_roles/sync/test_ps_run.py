@@ -517,7 +517,7 @@ def gone(server, peer, **how):
 
 
 def test_a_run_whose_clients_are_all_done_tells_its_operator(make_server):
-    """A script's own `max_iters` ends it, and the parameter server waits, with no word, for ever."""
+    """A script's own `max_iters` ends it, and the parameter server waits for ever."""
     words = "all clients have left in good order, and this run waits for clients"
     server = make_server().begin("a", "b")
     assert words not in gone(server, "a")
