@@ -6,6 +6,7 @@ from deltas import delta_of
 from ps_shells import AtOnce, Later, Server
 
 import fsl_transport as tp
+from fsl_async.nodes.wire import violation_in
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
