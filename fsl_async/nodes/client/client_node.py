@@ -33,7 +33,7 @@ from fsl_async.errors import (
     FslError,
     KeysError,
     RefusedError,
-    describe,
+    one_line,
 )
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
@@ -157,7 +157,8 @@ class LoopSide:
         """Raise the error that ended this client, if there was one."""
         crash = self._crash
         if isinstance(crash, tp.LocalError):  # a bug, and no line of the user's script is to blame
-            raise FslError(describe(crash).message, ExitCode.BUG) from crash
+            text = one_line(f"{type(crash).__name__}: {crash} (this is a bug in fsl-async)")
+            raise FslError(text, ExitCode.BUG) from crash
         if crash is not None:
             raise crash
         finish, stop = self.finish, self._parts.stop

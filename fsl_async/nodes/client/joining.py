@@ -215,7 +215,7 @@ class Joined(Fed):
 
     def _leave_at_exit(self, error: BaseException | None) -> None:
         """Leave the run in a script that ends without doing so."""
-        if error is None and self.running:
+        if self.running and (error is None or isinstance(error, KeyboardInterrupt)):
             self.log(
                 "this script ends without fed.close(): what it trained last is sent now (Ctrl-C"
                 " ends it without that)"
@@ -235,14 +235,14 @@ class Joined(Fed):
 
 
 _TEXT = (str, "text")
-_PATH = (str | os.PathLike | None, "path")
+_PATH = (str | os.PathLike | None, "a path")
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "server": _TEXT,
     "name": (str | None, "text"),
     "run_dir": _PATH,
     "keys": _PATH,
-    "log": (Callable, "function that takes a line"),
-    "allow": (str | Iterable | None, "list of kinds of data"),
+    "log": (Callable, "a function that takes a line"),
+    "allow": (str | Iterable | None, "a list of kinds of data"),
     "layers": _TEXT,
 }
 
@@ -252,7 +252,7 @@ def _check_kinds(given: Mapping[str, object]) -> None:
     for name, (kinds, what) in _KINDS.items():
         if not isinstance(given[name], kinds):
             kind = type(given[name]).__name__
-            raise UsageError(f"fsl_async.join: {name}= takes a {what}, and got a {kind}")
+            raise UsageError(f"fsl_async.join: {name}= takes {what}, and got {kind}")
     if given["order"] not in {None, "first", "zeroth"}:
         raise UsageError(f"fsl_async.join: order={given['order']!r:.80}: first or zeroth")
 

@@ -325,8 +325,8 @@ class ParameterServerMachine:
             return []
         until = "until its limit of time" if self.progress.limits.seconds else "without end"
         text = (
-            f"all clients have left in good order, and this run waits for clients {until}: start"
-            f" one again, or end the run with Ctrl-C (its model is version {self.version})"
+            f"all clients have left, {event.peer} last ({event.why or 'it ended its session'}), and"
+            f" this run waits for clients {until}: start one again, or end the run with Ctrl-C"
         )
         return [Note(text)]
 

@@ -518,10 +518,12 @@ def gone(server, peer, **how):
 
 def test_a_run_whose_clients_are_all_done_tells_its_operator(make_server):
     """A script's own `max_iters` ends it, and the parameter server waits for ever."""
-    words = "all clients have left in good order, and this run waits for clients"
+    words = "and this run waits for clients"
     server = make_server().begin("a", "b")
     assert words not in gone(server, "a")
-    assert f"{words} without end" in gone(server, "b")
+    text = gone(server, "b", why="the training function returned")
+    assert "all clients have left, b last (the training function returned)" in text
+    assert f"{words} without end" in text
     server.join("a")
     assert words not in gone(server, "a", returns=True), "it is launched again"
     server.join("a")
