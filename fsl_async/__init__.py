@@ -33,7 +33,8 @@ def clean_exit() -> AbstractContextManager[None]:
     An FslError ends the script with one line and the exit code that README.md documents. The first
     Ctrl-C (or SIGTERM) makes `fed.step` return False; the trained delta is sent, and the script
     exits with 130 (64) at the end of the block. The second one ends it at once. Exceptions of your
-    own code pass through. Without the block `join` raises, and Ctrl-C is a KeyboardInterrupt.
+    own code pass through. Without the block an FslError that nothing catches ends a script in the
+    same way, but for notebooks and interactive sessions, and Ctrl-C is a KeyboardInterrupt.
     """
     from fsl_async.process import script
 
@@ -61,6 +62,9 @@ def join(
             for batch in loader:
                 ...
                 if not fed.step(tokens=batch.numel()): break  # the only exchange of weights
+
+    A script that cannot use `with` calls `fed.close()`; one that ends without it sends what was
+    trained last when Python ends.
 
     In a script under torchrun all ranks join, and are one client; rank 0 starts its node, a
     process of its own. FSDP2, HSDP and DDP are supported, on one machine.

@@ -105,21 +105,24 @@ def _is_interactive() -> bool:
 def leave_at_exit(leave: Callable[[BaseException | None], None]) -> Callable[[], None]:
     """Call `leave` when Python ends, with the exception that ends it, as a `with` block would.
 
-    It starts no thread: Python 3.12 lets none start there. Returns a function that takes it back.
+    It must start no thread: Python 3.12 lets none start there. Returns a function that takes it
+    back.
     """
-    process = os.getpid()
+    process, waiting = os.getpid(), [leave]
 
     def leaves() -> None:
-        if os.getpid() != process:  # forked, and the client is not here
+        if not waiting or os.getpid() != process:  # forked, and the client is not here
             return
         error = None if _is_interactive() else getattr(sys, "last_value", None)
         try:
-            leave(error)
-        except (FslError, KeyboardInterrupt) as failure:
+            waiting.pop()(error)
+        except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001 - nothing else shows it
             _report(failure)  # the exit code is Python's, which has decided already
 
-    atexit.register(leaves)
-    return lambda: atexit.unregister(leaves)
+    # Before everything in `atexit`, where pyzmq and other libraries end what leaving needs. It is
+    # what concurrent.futures uses.
+    getattr(threading, "_register_atexit", atexit.register)(leaves)
+    return waiting.clear
 
 
 def _end(error: BaseException) -> None:

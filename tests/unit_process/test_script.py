@@ -104,6 +104,12 @@ def test_a_script_that_ends_leaves_with_its_error(text, code, out):
     assert ended(LEAVES + text)[:2] == (code, out)
 
 
+def test_a_script_leaves_before_what_other_libraries_do_at_exit():
+    """Pyzmq sends nothing of some size after that."""
+    text = LEAVES + "import atexit\natexit.register(print, 'a library ends')"
+    assert ended(text) == (0, "left None\na library ends\n", "")
+
+
 @pytest.mark.parametrize("raised", ["FslError('removed')", "KeyboardInterrupt"])
 def test_what_leaving_raises_is_one_line(raised):
     """Python would print a traceback of an ignored exception."""

@@ -215,9 +215,9 @@ class JoinedRank(Fed):
 
     def close(self) -> None:
         """Leave the run: wait for the last delta, then end the session. Harmless twice."""
+        self._stays()
         if not self._closed:
             self._closed = True
-            self._stays()
             try:
                 self._rank_session.training.serve()
             finally:
@@ -230,6 +230,7 @@ class JoinedRank(Fed):
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Leave the run. After an error of the script torchrun starts the ranks again."""
+        self._stays()
         if error is None or isinstance(error, RunFinishedError):
             self.close()
         elif isinstance(error, FslError) and not isinstance(error, NodeLostError):
