@@ -33,7 +33,8 @@ def clean_exit() -> AbstractContextManager[None]:
     An FslError ends the script with one line and the exit code that README.md documents. The first
     Ctrl-C (or SIGTERM) makes `fed.step` return False; the trained delta is sent, and the script
     exits with 130 (64) at the end of the block. The second one ends it at once. Exceptions of your
-    own code pass through. Without the block `join` raises, and Ctrl-C is a KeyboardInterrupt.
+    own code pass through. Without the block an FslError that nothing catches ends a script in the
+    same way, but for notebooks and interactive sessions, and Ctrl-C is a KeyboardInterrupt.
     """
     from fsl_async.process import script
 
@@ -46,7 +47,7 @@ def join(
     name: str | None = None,
     device: str | None = None,
     run_dir: str | Path | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] | None = None,
     keys: str | Path | None = None,
     insecure: bool = False,
     allow: str | Iterable[str] | None = None,
@@ -62,6 +63,9 @@ def join(
                 ...
                 if not fed.step(tokens=batch.numel()): break  # the only exchange of weights
 
+    A script that cannot use `with` calls `fed.close()`; one that ends without it sends what was
+    trained last when Python ends.
+
     In a script under torchrun all ranks join, and are one client; rank 0 starts its node, a
     process of its own. FSDP2, HSDP and DDP are supported, on one machine.
 
@@ -69,7 +73,7 @@ def join(
     name: this client's name in the run; by default the host's, numbered if a host has several.
     device: for `fed.device`; by default the run's setting.
     run_dir: folder for a journal; none by default.
-    log: called with one line of text at a time.
+    log: called with one line of text at a time; by default it is printed.
     keys: this site's keys folder, for an address with a key; by default that of `fsl-node keys`.
     insecure: accept an address of another machine without a key.
     allow: what may leave this machine, such as "deltas,metrics"; by default that of site.toml
@@ -81,13 +85,14 @@ def join(
     server refuses this client (at the end of the `with` block: if it has removed this client).
     """
     from fsl_async.nodes.client import joining
+    from fsl_async.process.script import print_line
 
     return joining.join(
         server,
         name=name,
         device=device,
         run_dir=run_dir,
-        log=log,
+        log=log or print_line,
         keys=keys,
         insecure=insecure,
         allow=allow,

@@ -119,6 +119,19 @@ def problem_of(error: Exception) -> str:
     return peer_text(str(error), MAX_PROBLEM)
 
 
+_VIOLATION = "protocol: "
+
+
+def violation(problem: str) -> str:
+    """The reason in the BYE of a session whose peer has sent a message that cannot be read."""
+    return f"{_VIOLATION}{problem}"
+
+
+def violation_in(reason: str) -> str:
+    """The problem in the reason of a BYE from `violation`; empty for any other reason."""
+    return reason.removeprefix(_VIOLATION) if reason.startswith(_VIOLATION) else ""
+
+
 def delta_stream(key: str) -> str:
     """Name of the stream that carries a delta."""
     return f"delta:{key}"

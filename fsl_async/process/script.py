@@ -1,23 +1,51 @@
-"""Ends a user's script as `fsl-node` ends: errors in one line, its exit codes, Ctrl-C drains."""
+"""Ends a user's script as `fsl-node` ends: errors in one line, its exit codes, Ctrl-C drains.
+
+`clean_exit` is a block around all of it. Without one, `errors_in_one_line` and `leave_at_exit` do
+what they can: an FslError that nothing catches ends the script with its line and its exit code, and
+what was trained last is sent. Ctrl-C is then Python's KeyboardInterrupt.
+"""
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
 
-from fsl_async.errors import ExitCode, FslError, one_line, report
+from fsl_async.errors import ExitCode, FslError, TaskError, one_line, report
 from fsl_async.process.stopper import Stopper, stop_on_signals
 
+_OURS = str(Path(__file__).parents[1]) + os.sep
 _stoppers: list[Stopper] = []
 """Those of the surrounding `clean_exit` blocks."""
+_printing = threading.Lock()
 
 
 def current_stopper() -> Stopper:
     """Return the stopper of the surrounding `clean_exit`, or a new one that is never requested."""
     return _stoppers[-1] if _stoppers else Stopper()
+
+
+def print_line(text: str) -> None:
+    """Print a line by one write, so that lines of several threads do not run into one.
+
+    Never raises: a terminal that is gone ends no training.
+    """
+    with _printing, contextlib.suppress(OSError, ValueError):
+        out = sys.stdout  # looked up each time: a notebook replaces it
+        if out is None:  # a program without a console
+            return
+        try:
+            out.write(f"{text}\n")
+        except UnicodeEncodeError:
+            out.write(f"{ascii(text)[1:-1]}\n")
+        out.flush()
 
 
 @contextlib.contextmanager
@@ -45,10 +73,76 @@ def clean_exit() -> Iterator[None]:
         _stoppers.remove(stopper)
 
 
+class _Hook:
+    """A `sys.excepthook` for FslErrors; everything else is that of the hook before."""
+
+    def __init__(self, before: Callable[..., object]) -> None:
+        self._before = before
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, FslError) or sys.flags.dev_mode:
+            self._before(kind, error, trace)
+            return
+        _end(error)  # the exit code of a SystemExit that a hook raises is that of the process
+
+
+def errors_in_one_line() -> None:
+    """Let an FslError that nothing catches end this script with one line and its exit code.
+
+    Interactive sessions and notebooks stay as they are: they show errors and go on. `python -X dev`
+    shows tracebacks too.
+    """
+    if not _is_interactive() and not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+
+
+def _is_interactive() -> bool:
+    return hasattr(builtins, "__IPYTHON__") or hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def leave_at_exit(leave: Callable[[BaseException | None], None]) -> Callable[[], None]:
+    """Call `leave` when Python ends, with the exception that ends it, as a `with` block would.
+
+    It must start no thread: Python 3.12 lets none start there. Returns a function that takes it
+    back.
+    """
+    process, waiting = os.getpid(), [leave]
+
+    def leaves() -> None:
+        if not waiting or os.getpid() != process:  # forked, and the client is not here
+            return
+        error = None if _is_interactive() else getattr(sys, "last_value", None)
+        try:
+            waiting.pop()(error)
+        except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001 - nothing else shows it
+            _report(failure)  # the exit code is Python's, which has decided already
+
+    # Before everything in `atexit`, where pyzmq and other libraries end what leaving needs. It is
+    # what concurrent.futures uses.
+    getattr(threading, "_register_atexit", atexit.register)(leaves)
+    return waiting.clear
+
+
 def _end(error: BaseException) -> None:
     """Print the error in one line and end the program with its exit code."""
+    raise SystemExit(_report(error)) from None
+
+
+def _report(error: BaseException) -> int:
+    """Print the error in one line; returns its exit code."""
     if isinstance(error, FslError) and error.exit_code == ExitCode.DONE:
-        sys.stdout.write(f"{one_line(error.message)}\n")
-        raise SystemExit(int(ExitCode.DONE)) from None
-    code = report(error, as_json=False, debug=False, out=sys.stdout, err=sys.stderr)
-    raise SystemExit(code) from None
+        print_line(one_line(error.message))
+        return int(ExitCode.DONE)
+    if isinstance(error, TaskError):
+        error = TaskError(f"{error.message}{_place(error)}", error.exit_code)
+    return report(error, as_json=False, debug=False, out=sys.stdout, err=sys.stderr)
+
+
+def _place(error: BaseException) -> str:
+    """The script's own line that an error came from: " (train.py:12)"."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((_OURS, "<")):
+            return f" ({Path(frame.filename).name}:{frame.lineno})"
+    return ""

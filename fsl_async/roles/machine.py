@@ -53,20 +53,25 @@ class StreamLost(Event, tag="stream_lost"):
 class ClientLeft(Event, tag="client_left"):
     """A session ended: expired, said goodbye, or was replaced by a newer incarnation.
 
-    why: in its goodbye, for people; empty without one.
+    why: in its goodbye, for people; empty without one. returns: that it is launched again.
     """
 
     peer: str
     incarnation: int
     reason: str
     why: str = ""
+    returns: bool = False
 
 
 @frozen
 class SessionLost(Event, tag="session_lost"):
-    """The session with the parameter server ended; the transport keeps dialing."""
+    """The session with the parameter server ended; the transport keeps dialing.
+
+    violation: what this node sent that the parameter server could not read; empty: nothing.
+    """
 
     reason: str
+    violation: str = ""
 
 
 @frozen

@@ -27,7 +27,7 @@ tell.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import SupportsFloat, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -35,15 +35,17 @@ from fsl_async.config.settings_training import ExchangeConfig
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
+from fsl_async.learn.client import script_values
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed_base import ClientContext, FedBase, RoundTraining, SplitPort
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.exchanged import View
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import EPSILON, ORDER, RANK
+from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, POSITION, RANK
 from fsl_async.store.adapters.fedit import FedIT
 
 T = TypeVar("T")
@@ -142,15 +144,19 @@ class Fed(FedBase):
     def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
         """Report numbers with every delta, whatever the site's policy for metrics.
 
-        A private run needs the epsilon spent, as `fsl_async.learn.tune.privacy` counts it.
+        A private run needs the epsilon spent, as `fsl_async.learn.tune.privacy` counts it. It and
+        the step that makes a delta raise TaskError for other names or values that are no numbers.
         """
-        self._training.more_facts = facts
-        if EPSILON in facts():
+        checked = script_values.facts("fed.add_facts", facts, FACTS)
+        if EPSILON in checked():
             self._refusal = ""
+        self._training.more_facts = checked
 
     def keep_position(self, position: Callable[[], Mapping[str, float]]) -> None:
         """Report the position in the data with every delta; see `FedBase.keep_position`."""
-        self._training.position = position
+        self._training.position = script_values.facts(
+            "fed.keep_position", position, POSITION, only_whole=True
+        )
 
     def _check_weights(
         self, model: nn.Module, exchange: Sequence[str] | View | None = None
@@ -218,20 +224,23 @@ class Fed(FedBase):
     def end_round(
         self,
         *,
-        samples: int,
-        metrics: Mapping[str, SupportsFloat] | None = None,
+        samples: Whole,
+        metrics: Metrics | None = None,
         scalars: Vector | None = None,
     ) -> bool:
         """The round is done; on return the weights are its version's. False once the run has ended.
 
         samples: trained in it; the weight of this client in the average. scalars: of a round of
         zeroth order, its projected gradients, float32 (K, P), which are sent instead of weights.
+        Raises TaskError for values of other kinds, as `step` does.
         """
+        if scalars is not None and not hasattr(scalars, "dtype"):
+            raise TaskError("fed.end_round: scalars are a NumPy array, float32")
         if self._rounds is not None:
             self._rounds.end_round()
         if self._training.stopped:
             return False
-        self.meter.count(samples, metrics)
+        self.meter.count(samples, metrics, "fed.end_round", "samples")
         return self._timed(lambda: self._training.end_round(scalars))
 
     @property
@@ -246,19 +255,20 @@ class Fed(FedBase):
         finally:
             self._waited_s += time.monotonic() - begun
 
-    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+    def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """A training step is done; the only point where weights may be exchanged.
 
-        tokens: trained in this step on this client; the weight of its work in a merge.
-        metrics: numbers to report, such as {"loss": 2.3}.
-        Returns False once the run has ended; then leave the loop. Takes microseconds unless the
-        run asks something of the model. Raises TaskError where this site measures losses only, or
-        has to add noise and does not.
+        tokens: trained in this step on this client, or samples: the weight of its work in a merge.
+        Any whole number: int, np.int64, a tensor of one element; a step without it counts 1.
+        metrics: numbers to report, such as {"loss": loss}; tensors of one element are detached.
+        Returns False once the run has ended; then leave all loops. Takes microseconds unless the
+        run asks something of the model. Raises TaskError for values of other kinds, where this
+        site measures losses only, or has to add noise and does not.
         """
         if self._refusal:
             raise TaskError(self._refusal)
         self.meter.step_ended()
-        self.meter.count(tokens, metrics)
+        self.meter.count(self._counted(tokens), metrics)
         training = self._training
         training.keep_pace()
         if training.orders.asked() or training.is_due:

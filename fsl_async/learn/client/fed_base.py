@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -20,6 +20,7 @@ from fsl_async.learn.client.items import PartSampler, Positions
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.schedule import Schedule
+from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.statistics import recalibrate
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.data.packing import Position
@@ -30,8 +31,11 @@ from fsl_async.store.adapters.hetlora import HetLoRA
 
 ADAPTER_RATE = 1e-3
 """AdamW's learning rate of adapters where the run sets none."""
-TOLERATED_STEPS = 3
-"""How often step may be called after the end before that counts as a loop that never looks."""
+QUIET_STEPS = 3
+"""How often step may be called after the end, without a line: a loop may finish what it began."""
+TOLERATED_STEPS = 100
+"""How often, before that ends a loop that never looks. In a loop around one that is left, each of
+its epochs makes a step; what comes after both loops is then still done."""
 
 
 def choose_device(text: str) -> torch.device:
@@ -128,6 +132,7 @@ class FedBase:
         self._context = context
         self._tracked: list[weakref.ref[torch.optim.Optimizer]] = []
         self._steps_after_end = 0
+        self._counts_steps = False
         self._positions = Positions(self)
 
     def __reduce__(self) -> Any:
@@ -273,9 +278,21 @@ class FedBase:
             for optimizer in filter(None, (found() for found in self._tracked)):
                 optimizer.state.clear()
 
-    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+    def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """A training step is done; the only point where weights may be exchanged."""
         raise NotImplementedError
+
+    def _counted(self, tokens: Whole) -> Whole:
+        """The tokens of a step: 1 where the script gives none, with a line the first time."""
+        if tokens is not NOT_GIVEN:
+            return tokens
+        if not self._counts_steps:
+            self._counts_steps = True
+            self.log(
+                "fed.step without tokens: each step counts as 1; where clients have batches of"
+                " different sizes, give tokens=, the tokens or samples of the step"
+            )
+        return 1
 
     def send(self) -> None:
         """Send what was trained since the last delta, in runs whose clients send by themselves."""
@@ -445,9 +462,14 @@ class FedBase:
     def _ended(self) -> bool:
         """Return False for step; raises RunFinishedError for a loop that never looks at it."""
         self._steps_after_end += 1
+        if self._steps_after_end == QUIET_STEPS + 1:
+            self.log(
+                "the run has ended, and training goes on without it: leave every loop when fed.step"
+                " returns False; in an outer loop, `if not fed.running: break`"
+            )
         if self._steps_after_end > TOLERATED_STEPS:
             raise RunFinishedError(
-                f"the run has ended, and fed.step has returned False {TOLERATED_STEPS} times:"
-                " leave the loop when it does"
+                f"the run has ended, and fed.step has returned False {TOLERATED_STEPS} times: this"
+                " script ends here, because its loop does not"
             )
         return False

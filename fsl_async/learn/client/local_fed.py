@@ -1,9 +1,8 @@
 """A training function without a network: the API of `Fed` for one process alone."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import SupportsFloat
 
 from torch import nn
 
@@ -12,6 +11,7 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights, check_same
 from fsl_async.learn.client.fed_base import ClientContext, FedBase
 from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole, numbers
 from fsl_async.learn.models.adapters import Adapters
 
 
@@ -57,15 +57,14 @@ class LocalFed(FedBase):
         ModelWeights(model, adapters.view)
         self.model = model
 
-    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+    def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """Count a step; False once the steps or the time are used up."""
         if self.model is None:
             raise TaskError("fed.step came before fed.attach(model): attach the model first")
         if not self._running:
             return self._ended()
-        self._meter.count(tokens, metrics)
-        given = {name: float(value) for name, value in (metrics or {}).items()}
-        self.history.append((self._meter.steps, given))
+        self._meter.count(self._counted(tokens), metrics)
+        self.history.append((self._meter.steps, numbers("fed.step: metrics", metrics or {})))
         out_of_steps = self._last_step is not None and self._meter.steps >= self._last_step
         passed_s = time.monotonic() - self._begun_at
         out_of_time = self._seconds is not None and passed_s >= self._seconds

@@ -7,10 +7,9 @@ does no harm there.
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import SupportsFloat
 
-from fsl_async.errors import TaskError
+from fsl_async.learn.client import script_values
+from fsl_async.learn.client.script_values import Metrics, Whole
 from fsl_async.roles.sync.training_trouble import NOT_FINITE, SKIPPED
 
 SMOOTHING = 0.95
@@ -20,9 +19,6 @@ RATE_WINDOW_S = 5.0
 
 EVALUATED = "eval_"
 """Metrics with this prefix are of a version, and rare: heartbeats carry the last one."""
-
-MOST_METRICS = 60
-"""A message has room for 64, and a heartbeat carries totals besides."""
 
 STEPS_KEPT = 64
 """Steps whose times are kept: how long a step takes is learned from them."""
@@ -56,30 +52,25 @@ class Meter:
         """Steps since the last `take` or `forget`."""
         return self.steps - self._sent[0]
 
-    def count(self, tokens: int, metrics: Mapping[str, SupportsFloat] | None) -> None:
+    def count(
+        self, tokens: Whole, metrics: Metrics | None, where: str = "fed.step", what: str = "tokens"
+    ) -> None:
         """Count one step: two microseconds, and a wait for the GPU for each metric on one.
 
-        Raises TaskError for a metric that is not a number.
+        where, what: the call and its argument, for errors. Raises TaskError, and counts nothing,
+        for tokens that are not a whole number and for a metric that is not a number.
         """
+        count = script_values.whole(f"{where}: {what}", tokens)
+        values = script_values.numbers(f"{where}: metrics", metrics) if metrics is not None else {}
         self.steps += 1
-        self.tokens += tokens
+        self.tokens += count
         now = time.monotonic()
         since, before = self._rate_mark
         if now - since >= RATE_WINDOW_S:
             self._tokens_per_s = (self.tokens - before) / (now - since)
             self._rate_mark = (now, self.tokens)
         is_bad = False
-        if metrics and (len(metrics) > MOST_METRICS or not all(type(n) is str for n in metrics)):
-            raise TaskError(
-                f"fed.step: give at most {MOST_METRICS} metrics, each under a name that is text"
-            )
-        for name, given in (metrics or {}).items():
-            try:
-                value = float(given)
-            except (TypeError, ValueError) as error:
-                raise TaskError(
-                    f"fed.step: metrics[{name!r}] is a {type(given).__name__}, not a number"
-                ) from error
+        for name, value in values.items():
             is_bad = is_bad or not math.isfinite(value) or (name == SKIPPED and value > 0)
             total, times = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, times + 1)

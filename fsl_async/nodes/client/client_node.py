@@ -27,7 +27,14 @@ from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import METRICS, receivers_of
 from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import AddressError, ExitCode, KeysError, RefusedError, TaskError
+from fsl_async.errors import (
+    AddressError,
+    ExitCode,
+    FslError,
+    KeysError,
+    RefusedError,
+    one_line,
+)
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
 from fsl_async.nodes.client.progress_lines import ProgressLines
@@ -148,8 +155,12 @@ class LoopSide:
 
     def raise_failure(self) -> None:
         """Raise the error that ended this client, if there was one."""
-        if self._crash is not None:
-            raise self._crash
+        crash = self._crash
+        if isinstance(crash, tp.LocalError):  # a bug, and no line of the user's script is to blame
+            text = one_line(f"{type(crash).__name__}: {crash} (this is a bug in fsl-async)")
+            raise FslError(text, ExitCode.BUG) from crash
+        if crash is not None:
+            raise crash
         finish, stop = self.finish, self._parts.stop
         if finish is None or finish.exit_code == 0:
             return
@@ -157,7 +168,7 @@ class LoopSide:
             raise RefusedError(finish.reason)
         if stop.requested:
             raise stop.error(finish.reason)
-        raise TaskError(finish.reason)
+        raise FslError(finish.reason, finish.exit_code)
 
     def summary(self) -> Summary:
         """The result."""

@@ -29,6 +29,7 @@ from fsl_async.learn.gang.training import RankTraining, store_of_ranks
 from fsl_async.nodes.client import gang
 from fsl_async.nodes.client.gang_context import options_to_wire, unpacked
 from fsl_async.nodes.client.parts import ClientOptions, Membership
+from fsl_async.process.script import leave_at_exit
 from fsl_async.roles import gang_messages as msg
 
 CONNECT_S = 60.0
@@ -210,9 +211,11 @@ class JoinedRank(Fed):
         self._rank_session = session
         self._proxies = proxies
         self._closed = False
+        self._stays = leave_at_exit(lambda error: self.__exit__(None, error, None))
 
     def close(self) -> None:
         """Leave the run: wait for the last delta, then end the session. Harmless twice."""
+        self._stays()
         if not self._closed:
             self._closed = True
             try:
@@ -227,6 +230,7 @@ class JoinedRank(Fed):
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Leave the run. After an error of the script torchrun starts the ranks again."""
+        self._stays()
         if error is None or isinstance(error, RunFinishedError):
             self.close()
         elif isinstance(error, FslError) and not isinstance(error, NodeLostError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,19 +19,25 @@ from fsl_async.config import address as addresses
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_tuning import Order, SiteTuning
-from fsl_async.errors import DataError, FslError, StopError, TaskError
+from fsl_async.errors import DataError, FslError, StopError, TaskError, UsageError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext, choose_device
 from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.script_values import whole
 from fsl_async.learn.user_code import Task, load_task, own_failure
 from fsl_async.nodes.client.client_node import Summary
 from fsl_async.nodes.client.gang_joining import JoinedRank, Place, join_ranks
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.process.memory import MemoryMark
-from fsl_async.process.script import current_stopper
+from fsl_async.process.script import (
+    current_stopper,
+    errors_in_one_line,
+    leave_at_exit,
+    print_line,
+)
 from fsl_async.process.stopper import Stopper
 from fsl_async.process.threads import VARIABLE as OMP_THREADS
 from fsl_async.process.threads import threads_here
@@ -188,18 +194,33 @@ class Joined(Fed):
         self._runtime = runtime
         self._left = left
         self._closed = False
+        self._stays = leave_at_exit(self._leave_at_exit)
 
     def close(self) -> None:
-        """Leave the run: wait for the last delta, then end the session. Harmless twice."""
-        self._leave(None)
+        """Leave the run: wait for the last delta, then end the session. Harmless twice.
+
+        Raises as the end of a `with` block does.
+        """
+        if not self._closed:
+            self.__exit__(None, None, None)
 
     def _leave(self, error: str | None) -> None:
         if not self._closed:
             self._closed = True
+            self._stays()
             try:
                 self._runtime.training_ended(error)
             finally:
                 self._left()
+
+    def _leave_at_exit(self, error: BaseException | None) -> None:
+        """Leave the run in a script that ends without doing so."""
+        if self.running and (error is None or isinstance(error, KeyboardInterrupt)):
+            self.log(
+                "this script ends without fed.close(): what it trained last is sent now (Ctrl-C"
+                " ends it without that)"
+            )
+        self.__exit__(None, error, None)
 
     def __enter__(self) -> Self:
         return self
@@ -211,6 +232,29 @@ class Joined(Fed):
         if error is None or isinstance(error, RunFinishedError):
             with contextlib.suppress(StopError):  # it was asked for
                 self._runtime.raise_failure()
+
+
+_TEXT = (str, "text")
+_PATH = (str | os.PathLike | None, "a path")
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "server": _TEXT,
+    "name": (str | None, "text"),
+    "run_dir": _PATH,
+    "keys": _PATH,
+    "log": (Callable, "a function that takes a line"),
+    "allow": (str | Iterable | None, "a list of kinds of data"),
+    "layers": _TEXT,
+}
+
+
+def _check_kinds(given: Mapping[str, object]) -> None:
+    """Raise UsageError for an argument of `join` that is of another kind."""
+    for name, (kinds, what) in _KINDS.items():
+        if not isinstance(given[name], kinds):
+            kind = type(given[name]).__name__
+            raise UsageError(f"fsl_async.join: {name}= takes {what}, and got {kind}")
+    if given["order"] not in {None, "first", "zeroth"}:
+        raise UsageError(f"fsl_async.join: order={given['order']!r:.80}: first or zeroth")
 
 
 @contextlib.contextmanager
@@ -232,7 +276,7 @@ def join(
     name: str | None = None,
     device: str | None = None,
     run_dir: str | Path | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = print_line,
     keys: str | Path | None = None,
     insecure: bool = False,
     allow: str | Iterable[str] | None = None,
@@ -244,6 +288,10 @@ def join(
     from fsl_async.cluster.name_slot import check_name, claim_name
     from fsl_async.keys.site_file import site_policy
 
+    errors_in_one_line()
+    given = {"server": server, "name": name, "run_dir": run_dir, "keys": keys, "log": log}
+    _check_kinds({**given, "allow": allow, "order": order, "layers": layers})
+    rank = whole("fsl_async.join: rank", rank)
     place = Place.here()
     address = addresses.parse(server)
     folder = keys_for_dialling(address, None if keys is None else Path(keys), insecure=insecure)
@@ -255,7 +303,7 @@ def join(
         options = ClientOptions(
             address.fsl,
             check_name(name) if name else "",  # of ranks, their node takes one
-            device=device,
+            device=None if device is None else str(device),  # a torch.device too
             run_dir=Path(run_dir) if run_dir is not None else None,
             keys=folder,
             policy=policy,

@@ -25,6 +25,7 @@ from fsl_async.nodes.wire import (
     initial_stream,
     problem_of,
     version_stream,
+    violation_in,
 )
 from fsl_async.roles.goodbye import Goodbye, reason_for_peers
 from fsl_async.roles.machine import (
@@ -130,7 +131,7 @@ class ClientShell:
         self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
-            tp.PeerDown: lambda e: self.node.feed(SessionLost(e.reason)),
+            tp.PeerDown: self._down,
             tp.Refused: self._refused,
             tp.Superseded: self._superseded,
             tp.Unreachable: self._unreachable,
@@ -205,6 +206,9 @@ class ClientShell:
         self._welcomed(welcome)
         incarnation = self.endpoint.incarnation
         self.node.feed(ev.Welcomed(welcome.run, welcome.shard, welcome.shards, incarnation))
+
+    def _down(self, event: tp.PeerDown) -> None:
+        self.node.feed(SessionLost(event.reason, violation_in(event.text)))
 
     def _refused(self, event: tp.Refused) -> None:
         self.learner.refuse(event.code, event.text)

@@ -20,7 +20,7 @@ from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import TransferProgress
-from fsl_async.nodes.wire import Hello, Welcome, beat_of, delta_stream, problem_of
+from fsl_async.nodes.wire import Hello, Welcome, beat_of, delta_stream, problem_of, violation
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -212,13 +212,16 @@ class ParameterServerShell:
             handler(event)
         except (MessageError, ValueError) as error:
             peer: str = getattr(event, "peer", "")
-            text = f"{peer} broke the protocol: {problem_of(error)}"
-            self._around.say(Note(text, "warning"))
-            self._end_session(peer, "protocol")
+            problem = problem_of(error)
+            self._around.say(Note(f"{peer} broke the protocol: {problem}", "warning"))
+            self._end_session(peer, "protocol", violation(problem))
 
-    def _end_session(self, peer: str, reason: str) -> None:
-        """End a session from this side, of which the transport then reports no end."""
-        self.endpoint.disconnect(peer, reason)
+    def _end_session(self, peer: str, reason: str, text: str = "") -> None:
+        """End a session from this side, of which the transport then reports no end.
+
+        text: for the peer, instead of the reason.
+        """
+        self.endpoint.disconnect(peer, text or reason)
         member = self.machine.members.get(peer)
         incarnation = 0 if member is None else member.incarnation
         self._down(tp.PeerDown(peer, incarnation, reason))
@@ -237,8 +240,10 @@ class ParameterServerShell:
         self._receiving.left(event.peer)
         self._serving.left(event.peer)
         self._models.pop(event.peer, None)
-        why = Goodbye.read(event.text).reason if event.reason == "bye" else ""
-        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason, why))
+        goodbye = Goodbye.read(event.text if event.reason == "bye" else "")
+        returns = goodbye.relaunch_in_s is not None
+        left = (event.peer, event.incarnation, event.reason)
+        self.node.feed(ClientLeft(*left, goodbye.reason, returns))
 
     def _message(self, event: tp.MessageReceived) -> None:
         peer = event.peer

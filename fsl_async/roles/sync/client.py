@@ -26,6 +26,11 @@ Rules
   turn that is repeated in a new session is the same turn.
 - Where the run calls no rounds, the client is given a pace and leads: it takes a snapshot when that
   is reached, or as soon as no delta is outstanding any more. A call is then that of the last round.
+- After a delta that was refused as too old the next one is measured from the version that was the
+  newest then. Progress since is carried over; without the wait it would be refused too, from each
+  of the versions in between.
+- A session that the parameter server ends because of what this client sends is opened again, and
+  the third time the client ends: it would send the same again.
 - If training ends before the run does, the progress since the last snapshot is sent as a last
   delta, after the outstanding one. The client waits for it while its bytes advance, at most
   `drain_cap_s`, and `drain_s` without a session.
@@ -44,6 +49,7 @@ Rules
     training   TurnCalled                       BeginRound once the weights are on that version
     training   Snapshotted                      OfferDelta, or Send Skip when no token was trained
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then what was waiting
+    any        SessionLost (third violation)    EndTraining
     held       SessionLost, DeltaRefused        ResumeTraining (in a turn: Rebased, DeltaRefused)
     any        RunEnded, DrainAsked, Preempting EndTraining
     any        TrainingEnded                    TakeSnapshot, then Finish after the last answer;
@@ -92,6 +98,7 @@ from fsl_async.roles.sync.client_state import (
     EXIT_REFUSED,
     EXIT_RELAUNCH,
     SERVER,
+    VIOLATIONS,
     ClientRules,
     Held,
     lost_text,
@@ -138,6 +145,9 @@ class ClientMachine:
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.tokens_acknowledged = 0
+        self.told_empty = False  # that steps without tokens send nothing
+        self.sends_from = -1  # no delta is measured from an older version
+        self.violations = 0  # since a delta or a version has gone through
         self.deadlines = Deadlines()
         self.leading = Leading(self.deadlines)
         self.version_sync = VersionSync(self.deadlines)
@@ -238,9 +248,13 @@ class ClientMachine:
         self.shutdown.pace.interrupt()
         self._forget_session()
         self.away = True
+        if event.violation:
+            self.violations += 1
+            if self.violations >= VIOLATIONS:
+                return self._give_up(event.violation, now)
         what = lost_text(event.reason)
         if not self.shutdown.training:
-            self.deadlines.set("end", now + self.rules.drain_s)
+            self.shutdown.session_lost(now)
             meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
         else:
             meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
@@ -253,6 +267,15 @@ class ClientMachine:
             self.deadlines.set("lost", now + ANSWER_S)
             return effects
         return [*self._report_lost(), *effects]
+
+    def _give_up(self, violation: str, now: float) -> list[Effect]:
+        """End: what this client sends ends each session."""
+        self.shutdown.refusing = True
+        text = (
+            f"the parameter server has ended {self.violations} sessions because of what this client"
+            f" sends: {violation} (a bug in fsl-async, or another version of it there)"
+        )
+        return self.shutdown.ask(text, EXIT_FAILED, now)
 
     def _report_lost(self) -> list[Effect]:
         note, self.pending_note = self.pending_note, None
@@ -347,6 +370,7 @@ class ClientMachine:
         return [DeclineStream(SERVER, event.stream, "not wanted")]
 
     def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
+        self.violations = 0
         self.version_sync.received(event.version)
         return self._advance()
 
@@ -431,6 +455,13 @@ class ClientMachine:
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
                 if self.version_sync.by_scalars:
                     effects.append(self.version_sync.holding())
+            if event.steps and not (self.told_empty or self.version_sync.by_scalars):
+                self.told_empty = True
+                text = (
+                    f"nothing is sent: {event.steps:,} steps were reported with tokens=0, and"
+                    " tokens are the weight of what was trained"
+                )
+                effects.append(Note(text, "warning"))
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
         self.delta = Delta(
@@ -466,6 +497,7 @@ class ClientMachine:
         if self.delta is None or self.delta.key != event.key:
             return []
         self.tokens_acknowledged += self.delta.tokens
+        self.violations = 0
         self.shutdown.pace.arrived(now)
         return self._settled(now)
 
@@ -477,6 +509,12 @@ class ClientMachine:
             self.deadlines.set("offer", now + self.rules.reoffer_s)
             return []
         text = f"the parameter server refused a delta of {self.delta.tokens} tokens: {event.text}"
+        if event.code == "stale":
+            self.sends_from = self.latest.version
+            text += (
+                "; a step that compiles or loads may take that long: the next delta is measured"
+                f" from version {self.sends_from}"
+            )
         if event.code == "quarantined":
             self.discard = True
             text += "; going back to the run's weights"
@@ -521,6 +559,8 @@ class ClientMachine:
             call = ev.RoundCalled(ev.OWN_PACE)
         if call is None or self.delta is not None or self.model_version < 0:
             return []
+        if self.model_version < min(self.sends_from, self.latest.version):
+            return []  # its delta would be refused too
         if call.is_turn and call.round != self.model_version:
             if call.round < self.model_version:
                 self.call = None  # that round is over

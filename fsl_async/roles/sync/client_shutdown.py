@@ -21,6 +21,7 @@ from fsl_async.roles.sync.client_state import (
     EXIT_FAILED,
     EXIT_REFUSED,
     EXIT_RELAUNCH,
+    LOSSES,
     MOMENT_S,
     ClientRules,
 )
@@ -45,6 +46,8 @@ class ClientShutdown:
     refusing: bool = False  # the parameter server accepts nothing from this client any more
     finished: bool = False
     pace: Pace = field(factory=Pace)
+    losses: int = 0
+    """Sessions lost while it waits to send, since bytes advanced."""
 
     @property
     def asked(self) -> bool:
@@ -107,11 +110,18 @@ class ClientShutdown:
         self.deadlines.set("end", now + self.rules.drain_s)
         return []
 
+    def session_lost(self, now: float) -> None:
+        """Wait for another session; not longer if those end too before anything is sent."""
+        self.losses += 1
+        if self.losses <= LOSSES:
+            self.deadlines.set("end", now + self.rules.drain_s)
+
     def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
         """Go on waiting for the last delta while its bytes advance."""
         until = min(now + self.rules.stalled_s, self.ended_at + self.rules.drain_cap_s)
         if not event.advanced or until <= now + MOMENT_S:
             return self.finish()
+        self.losses = 0
         self.deadlines.set("end", until)
         return []
 

@@ -16,6 +16,13 @@ _LOST = {
 ANSWER_S = 2.0
 """How long the parameter server may take to answer a hello before its loss is reported."""
 
+VIOLATIONS = 3
+"""How often the parameter server may end the session because of what this client sends. The same
+message is sent in each new session, so more of them end the same way."""
+
+LOSSES = 3
+"""How many lost sessions a client that has ended training waits after, for another one."""
+
 MOMENT_S = 0.1
 """Shorter waits are left out."""
 

@@ -317,7 +317,19 @@ class ParameterServerMachine:
             return []
         del self.members[event.peer]
         effects = self._gone(event.peer, event.incarnation, event.reason, now)
-        return effects + self.end.end_if_all_hold(now)
+        return effects + self.end.end_if_all_hold(now) + self._all_done(event)
+
+    def _all_done(self, event: ClientLeft) -> list[Effect]:
+        """Tell the operator of a run without clients, whose scripts have ended before it."""
+        is_done = event.reason == "bye" and not event.returns and self.version >= 0
+        if not is_done or self.members or self.end.asked or self.ended:
+            return []
+        until = "until its limit of time" if self.progress.limits.seconds else "without end"
+        text = (
+            f"all clients have left, {event.peer} last ({event.why or 'it ended its session'}), and"
+            f" this run waits for clients {until}: start one again, or end the run with Ctrl-C"
+        )
+        return [Note(text)]
 
     def _gone(self, peer: str, incarnation: int, reason: str, now: float) -> list[Effect]:
         """Stop waiting for answers of a session that is over."""

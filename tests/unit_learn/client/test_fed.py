@@ -30,12 +30,13 @@ def local(**place):
 @pytest.mark.parametrize("make", [connected, local])
 def test_the_same_task_runs_with_and_without_a_network(make):
     """A baseline uses the same training script."""
-    fed, sides = make(config={"train": {"batch": 3}}, seed=7)
+    lines = []
+    fed, sides = make(config={"train": {"batch": 3}}, seed=7, log=lines.append)
     assert (fed.client_name, fed.seed, fed.config["train"]["batch"]) == ("alice", 7, 3)
     assert fed.version == -1
     model = nn.Linear(2, 2)
     with pytest.raises(TaskError, match=r"before fed\.attach"):
-        fed.step()
+        fed.step(tokens=0)
     fed.attach(model)
     fed.attach(model)  # the same tensors
     with pytest.raises(TaskError, match=r"another model .* tensor 'weight' is 3x2 here"):
@@ -50,14 +51,15 @@ def test_the_same_task_runs_with_and_without_a_network(make):
     assert reported["tokens"] == 20
     assert reported["loss"] == pytest.approx(1.95)
     assert reported["version"] == 0
-    with pytest.raises(TaskError, match=r"metrics\['loss'\] is a str"):
+    with pytest.raises(TaskError, match=r"metrics\['loss'\] is 'low'"):
         fed.step(metrics={"loss": "low"})
     (sides.exchange if sides else fed).stop()
-    told_end = [fed.step() for _ in range(3)]
-    assert told_end == [False] * 3
+    assert not any(fed.step(tokens=1) for _ in range(100))
     assert not fed.running
-    with pytest.raises(RunFinishedError, match="leave the loop"):
-        fed.step()
+    with pytest.raises(RunFinishedError, match="its loop does not") as caught:
+        fed.step(tokens=1)
+    assert caught.value.exit_code == 0
+    assert len([line for line in lines if "if not fed.running: break" in line]) == 1
 
 
 def test_a_loop_over_a_shard_that_ignores_step_ends_with_the_run():

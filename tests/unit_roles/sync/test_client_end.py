@@ -17,6 +17,7 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
+from fsl_async.roles.sync.client_state import LOSSES, VIOLATIONS
 
 
 def outstanding(client):
@@ -267,3 +268,44 @@ def test_finished_is_finished(client):
     for event in late:
         assert client.feed(event, after_s=100.0) == []
     assert client.machine.next_deadline() is None
+
+
+BAD = SessionLost("bye", "DeltaMeta.delta.tokens is float, not int")
+
+
+def test_a_message_that_the_server_cannot_read_is_not_sent_for_ever(client):
+    """It is offered in each new session, which ends as the one before; the cause is the end's."""
+    outstanding(client)
+    for _ in range(VIOLATIONS - 1):
+        assert not any(isinstance(one, do.EndTraining) for one in client.feed(BAD))
+        client.welcome()
+    (end,) = client.feed(BAD)
+    assert isinstance(end, do.EndTraining)
+    assert "tokens is float, not int" in end.reason
+    (finish,) = client.feed(TrainingEnded(None))
+    assert finish.exit_code == EXIT_FAILED
+    assert "tokens is float, not int" in finish.reason
+
+
+def test_what_goes_through_between_two_violations_ends_the_count(client):
+    """A rare fault over days is none that ends every session."""
+    for number in range(2 * VIOLATIONS):
+        client.ready() if not number else client.welcome()
+        client.call(number)
+        client.snapshot(number + 1, 0)
+        client.acknowledge(client.key(number + 1))
+        assert not any(isinstance(one, do.EndTraining) for one in client.feed(BAD))
+
+
+def test_sessions_that_end_again_and_again_do_not_keep_a_client_that_has_ended(client):
+    """Each of them gave it ten seconds more, so Ctrl-C did not end it."""
+    outstanding(client)
+    client.feed(DrainAsked("Ctrl-C"))
+    client.feed(TrainingEnded(None))
+    for _ in range(100):
+        client.feed(SessionLost("bye"), after_s=1.0)
+        client.welcome()
+        if client.machine.next_deadline() <= client.now + 1.0:
+            break
+    assert client.now <= LOSSES + 10.0
+    assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]

@@ -75,9 +75,13 @@ def test_nothing_trained_is_reported(client, look):
     effects = client.snapshot(1, 0, tokens=0)
     assert effects[0] == do.DropDelta(1)
     assert look.sent(effects)[0].round == 0
+    assert "2 steps were reported with tokens=0" in look.notes(effects)
     client.call(0)
     client.lose()
     assert client.snapshot(2, 0, steps=0) == [do.DropDelta(2)]
+    client.welcome()
+    client.call(0)
+    assert "tokens=0" not in look.notes(client.snapshot(3, 0, tokens=0)), "once"
 
 
 def test_a_call_while_a_delta_is_outstanding_is_answered_afterwards(client):
@@ -402,3 +406,25 @@ def test_global_weights_that_are_kept_are_named_and_followed(client, look):
     assert client.feed(ev.BaseReplaced(3, "d3", "d3")) == [do.Rebase(3)]
     client.rebased(3)
     assert look.sent(client.announce(4)) == [msg.Fetch(3, "d3", "d3")]
+
+
+def test_after_a_delta_that_was_too_old_the_next_one_is_from_the_newest_version(client, look):
+    """A first step that compiles takes a minute, and versions are fetched one after another."""
+    client.ready()
+    client.call(0)
+    for version in range(1, 10):
+        client.announce(version)
+        client.call(version)
+    client.offered(1)
+    client.fetched(1)
+    client.snapshot(1, 0)
+    effects = client.refuse(client.key(1))
+    assert "the next delta is measured from version 9" in look.notes(effects)
+    client.feed(ev.EncodingFinished(1))
+    client.replaced(1)
+    effects = client.rebased(1)
+    assert not look.only(effects, do.TakeSnapshot), "from version 1 it would be refused again"
+    assert look.sent(effects)[0] == msg.Holding(1, "d1")
+    assert do.TakeSnapshot(2) in client.follow(9, "full")
+    (offer,) = look.only(client.snapshot(2, 9), do.OfferDelta)
+    assert offer.delta.key.base == 9

@@ -64,7 +64,7 @@ def test_seconds_begin_with_the_first_version(client):
 def test_nothing_was_trained(leader):
     """Nothing is sent, and no call is skipped."""
     leader.feed(ev.PaceReached())
-    assert leader.snapshot(1, 0, tokens=0) == [do.DropDelta(1)]
+    assert leader.snapshot(1, 0, tokens=0, steps=0) == [do.DropDelta(1)]
 
 
 def test_while_the_parameter_server_is_away(leader, look):

@@ -2,11 +2,20 @@
 
 import pytest
 
-from fsl_async.roles.machine import DeclineStream, EndSession, Send, StreamLost, TimerFired
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    EndSession,
+    Note,
+    Send,
+    StreamLost,
+    TimerFired,
+)
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
 
@@ -499,3 +508,28 @@ def test_the_clock_goes_on_over_a_restart(make_server, since_version_s, in_s):
     server = make_server(every_s=60.0, drain_s=5.0)
     server.recover(2, "d2", digests={2: "d2"}, since_version_s=since_version_s)
     assert server.machine.next_deadline() - server.now == pytest.approx(in_s)
+
+
+def gone(server, peer, **how):
+    """The texts of the notes when a client says goodbye."""
+    event = ClientLeft(peer, 1, how.pop("reason", "bye"), **how)
+    return "\n".join(one.text for one in server.feed(event) if isinstance(one, Note))
+
+
+def test_a_run_whose_clients_are_all_done_tells_its_operator(make_server):
+    """A script's own `max_iters` ends it, and the parameter server waits for ever."""
+    words = "and this run waits for clients"
+    server = make_server().begin("a", "b")
+    assert words not in gone(server, "a")
+    text = gone(server, "b", why="the training function returned")
+    assert "all clients have left, b last (the training function returned)" in text
+    assert f"{words} without end" in text
+    server.join("a")
+    assert words not in gone(server, "a", returns=True), "it is launched again"
+    server.join("a")
+    assert words not in gone(server, "a", reason="expired"), "it may be back"
+    limited = make_server(limits=RunLimits(seconds=60.0)).begin("a")
+    assert f"{words} until its limit of time" in gone(limited, "a")
+    empty = make_server()
+    empty.join("a")
+    assert words not in gone(empty, "a"), "there is no model yet"

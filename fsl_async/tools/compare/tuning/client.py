@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsFloat
+from typing import Any
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions
@@ -49,7 +50,7 @@ class ReportingFed(Fed):
         self.report()
         return made
 
-    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+    def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """Step as `Fed` does; the last step of a round waits for the next version."""
         before, begun = self.version, time.monotonic()
         goes_on = super().step(tokens=tokens, metrics=metrics)
