@@ -126,7 +126,7 @@ class MuonAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for part in self.parts:
-            part.step()  # type: ignore[no-untyped-call]
+            part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:

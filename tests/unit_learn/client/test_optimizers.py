@@ -157,7 +157,8 @@ def test_a_step_of_muon_has_singular_values_near_one():
     optimizer = Muon([weight, frozen], lr=1.0, weight_decay=0.5, momentum=0.95)
     assert optimizer.step(lambda: 2.5) == 2.5
     values = torch.linalg.svdvals(weight.detach())
-    assert values.min() > 0.6 and values.max() < 1.3
+    assert values.min() > 0.6
+    assert values.max() < 1.3
     assert (weight * gradient).sum() < 0
     assert torch.equal(frozen, torch.ones(2, 2))  # it has no gradient
 
