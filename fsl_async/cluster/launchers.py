@@ -75,9 +75,13 @@ class LocalLauncher:
     """
 
     def __init__(
-        self, log_path: Path | None = None, exited: Callable[[str, int], None] = lambda *_: None
+        self,
+        log_path: Path | None = None,
+        exited: Callable[[str, int, str], None] = lambda *_: None,
     ) -> None:
-        """exited: called with a client and its exit code when its process ended by itself."""
+        """exited: called when a client's process ended by itself, with the client, its exit code
+        and its last error line.
+        """
         self._log_path = log_path
         self._exited = exited
         self._ending: set[str] = set()
@@ -104,7 +108,7 @@ class LocalLauncher:
 
     def _changed(self, change: ChildStarted | ChildExited) -> None:
         if isinstance(change, ChildExited) and change.name not in self._ending:
-            self._exited(change.name, change.code)
+            self._exited(change.name, change.code, change.error)
 
     async def close(self) -> None:
         """End the children; those whose run is over end by themselves within the grace time."""

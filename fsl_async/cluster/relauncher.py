@@ -94,10 +94,13 @@ class Relauncher:
         self._report(self._machine.left(client, reason, self._loop.time(), goodbye))
         self._arm()
 
-    def exited(self, client: str, code: int) -> None:
-        """Take the end of a local client process, which comes before the end of its session."""
+    def exited(self, client: str, code: int, error: str = "") -> None:
+        """Take the end of a local client process, which comes before the end of its session.
+
+        error: its last error line.
+        """
         if self._wanted():
-            self._report(self._machine.exited(client, code, self._loop.time()))
+            self._report(self._machine.exited(client, code, self._loop.time(), error))
             self._arm()
 
     def _arm(self) -> None:

@@ -52,7 +52,10 @@ MOST_MEMBERS = 10_000
 
 @frozen
 class Waiting:
-    """The client is launched in `seconds`, unless it joins first. why: of its goodbye, or empty."""
+    """The client is launched in `seconds`, unless it joins first.
+
+    why: of its goodbye, or the error with which it ends again and again; or empty.
+    """
 
     client: str
     seconds: float
@@ -131,8 +134,10 @@ class Relaunches:
             self._forget(client)
         return self._ended(client, machine, now) if reason == "expired" else None
 
-    def exited(self, client: str, code: int, now: float) -> Waiting | GaveUp | None:
-        """Take the exit of its process, which was launched locally.
+    def exited(
+        self, client: str, code: int, now: float, error: str = ""
+    ) -> Waiting | GaveUp | None:
+        """Take the exit of its process, which was launched locally. error: its last error line.
 
         After a goodbye, too, the exit code decides whether it is launched again.
         """
@@ -152,7 +157,9 @@ class Relaunches:
         if machine is None or machine.state is not State.RUNNING:
             return None
         self._exited.add(client)
-        return self._ended(client, machine, now, code)
+        # Preemptions are no failures, even if they are told in the same words.
+        error = "" if code == ExitCode.RELAUNCH else error
+        return self._ended(client, machine, now, code, error=error)
 
     def _forget(self, client: str) -> None:
         self.members.discard(client)
@@ -187,12 +194,13 @@ class Relaunches:
         *,
         after_s: float = 0.0,
         why: str = "",
+        error: str = "",
     ) -> Waiting | GaveUp | None:
-        for effect in machine.handle(Exited(code), now):
+        for effect in machine.handle(Exited(code, error), now):
             if isinstance(effect, Wait):
                 seconds = after_s + effect.seconds
                 self._due[client] = now + seconds
-                return Waiting(client, seconds, why)
+                return Waiting(client, seconds, why or effect.why)
             if isinstance(effect, End):
                 return GaveUp(client, effect.why)
         return None

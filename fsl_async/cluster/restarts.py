@@ -21,6 +21,7 @@ One machine for each child.
 The wait doubles from `first_wait_s` to `longest_wait_s`. After a child ran for `healthy_after_s`,
 the next wait is `first_wait_s` and the budget is full again. Exit code 64, which requests a
 relaunch, is treated like a crash, so that a program that exits with it at once does not spin.
+Where a child ends `ALIKE` times in a row with one error, each further Wait quotes that error.
 Any other pair of state and event is an error of the shell and raises AssertionError.
 """
 
@@ -31,6 +32,9 @@ from enum import Enum, auto
 from attrs import frozen
 
 from fsl_async.errors import ExitCode
+
+ALIKE = 3
+"""Ends in a row with one error from which on the error is told."""
 
 
 @frozen(kw_only=True)
@@ -51,9 +55,13 @@ class Begin:
 
 @frozen
 class Exited:
-    """The child exited; `code` is negative for the signal that killed it."""
+    """The child exited; `code` is negative for the signal that killed it.
+
+    error: its last error line, or empty where that is unknown.
+    """
 
     code: int
+    error: str = ""
 
 
 @frozen
@@ -73,9 +81,10 @@ class Launch:
 
 @frozen
 class Wait:
-    """Send WaitOver after `seconds`."""
+    """Send WaitOver after `seconds`. why: the error that repeats, for people, or empty."""
 
     seconds: float
+    why: str = ""
 
 
 @frozen
@@ -112,6 +121,7 @@ class Restarts:
         self.launches = 0
         self._rules = rules
         self._in_a_row = 0
+        self._error, self._alike = "", 0
         self._launched_at = 0.0
         # Since the last launch.
         self._is_seen = False
@@ -126,7 +136,7 @@ class Restarts:
             return self._seen(now)
         if isinstance(event, Exited):
             assert self.state in {State.RUNNING, State.STOPPING}, self.state
-            return self._exited(event.code, now)
+            return self._exited(event.code, event.error, now)
         expected = State.READY if isinstance(event, Begin) else State.WAITING
         assert self.state is expected, (self.state, event)
         self.state = State.RUNNING
@@ -151,23 +161,27 @@ class Restarts:
             self.state = State.RUNNING
         return []
 
-    def _exited(self, code: int, now: float) -> list[Effect]:
+    def _exited(self, code: int, error: str, now: float) -> list[Effect]:
         if self.state is State.STOPPING:
             return self._end("stopped")
         if code == ExitCode.DONE:
             return self._end("done")
         if code == ExitCode.BAD_INPUT:
-            return self._end("bad input")
+            return self._end("bad input" + (f": {error}" if error else ""))
+        self._alike = 0 if not error else self._alike + 1 if error == self._error else 1
+        self._error = error
         rules = self._rules
         if now - self._launched_at >= rules.healthy_after_s:
             self._in_a_row = 0
         if self._in_a_row >= rules.budget:
-            return self._end(f"gave up after {self._in_a_row} relaunches in a row")
+            last = f"; its last error: {error}" if error else ""
+            return self._end(f"gave up after {self._in_a_row} relaunches in a row{last}")
         # The exponent is capped because a float power overflows long before a large budget is used.
         wait = rules.first_wait_s * rules.factor ** min(self._in_a_row, 64)
         self._in_a_row += 1
         self.state = State.WAITING
-        return [Wait(min(wait, rules.longest_wait_s))]
+        why = f"it ended {self._alike} times in a row with: {error}" if self._alike >= ALIKE else ""
+        return [Wait(min(wait, rules.longest_wait_s), why)]
 
     def _end(self, why: str) -> list[Effect]:
         self.state = State.ENDED

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ from fsl_async.cluster.restarts import (
     Wait,
     WaitOver,
 )
-from fsl_async.errors import ExitCode
+from fsl_async.errors import ExitCode, one_line
 from fsl_async.files.private_files import make_folder, opener
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MAX_LINE_BYTES = 1 << 16
+_MAX_SHOWN = 500
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])
@@ -80,6 +82,8 @@ class ChildExited:
     seconds: how long it ran.
     relaunch_in_s: None when it is not launched again.
     why: the exit code or signal in words, and why it is not launched again.
+    error: its last error line without "error:"; without one the last line that it printed, if it
+        failed by itself. In one line, at most `_MAX_SHOWN` characters.
     """
 
     name: str
@@ -87,6 +91,7 @@ class ChildExited:
     seconds: float
     relaunch_in_s: float | None
     why: str
+    error: str = ""
 
 
 class _Running:
@@ -98,6 +103,7 @@ class _Running:
         self.task: asyncio.Task[int] | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.stop = asyncio.Event()
+        self.last_line = self.last_error = ""
 
 
 class Supervisor:
@@ -227,6 +233,7 @@ class Supervisor:
                         seconds,
                         None if wait is None else wait.seconds,
                         _describe(code) if end is None else f"{_describe(code)}: {end.why}",
+                        running.last_error or (running.last_line if code > 0 else ""),
                     )
                 )
             elif isinstance(effect, Wait):
@@ -241,6 +248,7 @@ class Supervisor:
     async def _run_once(self, running: _Running) -> int:
         """Run the process once, from launch to exit; returns its exit code."""
         child = running.child
+        running.last_line = running.last_error = ""
         # With asyncio's own pipe `wait` would hang while a grandchild holds the other end.
         read_end, write_end = os.pipe()
         loop = asyncio.get_running_loop()
@@ -248,13 +256,13 @@ class Supervisor:
         transport, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", buffering=0)
         )
-        pump = asyncio.create_task(self._pump(child.name, reader), name=f"output {child.name}")
+        pump = asyncio.create_task(self._pump(running, reader), name=f"output {child.name}")
         pump.add_done_callback(lambda task: _kill_unread(task, running))
         try:
             try:
                 running.process = process = await _spawn(child, write_end)
             except OSError as error:
-                self._line(child.name, f"error: cannot start {child.argv[0]}: {error.strerror}")
+                self._line(running, f"error: cannot start {child.argv[0]}: {error.strerror}")
                 lasting = isinstance(
                     error, (FileNotFoundError, PermissionError, NotADirectoryError)
                 )
@@ -278,7 +286,7 @@ class Supervisor:
                 await asyncio.wait_for(pump, 1.0)
             transport.close()
 
-    async def _pump(self, name: str, reader: asyncio.StreamReader) -> None:
+    async def _pump(self, running: _Running, reader: asyncio.StreamReader) -> None:
         rest = b""
         while data := await reader.read(_MAX_LINE_BYTES):
             *lines, rest = (rest + data).split(b"\n")
@@ -286,11 +294,15 @@ class Supervisor:
                 lines.append(rest)
                 rest = b""
             for line in lines:
-                self._line(name, line.decode(errors="replace").rstrip("\r"))
+                self._line(running, line.decode(errors="replace").rstrip("\r"))
         if rest:
-            self._line(name, rest.decode(errors="replace"))
+            self._line(running, rest.decode(errors="replace"))
 
-    def _line(self, name: str, line: str) -> None:
+    def _line(self, running: _Running, line: str) -> None:
+        name = running.child.name
+        if line.strip():
+            running.last_line = one_line(line)[:_MAX_SHOWN]
+            running.last_error = one_line(error_of(line))[:_MAX_SHOWN] or running.last_error
         if self._log is not None:
             # A full disk must not end the children.
             with contextlib.suppress(OSError):
@@ -329,6 +341,19 @@ def _signal_group(process: asyncio.subprocess.Process | None, number: int) -> No
     if process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
+
+
+def error_of(line: str) -> str:
+    """The message of a child's error line or error object; "" for any other line."""
+    if line.startswith("error: "):
+        return line.removeprefix("error: ")
+    if not line.startswith("{"):
+        return ""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return ""
+    return str(found.get("error", "")) if isinstance(found, dict) else ""
 
 
 def _describe(code: int) -> str:

@@ -285,7 +285,8 @@ def squared_norm(values: NDArray[np.float32]) -> float:
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Rows: a long dot product wakes the threads of its BLAS for 30 us of work, and they spin.
         parts = values[:rows].reshape(-1, _ROW)
-        found = float(np.add.reduce(np.vecdot(parts, parts), dtype=np.float64))
+        squares = parts[:, None, :] @ parts[:, :, None]  # np.vecdot, which NumPy 1 lacks
+        found = float(np.add.reduce(squares, axis=None, dtype=np.float64))
         if rows < len(values):
             found += _squared_norm_wide(values[rows:])
         if found < _LEAST_SQUARE or not math.isfinite(found):

@@ -553,8 +553,8 @@ def test_a_local_childs_exit_is_reported_unless_the_launcher_ended_it():
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
 
     async def play():
-        launcher = LocalLauncher(exited=lambda client, code: reports.append((client, code)))
-        await launcher.launch("a", [sys.executable, "-c", "raise SystemExit(64)"])
+        launcher = LocalLauncher(exited=lambda *exit: reports.append(exit))
+        await launcher.launch("a", [sys.executable, "-c", "raise SystemExit('error: no disk')"])
         await launcher.launch("b", sleeper)
         for _ in range(600):
             if reports:
@@ -564,4 +564,4 @@ def test_a_local_childs_exit_is_reported_unless_the_launcher_ended_it():
         await launcher.close()
 
     asyncio.run(play())
-    assert reports == [("a", 64)]
+    assert reports == [("a", 1, "no disk")]

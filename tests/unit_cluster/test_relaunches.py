@@ -255,6 +255,19 @@ def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
     assert machine.left("alice", "expired", 300.0) == Waiting("alice", 2.0)
 
 
+def test_a_child_that_dies_of_one_error_is_launched_with_a_word_about_it():
+    """The operator reads the parameter server's lines, not a file of each child."""
+    machine, whys = made(), []
+    for now in (0.0, 100.0, 200.0):
+        machine.seen("alice", now)
+        whys.append(machine.exited("alice", 1, now + 90.0, "no disk").why)
+        machine.take_due(now + 95.0)
+    assert whys == ["", "", "it ended 3 times in a row with: no disk"]
+    machine.seen("alice", 300.0)
+    decided = machine.exited("alice", 64, 390.0, "no disk")
+    assert decided.why == "", "preemptions are no failures"
+
+
 def test_the_end_of_a_replaced_child_is_not_that_of_its_replacement():
     """When alice is started elsewhere, the local child is refused and ends; the other counts."""
     machine = made()

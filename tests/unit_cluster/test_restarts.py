@@ -56,6 +56,20 @@ def test_waits_double_up_to_the_longest_then_the_budget_ends_it():
     assert effect == End("gave up after 6 relaunches in a row")
 
 
+def test_an_error_that_repeats_is_told_from_the_third_time_on():
+    """A client that dies of one error each time needs a person, who needs the error."""
+    machine, whys = running(), []
+    for error in ("a", "b", "b", "b", "", "b"):
+        whys.append(machine.handle(Exited(1, error), 100.0 * len(whys))[0].why)
+        machine.handle(WaitOver(), 100.0 * len(whys))
+    assert whys == ["", "", "", "it ended 3 times in a row with: b", "", ""]
+    assert running().handle(Exited(2, "no such option"), 1.0) == [End("bad input: no such option")]
+    last = Restarts(RestartRules(budget=0))
+    last.handle(Begin(), 0.0)
+    end = last.handle(Exited(1, "no disk"), 1.0)
+    assert end == [End("gave up after 0 relaunches in a row; its last error: no disk")]
+
+
 def test_a_healthy_minute_restores_the_budget():
     """A node that is preempted once a day must be launched soon, also after a month."""
     machine, now = running(), 0.0

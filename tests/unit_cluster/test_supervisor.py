@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from fsl_async.cluster.restarts import RestartRules
-from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
+from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor, error_of
 
 FAST = RestartRules(first_wait_s=0.01, longest_wait_s=0.05, budget=3)
 
@@ -137,6 +137,39 @@ def test_bad_input_and_a_spent_budget_end_it():
     assert last["bad"].why == "exit code 2: bad input"
     assert last["crash"].why == "exit code 3: gave up after 3 relaunches in a row"
     assert len([c for c in changes if isinstance(c, ChildStarted) and c.name == "crash"]) == 4
+
+
+def test_the_last_error_of_a_child_is_kept():
+    """It is the verdict of whoever started it: its error line, else the end of its traceback."""
+    kill = "import os; print('step 7', flush=True); os.kill(os.getpid(), 9)"
+    children = [
+        python("line", "print('error: no disk'); print('bye'); raise SystemExit(1)"),
+        python("object", 'print(\'{"error": "full", "exit_code": 2}\'); raise SystemExit(2)'),
+        python("trace", "raise ValueError('a\x1bb')"),
+        python("killed", kill),
+        python("done", "print('0.7 nats')"),
+    ]
+    _, _, changes = run(lives(children, RestartRules(budget=0)))
+    errors = {one.name: one.error for one in changes if isinstance(one, ChildExited)}
+    trace = errors.pop("trace")
+    assert errors == {"line": "no disk", "object": "full", "killed": "", "done": ""}
+    assert trace.startswith("ValueError: a")
+    assert trace.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("error: no data", "no data"),
+        ('{"error": "full", "kind": "x"}', "full"),
+        ("{nothing", ""),
+        ("hello", ""),
+        ("[1]", ""),
+    ],
+)
+def test_error_lines_are_those_of_both_kinds_of_output(line, error):
+    """A node prints its error in text, or with --json as an object."""
+    assert error_of(line) == error
 
 
 def test_a_program_that_is_not_there_is_bad_input(tmp_path):

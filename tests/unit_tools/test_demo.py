@@ -18,7 +18,7 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.demo.play import Demo, Played, _error_of
+from fsl_async.tools.demo.play import Demo, Played
 from fsl_async.tools.demo.run_dir import make_run_dir
 from fsl_async.tools.demo.settings import DemoSettings, lengths
 from fsl_async.tools.demo.summary import Summary, problems, summarize, text_lines
@@ -196,20 +196,6 @@ def test_bad_input_is_one_line_and_starts_nothing(arguments, capsys, tmp_path, m
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
     assert err.startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("error: no such preset", "no such preset"),
-        ('{"error": "full", "kind": "x"}', "full"),
-        ("hello", ""),
-        ("[1]", ""),
-    ],
-)
-def test_the_error_of_a_child_is_extracted(line, error):
-    """A child's error line becomes the demo's."""
-    assert _error_of(line) == error
 
 
 class Watcher:

@@ -1,6 +1,6 @@
 """Inner optimizers: Muon for the matrices of hidden layers with AdamW for the rest, or AdamW alone.
 
-Muon (Jordan et al., 2024; torch.optim.Muon) steps along the orthogonalized momentum of a matrix. It
+Muon (Jordan et al., 2024) steps along the orthogonalized momentum of a matrix. It
 averages gradients before it normalizes them, where AdamW divides by the noise of a client's small
 batches; so the mean of several clients' changes loses less with it (MuLoCo, arXiv:2505.23725).
 
@@ -32,6 +32,54 @@ OUTSIDE = re.compile(r"embed|(^|\.)(wte|wpe|classifier|score|(\w+_)?head)(\.|$)"
 """Names of matrices that are an embedding or a head: AdamW steps these."""
 
 
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) for 2-D weights.
+
+    The steps of torch.optim.Muon to the bit, also with versions of torch before 2.9, which lack it.
+    """
+
+    def __init__(self, params: Any, *, lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Step every weight that has a gradient. closure: evaluates the loss again, once."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            rate, momentum = float(group["lr"]), group["momentum"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(weight.grad)
+                mean = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
+                update = _orthogonalized(weight.grad.lerp(mean, momentum))
+                rows, columns = weight.shape
+                weight.mul_(1 - rate * group["weight_decay"])
+                weight.add_(update, alpha=-rate * math.sqrt(max(1, rows / columns)))
+        return loss
+
+
+def _orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
+    """Five Newton-Schulz steps in bf16 that bring all singular values close to 1."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    found = matrix.bfloat16()
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    if is_tall:
+        found = found.T
+    found.div_(found.norm().clamp(min=1e-7))
+    for _ in range(5):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if is_tall else found
+
+
 class MuonAdamW(torch.optim.Optimizer):
     """Muon and AdamW as one optimizer; schedulers and loops see the groups of both.
 
@@ -47,9 +95,7 @@ class MuonAdamW(torch.optim.Optimizer):
         adamw_rate: float,
         weight_decay: float,
     ) -> None:
-        muon = torch.optim.Muon(
-            matrices, lr=muon_rate, weight_decay=weight_decay, momentum=MUON_MOMENTUM
-        )
+        muon = Muon(matrices, lr=muon_rate, weight_decay=weight_decay, momentum=MUON_MOMENTUM)
         self.parts = (muon, torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS))
         # The groups are the dictionaries of the two, so a rate that is set here is theirs.
         super().__init__([group for part in self.parts for group in part.param_groups], {})
@@ -80,7 +126,7 @@ class MuonAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for part in self.parts:
-            part.step()  # type: ignore[no-untyped-call]
+            part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,7 +168,9 @@ def build_optimizer(
     chosen = {
         name
         for name, weight in weights.items()
-        if weight.dim() == 2 and (name in hidden if is_matrix is None else is_matrix(name, weight))
+        if weight.dim() == 2
+        and weight.is_floating_point()
+        and (name in hidden if is_matrix is None else is_matrix(name, weight))
     }
     decay = float(train.get("weight_decay", 0.1))
     if train.get("optimizer", "muon") == "adamw":
@@ -142,7 +190,7 @@ def build_optimizer(
     matrices = [weight for name, weight in weights.items() if name in chosen]
     muon_rate = float(train.get("muon_rate", 0.0)) or MUON_RATE
     if not others:
-        return torch.optim.Muon(matrices, lr=muon_rate, weight_decay=decay, momentum=MUON_MOMENTUM)
+        return Muon(matrices, lr=muon_rate, weight_decay=decay, momentum=MUON_MOMENTUM)
     return MuonAdamW(
         matrices, others, muon_rate=muon_rate, adamw_rate=adamw_rate, weight_decay=decay
     )

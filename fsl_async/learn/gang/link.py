@@ -25,6 +25,8 @@ MOST_BYTES = 128 << 10
 MOST_FILES = 16
 _MOST_RIGHTS = socket.CMSG_LEN(MOST_FILES * array("i").itemsize)
 ADDRESS = "FSL_GANG"
+ERRORS = "FSL_GANG_ERRORS"
+"""Memory of the node, as a path: ranks that die append "START ERROR", START counted by torchrun."""
 """Environment variable with the name of the node's socket, for ranks that the node starts."""
 
 

@@ -31,7 +31,7 @@ from torch.nn import functional
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
-from fsl_async.learn.models.hf import extra
+from fsl_async.learn.models.hf import extra, inject_adapters
 from fsl_async.learn.models.lora import linear_layers
 from fsl_async.learn.models.seeds import first_a
 from fsl_async.store.adapters.base import AdapterRule
@@ -238,7 +238,7 @@ def _inject(model: nn.Module, targets: Sequence[str], name: str, rank: int, scal
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-            peft.inject_adapter_in_model(config, model, adapter_name=name)
+            inject_adapters(config, model, adapter_name=name)
     except ValueError as error:
         raise ConfigError(f"LoRA: {one_line(str(error))}", "tune.targets") from error
 

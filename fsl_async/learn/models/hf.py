@@ -85,7 +85,13 @@ def build(family: str, sizes: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
 
 def _config(transformers: Any, family: str, sizes: Mapping[str, Any]) -> Any:
     """The family's config, tried out on a model without memory."""
-    known = transformers.AutoConfig.for_model(family)
+    try:
+        known = transformers.AutoConfig.for_model(family)
+    except ValueError as error:
+        raise ConfigError(
+            f"transformers {transformers.__version__} lacks {family}: install a newer one",
+            "model.family",
+        ) from error
     wrong = [name for name in sizes if not hasattr(known, name)]
     if wrong:
         raise ConfigError(f"{family} has no size {wrong[0]!r}", "model.sizes")
@@ -122,6 +128,28 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def dtype_argument(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """A model's dtype for `from_pretrained` and `from_config`: transformers renamed it in 4.56."""
+    version = extra("transformers").__version__.split(".")[:2]
+    return {"dtype" if tuple(map(int, version)) >= (4, 56) else "torch_dtype": dtype}
+
+
+def inject_adapters(config: Any, model: nn.Module, **named: Any) -> None:
+    """Call `peft.inject_adapter_in_model`.
+
+    Before 0.18 peft takes any `model.config` for one of transformers, so others are out of the way.
+    """
+    own = vars(model).get("config")
+    if own is None or hasattr(own, "to_dict"):
+        extra("peft").inject_adapter_in_model(config, model, **named)
+        return
+    del model.config
+    try:
+        extra("peft").inject_adapter_in_model(config, model, **named)
+    finally:
+        model.config = own
 
 
 def is_family(model: nn.Module) -> bool:

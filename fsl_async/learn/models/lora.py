@@ -13,7 +13,7 @@ from torch import nn
 
 from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.models.forward import drawing
-from fsl_async.learn.models.hf import extra
+from fsl_async.learn.models.hf import extra, inject_adapters
 
 HEADS = ("head", "lm_head")
 
@@ -50,7 +50,7 @@ def apply_lora(
     )
     with drawing(torch.device("cpu"), seed, "lora"):
         try:
-            peft.inject_adapter_in_model(config, module)
+            inject_adapters(config, module)
         except ValueError as error:
             raise ConfigError(f"LoRA: {one_line(str(error))}", "split.lora") from error
     return [name for name, weight in module.named_parameters() if weight.requires_grad]

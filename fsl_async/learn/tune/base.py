@@ -27,7 +27,7 @@ from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.data.counter import random_words
 from fsl_async.learn.models.adapters import to_fp32
 from fsl_async.learn.models.forward import drawing
-from fsl_async.learn.models.hf import collector_paused, extra
+from fsl_async.learn.models.hf import collector_paused, dtype_argument, extra
 from fsl_async.learn.tune.base_files import (
     TOKENIZERS,
     BaseFacts,
@@ -194,7 +194,7 @@ def _from_folder(
         model, info = _auto(transformers, objective).from_pretrained(
             str(root),
             config=config,
-            dtype=dtype,
+            **dtype_argument(dtype),
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=objective == "classify",
@@ -213,14 +213,14 @@ def _from_gguf(
     weights are given to a model made from the config.
     """
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, local_files_only=True, dtype=dtype
+        str(path.parent), gguf_file=path.name, local_files_only=True, **dtype_argument(dtype)
     )
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     _set_labels(config, labels if objective == "classify" else ())
     with drawing(torch.device("cpu"), 0, "base"):
-        model = _auto(transformers, objective).from_config(config, dtype=dtype)
+        model = _auto(transformers, objective).from_config(config, **dtype_argument(dtype))
     state = {name: value.to(dtype) for name, value in loaded.state_dict().items()}
     del loaded
     found = model.load_state_dict(state, strict=False, assign=True)

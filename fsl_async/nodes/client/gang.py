@@ -27,7 +27,7 @@ from attrs import evolve
 from fsl_async.config import address as addresses
 from fsl_async.errors import FslError, TaskError
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.gang.link import ADDRESS, address_of, listener
+from fsl_async.learn.gang.link import ADDRESS, ERRORS, address_of, listener
 from fsl_async.nodes.client.client_node import LoopSide, Summary
 from fsl_async.nodes.client.gang_context import checked, options_from_wire, packed
 from fsl_async.nodes.client.gang_shell import GangShell
@@ -47,7 +47,10 @@ may find the address of a dead one, and gloo is then refused a connection."""
 
 
 class GangRuntime(LoopSide):
-    """The client as seen from the node's main thread. Raises AddressError and KeysError."""
+    """The client as seen from the node's main thread. Raises AddressError and KeysError.
+
+    errors: the file of `ERRORS`.
+    """
 
     training: GangShell
 
@@ -59,7 +62,9 @@ class GangRuntime(LoopSide):
         *,
         stop: Stopper,
         log: Callable[[str], None],
+        errors: int | None = None,
     ) -> None:
+        self._errors = errors
         self.training = shell = GangShell(world, log)
         shell.is_leaving = lambda: stop.requested
         exchange = Exchange(shell, on_event=self._post, allocate=shell.slots.allocate)
@@ -115,11 +120,20 @@ class GangRuntime(LoopSide):
 
     def _agent_has_ended(self) -> None:
         if not self.training.all_ended and not self.ended.is_set():
-            self.training.fail(
-                "torchrun has ended before the training function returned; the log above has the"
-                " error of its ranks",
-                1,
+            kept = b"" if self._errors is None else os.pread(self._errors, 1 << 20, 0)
+            found = (
+                last_error(kept.decode(errors="replace"))
+                or "the log above has the error of its ranks"
             )
+            self.training.fail(
+                f"torchrun has ended before the training function returned; {found}", 1
+            )
+
+
+def last_error(kept: str) -> str:
+    """The error of the rank that died first in the last start, or ""; kept: lines of `ERRORS`."""
+    lines = [line.partition(" ") for line in kept.splitlines()]
+    return next((text for start, _, text in lines if start == lines[-1][0]), "")
 
 
 def run_gang(
@@ -137,15 +151,21 @@ def run_gang(
     Raises FslError in one line, as `joining.join_run` does.
     """
     name = address_of(os.getpid())
-    with contextlib.closing(listener(name)) as listening:
-        runtime = GangRuntime(options, ranks, listening, stop=stop, log=log)
+    with (
+        contextlib.closing(listener(name)) as listening,
+        os.fdopen(os.memfd_create("errors of ranks"), "rb") as errors,
+    ):
+        kept = errors.fileno()
+        runtime = GangRuntime(options, ranks, listening, stop=stop, log=log, errors=kept)
         agent = subprocess.Popen(  # noqa: S603 - this program's own arguments
             [
                 *(sys.executable, "-P", "-m", "fsl_async.nodes.client.gang_agent", "--standalone"),
                 *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
                 *("-m", "fsl_async.nodes.client.gang_rank"),
             ],
-            env=_environment(ranks) | {ADDRESS: name, "PYTHONUNBUFFERED": "1", OWN_STORE: "1"},
+            env=_environment(ranks)
+            | {ADDRESS: name, ERRORS: f"/proc/{os.getpid()}/fd/{kept}"}
+            | {"PYTHONUNBUFFERED": "1", OWN_STORE: "1"},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr if as_json else None,
             start_new_session=True,  # Ctrl-C is the node's, which ends the ranks in good order

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fsl_async.errors import StopError, TaskError
+from fsl_async.errors import StopError, TaskError, one_line
 from fsl_async.files.private_files import make_folder
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare import nodes
@@ -127,11 +127,18 @@ class _Node:
                 self.error = TaskError(str(record["text"]), int(record["exit_code"]))
             self._put(record)
         if process.wait() and self.error is None:
-            self.error = TaskError(f"{self.name} ended with {process.returncode}")
+            self.error = TaskError(self._verdict(process.returncode))
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):  # what was not read
                 pipe.close()
         self._put({"event": "ended", "node": self.name})
+
+    def _verdict(self, code: int) -> str:
+        """How the process ended, with the last line of its standard error."""
+        path = self._folder / f"{self.name}.err"
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = f": {one_line(lines[-1])}" if lines else ""
+        return f"{self.name} ended with {code}{said}; all that it wrote: {path}"
 
 
 class Compared(Protocol):

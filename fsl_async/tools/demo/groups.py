@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen, mutable
 
+from fsl_async.cluster.deaths import Deaths
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
+from fsl_async.errors import ExitCode, FslError
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.ring_audit import audit_ring
@@ -183,13 +185,18 @@ class Play:
         }
         self._reducing: set[str] = set()
         self._ending = False
+        self._deaths = Deaths()
 
     async def play(self) -> Seen:
-        """Play it to its end."""
+        """Play it to its end. Raises FslError where children died before a global round."""
         log = self.settings.run_dir / "children.log"
         supervisor = Supervisor(log_path=log, on_change=self._changed, rules=_RULES)
         async with supervisor:
             await self._run(supervisor)
+            self._ending = True
+        self.seen.faults += self._deaths.lines()
+        if self._deaths and not self.seen.decided and not self._stop.requested:
+            raise FslError("; ".join(self.seen.faults), ExitCode.BUG)
         self.seen.seconds = self._elapsed()
         return self.seen
 
@@ -201,7 +208,8 @@ class Play:
             for client in settings.clients_of(name):
                 supervisor.start(settings.client(name, client))
         if not await self._until(lambda: bool(seen.decided), START_S):
-            seen.faults.append(f"no global round was decided in {START_S:g} s")
+            if not self._deaths:
+                seen.faults.append(f"no global round was decided in {START_S:g} s")
             return
         first = seen.decided[0]
         plan = [(settings.seconds / 6, settings.servers[-1])]
@@ -244,7 +252,7 @@ class Play:
         """Read the journals until `is_done()`; False after `limit_s`, or when the user ends it."""
         deadline = time.monotonic() + limit_s
         while not is_done():
-            if time.monotonic() >= deadline or self._stop.requested:
+            if time.monotonic() >= deadline or self._stop.requested or self._is_hopeless():
                 return False
             await asyncio.sleep(_TICK_S)
             for name, reader in self._readers.items():
@@ -268,6 +276,12 @@ class Play:
             case _:
                 pass
 
+    def _is_hopeless(self) -> bool:
+        """Whether a server, or all clients of one, only die, each of one error."""
+        groups = [[name] for name in self.settings.servers]
+        groups += [self.settings.clients_of(name) for name in self.settings.servers]
+        return any(map(self._deaths.are_hopeless, groups))
+
     def _elapsed(self) -> float:
         return time.monotonic() - self._begun
 
@@ -276,7 +290,9 @@ class Play:
             if change.launch > 1:
                 self._say(f"{self._elapsed():5.1f} s  {change.name} is launched again")
         elif not self._ending and change.code != -signal.SIGKILL:
-            self.seen.faults.append(f"{change.name} ended ({change.why})")
+            self._deaths.add(change)
+            text = f"{change.name} ended ({change.why}): {change.error}"
+            self._say(f"{self._elapsed():5.1f} s  {text}")
 
 
 def summarize(settings: GroupsDemo, seen: Seen) -> GroupsSummary:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, mutable
 
+from fsl_async.cluster.deaths import Deaths
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
 from fsl_async.config import address as addresses
@@ -34,7 +35,6 @@ from fsl_async.observe.run_state import RunState
 from fsl_async.tools.chaos.links import FOLDER
 from fsl_async.tools.demo.settings import SERVER, DemoNodes
 from fsl_async.tools.proxy import Proxy
-from fsl_transport.text import peer_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +50,6 @@ HOLD_S = 2.0
 """How long a news line is held back: the journal, up to a second late, may have earlier ones."""
 
 _TICK_S = 0.2
-_MAX_LINE = 500
-"""Characters kept of a child's last line."""
 _LISTEN_S = 30.0
 _DRAIN_S = 9.0
 _LEAVE_S = 4.0
@@ -89,13 +87,16 @@ class Demo:
         self._reader = JournalReader(settings.run_dir / "journal.jsonl")
         self._news: list[News] = []
         self._address: asyncio.Future[str] | None = None
-        self._last_lines: dict[str, str] = {}  # by child
+        self._deaths = Deaths()
         self._refused: FslError | None = None
         self._ending = False
         self._links: list[Proxy] = []
 
     async def play(self) -> Played:
-        """Play it to its end; no child process remains. Raises FslError for a user's mistake."""
+        """Play it to its end; no child process remains.
+
+        Raises FslError for a user's mistake, and where clients died instead of training.
+        """
         self._address = asyncio.get_running_loop().create_future()
         log = self.settings.run_dir / "children.log"
         supervisor = Supervisor(
@@ -112,6 +113,9 @@ class Demo:
         self._read_journal(hold_s=0.0)
         if self._refused is not None:
             raise self._refused
+        self.played.faults += self._deaths.lines()
+        if self._deaths and not self.played.state.ps.rounds and not self._stop.requested:
+            raise FslError("; ".join(self.played.faults), ExitCode.BUG)
         self.played.seconds = self._elapsed()
         return self.played
 
@@ -130,6 +134,8 @@ class Demo:
             address = self._address_for(name, self._address.result())
             supervisor.start(settings.client(name, address))
         while self._may_continue() and self._elapsed() < self._stop_at():
+            if self._is_hopeless():
+                break
             await self._tick()
             if self.played.killed_s is None and self._is_time_to_kill():
                 self._kill(supervisor)
@@ -174,12 +180,17 @@ class Demo:
         """Time that the end may take longer on a path with a long round trip."""
         return _END_TRIPS * self.settings.late_s
 
+    def _is_hopeless(self) -> bool:
+        """Whether clients only die, each of one error."""
+        return self._deaths.are_hopeless(self.settings.names)
+
     async def _end(self, supervisor: Supervisor) -> None:
         self._ending = True
-        if not self._stop.requested:
+        trains = not self._stop.requested and not self._is_hopeless()
+        if trains:
             self._report("ending", "the time is over: one last round, then all nodes end")
         loading = None
-        if self.evaluates_here and not self._stop.requested:
+        if self.evaluates_here and trains:
             # Load it while the nodes finish; the evaluation needs it next.
             loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
         drain_s = _DRAIN_S + self._extra_s
@@ -258,8 +269,6 @@ class Demo:
     # --- the children ---
 
     def _line(self, name: str, line: str) -> None:
-        if line.strip():
-            self._last_lines[name] = peer_text(line, _MAX_LINE)
         if name != SERVER or self._address is None or self._address.done():
             return
         try:
@@ -275,30 +284,19 @@ class Demo:
                 text = f"the supervisor launched {change.name} again (process {change.pid})"
                 self._report("launched", text, change.name)
             return
-        last = self._last_lines.get(change.name, "")
         if self._ending or self._stop.requested:
             return
         if change.code == ExitCode.BAD_INPUT:
             # A new launch would fail again: the child's error line is the demo's error.
             self._refused = self._refused or FslError(
-                _error_of(last) or f"{change.name} ended: {last}"
+                change.error or f"{change.name} ended ({change.why})"
             )
         elif change.name == SERVER:
             self._refused = FslError(
-                f"the parameter server ended too early ({change.why}): {last}", ExitCode.BUG
+                f"the parameter server ended too early ({change.why}): {change.error}",
+                ExitCode.BUG,
             )
         elif change.code != -9:
-            text = f"{change.name} ended ({change.why}): {last}"
-            self.played.faults.append(text)
+            self._deaths.add(change)
+            text = f"{change.name} ended ({change.why}): {change.error}"
             self._report("crashed", text, change.name, "warning")
-
-
-def _error_of(line: str) -> str:
-    """The message of a child's error line or error object; "" for any other line."""
-    if line.startswith("error: "):
-        return line.removeprefix("error: ")
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return ""
-    return str(found.get("error", "")) if isinstance(found, dict) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen, mutable
 
 from fsl_async.accounting.accounts import Account
+from fsl_async.cluster.deaths import Deaths
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
+from fsl_async.errors import ExitCode, FslError
 from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
@@ -144,37 +147,51 @@ class Play:
         self._say, self._stop = say, stop
         self._begun = time.monotonic()
         self._ended: set[str] = set()
+        self._deaths = Deaths()
+        self._gave_up = self._ending = False
 
     async def play(self) -> Seen:
-        """Play it to its end; no child is left behind."""
-        demo, seen = self.demo, self.seen
+        """Play it to its end; no child is left behind.
+
+        Raises FslError where children died before a version was made.
+        """
+        seen = self.seen
         async with Supervisor(
-            log_path=demo.run_dir / "children.log",
+            log_path=self.demo.run_dir / "children.log",
             on_line=self._line,
             on_change=self._changed,
             rules=_RULES,
         ) as children:
-            children.start(demo.server())
-            if not await self._until(lambda: bool(seen.address), LISTEN_S):
-                seen.faults.append("the servers did not listen")
-                return seen
-            for name in demo.names:
-                children.start(demo.client(name, seen.address))
-            if await self._until(lambda: seen.version >= demo.kill_at, LIMIT_S):
-                children.kill(demo.victim)
-                seen.killed_s = time.monotonic() - self._begun
-                self._say(f"SIGKILL to {demo.victim}")
-            await self._until(lambda: SERVER in self._ended, LIMIT_S)
-            await self._until(lambda: self._ended.issuperset(demo.names), LEAVE_S)
+            await self._run(children)
+            self._ending = True
+        seen.faults += self._deaths.lines()
+        if self._deaths and not seen.version and not self._stop.requested:
+            raise FslError("; ".join(seen.faults), ExitCode.BUG)
         seen.seconds = time.monotonic() - self._begun
         return seen
 
+    async def _run(self, children: Supervisor) -> None:
+        demo, seen = self.demo, self.seen
+        children.start(demo.server())
+        if not await self._until(lambda: bool(seen.address), LISTEN_S):
+            if not self._deaths:
+                seen.faults.append("the servers did not listen")
+            return
+        for name in demo.names:
+            children.start(demo.client(name, seen.address))
+        if await self._until(lambda: seen.version >= demo.kill_at, LIMIT_S):
+            children.kill(demo.victim)
+            seen.killed_s = time.monotonic() - self._begun
+            self._say(f"SIGKILL to {demo.victim}")
+        await self._until(lambda: SERVER in self._ended, LIMIT_S)
+        await self._until(lambda: self._ended.issuperset(demo.names), LEAVE_S)
+
     async def _until(self, ready: Callable[[], bool], limit_s: float) -> bool:
         deadline = time.monotonic() + limit_s
-        failed = len(self.seen.faults)
         while not ready():
             late = time.monotonic() > deadline
-            if self._stop.requested or late or len(self.seen.faults) > failed:
+            lost = self._gave_up or self._deaths.are_hopeless(self.demo.names)
+            if self._stop.requested or late or lost:
                 return ready()
             await asyncio.sleep(_TICK_S)
         return True
@@ -199,11 +216,19 @@ class Play:
             if change.launch > 1:
                 self.seen.back_s = time.monotonic() - self._begun
                 self._say(f"{change.name} is launched again")
-        elif change.relaunch_in_s is None:
+            return
+        final = change.relaunch_in_s is None
+        if final:
             self._ended.add(change.name)
-            if change.code and not self._stop.requested:
-                what = f"{change.name} ended with {change.code} ({change.why})"
-                self.seen.faults.append(what)
+        if (
+            change.code
+            and not self._ending
+            and not self._stop.requested
+            and (final or change.code != -signal.SIGKILL)
+        ):
+            self._deaths.add(change)
+            self._gave_up = self._gave_up or final
+            self._say(f"{change.name} ended ({change.why}): {change.error}")
 
 
 @frozen

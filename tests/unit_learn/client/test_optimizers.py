@@ -8,6 +8,7 @@ from torch import nn
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.optimizers import (
+    Muon,
     MuonAdamW,
     adamw_rate_of,
     build_optimizer,
@@ -112,7 +113,7 @@ def test_it_steps_as_the_two_optimizers_do():
     matrices = [w for n, w in named.items() if "blocks" in n and w.dim() == 2]
     rest = [w for w in named.values() if w.dim() == 1]
     parts = [
-        torch.optim.Muon(matrices, lr=0.007, weight_decay=0.1, momentum=0.95),
+        Muon(matrices, lr=0.007, weight_decay=0.1, momentum=0.95),
         torch.optim.AdamW([named["embedding"]], lr=8e-3, betas=(0.9, 0.95), weight_decay=0.1),
         torch.optim.AdamW(rest, lr=8e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
@@ -125,6 +126,49 @@ def test_it_steps_as_the_two_optimizers_do():
             part.step()
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has none")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_muon_is_torchs_to_the_bit(dtype):
+    """Sites with a torch that lacks Muon take the steps of the others."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(48, 16), (16, 48), (32, 32)]
+    ours = [nn.Parameter(torch.randn(shape, generator=rng).to(dtype)) for shape in shapes]
+    torchs = copy.deepcopy(ours)
+    rules = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95}
+    pair = Muon(ours, **rules), torch.optim.Muon(torchs, **rules)
+    for _ in range(3):
+        for mine, theirs in zip(ours, torchs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=rng).to(dtype)
+            theirs.grad = mine.grad.clone()
+        for optimizer in pair:
+            optimizer.step()
+    for mine, theirs in zip(ours, torchs, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_step_of_muon_has_singular_values_near_one():
+    """What defines it, also where torch has none to compare with; a closure's loss returns."""
+    weight = nn.Parameter(torch.zeros(8, 32))
+    frozen = nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    gradient = weight.grad.clone()
+    optimizer = Muon([weight, frozen], lr=1.0, weight_decay=0.5, momentum=0.95)
+    assert optimizer.step(lambda: 2.5) == 2.5
+    values = torch.linalg.svdvals(weight.detach())
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    assert (weight * gradient).sum() < 0
+    assert torch.equal(frozen, torch.ones(2, 2))  # it has no gradient
+
+
+def test_a_complex_matrix_is_for_adamw():
+    """Muon's products in bf16 would drop its imaginary part."""
+    model = nn.Module()
+    model.real = nn.Parameter(torch.zeros(4, 4))
+    model.waves = nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))
+    assert names_in(model, build_optimizer(model, {})) == [{"real"}, {"waves"}]
 
 
 def test_a_copy_steps_as_the_original():

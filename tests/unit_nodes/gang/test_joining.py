@@ -1,15 +1,19 @@
 """Which rank a process is, and what a node tells its ranks."""
 
+import os
+
 import pytest
 
 from fsl_async.config.load import load, to_wire
 from fsl_async.config.site_code import SiteCode
 from fsl_async.config.site_policy import SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
-from fsl_async.errors import TaskError, UsageError
+from fsl_async.errors import TaskError, TaskRaisedError, UsageError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.nodes.client import gang_joining
+from fsl_async.learn.gang.link import ERRORS
+from fsl_async.nodes.client import gang_joining, gang_rank
+from fsl_async.nodes.client.gang import last_error
 from fsl_async.nodes.client.gang_context import checked, packed, unpacked
 from fsl_async.nodes.client.gang_joining import Place
 from fsl_async.nodes.client.gang_meter import GangMeter
@@ -120,3 +124,23 @@ def test_reports_of_ranks_are_added_up():
     assert meter.lost() == 20
     meter.reported(0, {"step": 2.0, "tokens": 16.0})
     assert (meter.steps, meter.tokens) == (7, 96)
+
+
+def test_the_first_error_of_the_last_start_is_why_ranks_ended(monkeypatch):
+    """Ranks that lose the one that died fail later, of errors that name no cause."""
+    with os.fdopen(os.memfd_create("errors"), "rb") as kept:
+        monkeypatch.setenv(ERRORS, f"/proc/{os.getpid()}/fd/{kept.fileno()}")
+        for start, rank, error in (
+            ("0", "0", ValueError("old")),
+            ("1", "3", TaskRaisedError("your task raised\nit", "")),
+            ("1", "0", RuntimeError("connection closed by peer")),
+        ):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
+            monkeypatch.setenv("RANK", rank)
+            gang_rank._keep(error)
+        found = kept.read().decode()
+    assert last_error(found) == "rank 3: your task raised; it"
+    assert last_error(found.splitlines()[0]) == "rank 0: ValueError: old"
+    assert last_error("") == ""
+    monkeypatch.delenv(ERRORS)
+    gang_rank._keep(ValueError("a rank of the user's torchrun"))  # nowhere to write

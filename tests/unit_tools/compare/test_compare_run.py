@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fsl_async.learn.split.server import ServerSettings
 from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.choices import Choices
-from fsl_async.tools.compare.comparison import Comparison
+from fsl_async.tools.compare.comparison import Comparison, _Node
 from fsl_async.tools.compare.outcome import Outcome, Point
 from fsl_async.tools.compare.places import Loopback, net_of
 from fsl_async.tools.compare.plot import check_plot, draw, figure_of
@@ -266,3 +267,13 @@ def test_a_title_is_text_whatever_the_data_are_called(tmp_path):
     """A name with dollars is no formula, and one that is no UTF-8 does not end the command."""
     draw([Outcome("sl", (), 0.5)], tmp_path / "x.png", "small-cnn on a$_{b$ and \udcff")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_node_that_dies_is_reported_by_its_last_error(tmp_path):
+    """A traceback goes to its file; the exit code alone told nothing."""
+    node = _Node("client-1", lambda _: None, tmp_path)
+    node.start(lambda _: None, (), ("fsl_async.no_such_module", "client"), {})
+    node.join(time.monotonic() + 30.0)
+    found = str(node.error)
+    assert found.startswith("client-1 ended with 1: ")
+    assert "No module named fsl_async.no_such_module; all that it wrote: " in found
