@@ -1,0 +1,7 @@
+"""What makes equal computations give equal bits, for all tests and the processes they start."""
+
+import os
+
+# By default MKL sums in an order that depends on the processor and on where an array begins, so two
+# processes with the same numbers differ in last bits. MKL reads this once: before torch is imported.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
