@@ -59,10 +59,9 @@ class LatestBook:
 
     def at(self, version: int) -> dict[str, Latest]:
         """By client, what the version after `version` may use again."""
-        newest = _newest(one for one in self._entries if one.version <= version)
         return {
             client: one
-            for client, one in sorted(newest.items())
+            for client, one in self._newest_at(version).items()
             if version - one.stored.key.base <= self.limit
         }
 
@@ -72,8 +71,11 @@ class LatestBook:
         return [one.stored for one in (*self.at(version).values(), *later)]
 
     def forget(self, version: int) -> None:
-        """Forget what no version after `version` may use again."""
-        kept = self.at(version)
+        """Forget what no version after `version` may use again.
+
+        A client's newest delta stays even if it is too old: an earlier one must not take its place.
+        """
+        kept = self._newest_at(version)
         self._entries = [
             one
             for one in self._entries
@@ -88,8 +90,8 @@ class LatestBook:
         self._entries = [one for one in self._entries if one.version <= version]
 
     def members_at(self, version: int) -> list[dict[str, Any]]:
-        """What the version after `version` may use again, as JSON."""
-        return _members(self.at(version).values())
+        """The newest delta of each client at `version`, as JSON."""
+        return _members(self._newest_at(version).values())
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return all of it, for `from_json`."""
@@ -101,6 +103,10 @@ class LatestBook:
         book = cls(limit)
         book._add(members)
         return book
+
+    def _newest_at(self, version: int) -> dict[str, Latest]:
+        newest = _newest(one for one in self._entries if one.version <= version)
+        return dict(sorted(newest.items()))
 
     def _add(self, members: Iterable[Mapping[str, Any]]) -> None:
         for one in members:

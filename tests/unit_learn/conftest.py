@@ -25,16 +25,16 @@ def _one_thread():
 def difference():
     """Return the largest relative difference of any weight.
 
-    Weights far below their tensor's typical size count relative to a thousandth of that size.
+    Weights far below their tensor's typical size count relative to `least` of that size.
     """
 
-    def measure(found, wanted):
+    def measure(found, wanted, least=1e-3):
         assert found.keys() == wanted.keys()
         worst = 0.0
         for name, tensor in wanted.items():
             a, b = np.asarray(found[name], np.float64), np.asarray(tensor, np.float64)
             assert a.shape == b.shape, name
-            scale = np.abs(b) + 1e-3 * np.sqrt(np.mean(b * b)) + 1e-30
+            scale = np.abs(b) + least * np.sqrt(np.mean(b * b)) + 1e-30
             worst = max(worst, float(np.max(np.abs(a - b) / scale)))
         return worst
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from deltas import delta_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ledger_books import book_by_state, book_of_all_lines, check_state
 
@@ -158,6 +158,7 @@ def test_a_saved_book_continues_as_if_it_had_read_all_lines(seed, keep_versions,
 
 @settings(deadline=None, max_examples=120)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(10, 250))
+@example(2**32 - 1, 3, 236)  # a client's newest delta is too old, and one before it is not
 def test_a_book_that_forgets_answers_like_one_that_does_not(seed, keep_versions, steps):
     """No delta is lost or merged twice because its version was forgotten."""
     facts = Facts(random.Random(seed), keep_versions).play(steps)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ class WeightsAndBiases:
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
+        # wandb names its folder by the second: a second one of this second would replace the first.
+        while any(folder.glob(time.strftime(f"wandb/*-%Y%m%d_%H%M%S-{run}"))):
+            time.sleep(0.05)
         self._run: Any = wandb.init(
             project=project,
             id=run,

@@ -1,4 +1,7 @@
-"""Ranks that train one model with a node, against one plain process: real processes, no network."""
+"""Ranks that train one model with a node, against one plain process: real processes, no network.
+
+Equal bits need sums in one order: `tests/conftest.py` fixes MKL's, and all use one thread.
+"""
 
 import numpy as np
 import pytest
@@ -9,6 +12,14 @@ from gang_program import ROWS, build, loss_of, optimizer_of, part
 from fsl_async.roles.sync.events import PaceReached
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -74,6 +85,16 @@ def replayed(log, steps, ranks, optimizer_name):
         optimizer.zero_grad()
         carry_out(step + 1)
     return vector(), versions
+
+
+def test_a_product_has_the_same_bits_wherever_its_factors_begin():
+    """The condition of the tests below: a shard begins where a whole tensor does not."""
+    rows, weight = torch.randn(6, 31), torch.randn(1, 31)
+    expected = rows @ weight.T
+    for begin in range(16):
+        moved = torch.zeros(31 + 16)[begin : begin + 31].reshape(1, 31)
+        moved.copy_(weight)
+        assert torch.equal(rows @ moved.T, expected), begin
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,15 @@
+"""What makes all tests, and the processes they start, independent of processor and load."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# By default MKL sums in an order that depends on the processor and on where an array begins, so two
+# processes with the same numbers differ in last bits. MKL reads it once, at its start.
+os.environ["MKL_CBWR"] = os.environ.get("MKL_CBWR") or "COMPATIBLE"
+
+# A test of values is none of speed: a busy machine takes long for one, above all for the first.
+settings.register_profile(
+    "busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy")
