@@ -214,3 +214,14 @@ def test_a_loop_of_steps_trains_rounds_of_so_many_and_waits_between_them(in_thre
     client.exchange.stop()
     wait()
     assert len(begun) == 6
+
+
+def test_adapters_that_are_added_after_attach_are_named():
+    """They rename the layers in place: it was a KeyError at the first sync."""
+    peft = pytest.importorskip("peft")
+    model = Growing()
+    client = attached(model)
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["head"]))
+    client.exchange.request_snapshot(1)
+    with pytest.raises(TaskError, match=r"head\.bias was in the model .* before fed\.attach"):
+        client.step()

@@ -1,0 +1,23 @@
+"""Tests that a page names."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_line_of_the_table_of_modules_has_its_test():
+    """A promise about what is exchanged must not outlive the test that holds it."""
+    page = (ROOT / "docs" / "guides" / "your-own-script.md").read_text()
+    rows = [line for line in page.splitlines() if re.match(r"\| .* \| .* \| .* \|$", line)]
+    rows = rows[[row.startswith("| in the model |") for row in rows].index(True) + 1 :]
+    named = [re.search(r"`(test_\w+)` \|$", row) for row in rows]
+    assert len(named) > 10
+    files = [*ROOT.glob("tests/unit_learn/**/test_*.py"), *ROOT.glob("tests/unit_store/test_*.py")]
+    there = {
+        name
+        for one in files
+        for name in re.findall(r"^def (test_\w+)", one.read_text(), re.MULTILINE)
+    }
+    assert [row for row, found in zip(rows, named, strict=True) if not found] == []
+    assert {found[1] for found in named if found} - there == set()
