@@ -462,6 +462,22 @@ def test_closing_leaves_nothing_behind():
     assert [t for t in threading.enumerate() if t.name.startswith("fsl")] == []
 
 
+def test_a_link_closes_while_python_ends(monkeypatch):
+    """From 3.12 on no thread starts then: a script without fed.close() ended with an error."""
+
+    async def one():
+        dialer = ZmqDialer("127.0.0.1:9", "c")
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        await dialer.aclose()
+        monkeypatch.undo()
+
+    def refuse(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    run(one())
+
+
 def test_run_returns_the_result_on_any_loop(monkeypatch):
     """Uvloop is optional."""
 

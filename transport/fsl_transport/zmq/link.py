@@ -161,7 +161,10 @@ class _ZmqLink:
         # Terminating a context waits until its sockets are empty. The thread is no daemon, so that
         # the last BYE leaves even if the process ends now.
         self._closing = threading.Thread(target=self._terminate, name="fsl-zmq-end")
-        self._closing.start()
+        try:
+            self._closing.start()
+        except RuntimeError:  # from 3.12 on Python starts no threads while it ends
+            self._terminate()
 
     async def aclose(self) -> None:
         """See ``link.Link``."""
@@ -170,7 +173,8 @@ class _ZmqLink:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._closed.wait()
         assert self._closing is not None
-        self._closing.join()
+        if self._closing.ident is not None:
+            self._closing.join()
 
     def _terminate(self) -> None:
         self._context.term()
