@@ -167,6 +167,8 @@ class Dense(DeltaKind):
         coding = info(frame).format
         if coding != "fp32":
             raise FrameRefused(f"chunk {index} holds buffers and is coded in {coding}, not in fp32")
+        if not manifest.weights:  # a norm of 0 would have no weight in a merge
+            return Checked(values, squared_norm(values))
         return Checked(values, 0.0 if np.isfinite(values).all() else np.nan)
 
     def total(self, manifest: Manifest) -> ChunkTotal:

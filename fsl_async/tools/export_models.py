@@ -9,7 +9,7 @@ from torch import nn
 
 from fsl_async.config.load import from_tables
 from fsl_async.config.rules import LANGUAGE_FAMILIES
-from fsl_async.errors import FslError, TaskError
+from fsl_async.errors import FslError, TaskError, one_line
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.shards import plain_name
 from fsl_async.learn.client.statistics import SpectralNorms, recalibrate
@@ -94,8 +94,10 @@ def write_recalibrated(folder: Path, run: KeptRun, loaded: Loaded, text: str) ->
         count = recalibrate(model, batches)
     except FslError:
         raise
-    except Exception as error:  # noqa: BLE001 - of the user's code; others go on
-        raise own_failure(error) or error from None
+    except Exception as error:  # noqa: BLE001 - of the user's code, or of torch for its batch
+        problem = f"{type(error).__name__}: {one_line(str(error))}"
+        failure = TaskError(f"--recalibrate {text!r}: the model does not take a batch: {problem}")
+        raise own_failure(error) or failure from None
     listed = model.state_dict()
     tensors = dict(run.named(loaded)) | {
         plain_name(name): one.detach().float().cpu().numpy()

@@ -315,6 +315,9 @@ def wrong():
 
 def fails():
     raise ValueError("no images here")
+
+def narrow():
+    return model(), [torch.ones(2, 2)]
 """
 
 
@@ -342,6 +345,7 @@ def test_statistics_are_measured_on_the_version(tmp_path, buffers):
         ("other", "another model than the run's: tensor"),
         ("wrong", r"must return \(model, batches\)"),
         ("fails", "raised ValueError: no images here"),
+        ("narrow", "the model does not take a batch: RuntimeError"),
     ):
         with pytest.raises(TaskError, match=says):
             run_export(tmp_path / "run", tmp_path / "no", option, f"{own}:{function}")

@@ -97,6 +97,13 @@ def test_a_run_reads_them_back_after_a_restart_and_from_its_changes(make_run):
     assert np.array_equal(run.weights(3), expected)
 
 
+def test_a_delta_of_buffers_alone_has_a_norm():
+    """With a norm of 0 it has no weight, and a run of buffers alone stood still."""
+    only = Manifest.from_shapes([], [("mean", (2,))])
+    checked = Dense().check(only, 0, encode(np.float32([3, 4]), CodecSpec("fp32")))
+    assert checked.squared_norm == 25.0
+
+
 def test_a_delta_must_code_them_without_loss(make_run):
     """A quantized variance may be negative; the refusal names the chunk."""
     run = started(make_run)

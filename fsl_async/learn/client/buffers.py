@@ -220,14 +220,17 @@ class ModelWeights:
         """A part of the weights as the run counts it: in fp32, without what rounding has added."""
         added = self._rounding.get(start)
         wide = piece.float()
-        return wide if added is None else wide - added.to(piece.device)
+        return wide if added is None else wide - added.to(piece.device).view(piece.shape)
 
     def _set(self, piece: Tensor, start: int, values: Tensor) -> None:
         """Set a part of the weights to fp32 values, and keep what rounding adds."""
         piece.copy_(values)
         if piece.dtype.itemsize < values.dtype.itemsize and start < self.layout.weights:
             # Exact: the difference of an fp32 number and its neighbor in a narrower format.
-            self._rounding[start] = (piece.float() - values).cpu()
+            # Flat, for tensors whose memory format changes.
+            self._rounding[start] = (piece.float() - values).cpu().flatten()
+        else:  # it may have been narrow before
+            self._rounding.pop(start, None)
 
     def is_finite(self) -> bool:
         """Whether no weight is NaN or infinite."""
@@ -419,7 +422,7 @@ def frozen_of(module: nn.Module, exchanged: set[str]) -> tuple[FrozenTensor, ...
     frozen = [
         (name, weight.detach())
         for name, weight in _parameters(module)
-        if not weight.requires_grad and _identity(weight) not in keys
+        if not weight.requires_grad and _identity(_as_real(weight.detach())) not in keys
     ]
     listed = module.state_dict()
     frozen += [
@@ -524,6 +527,8 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         problem = "is quantized: give exchange=[...] without it, or dequantize it"
     elif tensor.layout is not torch.strided:
         problem = f"is {str(tensor.layout).removeprefix('torch.')}: make it dense, with to_dense()"
+    elif tensor.is_conj():
+        problem = "is conjugated: give it values of its own, with resolve_conj()"
     elif any(
         size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     ):

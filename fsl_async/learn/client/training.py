@@ -69,6 +69,8 @@ class Training:
         self._exchange = exchange
         self._weights: ModelWeights | None = None
         self._norms: SpectralNorms | None = None
+        self._first_buffers = np.empty(0, np.float32)
+        """Of the version that the model was moved onto first, for `local`."""
         self._changes: ModelChanges | None = None
         self._round: RoundOrder | None = None  # the one that is trained
         self._reported_from = -1  # the step of the snapshot whose pace was reported last
@@ -93,8 +95,11 @@ class Training:
         weights = self._weights_of(module, exchange)
         own = self._exchange.free_vector(weights.layout.values)
         if not weights.copy_out(own):
+            position = int(np.flatnonzero(~np.isfinite(own))[0])
             raise TaskError(
-                "the model has NaN or infinite weights at fed.attach: check its initialization"
+                "the model has NaN or infinite values at fed.attach, first in"
+                f" {weights.layout.tensor_at(position)}: check its initialization; a constant such"
+                " as a mask of -inf may be a buffer with persistent=False"
             )
         self._weights = weights
         self._observe(weights)
@@ -115,7 +120,9 @@ class Training:
         """Go on with another module of the same tensors, which gets the weights of the old one."""
         new = self._weights_of(module, exchange)
         check_same(new, old)
-        if new.module is not old.module:
+        if new.module is old.module:
+            new.restore(old.saved())
+        else:
             vector = np.empty(old.layout.values, np.float32)
             old.copy_out(vector)
             new.copy_in(vector)
@@ -236,6 +243,8 @@ class Training:
         assert self._changes is not None
         if self.buffers == "average" and self._weights.copies_plain:
             self._norms.write_to(snapshot)
+        elif self.buffers == "local" and self._weights.copies_plain:
+            snapshot[self._weights.layout.weights :] = self._first_buffers
         for line in self._changes.lines():
             self.log(line)
         tokens, steps, metrics = self.meter.take()
@@ -276,6 +285,7 @@ class Training:
             self._norms.restore()
         if self.joined_at == NO_VERSION:
             self.joined_at = move.version
+            self._first_buffers = move.base[self._weights.layout.weights :].copy()
         self.version = move.version
         self.on_version(move.version)
         return moved

@@ -148,6 +148,21 @@ def test_narrow_weights_that_do_not_train_send_nothing(dtype):
     assert np.array_equal(flat(weights), before)
 
 
+def test_narrow_weights_may_get_another_form_after_attach():
+    """A model in bf16 moved to channels_last was a traceback, and one to fp32 sent old rounding."""
+    model = nn.Conv2d(4, 4, 3).to(torch.bfloat16)
+    weights = ModelWeights(model)
+    base = np.random.default_rng(0).normal(size=148).astype(np.float32)
+    weights.take(base)
+    model.to(memory_format=torch.channels_last)
+    assert np.array_equal(flat(weights), base)
+    weights.rebase(base + 1, base)
+    model.to(memory_format=torch.contiguous_format).float()
+    assert np.array_equal(flat(weights), base + 1)
+    weights.rebase(base, base + 1)
+    assert np.array_equal(flat(weights), base)
+
+
 def test_work_on_narrow_weights_is_what_the_optimizer_did():
     """What it added is the delta, whatever the base was before rounding."""
     model = nn.Linear(8, 8, bias=False).bfloat16()
@@ -293,6 +308,13 @@ def test_a_tied_weight_that_is_exchanged_is_not_frozen():
     assert manifest(1.0) == manifest(2.0)
 
 
+def test_a_complex_weight_that_is_exchanged_is_not_frozen():
+    """Clients with other initial values were refused, though they are sent."""
+    model = nn.Module()
+    model.spectrum = nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False)
+    assert not ModelWeights(model, ["spectrum"]).manifest.frozen
+
+
 def test_patterns_must_be_a_list_and_frozen_weights_readable():
     """A text would be one pattern a character, and torch's own error is no help to a user."""
     for wrong in ("head.*", []):
@@ -326,6 +348,7 @@ def test_complex_weights_are_two_real_numbers_each():
     [
         (torch.ones(1, 3).expand(4, 3), "repeats its values"),
         (torch.eye(3).to_sparse(), "is sparse_coo"),
+        (torch.ones(3, dtype=torch.complex64).conj(), "is conjugated"),
     ],
 )
 def test_tensors_that_cannot_be_exchanged_are_refused_by_name(tensor, says):

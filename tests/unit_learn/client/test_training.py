@@ -2,6 +2,7 @@
 
 import queue
 
+import numpy as np
 import pytest
 import torch
 from client_sides import Sides
@@ -37,7 +38,7 @@ def attached(model):
 def test_attach_refuses_what_cannot_begin_a_run():
     """Each user's mistake is one line, before any weight is sent."""
     client = Sides()
-    with pytest.raises(TaskError, match="NaN"):
+    with pytest.raises(TaskError, match=r"NaN or infinite values at fed\.attach, first in w: "):
         client.training.attach(Model(start=float("nan")))
     with pytest.raises(TaskError, match=r"before fed\.attach"):
         client.training.attend()
@@ -116,6 +117,34 @@ def test_spectral_norms_of_a_version_are_sent():
     sent = decode(client.exchange.encode_delta(1, 1))
     assert sent[:4].tolist() == own.tolist()
     assert model.parametrizations.weight[0]._u.tolist() != own.tolist()
+
+
+def test_buffers_that_are_local_stay_at_their_client():
+    """They were sent with each delta, and versions had their mean."""
+    model = nn.BatchNorm1d(2)
+    client = Sides(publishes=True)
+    client.training.buffers = "local"
+    client.training.attach(model)
+    for number in (1, 2):
+        model.running_var.fill_(5.0)
+        client.step()
+        client.exchange.request_snapshot(number)
+        client.step()
+        assert decode(client.exchange.encode_delta(number, 1)).tolist() == [0, 0, 1, 1]
+    assert model.running_var.tolist() == [5, 5]
+
+
+def test_a_second_attach_of_the_same_module_is_no_work():
+    """What rounding to bf16 had added was sent as if it had been trained."""
+    model = nn.Linear(4, 4).to(torch.bfloat16)
+    client = Sides(publishes=True)
+    client.training.attach(model)
+    base = np.linspace(0.1, 0.9, 20, dtype=np.float32)
+    client.training._weights.take(base)
+    client.training.attach(model)
+    found = np.empty_like(base)
+    client.training._weights.copy_out(found)
+    assert np.array_equal(found, base)
 
 
 @pytest.mark.parametrize("early", [True, False])
