@@ -179,7 +179,7 @@ class GptLearner(CountingLearner):
         weights = ModelWeights(self.module)
         own = self._exchange.free_vector(weights.layout.values)
         weights.copy_out(own)
-        self._training._weights = weights  # noqa: SLF001 - Training.attach waits for a version
+        self._training._hold(weights)  # noqa: SLF001 - Training.attach waits for a version
         self._orders.attached()
         self.manifest = weights.manifest
         self._exchange.attach(weights.manifest, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,6 +83,9 @@ def write_recalibrated(folder: Path, run: KeptRun, loaded: Loaded, text: str) ->
     model, batches = given
     buffers = run.settings().get("exchange", {}).get("buffers", "average")
     weights = ModelWeights(model, buffers=buffers)
+    wanted = [one.name for one in run.manifest.tensors]
+    if set(wanted) < {plain_name(name) for name in model.state_dict()}:  # fed.attach(exchange=...)
+        weights = ModelWeights(model, [glob.escape(name) for name in wanted], buffers=buffers)
     if weights.layout.tensors != run.manifest.tensors:
         other = Manifest(run.manifest.tensors)
         raise TaskError(

@@ -341,6 +341,9 @@ def test_statistics_are_measured_on_the_version(tmp_path, buffers):
     assert set(expected) - set(tensors) == {"1.num_batches_tracked"}
     for name, one in tensors.items():
         torch.testing.assert_close(one, expected[name], rtol=1e-6, atol=1e-6)
+    make_versions(tmp_path / "part", ModelWeights(model, ["1.*"]), load(None, []))  # exchange=
+    found = run_export(tmp_path / "part", tmp_path / "some", option, f"{own}:recalibrated")
+    assert "batch norm measured over 4 batches" in found["kind"]
     for function, says in (
         ("other", "another model than the run's: tensor"),
         ("wrong", r"must return \(model, batches\)"),

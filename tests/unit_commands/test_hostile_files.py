@@ -3,12 +3,13 @@
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from fsl_async import cli
 from fsl_async.cluster.launchers import LaunchError, ask
-from fsl_async.cluster.supervisor import ChildExited
+from fsl_async.cluster.supervisor import ChildExited, Supervisor
 from fsl_async.commands.output import Output, encoded
 from fsl_async.errors import FslError, describe
 from fsl_async.files.checksummed_json import to_checksummed
@@ -181,7 +182,10 @@ def test_the_last_line_of_a_child_is_printable(tmp_path):
     settings = Settings()
     settings.run_dir = tmp_path
     demo = Demo(settings, None, Stopper())
-    demo._line("site-a", HOSTILE)
-    demo._changed(ChildExited("site-a", 1, 1.0, None, "exit code 1"))
-    check(demo.played.faults[0])
-    check(demo.played.state.news[-1].text)
+    running = SimpleNamespace(child=SimpleNamespace(name="site-a"), last_line="", last_error="")
+    Supervisor(on_line=demo._line)._line(running, HOSTILE)
+    ended = ChildExited("site-a", 1, 1.0, None, "exit code 1", running.last_line)
+    demo._changed(ended)
+    for line in (*demo._deaths.lines(), demo.played.state.news[-1].text):
+        assert line.isprintable()
+        assert r"\u001b]0;owned" in line

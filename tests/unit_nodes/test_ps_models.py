@@ -13,7 +13,8 @@ from fsl_async.store.store import Store
 from fsl_codecs import encode
 
 ONE, OTHER_BASE = (
-    Manifest.from_wire([["w", [3], 0]], [["base", "float32 2", digit * 16]]) for digit in "ab"
+    Manifest.from_wire([["w", [3], 0, False]], [["base", "float32 2", digit * 16]])
+    for digit in "ab"
 )
 STREAM = "initial:a/1"
 

@@ -267,6 +267,11 @@ class Fed(FedBase):
         """
         if self._refusal:
             raise TaskError(self._refusal)
+        if self._training.is_at_version:
+            raise TaskError(
+                "fed.step inside of `with fed.at_version()`: the model has the version's weights"
+                " there; call it after the block"
+            )
         self.meter.step_ended()
         self.meter.count(self._counted(tokens), metrics)
         training = self._training

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.shards import plain_name
 
 
 class ModelChanges:
@@ -20,6 +21,7 @@ class ModelChanges:
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
         self._known = set(self._alone())
+        self._weights_there = dict(self._identities())
         self._integers = _integers(weights.module)
         """Of each buffer, by name, what changes when it is replaced or written to."""
 
@@ -34,6 +36,14 @@ class ModelChanges:
                 " model, at fed.attach, and the tensors of a run are fixed by its first version;"
                 " start a new run with the final model"
             )
+        now = dict(self._identities())
+        replaced = [name for name, one in self._weights_there.items() if now.get(name, one) != one]
+        self._weights_there = now
+        if replaced:
+            lines.append(
+                f"{_some(replaced)} was replaced by another tensor after fed.attach: an optimizer"
+                " that was made before does not train it, and its new values are sent as work"
+            )
         changed = [
             name
             for name, one in self._weights.module.named_buffers()
@@ -47,6 +57,12 @@ class ModelChanges:
                 " integers are not averaged; keep it as floating point if it should be"
             )
         return lines
+
+    def _identities(self) -> Iterator[tuple[str, int]]:
+        """Weights that train, by name, and what tells each object from another."""
+        for name, weight in self._weights.module.named_parameters():
+            if weight.requires_grad:
+                yield plain_name(name), id(weight)
 
     def _alone(self) -> Iterator[str]:
         """Names of what trains and is not exchanged."""

@@ -145,7 +145,9 @@ def _measuring(model: nn.Module, norms: list[_NormBase]) -> Iterator[None]:
             part.load_state_dict(buffers, strict=False)
         raise
     finally:
-        for part, momentum in zip(norms, momenta, strict=True):
+        for part, momentum, buffers in zip(norms, momenta, before, strict=True):
             part.momentum = momentum
+            if part.num_batches_tracked is not None:
+                part.num_batches_tracked.copy_(buffers["num_batches_tracked"])
         for module, mode in modes.items():
             module.training = mode

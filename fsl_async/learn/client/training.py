@@ -66,6 +66,8 @@ class Training:
         """`exchange.buffers` of the run."""
         self.log: Callable[[str], None] = lambda _: None
         """Takes a line for this client's log."""
+        self.is_at_version = False
+        """Whether the model has a version's weights for a while, and not its own."""
         self._exchange = exchange
         self._weights: ModelWeights | None = None
         self._norms: SpectralNorms | None = None
@@ -101,8 +103,7 @@ class Training:
                 f" {weights.layout.tensor_at(position)}: check its initialization; a constant such"
                 " as a mask of -inf may be a buffer with persistent=False"
             )
-        self._weights = weights
-        self._observe(weights)
+        self._hold(weights)
         self.orders.attached()
         self._exchange.attach(weights.manifest, own)
         while self.version == NO_VERSION:
@@ -126,10 +127,10 @@ class Training:
             vector = np.empty(old.layout.values, np.float32)
             old.copy_out(vector)
             new.copy_in(vector)
-        self._weights = new
-        self._observe(new)
+        self._hold(new)
 
-    def _observe(self, weights: ModelWeights) -> None:
+    def _hold(self, weights: ModelWeights) -> None:
+        self._weights = weights
         self._changes = ModelChanges(weights)
         self._norms = SpectralNorms(weights.module, weights.layout)
         self._norms.keep()
@@ -177,10 +178,12 @@ class Training:
             raise TaskError("fed.at_version needs the model: call fed.attach(model) first")
         weights = self._weights
         own = weights.saved()
+        self.is_at_version = True
         try:
             yield self._exchange.read_base(weights.copy_in)
         finally:
             weights.restore(own)
+            self.is_at_version = False
 
     def expect_rounds(self) -> None:
         """The training function asks for rounds by `next_round`. Call it before `attach`."""

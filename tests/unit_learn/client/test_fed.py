@@ -188,6 +188,8 @@ def test_a_version_is_evaluated_without_what_was_trained_since():
         assert version == 0
         assert all(map(torch.equal, model.parameters(), initial))
     assert all(map(torch.equal, model.parameters(), trained))
+    with fed.at_version(), pytest.raises(TaskError, match=r"inside of `with fed\.at_version"):
+        fed.step(tokens=1)
     with suppress(ZeroDivisionError), fed.at_version():
         _ = 1 / 0
     assert all(map(torch.equal, model.parameters(), trained))

@@ -80,6 +80,7 @@ def test_recalibrate_measures_the_mean_over_batches():
     for name in ("running_mean", "running_var"):
         assert torch.equal(getattr(model[1], name), getattr(expected[1], name))
     assert model[1].momentum == 0.1
+    assert model[1].num_batches_tracked == 0, "it counts batches that trained"
     assert not any(part.training for part in model.modules())
 
 

@@ -96,10 +96,13 @@ def test_what_changes_after_attach_is_said_once():
         "seen",
     ]
     assert sync(5) == []
+    model.norm = nn.BatchNorm1d(2)
+    (line,) = sync(6)
+    assert line.startswith("norm.weight (and 1 more) was replaced by another tensor")
     del model.head
     model.top = nn.Linear(2, 1)
     with pytest.raises(TaskError, match=r"head\.bias was in the model at fed\.attach"):
-        sync(6)
+        sync(7)
 
 
 def test_spectral_norms_of_a_version_are_sent():
