@@ -120,7 +120,8 @@ def problems(
     if state.ps.version < demo.rounds:
         found.append(f"{state.ps.version} of {demo.rounds} rounds were merged")
     if played.killed_s is None:
-        found.append(f"{victim} was not killed: it never trained")
+        if not any(victim in fault for fault in played.faults):  # these have the cause
+            found.append(f"{victim} was not killed: it never trained")
     elif played.detected_s is None:
         found.append(f"{victim} was killed, and the parameter server did not detect it")
     elif played.caught_up_s is None:
