@@ -105,6 +105,7 @@ def test_a_good_demo_has_no_problems(settings, played):
         ({"detected_s": None}, "did not detect"),
         ({"caught_up_s": None}, "did not catch up"),
         ({"faults": ["client-1 ended"]}, "client-1 ended"),
+        ({"faults": ["client-2 ended: no disk"], "killed_s": None}, "no disk"),
     ],
 )
 def test_each_missing_event_is_reported(settings, played, fault, text):

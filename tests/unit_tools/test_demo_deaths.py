@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo import groups, play, split
 from fsl_async.tools.demo.settings import DemoSettings
 
-FAST = RestartRules(first_wait_s=0.01, longest_wait_s=0.02, budget=4)
+FAST = RestartRules(first_wait_s=0.01, longest_wait_s=0.02, budget=1000)
 SERVES = (
     'print(\'{"event": "listening", "role": "ps", "address": "tcp://127.0.0.1:1"}\', flush=True)\n'
     "import time; time.sleep(60)"
@@ -58,9 +59,10 @@ def test_clients_that_only_die_are_the_verdict(tmp_path, monkeypatch, make, modu
     monkeypatch.setattr(kind, "server", lambda _, name="server": script(name, SERVES))
     names = lambda words: next(word for word in words if "client" in word)  # noqa: E731
     monkeypatch.setattr(kind, "client", lambda _, *words: script(names(words), DIES))
-    demo = make(tmp_path)
+    demo, begun = make(tmp_path), time.monotonic()
     with pytest.raises(FslError) as raised:
         asyncio.run(demo.play())
+    assert time.monotonic() - begun < 20.0
     assert raised.value.exit_code == 1
     assert "client-1, " in raised.value.message
     assert raised.value.message.endswith(" times: torch has no Muon")

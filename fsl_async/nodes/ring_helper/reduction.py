@@ -109,7 +109,7 @@ def _group(job: dict[str, Any], store: Any) -> Any:
     """Connect all ranks. A device bound to `host`, so that no host name is looked up."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()  # noqa: SLF001 - there is no public name
-    options._devices = [gloo.create_device(hostname=job["host"], lazy_init=False)]  # noqa: SLF001
+    options._devices = [gloo.create_device(hostname=job["host"])]  # noqa: SLF001
     options._timeout = timedelta(seconds=job["timeout_s"])  # noqa: SLF001
     return gloo(store, job["rank"], len(job["weights"]), options)
 

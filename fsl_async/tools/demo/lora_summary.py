@@ -9,6 +9,7 @@ from attrs import frozen
 
 from fsl_async.process.program import program
 from fsl_async.roles.phrasing import counted, figure
+from fsl_async.tools.demo.summary import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,7 +121,7 @@ def problems(
     if state.ps.version < demo.rounds:
         found.append(f"{state.ps.version} of {demo.rounds} rounds were merged")
     if played.killed_s is None:
-        found.append(f"{victim} was not killed: it never trained")
+        found += [] if played.blames(victim) else [f"{victim} {NEVER}"]
     elif played.detected_s is None:
         found.append(f"{victim} was killed, and the parameter server did not detect it")
     elif played.caught_up_s is None:

@@ -70,6 +70,10 @@ class Played:
     seconds: float = 0.0
     faults: list[str] = field(factory=list)
 
+    def blames(self, client: str) -> bool:
+        """Whether a fault has the cause why a client did not train."""
+        return any(client in fault for fault in self.faults)
+
 
 class Demo:
     """One demo; call `play`."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fsl_async.tools.demo.settings import DemoSettings
     from fsl_async.tools.evaluation import Evaluated
 
+NEVER = "was not killed: it never trained"
+
 
 @frozen
 class Summary:
@@ -86,7 +88,7 @@ def problems(
     if not state.ps.rounds:
         found.append("no round was merged; give it more --seconds")
     if played.killed_s is None:
-        found.append(f"{victim} was not killed: it never trained; give it more --seconds")
+        found += [] if played.blames(victim) else [f"{victim} {NEVER}; give it more --seconds"]
     elif played.detected_s is None:
         found.append(f"{victim} was killed, and the parameter server did not detect it")
     elif played.caught_up_s is None:
