@@ -1,4 +1,4 @@
-"""Counts how child processes ended when nobody asked them to, so that their last error is told."""
+"""Counts unrequested ends of child processes by their last error, for the verdict of a command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsl_async.cluster.supervisor import ChildExited
 
 
 class Deaths:
-    """Ends of child processes, by their last error. False while there is none."""
+    """Collects ends of child processes by their last error; false while there are none."""
 
     def __init__(self) -> None:
         self._names: dict[str, Counter[str]] = {}

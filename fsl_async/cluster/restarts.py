@@ -34,7 +34,7 @@ from attrs import frozen
 from fsl_async.errors import ExitCode
 
 ALIKE = 3
-"""Ends in a row with one error from which on the error is told."""
+"""After so many ends in a row with one error, the operator's line quotes the error."""
 
 
 @frozen(kw_only=True)
@@ -81,7 +81,7 @@ class Launch:
 
 @frozen
 class Wait:
-    """Send WaitOver after `seconds`. why: the error that repeats, for people, or empty."""
+    """Asks for WaitOver after `seconds`. why: text of the error that repeats, or empty."""
 
     seconds: float
     why: str = ""

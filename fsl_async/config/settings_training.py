@@ -49,7 +49,7 @@ SplitOptimizer = Literal["adamw", "adam", "sgd"]
 
 @frozen(kw_only=True)
 class ExchangeConfig:
-    """What of a client's own model is exchanged."""
+    """Decides which parts of a client's own model are exchanged."""
 
     buffers: Buffers = setting(
         "average",

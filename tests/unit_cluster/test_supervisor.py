@@ -140,7 +140,7 @@ def test_bad_input_and_a_spent_budget_end_it():
 
 
 def test_the_last_error_of_a_child_is_kept():
-    """It is the verdict of whoever started it: its error line, else the end of its traceback."""
+    """Its error line is the command's verdict, else the end of its traceback."""
     kill = "import os; print('step 7', flush=True); os.kill(os.getpid(), 9)"
     children = [
         python("line", "print('error: no disk'); print('bye'); raise SystemExit(1)"),

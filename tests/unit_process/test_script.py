@@ -100,7 +100,7 @@ LEAVES = "taken_back = leave_at_exit(lambda error: print('left', repr(error)))\n
     ],
 )
 def test_a_script_that_ends_leaves_with_its_error(text, code, out):
-    """It is told apart whether the script was done, so that its last work is sent, or failed."""
+    """A script that is done sends its last work at exit; one that failed does not."""
     assert ended(LEAVES + text)[:2] == (code, out)
 
 

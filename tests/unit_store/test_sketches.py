@@ -60,7 +60,7 @@ def test_all_clients_may_be_the_same():
 
 
 def test_few_values_are_alike_by_chance():
-    """Of ten values, or where two of them hold almost all of the norm, nothing is told."""
+    """Ten values, or two with almost all of the norm, raise no alarm."""
     few = np.ones(10)
     assert alike(a=few, b=few) == {}
     spiked = np.ones(VALUES) * 1e-6

@@ -115,3 +115,14 @@ def test_a_delta_must_code_them_without_loss(make_run):
         .squared_norm
     )
     assert run.store.version == 0
+
+
+def test_a_rule_chooses_clients_by_their_weights_alone(make_run):
+    """A site of brighter images is no attacker: its statistics are far from the others'."""
+    run = started(make_run, rule=RULES["multi-krum"](), outer=OuterSettings("average"))
+    for number in range(5):
+        key = DeltaKey(f"c{number}", 1, 0, 1)
+        values = np.concatenate([np.full(200, 1e-3), np.full(10, 1e3 * number)])
+        run.send(key, values.astype(np.float32), tokens=1)
+        run.store.accumulate(key, 1.0)
+    assert not run.store._open.merging.sum.squared_distances().any()

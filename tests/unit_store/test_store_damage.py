@@ -9,12 +9,16 @@ from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import CheckpointDamaged, Damaged, DeltaDamaged, LedgerLost, StoreError
+from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import file_name
 from fsl_codecs import CodecSpec, decode
 
 FLAT = ["weights.safetensors", "momentum.safetensors", "residual.safetensors"]
 OTHERS = "recomputed from the version before and the deltas that it merged"
+
+
+MODEL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.bias", (9,))], [("var", (7,))])
 
 
 def key(name="a", base=0, sequence=1):
@@ -108,8 +112,8 @@ def test_several_damaged_files_are_repaired(make_twins):
 
 
 def test_weights_are_recomputed_from_the_update(make_twins):
-    """Every client computes them this way, with the same digest."""
-    intact, damaged = make_twins()
+    """Every client computes them this way, buffers too, with the same digest."""
+    intact, damaged = make_twins(manifest=MODEL)
     for spooled in (damaged.root / "spool").iterdir():
         spooled.unlink()
     flip(folder(damaged, 2) / FLAT[0])

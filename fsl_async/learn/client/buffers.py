@@ -107,7 +107,7 @@ class ModelWeights:
         self.copies_plain = copies_plain
         self._takes_buffers = buffers == "average"
         self._rounding: dict[int, Tensor] = {}
-        """What rounding left out of narrow weights, fp32 on the CPU, by offset in the vector."""
+        """Rounding error of narrow weights, fp32 on the CPU, by offset in the vector."""
         reshard(module)
         weights = {name for name, _ in _parameters(module, remove_duplicate=False)}
         if isinstance(exchange, View):

@@ -35,7 +35,7 @@ QUIET_STEPS = 3
 """How often step may be called after the end, without a line: a loop may finish what it began."""
 TOLERATED_STEPS = 100
 """How often, before that ends a loop that never looks. In a loop around one that is left, each of
-its epochs makes a step; what comes after both loops is then still done."""
+its epochs makes a step; code after both loops still runs."""
 
 
 def choose_device(text: str) -> torch.device:

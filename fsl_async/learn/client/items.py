@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fsl_async.learn.client.fed_base import FedBase
 
 SAMPLED_ROWS = 8
-"""Of a Hugging Face Dataset, which tell it from others of its length."""
+"""Rows of a Hugging Face Dataset that are hashed to tell it from others of its length."""
 
 
 class Part:
@@ -70,7 +70,7 @@ class Part:
         return self.index + permutation(fed.seed, name, size) * self.count
 
     def read(self, position: Position) -> Iterator[Callable[[], Any]]:
-        """What gives each item of an epoch from a position on."""
+        """Yield a function per item of an epoch, from a position on, that returns the item."""
         if not self.is_stream:
             for number in self.order(position.epoch)[position.at :]:
                 yield lambda number=int(number): self.data[number]  # type: ignore[misc]
@@ -109,7 +109,7 @@ def _undivided(stream: Any) -> Iterator[dict[str, Any]]:
 
 
 def identity(data: Any) -> tuple[object, ...]:
-    """What tells these data from others, the same on every machine.
+    """Return values that distinguish these data from others, the same on every machine.
 
     The library's own fingerprint is not: it has the paths and times of local files, and chance
     where a function cannot be hashed. Rows of a stream, and items of data that are no Dataset of
@@ -273,7 +273,7 @@ class Positions:
         return made
 
     def trained_to(self, position: Position) -> None:
-        """What workers drew up to there has reached the script."""
+        """Record that the script has received all items that workers drew before `position`."""
         if self._first is None and self._of_workers is None:
             self._fed.position_in(position.check)  # for its line, which workers do not write
             self._fed.keep_position(lambda: cast("Position", self._of_workers).to_facts())

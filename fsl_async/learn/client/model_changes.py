@@ -1,7 +1,7 @@
 """Detects what changes in a model after it was attached, and is not exchanged.
 
 The tensors of a run are fixed by its first version. A layer that is unfrozen or added later trains
-at this client alone, and integers are never averaged: each is said once, with the next delta.
+at this client alone, and integers are never averaged: the next delta logs each of them once.
 """
 
 from __future__ import annotations

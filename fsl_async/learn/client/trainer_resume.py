@@ -58,7 +58,8 @@ class Resume:
         for name in ("_load_rng_state", "_load_scaler"):
             if load := getattr(trainer, name, None):  # some versions have no scaler of their own
                 setattr(trainer, name, lambda _, load=load: load(self._asked or None))
-        trainer._load_from_checkpoint = lambda *_, **__: None  # noqa: SLF001 - weights are the run's
+        # Weights are the run's.
+        trainer._load_from_checkpoint = lambda *_, **__: None  # noqa: SLF001
         trainer._load_optimizer_and_scheduler = self._load_optimizer  # noqa: SLF001
         trainer.get_batch_samples = self._batches
 

@@ -271,10 +271,8 @@ class ClientMachine:
     def _give_up(self, violation: str, now: float) -> list[Effect]:
         """End: what this client sends ends each session."""
         self.shutdown.refusing = True
-        text = (
-            f"the parameter server has ended {self.violations} sessions because of what this client"
-            f" sends: {violation} (a bug in fsl-async, or another version of it there)"
-        )
+        text = f"the parameter server has ended {self.violations} sessions over what this client"
+        text += f" sends: {violation} (a bug in fsl-async, or another version of it there)"
         return self.shutdown.ask(text, EXIT_FAILED, now)
 
     def _report_lost(self) -> list[Effect]:

@@ -73,6 +73,22 @@ def test_chunks_may_come_in_any_order(kind, order):
     assert fetch.digest == digest_of(expected)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_update_adds_to_weights_and_replaces_buffers(in_place):
+    """Frames of buffers are the buffers themselves: added, a variance would double each round."""
+    model = Manifest.from_shapes([("w", (25,))], [("var", (23,))])
+    base, sent = vector(0)[:48], vector(1)[:48]
+    expected = np.concatenate([base[:25] + sent[:25], sent[25:]])
+    fetch = Fetch(model, 1, base=base)
+    assert fetch.chunks == 4
+    for index in range(fetch.chunks):
+        fetch.put(index, encode(sent[slice(*model.chunk_range(index))], FP32))
+    assert fetch.digest == digest_of(expected, weights=25)
+    new = base if in_place else np.full_like(base, np.nan)
+    fetch.write_to(new, ChunkPool())
+    assert same(new, expected)
+
+
 @pytest.mark.parametrize("kind", ["update", "full"])
 def test_nothing_is_left_to_hash_when_the_last_chunk_is_here(monkeypatch, kind):
     """Otherwise hashing is nine tenths of the work after the last chunk."""
