@@ -155,9 +155,11 @@ class Cluster:
         """SIGKILL the slurmd of a node and all that it has started, as when its power fails."""
         jobs = self._processes_on(node)
         self.kill_node(node)
-        for pid in jobs:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # Stopped first: a slurmstepd that sees its script die reports a failed job.
+        for one in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in jobs:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, one)
 
     def _processes_on(self, node):
         """Return the processes of this cluster's jobs on a node, and the slurmstepd of each."""
