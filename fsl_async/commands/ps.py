@@ -48,6 +48,7 @@ def command(
     """Resolve the configuration, then run the parameter server; returns the exit code."""
     from fsl_async.config.implied import with_implied
     from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.config.unused import line_of
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
     if threads is not None:
@@ -78,6 +79,7 @@ def command(
     shorter, options = overrides_of(chosen)
     loaded = load(config, [*overrides, *shorter], options)
     filled = resolved(loaded)
+    unused = line_of(loaded, overrides)
     _check_tokenizer(filled)
     check_corpus(filled, options)
     launching = _read_launching(launchers) if launchers is not None else None
@@ -89,6 +91,8 @@ def command(
         insecure_option=insecure,
     )
     output = Output(as_json=as_json, waits=False)
+    if unused:
+        output.warn(unused)
     if dry_run:
         complete = with_implied(filled)
         if as_json:
@@ -102,7 +106,7 @@ def command(
                 )
             output.say(*lines.split("\n"))
         return 0
-    rounds = planned_rounds(filled)
+    rounds = planned_rounds(with_implied(filled))
     if rounds is not None and rounds < FEW_ROUNDS:
         output.warn(
             f"this run has about {rounds:.0f} rounds; a run should have {FEW_ROUNDS} and more, or"
@@ -138,7 +142,7 @@ def _check_tokenizer(config: Config) -> None:
 def planned_rounds(config: Config) -> float | None:
     """Rounds of a pretraining run by its limits; None where they set none, and for other runs."""
     run, sync = config.run, config.sync
-    if config.split.is_on:
+    if config.split.is_on or config.tune.is_on:
         return None
     parts = [float(run.rounds)] if run.rounds else []
     if run.seconds and sync.trigger == "clock":

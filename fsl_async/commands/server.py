@@ -42,6 +42,7 @@ def command(
     """
     from fsl_async.config.implied import with_implied
     from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.config.unused import line_of
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
     if task is not None:
@@ -69,9 +70,13 @@ def command(
         "listen.insecure": ("--insecure", True if insecure else None),
     }
     shorter, options = overrides_of(chosen)
-    loaded = with_implied(load(config, [*overrides, *shorter], options))
+    given = load(config, [*overrides, *shorter], options)
+    loaded = with_implied(given)
     check_corpus(resolved(loaded), options)
     output = Output(as_json=as_json, waits=False)
+    unused = line_of(given, overrides)
+    if unused:
+        output.warn(unused)
     listens = [("split.listen", loaded.split.listen)]
     if with_ps:
         listens.append((options.get("listen.address", "listen.address"), loaded.listen.address))

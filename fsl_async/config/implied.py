@@ -31,22 +31,29 @@ def with_implied(config: Config) -> Config:
                 " pretraining trains gpt",
                 "model.family",
             )
-        return without_growing(config)
+        return without_growing(_triggered(config, "clock"))
     wanted = split_method(config).trigger
-    if config.sync.trigger not in {"clock", wanted}:
+    if config.sync.trigger not in {"auto", wanted}:
         raise ConfigError(
             f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method}"
             f" in mode {config.split.mode} needs {wanted}: leave it out",
             "sync.trigger",
         )
-    trigger: Any = wanted
     codec = attrs.evolve(config.codec, up=config.split.models, down=config.split.models)
     made: Config = attrs.evolve(
-        config,
-        sync=attrs.evolve(config.sync, trigger=trigger),
+        _triggered(config, wanted),
         outer=attrs.evolve(config.outer, optimizer="average"),
         codec=codec,
     )
+    return made
+
+
+def _triggered(config: Config, usual: str) -> Config:
+    """Let the trigger "auto" stand for `usual`."""
+    if config.sync.trigger != "auto":
+        return config
+    trigger: Any = usual
+    made: Config = attrs.evolve(config, sync=attrs.evolve(config.sync, trigger=trigger))
     return made
 
 
@@ -74,11 +81,14 @@ def _check_private(config: Config) -> None:
 
 
 def _tuning(config: Config) -> Config:
-    """Adapters: the mean of sites, by rounds where the rule needs that, and no stale deltas then.
+    """Adapters: the mean of sites, by rounds unless the trigger is set.
+
+    Some rules need rounds, without stale deltas.
 
     "growing" momentum is for pretraining: here it stands for none. Momentum of adapters is asked
     for by outer.optimizer = nesterov.
     """
+    config = _triggered(config, "rounds")
     tune, sync, outer = config.tune, config.sync, config.outer
     if config.split.is_on:
         raise ConfigError(
@@ -91,7 +101,7 @@ def _tuning(config: Config) -> Config:
         what = f"tune.rule = {tune.rule}" if tune.method == "lora" else "tune.method = zeroth"
         if tune.is_private:
             what = "tune.dp_epsilon"
-        if sync.trigger not in {"clock", "rounds"}:
+        if sync.trigger != "rounds":
             raise ConfigError(
                 f"sync.trigger is {sync.trigger}, and {what} needs rounds: leave it out",
                 "sync.trigger",
@@ -101,7 +111,7 @@ def _tuning(config: Config) -> Config:
                 f"outer.optimizer: {what} changes what momentum would refer to; choose average",
                 "outer.optimizer",
             )
-        sync = attrs.evolve(sync, trigger="rounds", max_staleness=0)
+        sync = attrs.evolve(sync, max_staleness=0)
     # Every site has data of its own.
     data = attrs.evolve(config.data, sharding="local")
     made: Config = attrs.evolve(config, sync=sync, outer=outer, data=data)

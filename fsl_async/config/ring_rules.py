@@ -52,7 +52,8 @@ def check_ring(config: Config) -> None:
     unfit = {
         "split.method": config.split.is_on and "groups merge pretraining runs; remove ring.roster",
         "tune.method": config.tune.is_on and "groups merge pretraining runs; remove ring.roster",
-        "sync.trigger": config.sync.trigger != "clock" and "must be clock with ring.roster",
+        "sync.trigger": config.sync.trigger not in {"auto", "clock"}
+        and "must be clock with ring.roster",
         "outer.optimizer": config.outer.optimizer == "delayed-nesterov"
         and "delayed-nesterov is for sync.trigger = buffer, which groups do not have; leave it out",
         "ring.hold_s": ring.hold_s <= ring.grace_s

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
 Optimizer = Literal["growing", "nesterov", "delayed-nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"]
-Trigger = Literal["clock", "rounds", "turns", "sequential", "buffer"]
+Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 Pace = Literal["run", "own"]
 
 USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
@@ -105,8 +105,9 @@ class SyncConfig:
     """When deltas are collected and how they count."""
 
     trigger: Trigger = setting(
-        "clock",
-        "clock (call all every every_s) | rounds (all train a round, then merge) | turns (one after"
+        "auto",
+        "auto (clock; rounds with tune.method; with split.method as it needs) | clock (call all"
+        " every every_s) | rounds (all train a round, then merge) | turns (one after"
         " another) | sequential (one per version, each from the weights of the one before) | buffer"
         " (no rounds: clients send by themselves, every few deltas make a version)",
     )
@@ -431,7 +432,9 @@ class Config:
 
     @property
     def shards(self) -> int:
-        """The number of parts into which the data is divided."""
+        """The number of parts into which the data is divided; 0 where each client has its own."""
+        if self.data.sharding == "local":
+            return 0
         return self.data.shards or self.sync.clients
 
 

@@ -15,6 +15,7 @@ from fsl_async.config.settings import Config
 from fsl_async.roles.messages import MessageError, checked_text, optional
 from fsl_async.roles.sync.delta import DIGEST, POSITION
 from fsl_async.roles.sync.messages import RUN
+from fsl_async.roles.sync.shards import MOST_SHARDS
 from fsl_transport.text import peer_text
 
 MAX_BEAT_ENTRIES = 64
@@ -62,7 +63,10 @@ class Hello:
 
 @frozen
 class Welcome:
-    """The answer: the run, this client's data shard, and the run's configuration."""
+    """The answer: the run, this client's data shard, and the run's configuration.
+
+    shards: parts of the run's data; 0 where it is not divided.
+    """
 
     run: str
     shard: int
@@ -81,7 +85,7 @@ class Welcome:
     def from_wire(cls, body: dict[str, Any]) -> Welcome:
         """Read a parameter server's welcome; raises MessageError."""
         shard, shards = _take(body, "shard"), _take(body, "shards")
-        if not 0 <= shard < shards:
+        if not 0 <= shard < (shards or MOST_SHARDS):
             raise MessageError(f"shard {shard} of {shards} does not exist")
         return cls(
             checked_text("run", body.get("run"), RUN),

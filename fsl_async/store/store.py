@@ -338,9 +338,10 @@ class Store:
                 self._book_lease(name, held, provisional=False)
             return held
         taken = {held for other, held in book.leases.items() if other not in book.provisional}
-        unused = set(range(limit)) - set(book.leases.values())
+        used = set(book.leases.values())
         wanted = index is not None and 0 <= index < limit and index not in taken
-        free = index if wanted else min(unused, default=None)
+        unused = (one for one in range(limit) if one not in used)
+        free = index if wanted else next(unused, None)
         if free is not None:
             self._book_lease(name, free, provisional=provisional)
         return free

@@ -13,8 +13,25 @@ def test_a_private_run_is_by_rounds():
     """The budget is for rounds x steps; by the clock a site would make any number of steps."""
     made = with_implied(load(None, PRIVATE))
     assert (made.sync.trigger, made.sync.max_staleness) == ("rounds", 0)
-    free = with_implied(load(None, PRIVATE[:1] + PRIVATE[2:]))
+    clock = "sync.trigger=clock"
+    with pytest.raises(ConfigError, match=r"tune\.dp_epsilon needs rounds"):
+        with_implied(load(None, [*PRIVATE, clock]))
+    free = with_implied(load(None, [*PRIVATE[:1], *PRIVATE[2:], clock]))
     assert free.sync.trigger == "clock"
+
+
+@pytest.mark.parametrize(
+    ("sets", "trigger"),
+    [
+        ([], "clock"),
+        (["sync.trigger=buffer"], "buffer"),
+        (["tune.method=lora"], "rounds"),
+        (["tune.method=lora", "sync.trigger=clock"], "clock"),
+        (["split.method=sl"], "sequential"),
+    ],
+)
+def test_the_kind_of_a_run_chooses_its_trigger(sets, trigger):
+    assert with_implied(load(None, sets)).sync.trigger == trigger
 
 
 @pytest.mark.parametrize(

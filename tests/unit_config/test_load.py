@@ -352,7 +352,7 @@ def test_defaults_are_the_documented_ones():
         | {"rounds": 0, "tokens": 0, "seconds": 0.0},
         "listen": {"address": "tcp://127.0.0.1:7100", "insecure": False},
         "sync": {
-            "trigger": "clock",
+            "trigger": "auto",
             "every_s": 600.0,
             "buffer": 0,
             "least_s": 0.0,

@@ -6,7 +6,10 @@ from deltas import delta_of
 from ps_shells import AtOnce, Later, Server
 
 import fsl_transport as tp
-from fsl_async.nodes.wire import violation_in
+from fsl_async.config.implied import with_implied
+from fsl_async.config.load import load
+from fsl_async.nodes.ps.node import run_facts
+from fsl_async.nodes.wire import Welcome, violation_in
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
@@ -52,6 +55,17 @@ def test_when_all_shards_are_taken_their_holders_are_named():
     assert "c is refused" in server.notes[-1]
     server.leave("a")
     assert server.hello("a", 2) == 0, "its lease is permanent"
+
+
+def test_data_that_is_not_divided_has_a_part_for_each_client():
+    """`sync.clients` is no limit where each site has its own data, as in fine-tuning."""
+    config = with_implied(load(None, ["tune.method=lora", "sync.clients=2", "data.shards=2"]))
+    server = Server(shards=run_facts("run", config).shards)
+    assert [server.hello(name) for name in "abc"] == [0, 1, 2]
+    welcome = Welcome.from_wire(server.endpoint.last("welcome")[2])
+    assert (welcome.shard, welcome.shards) == (2, 0)
+    server.attach("c")
+    assert Server(server.disk, shards=0).hello("c", 2, shard=2) == 2, "it may reconnect"
 
 
 def test_a_lease_is_on_disk_before_the_welcome():

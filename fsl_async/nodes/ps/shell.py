@@ -47,8 +47,8 @@ from fsl_codecs import CodecError, decode_seeds
 class RunFacts:
     """The content of a welcome that all clients have in common.
 
-    shards: parts of the data of this group. group: its place among `groups`, whose parts follow
-    each other; each has as many.
+    shards: parts of the data of this group; 0 where it is not divided. group: its place among
+    `groups`, whose parts follow each other; each has as many.
     """
 
     run: str

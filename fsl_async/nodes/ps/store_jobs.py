@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.shards import MOST_SHARDS
 from fsl_async.store.errors import Damaged
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class StoreJobs:
         say: Callable[[Note], None],
         after_commit: Callable[[int], None] | None = None,
     ) -> None:
-        """shards: of the run's data.
+        """shards: of the run's data; 0 where it is not divided.
 
         after_commit: called in the worker with each durable version, before it is announced; it
         must not raise.
@@ -44,7 +45,7 @@ class StoreJobs:
         self._store = store
         self.worker = worker
         self._feed = feed
-        self._shards = shards
+        self._shards = shards or MOST_SHARDS
         self._scheduler = scheduler
         self._say = say
         self._after_commit = after_commit

@@ -226,10 +226,8 @@ class ClientMachine:
     def _welcomed(self, event: ev.Welcomed, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if not self.run:
-            text = (
-                f"joined run {event.run} as {self.name}, part {event.shard + 1} of {event.shards}"
-            )
-            effects.append(Note(text))
+            part = f", part {event.shard + 1} of {event.shards}" if event.shards else ""
+            effects.append(Note(f"joined run {event.run} as {self.name}{part}"))
         elif self.away:
             effects.extend(self._report_lost())
             effects.append(Note("the parameter server is back"))

@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 RECLAIM_S = 60.0
+MOST_SHARDS = 100_000
+"""Limit of clients where data is not divided."""
 
 
 class ShardLeases:
     """Leases by client. Times in seconds of the caller's clock."""
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        """count: of shards; 0 where the data is not divided: each client gets one."""
+        self.count = count or MOST_SHARDS
         self._leases: dict[str, int] = {}
         self._provisional: set[str] = set()
         self._free_from: dict[str, float] = {}  # of clients that are away, with a provisional lease
@@ -58,11 +61,14 @@ class ShardLeases:
         held = self._leases.get(client)
         if held is not None and held < self.count:
             return held
-        unused = set(range(self.count)) - set(self._leases.values())
+        taken = set(self._leases.values())
         gone = {self._leases[other] for other, at in self._free_from.items() if now >= at}
         if trains >= 0:  # it may not move to data that another client trains on
-            return trains if trains in unused | gone else None
-        return min(unused or {shard for shard in gone if shard < self.count}, default=None)
+            is_free = trains < self.count and trains not in taken
+            return trains if is_free or trains in gone else None
+        unused = next((shard for shard in range(self.count) if shard not in taken), None)
+        free = {shard for shard in gone if shard < self.count}
+        return min(free, default=None) if unused is None else unused
 
     def lease_provisionally(self, client: str, shard: int) -> None:
         """Lease a shard provisionally; another client loses its provisional lease of it."""

@@ -1,0 +1,294 @@
+"""Finds settings that were given and have no effect in a run of its kind. Pure.
+
+`RULES` lists, for settings that matter in some runs only, the condition under which they do. A
+setting without a rule matters in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+import attrs
+from attrs import frozen
+
+from fsl_async.config.implied import with_implied
+from fsl_async.config.settings import TABLES, Config
+from fsl_async.roles.split.methods import METHODS, Method
+
+Condition = Callable[[Config], bool]
+
+
+@frozen
+class Rule:
+    """Settings that have an effect only where `holds`.
+
+    keys: dotted names, with * for any characters. needs: the condition, for people.
+    """
+
+    keys: tuple[str, ...]
+    needs: str
+    holds: Condition
+
+
+def _rule(keys: str, needs: str, holds: Condition) -> Rule:
+    return Rule(tuple(keys.split()), needs, holds)
+
+
+def _pretrains(config: Config) -> bool:
+    return not config.split.is_on and not config.tune.is_on
+
+
+def _split_has(which: Callable[[type[Method]], bool]) -> Condition:
+    return lambda config: config.split.is_on and which(METHODS[config.split.method])
+
+
+def _formats(config: Config) -> set[str]:
+    """Number formats in which this run codes values."""
+    codec, split = config.codec, config.split
+    return {codec.up, codec.down, *((split.up, split.down) if split.has_server else ())}
+
+
+def _by_scalars(config: Config) -> bool:
+    return config.tune.method == "zeroth"
+
+
+def _may_be_zeroth(config: Config) -> bool:
+    """Whether sites may have --order zeroth."""
+    tune = config.tune
+    by_rounds = config.sync.trigger == "rounds"
+    return by_rounds and not tune.is_private and (_by_scalars(config) or tune.rule != "hetlora")
+
+
+RULES: tuple[Rule, ...] = (
+    _rule("split.*", "split.method", lambda c: c.split.is_on),
+    _rule("tune.*", "tune.method", lambda c: c.tune.is_on),
+    _rule("ring.*", "ring.roster", lambda c: c.ring.is_on),
+    # When deltas are collected.
+    _rule(
+        "sync.every_s", "sync.trigger = clock or buffer",
+        lambda c: c.sync.trigger in {"clock", "buffer"},
+    ),
+    _rule(
+        "sync.round_cap_s", "sync.trigger = rounds",
+        lambda c: c.sync.trigger not in {"clock", "buffer"},
+    ),
+    _rule(
+        "sync.quorum sync.grace_* sync.first_grace_s", "sync.trigger = clock",
+        lambda c: c.sync.trigger == "clock",
+    ),
+    _rule(
+        "sync.weighting", "outer.aggregation = mean or latest",
+        lambda c: c.outer.aggregation in {"mean", "latest"},
+    ),
+    _rule(
+        "sync.max_staleness", "a tune.rule that takes stale deltas",
+        lambda c: not (c.tune.is_on and c.tune.by_rounds),
+    ),
+    _rule(
+        "sync.staleness_exponent", "sync.max_staleness > 0",
+        lambda c: c.sync.staleness_limit > 0,
+    ),
+    _rule(
+        "guard.least", "a limit by medians, such as guard.outlier_median",
+        lambda c: bool(
+            c.guard.clip_median or c.guard.outlier_median or c.guard.max_tokens_median
+        ),
+    ),
+    _rule("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
+    # How they are merged.
+    _rule(
+        "outer.optimizer", "no split.method: its clients are averaged",
+        lambda c: not c.split.is_on,
+    ),
+    _rule(
+        "outer.learning_rate", "outer.optimizer = nesterov or delayed-nesterov",
+        lambda c: c.outer.optimizer in {"nesterov", "delayed-nesterov"},
+    ),
+    _rule(
+        "outer.momentum", "outer.optimizer other than average",
+        lambda c: c.outer.optimizer != "average",
+    ),
+    _rule(
+        "outer.delay", "outer.optimizer = delayed-nesterov",
+        lambda c: c.outer.optimizer == "delayed-nesterov",
+    ),
+    _rule(
+        "outer.byzantine", "outer.aggregation = trimmed, median or multi-krum",
+        lambda c: c.outer.aggregation not in {"mean", "latest"},
+    ),
+    _rule(
+        "codec.up codec.down", "no split.method: split.models, split.up and split.down count",
+        lambda c: not c.split.is_on,
+    ),
+    _rule(
+        "codec.up codec.feedback_up", "gradients: scalars are sent",
+        lambda c: not _by_scalars(c),
+    ),
+    _rule(
+        "codec.block_values", "a format with scales: e4m3, e5m2, uniform",
+        lambda c: not {c.codec.up, c.codec.down} <= {"fp32", "bf16"},
+    ),
+    _rule("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
+    _rule(
+        "exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
+        _pretrains,
+    ),
+    _rule(
+        "store.snapshot_*", "store.resident and versions of differences",
+        lambda c: c.store.resident and not c.split.sends_whole,
+    ),
+    _rule("store.resident", "versions of differences", lambda c: not c.split.sends_whole),
+    # The data and the model of built-in tasks.
+    _rule(
+        "data.source", "a built-in task of pretraining or split learning",
+        lambda c: not c.tune.is_on and not c.train.task,
+    ),
+    _rule(
+        "data.sharding", "data that sites share: in fine-tuning each has its own",
+        lambda c: not c.tune.is_on,
+    ),
+    _rule(
+        "data.shards", "data.sharding = disjoint",
+        lambda c: c.data.sharding == "disjoint" and not c.tune.is_on,
+    ),
+    _rule(
+        "data.partition data.sample_shape data.classes data.label_counts data.fingerprint",
+        "split.method", lambda c: c.split.is_on,
+    ),
+    _rule("data.alpha", "data.partition = dirichlet", lambda c: c.data.partition != "iid"),
+    _rule("model.*", "no tune.method: the base is the model", lambda c: not c.tune.is_on),
+    _rule(
+        "model.*", "no train.task: its script makes the model",
+        lambda c: c.split.is_on or not c.train.task,
+    ),
+    _rule(
+        "model.preset model.layers model.width model.heads", "a language model",
+        lambda c: c.model.family not in {"resnet18", "small-cnn"},
+    ),
+    _rule("model.sizes", "a family other than gpt", lambda c: c.model.family != "gpt"),
+    # How clients train.
+    _rule("train.optimizer", "pretraining", _pretrains),
+    _rule(
+        "train.muon_rate", "train.optimizer = muon in pretraining",
+        lambda c: _pretrains(c) and c.train.optimizer == "muon",
+    ),
+    _rule(
+        "train.learning_rate", "gradients: tune.zo_rate counts",
+        lambda c: not _by_scalars(c),
+    ),
+    _rule(
+        "train.weight_decay", "no tune.method: adapters have no decay",
+        lambda c: not c.tune.is_on,
+    ),
+    _rule(
+        "train.schedule train.warmup_steps train.rewarm_steps",
+        "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c),
+    ),
+    _rule(
+        "train.decay_share train.decay_at", "train.schedule = wsd",
+        lambda c: c.train.schedule == "wsd",
+    ),
+    _rule(
+        "train.final_rate", "train.schedule = wsd or cosine",
+        lambda c: c.train.schedule != "constant",
+    ),
+    _rule(
+        "train.clip_norm", "pretraining, or tune.method = lora without tune.dp_epsilon",
+        lambda c: _pretrains(c) or (c.tune.method == "lora" and not c.tune.is_private),
+    ),
+    _rule(
+        "train.evaluate_share", "the built-in pretraining or fine-tuning",
+        lambda c: not c.split.is_on and not c.train.task,
+    ),
+    # Split learning.
+    _rule(
+        "split.auxiliary split.upload_every", "a method with an auxiliary model",
+        _split_has(lambda method: method.auxiliary != "none"),
+    ),
+    _rule(
+        "split.align_* split.buffer_samples", "a method that aligns its auxiliary model",
+        _split_has(lambda method: method.auxiliary == "aligned"),
+    ),
+    _rule(
+        "split.down", "a method that sends gradients back",
+        _split_has(lambda method: method.gradients),
+    ),
+    _rule(
+        "split.cut split.mode split.lora_server split.server split.listen split.up"
+        " split.checkpoint_every split.max_stale_rounds split.alone_s split.in_flight",
+        "a method with a split server", _split_has(lambda method: method.has_server),
+    ),
+    _rule(
+        "split.max_stale_rounds", "one model at the split server, not one for each client",
+        _split_has(lambda method: not method.replicas),
+    ),
+    _rule(
+        "split.in_flight", "split.mode = free, without split.labels_at_home",
+        lambda c: c.split.mode == "free" and not c.split.labels_at_home,
+    ),
+    _rule(
+        "split.lora_alpha", "split.lora_client or split.lora_server",
+        lambda c: bool(c.split.lora_client or c.split.lora_server),
+    ),
+    # Fine-tuning.
+    _rule("tune.rule", "tune.method = lora", lambda c: c.tune.method == "lora"),
+    _rule(
+        "tune.labels tune.balance", "tune.objective = classify",
+        lambda c: c.tune.objective == "classify",
+    ),
+    _rule("tune.trained_on", "tune.objective = lm", lambda c: c.tune.objective == "lm"),
+    _rule("tune.beta", "tune.objective = dpo", lambda c: c.tune.objective == "dpo"),
+    _rule(
+        "tune.steps", "tune.method = lora with sync.trigger = rounds",
+        lambda c: c.tune.method == "lora" and c.sync.trigger == "rounds",
+    ),
+    _rule("tune.zo_*", "rounds in which sites may have --order zeroth", _may_be_zeroth),
+    _rule("tune.zo_history", "tune.method = zeroth", _by_scalars),
+    _rule("tune.dp_delta tune.dp_clip", "tune.dp_epsilon", lambda c: c.tune.is_private),
+)  # fmt: skip
+
+_DECIDES = {"split.method", "tune.method", "ring.roster"}
+"""Settings that choose the kind of a run."""
+
+
+def without_effect(config: Config, given: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each given setting that has no effect, and what it would need.
+
+    config: with what the kind of run implies (`fsl_async.config.implied`).
+    """
+    for key in given:
+        if key in _DECIDES:
+            continue
+        for rule in RULES:
+            if any(fnmatchcase(key, one) for one in rule.keys) and not rule.holds(config):
+                yield key, rule.needs
+                break
+
+
+def given_settings(config: Config, overrides: Iterable[str]) -> Iterator[str]:
+    """Yield the dotted keys of settings that a start gives: overrides, and changed values.
+
+    config: as read, without what the kind of run implies. overrides: "table.key=value". A file that
+    `init` has written holds all settings, so that one with its default does not count as given.
+    """
+    named = [text.partition("=")[0].strip() for text in overrides]
+    yield from named
+    for table_key, table in TABLES.items():
+        for field in attrs.fields(table):
+            key = f"{table_key}.{field.name}"
+            if (
+                key not in named
+                and getattr(getattr(config, table_key), field.name) != field.default
+            ):
+                yield key
+
+
+def line_of(config: Config, overrides: Iterable[str]) -> str:
+    """Name the given settings without effect, in one line; empty where there are none.
+
+    config: as read. Raises ConfigError as `with_implied` does.
+    """
+    given = dict.fromkeys(given_settings(config, overrides))
+    found = [f"{key} (needs {needs})" for key, needs in without_effect(with_implied(config), given)]
+    return f"without effect in this run: {'; '.join(found)}" if found else ""

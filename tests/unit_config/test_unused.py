@@ -1,0 +1,121 @@
+"""Settings that were given and have no effect are named, and no others."""
+
+import shlex
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fsl_async.config.load import load, setting_choices, to_toml
+from fsl_async.config.settings import Config
+from fsl_async.config.unused import RULES, line_of
+from fsl_async.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+LORA = "tune.method=lora"
+CLOCK = "sync.trigger=clock"
+BUFFER = "sync.trigger=buffer"
+SL = "split.method=sl"
+
+
+def named(*overrides):
+    """Return the settings that the line names."""
+    line = line_of(load(None, overrides), overrides)
+    parts = line.removeprefix("without effect in this run: ").split("; ")
+    return {part.partition(" ")[0] for part in parts if part}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unused"),
+    [
+        (["tune.steps=20"], {"tune.steps"}),
+        ([LORA, "tune.steps=20"], set()),
+        ([LORA, CLOCK, "tune.steps=20"], {"tune.steps"}),
+        ([LORA, BUFFER, "tune.steps=9"], {"tune.steps"}),
+        ([LORA, "sync.every_s=60", "sync.quorum=0.7"], {"sync.every_s", "sync.quorum"}),
+        ([LORA, CLOCK, "sync.every_s=60", "sync.quorum=0.7"], set()),
+        ([LORA, "sync.round_cap_s=60"], set()),
+        (["sync.round_cap_s=60"], {"sync.round_cap_s"}),
+        (["tune.method=zeroth", "tune.steps=9", "codec.up=bf16"], {"tune.steps", "codec.up"}),
+        ([LORA, "tune.labels=a,b"], {"tune.labels"}),
+        ([LORA, "tune.objective=classify", "tune.labels=a,b", "tune.trained_on=all"],
+         {"tune.trained_on"}),
+        ([LORA, "tune.dp_clip=2", "train.weight_decay=0.1"],
+         {"tune.dp_clip", "train.weight_decay"}),
+        ([LORA, "model.preset=10m", "data.shards=4"], {"model.preset", "data.shards"}),
+        ([LORA, "tune.rule=bank", "sync.max_staleness=2"], {"sync.max_staleness"}),
+        ([LORA, "tune.zo_rate=0.01"], set()),  # of sites with --order zeroth
+        ([LORA, CLOCK, "tune.zo_rate=0.01"], {"tune.zo_rate"}),
+        ([BUFFER, "sync.every_s=60", "sync.grace_min_s=2"], {"sync.grace_min_s"}),
+        (["outer.learning_rate=0.5", "outer.momentum=0.8"], {"outer.learning_rate"}),
+        (["outer.optimizer=average", "outer.momentum=0.8"], {"outer.momentum"}),
+        (["outer.aggregation=median", "sync.weighting=tokens"], {"sync.weighting"}),
+        (["outer.byzantine=2"], {"outer.byzantine"}),
+        (["codec.up=bf16", "codec.down=fp32", "codec.step_log2=10", "codec.block_values=64"],
+         {"codec.step_log2", "codec.block_values"}),
+        (["train.optimizer=adamw", "train.muon_rate=0.1"], {"train.muon_rate"}),
+        (["train.schedule=constant", "train.final_rate=0.1"], {"train.final_rate"}),
+        (["train.task=own", "model.preset=10m", "data.source=built-in"],
+         {"model.preset", "data.source"}),
+        (["split.samples=9"], {"split.samples"}),
+        ([SL, "split.samples=9", "split.align_every=2", "outer.optimizer=average"],
+         {"split.align_every", "outer.optimizer"}),
+        (["split.method=fedavg", "split.cut=1"], {"split.cut"}),
+        (["split.method=fsl-sage", "split.down=fp32", "split.align_every=2"], {"split.down"}),
+        (["data.alpha=0.1"], {"data.alpha"}),
+        (["guard.least=3", "guard.release=true"], {"guard.least", "guard.release"}),
+        (["guard.least=3", "guard.release=true", "guard.outlier_median=4"], set()),
+        (["store.resident=false", "store.snapshot_every=3"], {"store.snapshot_every"}),
+        (["ring.every=3"], {"ring.every"}),
+    ],
+)  # fmt: skip
+def test_settings_without_effect_are_named(overrides, unused):
+    assert named(*overrides) == unused
+
+
+def test_the_line_names_the_setting_and_the_condition():
+    sets = [LORA, CLOCK, "tune.steps=30"]
+    assert line_of(load(None, sets), sets) == (
+        "without effect in this run: tune.steps (needs tune.method = lora with sync.trigger ="
+        " rounds)"
+    )
+
+
+def test_a_file_with_all_defaults_gives_nothing(tmp_path):
+    """`init` writes such a file; a value changed in it counts."""
+    path = tmp_path / "fsl.toml"
+    path.write_text(to_toml(Config()))
+    assert line_of(load(path), ()) == ""
+    path.write_text(to_toml(load(None, ["tune.steps=30"])))
+    assert "tune.steps" in line_of(load(path), ())
+
+
+def test_each_rule_is_of_a_setting():
+    for rule in RULES:
+        for pattern in rule.keys:
+            assert any(fnmatchcase(key, pattern) for key in setting_choices()), pattern
+
+
+def recipes():
+    """Return the settings of each start of a parameter or split server in the documentation."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages += sorted((ROOT / "docs" / "guides").glob("*.md"))
+    for page in pages:
+        for line in page.read_text().replace("\\\n", " ").splitlines():
+            if "bin/fsl-node --role ps" in line or "bin/fsl-node --role server" in line:
+                words = shlex.split(line.partition(" #")[0].strip("|` "))
+                sets = [word for before, word in pairwise(words) if before == "--set"]
+                if "--base" in words and not any("tune.method" in one for one in sets):
+                    sets.append(LORA)
+                yield f"{page.name}: {' '.join(sets)}", sets
+
+
+def test_each_recipe_of_the_documentation_sets_what_has_an_effect():
+    found = dict(recipes())
+    assert len(found) > 10
+    for name, sets in found.items():
+        try:
+            assert named(*sets) == set(), name
+        except ConfigError as error:
+            raise AssertionError(name) from error
