@@ -108,6 +108,7 @@ class Fed(FedBase):
             )
         if tune.is_on:
             self._expect_rounds()
+            self._training.checks_frozen = tune.base_check == "values"
         self._training.attach(model, exchange)
 
     def _expect_rounds(self) -> None:

@@ -15,6 +15,7 @@ import gc
 import importlib
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -132,8 +133,16 @@ def collector_paused() -> Iterator[None]:
 
 def dtype_argument(dtype: torch.dtype) -> dict[str, torch.dtype]:
     """A model's dtype for `from_pretrained` and `from_config`: transformers renamed it in 4.56."""
-    version = extra("transformers").__version__.split(".")[:2]
-    return {"dtype" if tuple(map(int, version)) >= (4, 56) else "torch_dtype": dtype}
+    return {"dtype" if _version() >= (4, 56) else "torch_dtype": dtype}
+
+
+def has_marks() -> bool:
+    """Whether transformers marks the weights that it has loaded from files. Imports nothing."""
+    return "transformers" in sys.modules and _version() >= (5, 0)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, extra("transformers").__version__.split(".")[:2]))
 
 
 def inject_adapters(config: Any, model: nn.Module, **named: Any) -> None:

@@ -1,0 +1,83 @@
+"""Which parts of a base model are its heads, and which of its layers share their weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsl_async.learn.models.hf import has_marks
+from fsl_async.learn.models.targets import HEADS, is_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+_LANGUAGE_HEADS = frozenset({"lm_head", "embed_out"})
+
+
+def trunk_of(model: nn.Module) -> str:
+    """Return the name of the module that all models of the family share; "" where there is none.
+
+    That is `base_model_prefix` of transformers. A module of your own around one transformers model
+    has that one as its trunk.
+    """
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and hasattr(model, prefix):
+        return str(prefix)
+    found = [name for name, part in model.named_children() if hasattr(part, "base_model_prefix")]
+    return found[0] if len(found) == 1 else ""
+
+
+def heads_of(model: nn.Module) -> list[str]:
+    """Return the names of the weights of new heads, in the model's order. They train whole.
+
+    That is what is outside the trunk, but for the head of a language model, which was pretrained
+    with it; and what the files lacked from which transformers (5 and newer) has loaded the model.
+    What a loader reports as missing is added by the caller (`AdapterSpec.heads`).
+    """
+    trunk = trunk_of(model)
+    names = [name for name, _ in model.named_parameters()]
+    if trunk:
+        found = set() if _is_language_model(model) else {n for n in names if is_head(n, trunk)}
+    else:
+        heads = HEADS - _LANGUAGE_HEADS
+        found = {name for name in names if not heads.isdisjoint(name.split("."))}
+    found |= _not_loaded(model)
+    return [name for name in names if name in found]
+
+
+def tied_layers(model: nn.Module, layers: Iterable[str]) -> dict[str, str]:
+    """Return the layers whose weight another name holds too, and that name."""
+    names: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight.data_ptr() or id(weight), []).append(name)
+    tied = {}
+    for layer in layers:
+        weight: Any = model.get_submodule(layer).weight
+        others = [one for one in names[weight.data_ptr() or id(weight)] if one != f"{layer}.weight"]
+        if others:
+            tied[layer] = others[0]
+    return tied
+
+
+def _is_language_model(model: Any) -> bool:
+    """Whether the model's outputs are its input embeddings' tokens."""
+    try:
+        output, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return False
+    sizes = [getattr(one, "weight", None) for one in (output, embeddings)]
+    return all(one is not None for one in sizes) and len(sizes[0]) == len(sizes[1])
+
+
+def _not_loaded(model: nn.Module) -> set[str]:
+    """Names of weights that transformers has drawn because no file had them."""
+    marks = {
+        name: hasattr(weight, "_is_hf_initialized")
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point()
+    }
+    # Without any mark the model was built from a config, or in another way.
+    if not (has_marks() and any(marks.values())):
+        return set()
+    return {name for name, is_loaded in marks.items() if not is_loaded}
