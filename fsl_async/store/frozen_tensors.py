@@ -129,6 +129,21 @@ def _has_quantized(tensors: Iterable[FrozenTensor]) -> bool:
     return any(one.is_quantized for one in tensors)
 
 
+def settings_difference(
+    here: Iterable[FrozenTensor], there: Iterable[FrozenTensor], *, shared: bool = False
+) -> str | None:
+    """Return the first setting that differs and what to do as one sentence; None if none does.
+
+    shared: compare those that both have.
+    """
+    mine, theirs = ({one.name: one for one in side if one.is_setting} for side in (here, there))
+    for name in sorted(mine.keys() & theirs.keys() if shared else mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            values = [side[name].shown if name in side else "absent" for side in (mine, theirs)]
+            return f"{name} is {values[0]} here and {values[1]} there: {_SAME_SETTINGS}"
+    return None
+
+
 def frozen_difference(
     here: tuple[FrozenTensor, ...], there: tuple[FrozenTensor, ...]
 ) -> str | None:
@@ -136,10 +151,9 @@ def frozen_difference(
     if here == there:
         return None
     mine, theirs = ({one.name: one for one in side} for side in (here, there))
-    for name in sorted({one.name for one in (*here, *there) if one.is_setting}):
-        values = [side[name].shown if name in side else "absent" for side in (mine, theirs)]
-        if mine.get(name) != theirs.get(name):
-            return f"{name} is {values[0]} here and {values[1]} there: {_SAME_SETTINGS}"
+    problem = settings_difference(here, there)
+    if problem is not None:
+        return problem
     for side, others, where in ((here, theirs, "here"), (there, mine, "there")):
         for one in side:
             if one.name not in others:

@@ -10,7 +10,7 @@ from fsl_async.learn.models.targets import HEADS, is_head
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import nn
+    from torch import Tensor, nn
 
 _LANGUAGE_HEADS = frozenset({"lm_head", "embed_out"})
 
@@ -36,13 +36,15 @@ def heads_of(model: nn.Module) -> list[str]:
     What a loader reports as missing is added by the caller (`AdapterSpec.heads`).
     """
     trunk = trunk_of(model)
-    names = [name for name, _ in model.named_parameters()]
+    weights = dict(model.named_parameters())
+    names, outputs = list(weights), _language_head(model)
     if trunk:
-        found = set() if _is_language_model(model) else {n for n in names if is_head(n, trunk)}
+        found = set() if outputs is not None else {n for n in names if is_head(n, trunk)}
     else:
         heads = HEADS - _LANGUAGE_HEADS
         found = {name for name in names if not heads.isdisjoint(name.split("."))}
-    found |= _not_loaded(model)
+    # One of another size, after resize_token_embeddings, has lost its mark.
+    found |= {name for name in _not_loaded(model) if weights[name] is not outputs}
     return [name for name in names if name in found]
 
 
@@ -60,14 +62,15 @@ def tied_layers(model: nn.Module, layers: Iterable[str]) -> dict[str, str]:
     return tied
 
 
-def _is_language_model(model: Any) -> bool:
-    """Whether the model's outputs are its input embeddings' tokens."""
+def _language_head(model: Any) -> Tensor | None:
+    """The weight of the output layer, where the outputs are the tokens of the input embeddings."""
     try:
-        output, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        layers = model.get_output_embeddings(), model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
-        return False
-    sizes = [getattr(one, "weight", None) for one in (output, embeddings)]
-    return all(one is not None for one in sizes) and len(sizes[0]) == len(sizes[1])
+        return None
+    outputs, inputs = (getattr(one, "weight", None) for one in layers)
+    is_same = outputs is not None and inputs is not None and len(outputs) == len(inputs)
+    return outputs if is_same else None
 
 
 def _not_loaded(model: nn.Module) -> set[str]:

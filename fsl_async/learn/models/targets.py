@@ -115,4 +115,5 @@ def without_adapters(
             found[_NUMBER.sub("*", name.removesuffix(".weight"))] = None
     if not found:
         return ""
-    return f"no adapters on {', '.join(found)}: experts, their routers and what is no linear layer"
+    names = ", ".join(found)
+    return f"no adapters on {names}: they are experts, choose experts, or are no linear layers"

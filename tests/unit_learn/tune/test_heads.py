@@ -30,6 +30,10 @@ from fsl_async.tools.export_models import write_merged
 from fsl_async.tools.exports import write_adapters
 from fsl_async.tools.kept_run import KeptRun
 
+TWO_LAYERS = [
+    "classifier.dense.weight", "classifier.dense.bias",
+    "classifier.out_proj.weight", "classifier.out_proj.bias",
+]  # fmt: skip
 HEADS = {
     "bert": ["classifier.weight", "classifier.bias"],
     "distilbert": [
@@ -44,11 +48,9 @@ HEADS = {
     ],
     "gpt2": ["score.weight"],
     "llama": ["score.weight"],
+    "roberta": TWO_LAYERS,
+    "electra": TWO_LAYERS,
 }  # fmt: skip
-HEADS |= dict.fromkeys(
-    ("roberta", "electra"),
-    [f"classifier.{name}.{kind}" for name in ("dense", "out_proj") for kind in ("weight", "bias")],
-)
 LORA = {"method": "lora", "rank": 4}
 LABELS = ("no", "maybe", "yes")
 
@@ -59,11 +61,11 @@ def bases(tmp_path_factory):
     return {kind: tiny_base.write_kind(folder / kind, kind) for kind in tiny_base.SIZES}
 
 
-def classifier(folder, labels=len(LABELS)):
+def classifier(folder):
     """As a script loads it, with a new head."""
     with quiet():
         return transformers.AutoModelForSequenceClassification.from_pretrained(
-            str(folder), num_labels=labels, pad_token_id=0
+            str(folder), num_labels=len(LABELS), pad_token_id=0
         )
 
 
@@ -165,8 +167,13 @@ def test_what_the_files_lack_is_a_head(tmp_path):
         assert heads_of(classifier(folder)) == wanted
 
 
-def test_the_head_of_a_language_model_is_not_new(bases):
-    """It was pretrained with the trunk, whether it is tied or not."""
+def test_the_head_of_a_language_model_is_not_new(bases, tmp_path):
+    """It was pretrained with the trunk, whether it is tied or not, and resized or not."""
+    folder = tiny_base.write_kind(tmp_path / "lm", "llama", auto="AutoModelForCausalLM")
+    with quiet():
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(str(folder))
+        loaded.resize_token_embeddings(tiny_base.VOCABULARY + 4)
+    assert heads_of(loaded) == []
     for auto, kind in (("AutoModelForCausalLM", "llama"), ("AutoModelForMaskedLM", "roberta")):
         for ties in (True, False):
             made = transformers.AutoConfig.from_pretrained(
