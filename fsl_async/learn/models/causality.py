@@ -15,6 +15,7 @@ from torch import nn
 from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.models.hf import extra
+from fsl_async.learn.models.quantized import keep_packed
 
 TOKENS = 8
 MOST_CHANGE, MOST_NARROW_CHANGE = 1e-3, 3e-2
@@ -32,6 +33,7 @@ def check_causal(model: nn.Module) -> str:
     found = _causal_class(model)
     if found is None:
         return ""
+    keep_packed(found)
     words = int(found.get_input_embeddings().weight.shape[0])
     device = found.get_input_embeddings().weight.device
     first = torch.arange(2, 2 + TOKENS, device=device) % words

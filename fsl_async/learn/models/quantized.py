@@ -70,21 +70,26 @@ def dequantize(model: nn.Module) -> None:
     config = getattr(model, "config", None)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    for name in ("hf_quantizer", "quantization_method"):
+    for name in _MARKS:
         vars(model).pop(name, None)
-    vars(model).update(dict.fromkeys(vars(model).keys() & _MARKS, False))
 
 
-_MARKS = {"is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit"}
-"""Attributes by which transformers and peft recognize a quantized model."""
+_MARKS = (
+    "is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "hf_quantizer",
+    "quantization_method", "_weight_conversions",
+)  # fmt: skip
+"""Attributes by which transformers and peft recognize a quantized model, and save it as one."""
 
 
 def keep_packed(model: nn.Module) -> None:
-    """Have 4-bit layers keep their packed weights as they are.
+    """Have 4-bit layers keep their packed weights as they are, or were.
 
     On some processors bitsandbytes packs them in another order, with scales in bf16, when they
-    first compute in evaluation mode. Their digest and the loss would change in the run.
+    first compute in evaluation mode. Their digest and the loss would change in the run, and layers
+    packed so give no gradients.
     """
     for _, layer in quantized_layers(model):
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+        if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
+            layer.state_dict()  # which restores the order
