@@ -27,7 +27,7 @@ def adapter_settings(module: nn.Module, exchanged: Collection[str]) -> tuple[Fro
 
     exchanged: names of tensors. Which layers have adapters is among them, as `target_modules`.
     """
-    configs = next(
+    configs: Mapping[str, Any] = next(
         (found for part in module.modules() if (found := getattr(part, "peft_config", None))), {}
     )
     return tuple(

@@ -55,8 +55,8 @@ def tied_layers(model: nn.Module, layers: Iterable[str]) -> dict[str, str]:
         names.setdefault(weight.data_ptr() or id(weight), []).append(name)
     tied = {}
     for layer in layers:
-        weight: Any = model.get_submodule(layer).weight
-        others = [one for one in names[weight.data_ptr() or id(weight)] if one != f"{layer}.weight"]
+        own: Any = model.get_submodule(layer).weight
+        others = [one for one in names[own.data_ptr() or id(own)] if one != f"{layer}.weight"]
         if others:
             tied[layer] = others[0]
     return tied

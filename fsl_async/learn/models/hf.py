@@ -14,6 +14,7 @@ import copy
 import gc
 import importlib
 import itertools
+import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,11 +110,17 @@ def _config(transformers: Any, family: str, sizes: Mapping[str, Any]) -> Any:
 
 def extra(name: str, of: str = "hf") -> Any:
     """Import a module of the extra `of`. ConfigError: it is not installed, and how to get it."""
+    # peft imports it where it is installed, and it warns of optional kernels.
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with collector_paused():
             return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(f"{name} cannot be imported ({error}): {to_install(of)}") from error
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

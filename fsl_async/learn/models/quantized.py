@@ -32,23 +32,24 @@ def sizes_of(layer: nn.Module) -> tuple[int, int]:
     """Return (out, in) of a linear layer: nn.Linear, Conv1D of transformers, or quantized."""
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features
-    rows, columns = layer.weight.shape  # type: ignore[union-attr]
+    weight: Any = layer.weight
+    rows, columns = weight.shape
     return int(columns), int(rows)  # Conv1D keeps its weight transposed
 
 
 def dense_weight(layer: nn.Module) -> Tensor:
     """Return the weight of a linear layer; of a quantized one, dequantized, fp32 (out, in)."""
     weight: Any = layer.weight
-    if not is_quantized(layer):
-        found: Tensor = weight
-        return found
+    found: Tensor = weight
     if type(weight).__name__ == _4BIT:
         functional = extra("bitsandbytes", "quantized").functional
-        dense: Tensor = functional.dequantize_4bit(weight.data, weight.quant_state).float()
-        return dense
-    # The scale of each row is with the weight until the layer computes, then in its state.
-    scales = weight.SCB if weight.SCB is not None else layer.state.SCB  # type: ignore[union-attr]
-    return weight.data.float() * (scales.float() / 127).to(weight.device)[:, None]
+        found = functional.dequantize_4bit(weight.data, weight.quant_state).float()
+    elif type(weight).__name__ == _8BIT:
+        # The scale of each row is with the weight until the layer computes, then in its state.
+        state: Any = layer.state
+        scales = state.SCB if weight.SCB is None else weight.SCB
+        found = weight.data.float() * (scales.float() / 127).to(weight.device)[:, None]
+    return found
 
 
 def dense_layer(layer: nn.Module) -> nn.Module:
@@ -67,7 +68,7 @@ def dequantize(model: nn.Module) -> None:
     for name, layer in list(quantized_layers(model)):
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, dense_layer(layer))
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     for name in _MARKS:

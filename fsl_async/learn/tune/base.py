@@ -8,6 +8,7 @@ whatever their versions of torch and transformers.
 
 import importlib.util
 import io
+import logging
 import re
 import sys
 import threading
@@ -102,7 +103,7 @@ def load_base(
     tokenizer = load_tokenizer(path)
     with quiet(), _one_line(root), collector_paused():
         load = _from_folder if gguf is None else _from_gguf
-        place = dtype_argument(dtype)
+        place: dict[str, Any] = {**dtype_argument(dtype)}
         if is_quantized and device is not None and device.type != "cpu":
             place["device_map"] = {"": device}  # packed weights are not moved afterwards
         model, missing = load(transformers, root, objective, labels, place)
@@ -314,6 +315,7 @@ def _check_quantizer(root: Path, facts: BaseFacts) -> bool:
             " base that it was made from, or one that bitsandbytes has quantized"
         )
     extra("bitsandbytes", "quantized")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns at each step
     return True
 
 
