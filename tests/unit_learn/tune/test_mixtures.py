@@ -96,4 +96,4 @@ def test_the_plan_counts_what_a_mixture_of_experts_exchanges(tmp_path, kind, tar
     assert [bool(lines), bool(found.left_out)] == [not targets] * 2
     if lines:
         assert "experts" in lines[0]
-        assert lines[0].startswith("no adapters on model.layers.*.mlp.")
+        assert lines[0].startswith("no adapters on model.layers.*.")

@@ -3,6 +3,7 @@
 Skipped without the extra `quantized`.
 """
 
+import importlib.metadata
 import importlib.util
 
 import numpy as np
@@ -11,17 +12,19 @@ import torch
 
 if not (importlib.util.find_spec("bitsandbytes") and importlib.util.find_spec("peft")):
     pytest.skip("needs the extra quantized", allow_module_level=True)
+if int(importlib.metadata.version("transformers").split(".")[0]) < 5:
+    pytest.skip("needs transformers 5", allow_module_level=True)
 
 import peft
 import tiny_base
 import transformers
 from tuned_runs import adapted, logits_of, make_run, tune_of
 
+import fsl_async.hf
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.local_fed import LocalFed
-from fsl_async.learn.client.loops import hand_over
 from fsl_async.learn.models.quantized import (
     dense_weight,
     is_quantized,
@@ -34,7 +37,7 @@ from fsl_async.tools.export_models import write_merged
 from fsl_async.tools.exports import write_adapters
 from fsl_async.tools.kept_run import KeptRun
 
-# Blocks of 64 values: narrower layers do not fit bitsandbytes' kernels for CPUs.
+# Blocks of 64 values, so that bitsandbytes could pack them anew in evaluation mode.
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 KINDS = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
@@ -70,7 +73,7 @@ def quantized(folder, kind):
 
 def local(**tune):
     tune = {"method": "lora", "rank": 4} | tune
-    return LocalFed(ClientContext("a", config={"tune": tune}), steps=1)
+    return LocalFed(ClientContext("a", config={"tune": tune}), steps=4)
 
 
 def loss_of(model):
@@ -164,15 +167,25 @@ def test_measuring_changes_neither_digest_nor_loss(plain, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_script_with_adapters_of_its_own_on_a_quantized_base(plain, kind):
-    """QLoRA as TRL does it: only its factors are exchanged."""
+def test_a_script_with_adapters_of_its_own_on_a_quantized_base(plain, tmp_path, kind):
+    """QLoRA as a Trainer does it: only its factors are exchanged, and train."""
     fed = local()
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     with quiet():
         model = peft.get_peft_model(
-            peft.prepare_model_for_kbit_training(quantized(plain, kind)), lora
+            peft.prepare_model_for_kbit_training(quantized(plain, kind), False), lora
         )
-    hand_over(fed, model)
+    row = torch.arange(8) * 7 + 5
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), learning_rate=0.1, use_cpu=True, dataloader_pin_memory=False,
+        save_strategy="no", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    rows = [{"input_ids": row, "labels": row}] * 16
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+    fsl_async.hf.patch(trainer, fed=fed)
+    trainer.train()
+    losses = [metrics["loss"] for _, metrics in fed.history]
+    assert losses[-1] < losses[0] - 0.1
     manifest = ModelWeights(model).manifest
     assert [one.shape for one in manifest.tensors] == [(4, 64), (64, 4)] * 2
     assert sum(one.is_quantized for one in manifest.frozen) == 7
