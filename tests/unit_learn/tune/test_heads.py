@@ -17,6 +17,7 @@ import tiny_base
 import transformers
 from tuned_runs import adapted, make_run
 
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed_base import ClientContext
@@ -119,6 +120,10 @@ def test_a_head_trains_whole_and_is_exported(bases, tmp_path, kind):
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_script_gets_the_same_heads_as_the_command_line(bases, kind):
     """A model that a Trainer has loaded: its head trains whole, and one step moves all of it."""
+    config = transformers.AutoConfig.from_pretrained(str(bases[kind]))
+    with torch.device("meta"):
+        built = transformers.AutoModelForSequenceClassification.from_config(config)
+    assert heads_of(built) == HEADS[kind], "without the marks of transformers 5, too"
     fed, model = local(), classifier(bases[kind])
     hand_over(fed, model)
     weights = ModelWeights(model, fed.adapters.view)
@@ -137,15 +142,9 @@ def test_the_plan_counts_the_heads_of_each_family(bases, kind, targets):
     fed = local(objective="classify", labels="no,maybe,yes", targets=targets)
     tune = fed.config["tune"]
     model = fed.lora(classifier(bases[kind]))
-    found = planned(base_facts(bases[kind]), config(tune))
+    found = planned(base_facts(bases[kind]), TuneConfig(**tune))
     weights = ModelWeights(model, fed.adapters.view).layout.weights
     assert 4 * sum(one.inputs + one.outputs for one in found.layers) + found.full == weights
-
-
-def config(tune):
-    from fsl_async.config.settings_tuning import TuneConfig
-
-    return TuneConfig(**tune)
 
 
 def test_what_the_files_lack_is_a_head(tmp_path):
@@ -159,7 +158,7 @@ def test_what_the_files_lack_is_a_head(tmp_path):
     names = [one.name for one in fed.adapters.view.tensors]
     assert names[-4:] == wanted
     assert "bert.pooler.dense.lora_A" not in names
-    tune = config(fed.config["tune"])
+    tune = TuneConfig(**fed.config["tune"])
     found = planned(base_facts(folder), tune)
     weights = ModelWeights(model, fed.adapters.view).layout.weights
     assert 4 * sum(one.inputs + one.outputs for one in found.layers) + found.full == weights
