@@ -184,7 +184,7 @@ class FedBase:
         Raises ConfigError (nothing to adapt, a language model that is not causal), TaskError (a
         rank that the run cannot have), and what `attach` raises.
         """
-        self.check_causal(model)
+        self._check_causal(model)
         tune = TuneConfig(**self.config.get("tune", {}))
         rule = adapter_rule_named(tune.rule)
         site = self._context.tuning
@@ -206,7 +206,7 @@ class FedBase:
         self._attach_adapters(model, self.adapters)
         return model
 
-    def check_causal(self, model: nn.Module) -> None:
+    def _check_causal(self, model: nn.Module) -> None:
         """Raise ConfigError for a causal language model that reads the tokens that come later."""
         line = check_causal(model)
         if line:

@@ -74,7 +74,6 @@ def hand_over(fed: FedBase, model: nn.Module) -> None:
             " run: give the trainer the base model alone"
         )
     else:
-        fed.check_causal(model)
         fed.attach(model)
 
 

@@ -1,4 +1,4 @@
-"""Whether a language model reads tokens that come later.
+"""Checks that a language model does not read the tokens that come later.
 
 Encoders load as causal language models, too: BERT as BertLMHeadModel with `is_decoder = False`. The
 loss of the next token then falls without anything being learned, because the token is in the input.

@@ -1,4 +1,4 @@
-"""Which parts of a base model are its heads, and which of its layers share their weights."""
+"""Finds the heads of a base model, and its layers that share their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers of a base get adapters, by the names of its weights. No torch.
+"""Chooses the layers of a base that get adapters, by the names of its weights. No torch.
 
 The planner has names from files, a client from the loaded model; both choose here, so they agree.
 """

@@ -26,10 +26,10 @@ has an output for each label. Decoders have one without a bias, called score."""
 
 @attrs.frozen
 class Planned:
-    """What a client's model exchanges, counted from its files."""
+    """The tensors that a client exchanges, counted from the files of its base."""
 
     layers: tuple[Linear, ...]
-    """Those that get adapters."""
+    """Layers that get adapters."""
     full: int
     """Values of weights that train whole."""
     left_out: str
