@@ -111,10 +111,11 @@ def command(
     from fsl_async.plan.report import as_dict, as_text, make_plan
 
     planned: str | PlannedMethod = method
+    left_out = ""
     if batch is None:
         batch = TEXT_BATCH if method in TUNED or _is_language_model(model) else IMAGE_BATCH
     if method in TUNED:
-        planned, shapes, steps = _tuned(method, model, rank, overrides)
+        planned, shapes, steps, left_out = _tuned(method, model, rank, overrides)
         samples = steps * batch
     else:
         shapes = _shapes(method, model, cut, overrides)
@@ -127,6 +128,8 @@ def command(
         as_published=as_published,
     )
     output = Output(as_json=as_json)
+    if left_out:
+        output.say(left_out)
     if model in LANGUAGE_FAMILIES and not any(one.startswith("model.") for one in overrides):
         output.say(
             f"{model} is planned at the size of the default model.preset, a small one of"
@@ -148,15 +151,18 @@ def _is_language_model(model: str) -> bool:
 
 def _tuned(
     method: str, model: str, rank: int | None, overrides: tuple[str, ...]
-) -> tuple[PlannedMethod, ModelShapes, int]:
-    """The row and the shapes of adapters in the base in the folder `model`, and steps a round."""
+) -> tuple[PlannedMethod, ModelShapes, int, str]:
+    """The row and the shapes of adapters in the base in the folder `model`, and steps a round.
+
+    And a line about matrices that get no adapter, or "".
+    """
     from pathlib import Path
 
     from fsl_async.commands.client import check_base
     from fsl_async.config.load import load
     from fsl_async.config.site_tuning import SiteTuning
     from fsl_async.learn.tune.base_files import base_facts
-    from fsl_async.learn.tune.base_shapes import adapted_layers, full_values
+    from fsl_async.learn.tune.base_shapes import planned
     from fsl_async.plan.tuning import adapter_shapes, adapter_values, planned_lora, planned_zeroth
     from fsl_async.store.adapters import adapter_rule_named
 
@@ -165,17 +171,18 @@ def _tuned(
     tune = config.tune
     folder = check_base(Path(model))
     facts = base_facts(folder)
-    layers = adapted_layers(facts, tune)
-    full = full_values(facts, tune)
+    found = planned(facts, tune)
     unequal = adapter_rule_named(tune.rule).unequal_ranks
     site_rank = SiteTuning(rank=rank or 0).rank_in(tune, unequal=unequal)
     values = adapter_values(
-        layers, tune.rule, rank=tune.adapter_rank, site_rank=site_rank, full=full
+        found.layers, tune.rule, rank=tune.adapter_rank, site_rank=site_rank, full=found.full
     )
     shapes = adapter_shapes(folder.name, values, facts.parameters)
     if method == "zeroth":
-        return planned_zeroth(tune.zo_steps, tune.zo_probes), shapes, tune.zo_steps
-    return planned_lora(values, by_rounds=tune.by_rounds), shapes, tune.steps
+        row, steps = planned_zeroth(tune.zo_steps, tune.zo_probes), tune.zo_steps
+    else:
+        row, steps = planned_lora(values, by_rounds=tune.by_rounds), tune.steps
+    return row, shapes, steps, found.left_out
 
 
 def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:

@@ -79,14 +79,14 @@ class TuneConfig:
     targets: str = setting(
         "",
         "last names of the linear layers that get adapters, like q_proj,v_proj; empty = all but"
-        " heads; none = only weights named by tune.full, and a new head, train",
+        " heads, tied layers and experts; none = only weights named by tune.full, and heads, train",
         _must_be_names,
         fixed=True,
     )
     full: str = setting(
         "",
-        "patterns of names of weights that train whole, like *.norm.weight; a new classification"
-        " head always does",
+        "patterns of names of weights that train whole, like *.norm.weight; heads of classifiers"
+        " always do",
         _must_be_names,
         fixed=True,
     )
@@ -119,7 +119,7 @@ class TuneConfig:
     base_check: BaseCheck = setting(
         "values",
         "values (the base must be equal at all clients to the last bit of fp32) | shapes (for a"
-        " base that clients quantize on their own)",
+        " base that clients quantize on their own, or not at all)",
         fixed=True,
     )
     beta: float = setting(

@@ -1,7 +1,7 @@
 """Frozen tensors: what clients must hold alike and do not exchange, by name, form and digest. Pure.
 
 A list of them is part of the manifest, so the parameter server can name the first tensor in which a
-client differs, and what to do.
+client differs, and what to do. Settings that tensors do not show are in it, too (`setting`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MOST_LISTED = 2048
 """Entries of a manifest: a control message has at most 4 MiB. More tensors share entries."""
 _NAME_CHARACTERS = 200
 
-_FORM = re.compile(r"[a-z][a-z0-9_]{0,31} (scalar|[0-9]{1,13}(x[0-9]{1,13}){0,15})")
+_FORM = re.compile(
+    r"[a-z][a-z0-9_]{0,31} (scalar|[0-9]{1,13}(x[0-9]{1,13}){0,15})|setting [ -~]{1,200}"
+)
 _DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 _FLOATS = ("float", "bfloat", "complex")
 
@@ -33,6 +35,9 @@ _SAME_TYPE = "load the base model in the same dtype at every client"
 _SAME_QUANTIZER = (
     "quantize the base model with the same quantizer and settings at every client, or at none"
 )
+_SAME_SETTINGS = "give the adapters the same settings at every client"
+_SETTING = "setting "
+_SETTING_CHARACTERS = 200
 _OWN_PART = (
     f"{_SAME_BASE}; a head or an adapter of its own must train (requires_grad), and"
     " fed.attach(model, exchange=[...]) decides whether it is exchanged"
@@ -45,14 +50,25 @@ class FrozenTensor:
 
     name: str
     form: str = field(eq=False)
-    """Type and shape, such as "bfloat16 64x32"; of neighbors those of the first."""
+    """Type and shape, such as "bfloat16 64x32"; of neighbors those of the first. Of a setting
+    "setting" and its value."""
     digest: str
     """The first 16 hex characters of SHA-256 over name, shape and values, floats as fp32."""
 
     @property
     def is_quantized(self) -> bool:
         """Whether its values are no floating point numbers."""
-        return not self.form.startswith(_FLOATS)
+        return not self.form.startswith((*_FLOATS, _SETTING))
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether it is a setting."""
+        return self.form.startswith(_SETTING)
+
+    @property
+    def shown(self) -> str:
+        """The value of a setting."""
+        return self.form.removeprefix(_SETTING)
 
 
 def form_of(dtype: str, shape: Sequence[int]) -> str:
@@ -60,14 +76,23 @@ def form_of(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype.removeprefix('torch.')} {'x'.join(map(str, shape)) or 'scalar'}"
 
 
-def frozen_tensors(found: Iterable[tuple[str, str, str]]) -> tuple[FrozenTensor, ...]:
-    """Return (name, form, digest) as sorted entries, at most MOST_LISTED."""
+def setting(name: str, value: str) -> FrozenTensor:
+    """Return the entry of a setting. value: one line, shown in full where it is short."""
+    shown = peer_text(value, _SETTING_CHARACTERS // 2).encode("ascii", "replace").decode()
+    digest = hashlib.sha256(f"{name} {value}".encode()).hexdigest()[:DIGEST_CHARACTERS]
+    return FrozenTensor(peer_text(name, _NAME_CHARACTERS), _SETTING + (shown or "none"), digest)
+
+
+def frozen_tensors(
+    found: Iterable[tuple[str, str, str]], settings: Sequence[FrozenTensor] = ()
+) -> tuple[FrozenTensor, ...]:
+    """Return (name, form, digest) and settings as sorted entries, at most MOST_LISTED."""
     tensors = [FrozenTensor(peer_text(one[0], _NAME_CHARACTERS), *one[1:]) for one in sorted(found)]
-    size = -(-len(tensors) // MOST_LISTED)
-    if size <= 1:
-        return tuple(tensors)
-    groups = (tensors[at : at + size] for at in range(0, len(tensors), size))
-    return tuple(_joined(group) for group in groups)
+    size = -(-len(tensors) // (MOST_LISTED - len(settings)))
+    if size > 1:
+        groups = (tensors[at : at + size] for at in range(0, len(tensors), size))
+        tensors = [_joined(group) for group in groups]
+    return tuple(sorted((*tensors, *settings), key=lambda one: one.name))
 
 
 def _joined(group: Sequence[FrozenTensor]) -> FrozenTensor:
@@ -104,6 +129,21 @@ def _has_quantized(tensors: Iterable[FrozenTensor]) -> bool:
     return any(one.is_quantized for one in tensors)
 
 
+def settings_difference(
+    here: Iterable[FrozenTensor], there: Iterable[FrozenTensor], *, shared: bool = False
+) -> str | None:
+    """Return the first setting that differs and what to do as one sentence; None if none does.
+
+    shared: compare those that both have.
+    """
+    mine, theirs = ({one.name: one for one in side if one.is_setting} for side in (here, there))
+    for name in sorted(mine.keys() & theirs.keys() if shared else mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            values = [side[name].shown if name in side else "absent" for side in (mine, theirs)]
+            return f"{name} is {values[0]} here and {values[1]} there: {_SAME_SETTINGS}"
+    return None
+
+
 def frozen_difference(
     here: tuple[FrozenTensor, ...], there: tuple[FrozenTensor, ...]
 ) -> str | None:
@@ -111,6 +151,9 @@ def frozen_difference(
     if here == there:
         return None
     mine, theirs = ({one.name: one for one in side} for side in (here, there))
+    problem = settings_difference(here, there)
+    if problem is not None:
+        return problem
     for side, others, where in ((here, theirs, "here"), (there, mine, "there")):
         for one in side:
             if one.name not in others:

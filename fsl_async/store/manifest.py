@@ -21,7 +21,12 @@ import numpy as np
 from attrs import field, frozen
 
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.frozen_tensors import FrozenTensor, frozen_difference, frozen_from_wire
+from fsl_async.store.frozen_tensors import (
+    FrozenTensor,
+    frozen_difference,
+    frozen_from_wire,
+    settings_difference,
+)
 from fsl_transport.text import peer_text
 
 if TYPE_CHECKING:
@@ -176,6 +181,10 @@ class Manifest:
         """
         if self.tensors == other.tensors:
             return frozen_difference(self.frozen, other.frozen)
+        # What an adapter's tensors show too is clearer as its setting.
+        setting = settings_difference(self.frozen, other.frozen, shared=True)
+        if setting is not None:
+            return setting
         for position, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if mine.name != theirs.name:
                 return (

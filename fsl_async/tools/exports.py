@@ -27,14 +27,14 @@ import numpy as np
 from fsl_async.errors import RunDirError, TaskError, UsageError
 from fsl_async.files.private_files import make_folder, write_bytes
 from fsl_async.learn.models.seeds import first_a
-from fsl_async.learn.tune.base_files import HEADS
+from fsl_async.learn.models.targets import HEADS, is_head
 from fsl_async.store.adapters import adapter_modules, adapter_rule_named
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.flat_file import header_for
 from fsl_async.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -171,22 +171,27 @@ def write_adapters(
         tensors[f"{_PEFT}{module.name}.lora_B.weight"] = named[module.b.name].T
     names = [one.name for one in layout.full]
     tensors |= {_PEFT + name: named[name] for name in names}
+    # A layer with adapters is in the trunk.
+    trunk = layout.modules[0].name.split(".")[0] if layout.modules else ""
     if facts is not None:
+        trunk = facts.trunk
         _check_whole(names, tune, facts)
     write_tensors(folder / ADAPTER_WEIGHTS, tensors)
     targets = [module.name for module in layout.modules]
-    write_json(folder / ADAPTER_CONFIG, _peft_config(tune, layout.rank, targets, names, base))
+    modules = {name: _saved_module(name, trunk) for name in names}
+    config = _peft_config(tune, layout.rank, targets, modules.values(), base)
+    write_json(folder / ADAPTER_CONFIG, config)
     write_note(folder, run, loaded, "adapters", rule=tune.rule, objective=tune.objective)
 
 
 def _peft_config(
-    tune: TuneConfig, rank: int, targets: Sequence[str], full: Sequence[str], base: str | None
+    tune: TuneConfig, rank: int, targets: Sequence[str], saved: Iterable[str], base: str | None
 ) -> dict[str, Any]:
-    modules = dict.fromkeys(map(_saved_module, full))
-    task = "CAUSAL_LM"
-    if tune.objective == "classify":
-        # With this task peft saves its heads whole, also where the run does not.
-        task = "SEQ_CLS" if any(name in modules for name in _PEFT_HEADS) else ""
+    modules = dict.fromkeys(saved)
+    # A script's classifier may be in a run whose objective says nothing of it. With SEQ_CLS peft
+    # saves the heads that it knows whole, so it must not be said where the run does not.
+    is_classifier = any(name in modules for name in _PEFT_HEADS)
+    task = "SEQ_CLS" if is_classifier else "" if tune.objective == "classify" else "CAUSAL_LM"
     alpha = tune.scale * rank
     return {
         "peft_type": "LORA",
@@ -203,11 +208,11 @@ def _peft_config(
     }
 
 
-def _saved_module(name: str) -> str:
-    """The module that peft saves whole for a weight."""
-    module = name.rpartition(".")[0]
-    first = module.split(".")[0]
-    return first if first in _PEFT_HEADS else module
+def _saved_module(name: str, trunk: str) -> str:
+    """The module that peft saves whole for a weight: of a head all of it."""
+    first = name.partition(".")[0]
+    is_apart = first != trunk if trunk else first in HEADS
+    return first if is_apart else name.rpartition(".")[0]
 
 
 def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> None:
@@ -215,11 +220,12 @@ def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> No
 
     It holds whole modules, and takes an embedding apart from the output layer that shares it.
     """
-    modules = {_saved_module(name) for name in names}
-    has_head = any(name.split(".")[-2] in HEADS for name in facts.shapes if "." in name)
+    trunk = facts.trunk
+    modules = {_saved_module(name, trunk) for name in names}
+    has_head = any(is_head(name, trunk) for name in facts.shapes)
     is_tied = tune.objective != "classify" and not has_head
     for name, shape in facts.shapes.items():
-        module = name.rpartition(".")[0]
+        module = _saved_module(name, trunk)
         if name not in names and module in modules:
             problem = f"tune.full trains a part of {module}, without {name}"
         elif name in names and is_tied and shape[0] == facts.config.get("vocab_size"):

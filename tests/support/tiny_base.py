@@ -84,6 +84,43 @@ def write_bert(folder: Path, *, seed: int = 0) -> Path:
     return _write(BertModel, config, folder, seed, tokenizer(encoder=True))
 
 
+_BLOCKS = {
+    "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "max_position_embeddings": POSITIONS,
+}  # fmt: skip
+SIZES = {
+    "bert": _BLOCKS, "roberta": _BLOCKS, "electra": _BLOCKS | {"embedding_size": WIDTH // 2},
+    "deberta-v2": _BLOCKS, "mpnet": _BLOCKS, "albert": _BLOCKS | {"embedding_size": WIDTH // 2},
+    "distilbert": {
+        "dim": WIDTH, "hidden_dim": 2 * WIDTH, "n_layers": 1, "n_heads": 2,
+        "max_position_embeddings": POSITIONS,
+    },
+    "bart": {
+        "d_model": WIDTH, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": WIDTH, "decoder_ffn_dim": WIDTH,
+        "max_position_embeddings": POSITIONS,
+    },
+    "gpt2": {"n_embd": WIDTH, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS},
+    "llama": _BLOCKS | {"num_key_value_heads": 2},
+    "mixtral": _BLOCKS | {"num_key_value_heads": 2, "num_local_experts": 4},
+    "qwen2_moe": _BLOCKS | {
+        "num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": WIDTH,
+        "shared_expert_intermediate_size": WIDTH,
+    },
+}  # fmt: skip
+"""Sizes of a model of one block, by `model_type`."""
+
+
+def write_kind(folder: Path, kind: str, *, auto: str = "AutoModel", **more) -> Path:
+    """A model of this type, of one block of width 32. auto: the class that makes it."""
+    import transformers
+
+    special = {"bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": PAD}
+    sizes = special | SIZES[kind] | more
+    config = transformers.AutoConfig.for_model(kind, vocab_size=VOCABULARY, **sizes)
+    return _write(getattr(transformers, auto).from_config, config, folder, 0, tokenizer())
+
+
 def _write(kind, config, folder, seed, tokens):
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

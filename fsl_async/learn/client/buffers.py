@@ -53,6 +53,7 @@ from torch.nn.parameter import is_lazy
 
 from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError, one_line
+from fsl_async.learn.client.adapter_settings import adapter_settings
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.shards import (
     WRAPPED,
@@ -63,13 +64,9 @@ from fsl_async.learn.client.shards import (
     unwrapped,
 )
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
+from fsl_async.learn.models.quantized import keep_packed
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.frozen_tensors import (
-    DIGEST_CHARACTERS,
-    FrozenTensor,
-    form_of,
-    frozen_tensors,
-)
+from fsl_async.store.frozen_tensors import DIGEST_CHARACTERS, form_of, frozen_tensors
 from fsl_async.store.manifest import Manifest
 
 Saved = tuple[list[Tensor], dict[int, Tensor]]
@@ -87,6 +84,7 @@ class ModelWeights:
 
     exchange: patterns of tensor names (`*` stands for any characters), or a View, whose tensors all
     count as weights; None: what trains, and buffers. buffers: `exchange.buffers` of the run.
+    checks_frozen: whether frozen weights must be equal at all clients (`tune.base_check`).
     copies_plain: whether this process copies plain tensors out; of the ranks that hold the same
     ones, the first does.
 
@@ -100,10 +98,12 @@ class ModelWeights:
         exchange: Sequence[str] | View | None = None,
         *,
         buffers: Buffers = "average",
+        checks_frozen: bool = True,
         copies_plain: bool = True,
     ) -> None:
         self.module = module = unwrapped(module)
         _check_shapes(module)
+        keep_packed(module)
         self.copies_plain = copies_plain
         self._takes_buffers = buffers == "average"
         self._rounding: dict[int, Tensor] = {}
@@ -116,7 +116,7 @@ class ModelWeights:
             shapes = _shapes(module, [part.name for one in self._tensors for part in one.parts])
             weight_count = len(self._tensors)
         else:
-            self._checks_frozen = True
+            self._checks_frozen = checks_frozen
             names = exchanged_names(module, exchange)
             # Weights first: sorting keeps the order of each kind.
             names.sort(key=lambda name: name not in weights)
@@ -126,6 +126,7 @@ class ModelWeights:
             self._tensors = tuple(Exchanged(plain_name(name), (Part(name),)) for name in shapes)
             weight_count = sum(name in weights for name in shapes)
         self._names = set(shapes)
+        self._settings = () if isinstance(exchange, View) else adapter_settings(module, shapes)
         made = [(one.name, _joined_shape(one, shapes)) for one in self._tensors]
         try:
             self.layout = Manifest.from_shapes(made[:weight_count], made[weight_count:])
@@ -136,9 +137,8 @@ class ModelWeights:
     @cached_property
     def manifest(self) -> Manifest:
         """The layout, and what is frozen; the first use reads the frozen weights."""
-        if not self._checks_frozen:
-            return self.layout
-        return Manifest(self.layout.tensors, frozen_of(self.module, self._names))
+        tensors = frozen_of(self.module, self._names) if self._checks_frozen else ()
+        return Manifest(self.layout.tensors, frozen_tensors(tensors, self._settings))
 
     def copy_out(self, out: Vector) -> bool:
         """Write all weights to `out`, fp32 (manifest.values,). Returns whether all are finite.
@@ -387,7 +387,9 @@ def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) ->
     With tied names; integer state too where nothing excludes it. Raises TaskError for patterns that
     are no list of text, and for one that no name matches.
     """
-    names = [name for name, value in module.state_dict().items() if isinstance(value, Tensor)]
+    live = _named_tensors(module)
+    # Others, such as the scales of a quantized weight, are neither parameters nor buffers.
+    names = [name for name in module.state_dict() if name in live]
     if patterns is None:
         frozen = {
             name
@@ -406,17 +408,19 @@ def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) ->
     return [name for name in names if name in found]
 
 
-def frozen_of(module: nn.Module, exchanged: set[str]) -> tuple[FrozenTensor, ...]:
-    """Return what must be equal at all clients.
+def frozen_of(module: nn.Module, exchanged: set[str]) -> list[tuple[str, str, str]]:
+    """Return (name, form, digest) of the tensors that must be equal at all clients.
 
     That is every parameter that neither trains nor is exchanged, and every persistent buffer of
-    integers with at least one dimension (packed weights of a quantized base; a scalar is a counter
-    of batch norm). Floating point buffers that a list of patterns leaves out are the client's own.
+    integers with at least one dimension (a scalar is a counter of batch norm). Of a quantized base
+    the packed weights count, not their scales, which bitsandbytes may round again. Floating point
+    buffers that a list of patterns leaves out are the client's own.
 
     Floating point values count as fp32, so a base that is stored in bf16 may be loaded as bf16 at
     one client and as fp32 at another. On the meta device values are left out. Raises TaskError for
     a tensor that cannot be read.
     """
+    listed = module.state_dict()  # first: it puts packed weights of bitsandbytes into their order
     live = _named_tensors(module)
     keys = {_identity(_as_real(live[name])) for name in exchanged}
     frozen = [
@@ -424,17 +428,16 @@ def frozen_of(module: nn.Module, exchanged: set[str]) -> tuple[FrozenTensor, ...
         for name, weight in _parameters(module)
         if not weight.requires_grad and _identity(_as_real(weight.detach())) not in keys
     ]
-    listed = module.state_dict()
     frozen += [
         (name, buffer)
         for name, buffer in module.named_buffers()
         if name in listed and buffer.dim()
         if not (buffer.is_floating_point() or buffer.is_complex())
     ]
-    return frozen_tensors(
+    return [
         (plain_name(name), form_of(str(weight.dtype), weight.shape), _digest_of(name, weight))
         for name, weight in frozen
-    )
+    ]
 
 
 def _digest_of(name: str, weight: Tensor) -> str:
@@ -470,20 +473,13 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
 
 def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     live = _named_tensors(module)
-    listed_state = module.state_dict()
     seen: dict[tuple[object, ...], str] = {}
     used: dict[
         int, list[tuple[int, int, str]]
     ] = {}  # storage -> (first, last + 1, name) of its parts
     for name in names:
-        listed = listed_state[name]
-        if not isinstance(listed, Tensor) or not _has_numbers(listed):
+        if not _has_numbers(live[name]):
             continue
-        if name not in live:
-            raise TaskError(
-                f"{name} is in the model's state_dict but is neither a parameter nor a buffer: it"
-                " cannot be exchanged"
-            )
         _check_tensor(name, live[name])
         whole = _as_real(live[name])
         key, tensor = _identity(whole), local_of(name, whole).values

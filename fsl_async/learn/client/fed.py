@@ -97,7 +97,8 @@ class Fed(FedBase):
         Raises NotAllowedError where this site lets LoRA adapters out and the model
         has other tensors, RefusedError where the run trains another model (its text names the first
         tensor that differs), TaskError for a model that cannot be exchanged and for a run that
-        merges its own adapters (`lora`), RunFinishedError where the run ended meanwhile.
+        merges its own adapters (`lora`), ConfigError in a run that tunes for a language model that
+        is not causal, RunFinishedError where the run ended meanwhile.
         """
         self._check_weights(model, exchange)
         tune = TuneConfig(**self.config.get("tune", {}))
@@ -107,7 +108,9 @@ class Fed(FedBase):
                 " model to fed.lora"
             )
         if tune.is_on:
+            self._check_causal(model)
             self._expect_rounds()
+            self._training.checks_frozen = tune.base_check == "values"
         self._training.attach(model, exchange)
 
     def _expect_rounds(self) -> None:

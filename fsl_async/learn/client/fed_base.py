@@ -25,6 +25,7 @@ from fsl_async.learn.client.statistics import recalibrate
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.data.packing import Position
 from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.causality import check_causal
 from fsl_async.roles.machine import Event
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.adapters.hetlora import HetLoRA
@@ -177,11 +178,13 @@ class FedBase:
         By [tune] of the run and this client's --rank and --layers. The model is changed in place,
         frozen but for adapters and full modules, and returned; only these are exchanged. Both are
         kept in fp32: compute with a base in bf16 under torch.autocast. heads: names of weights that
-        are new in it, such as a classifier's, and train whole. site_rank: instead of --rank.
+        are new in it and train whole, beside those that `heads_of` finds, such as a classifier's.
+        site_rank: instead of --rank.
 
-        Raises ConfigError (nothing to adapt), TaskError (a rank that the run cannot have), and what
-        `attach` raises.
+        Raises ConfigError (nothing to adapt, a language model that is not causal), TaskError (a
+        rank that the run cannot have), and what `attach` raises.
         """
+        self._check_causal(model)
         tune = TuneConfig(**self.config.get("tune", {}))
         rule = adapter_rule_named(tune.rule)
         site = self._context.tuning
@@ -198,8 +201,16 @@ class FedBase:
             layers=site.layers,
         )
         self.adapters = Adapters(model, spec, rule)
+        if self.adapters.left_out:
+            self.log(self.adapters.left_out)
         self._attach_adapters(model, self.adapters)
         return model
+
+    def _check_causal(self, model: nn.Module) -> None:
+        """Raise ConfigError for a causal language model that reads the tokens that come later."""
+        line = check_causal(model)
+        if line:
+            self.log(line)
 
     @property
     def is_zeroth(self) -> bool:

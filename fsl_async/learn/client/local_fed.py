@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 
 from fsl_async.config.presets import DECAY_SHARES
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights, check_same
 from fsl_async.learn.client.fed_base import ClientContext, FedBase
@@ -46,7 +47,9 @@ class LocalFed(FedBase):
         return -1 if self.model is None else 0
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
-        """Keep the model, for the caller of the task. Raises TaskError as `Fed.attach` does."""
+        """Keep the model, for the caller of the task. Raises as `Fed.attach` does."""
+        if TuneConfig(**self.config.get("tune", {})).is_on:
+            self._check_causal(model)
         weights = ModelWeights(model, exchange)
         check_same(weights, self._attached)
         self.model, self._attached = model, weights

@@ -23,8 +23,6 @@ SERVER = "FSL_SERVER"
 """Environment variable with the parameter server's address."""
 IGNORED = -100
 """Label of a token that is not trained, as in `torch.nn.functional.cross_entropy`."""
-HEADS = {"classifier", "score"}
-"""Modules of a Hugging Face classifier that are new in it."""
 
 
 def address(server: str | None, fed: FedBase | None, options: Mapping[str, Any]) -> str | None:
@@ -69,7 +67,7 @@ def hand_over(fed: FedBase, model: nn.Module) -> None:
     if tune.method == "none":
         fed.attach(model)
     elif not any(hasattr(part, "peft_config") for part in model.modules()):
-        fed.lora(model, heads=new_heads(model))
+        fed.lora(model)
     elif tune.rule != "fedit":
         raise TaskError(
             f"this model has adapters of its own, and tune.rule = {tune.rule} merges those of the"
@@ -77,11 +75,6 @@ def hand_over(fed: FedBase, model: nn.Module) -> None:
         )
     else:
         fed.attach(model)
-
-
-def new_heads(model: nn.Module) -> list[str]:
-    """Names of the weights of a classifier's head, which trains whole; none in other models."""
-    return [name for name, _ in model.named_parameters() if HEADS & set(name.split("."))]
 
 
 @contextmanager

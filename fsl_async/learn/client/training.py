@@ -64,6 +64,8 @@ class Training:
         """Called when the model was moved onto a version."""
         self.buffers: Buffers = "average"
         """`exchange.buffers` of the run."""
+        self.checks_frozen = True
+        """Whether frozen weights must be equal at all clients, by `tune.base_check` of the run."""
         self.log: Callable[[str], None] = lambda _: None
         """Takes a line for this client's log."""
         self.is_at_version = False
@@ -113,7 +115,9 @@ class Training:
             self.next_round()
 
     def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
-        return ModelWeights(module, exchange, buffers=self.buffers)
+        return ModelWeights(
+            module, exchange, buffers=self.buffers, checks_frozen=self.checks_frozen
+        )
 
     def _replace(
         self, old: ModelWeights, module: nn.Module, exchange: Sequence[str] | View | None

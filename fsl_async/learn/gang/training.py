@@ -67,8 +67,16 @@ class RankWeights(ModelWeights):
         orders: RankOrders,
         rank: int,
         buffers: Buffers = "average",
+        *,
+        checks_frozen: bool = True,
     ) -> None:
-        super().__init__(module, exchange, buffers=buffers, copies_plain=rank == 0)
+        super().__init__(
+            module,
+            exchange,
+            buffers=buffers,
+            checks_frozen=checks_frozen,
+            copies_plain=rank == 0,
+        )
         self._orders = orders
 
     def is_finite(self) -> bool:
@@ -184,7 +192,14 @@ class RankTraining(Training):
         self.orders.agree()
 
     def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
-        weights = RankWeights(module, exchange, self.orders, self._rank, self.buffers)
+        weights = RankWeights(
+            module,
+            exchange,
+            self.orders,
+            self._rank,
+            self.buffers,
+            checks_frozen=self.checks_frozen,
+        )
         self._ranks_exchange.ranges = weights.ranges
         self._ranks_exchange.reads = partial(weights.ranges, copied_out=False)
         return weights

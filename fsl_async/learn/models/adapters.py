@@ -31,9 +31,12 @@ from torch.nn import functional
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
+from fsl_async.learn.models.heads import heads_of, tied_layers, trunk_of
 from fsl_async.learn.models.hf import extra, inject_adapters
 from fsl_async.learn.models.lora import linear_layers
+from fsl_async.learn.models.quantized import sizes_of
 from fsl_async.learn.models.seeds import first_a
+from fsl_async.learn.models.targets import adapted_layers, without_adapters
 from fsl_async.store.adapters.base import AdapterRule
 
 SITE, TAIL = "site", "tail"
@@ -47,8 +50,8 @@ class AdapterSpec:
     """Adapters of a run, and of one site in it.
 
     targets: last names of linear layers; none: all but heads; "none": no layer. full: patterns of
-    names of weights that train whole; heads: names of those that do in any case. layers: numbers of
-    the blocks whose adapters train at this site, like "0-2,5"; empty: all.
+    names of weights that train whole; heads: names of those that do beside `heads_of` the model.
+    layers: numbers of the blocks whose adapters train at this site, like "0-2,5"; empty: all.
     """
 
     rank: int
@@ -99,7 +102,20 @@ class Adapters:
         model.requires_grad_(False)
         self._full = _full_names(model, spec)
         to_fp32(model, self._full)
-        targets = _matching_layers(model, spec.targets, without=self._full)
+        linear = linear_layers(model)
+        trunk, shapes = trunk_of(model), {n: w.shape for n, w in model.named_parameters()}
+        targets = adapted_layers(
+            linear,
+            shapes,
+            trunk=trunk,
+            targets=spec.targets,
+            whole=self._full,
+            tied=tied_layers(model, linear),
+        )
+        self.left_out = without_adapters(
+            shapes, trunk=trunk, adapted=targets, targets=spec.targets, whole=self._full
+        )
+        """A line about matrices that get no adapter, or ""."""
         if not targets and not self._full:
             raise ConfigError(
                 "tune.targets = none leaves nothing to train: name weights by tune.full",
@@ -208,11 +224,8 @@ class Patched(nn.Module):
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
-        weight: Tensor = base.weight  # type: ignore[assignment]
-        # Conv1D keeps its weight transposed.
-        rows, columns = weight.shape[:: -1 if type(base).__name__ == "Conv1D" else 1]
         self.patch: Tensor
-        patch = torch.zeros(rows, columns, dtype=torch.float32, device=weight.device)
+        patch = torch.zeros(sizes_of(base), dtype=torch.float32, device=self.weight.device)
         self.register_buffer("patch", patch)
 
     @property
@@ -243,37 +256,17 @@ def _inject(model: nn.Module, targets: Sequence[str], name: str, rank: int, scal
         raise ConfigError(f"LoRA: {one_line(str(error))}", "tune.targets") from error
 
 
-def _matching_layers(
-    model: nn.Module, targets: Sequence[str], *, without: Sequence[str]
-) -> list[str]:
-    """Names of the linear layers to adapt; those that train whole are left out."""
-    if list(targets) == ["none"]:
-        return []
-    whole = {name.rpartition(".")[0] for name in without}
-    found = [name for name in linear_layers(model) if name not in whole]
-    for target in targets:
-        if not any(name.rpartition(".")[2] == target for name in found):
-            known = ", ".join(sorted({name.rpartition(".")[2] for name in found}))
-            raise ConfigError(
-                f"tune.targets: the base has no linear layer {target}; it has {known}",
-                "tune.targets",
-            )
-    chosen = [name for name in found if not targets or name.rpartition(".")[2] in targets]
-    if not chosen:
-        raise ConfigError("LoRA finds no linear layer in this base", "tune.targets")
-    return chosen
-
-
 def _full_names(model: nn.Module, spec: AdapterSpec) -> list[str]:
     """Names of the weights that train whole, in the model's order."""
     names = [name for name, _ in model.named_parameters()]
     for pattern in spec.full:
         if not fnmatch.filter(names, pattern):
             raise ConfigError(f"tune.full: no weight of the base matches {pattern}", "tune.full")
+    heads = {*heads_of(model), *spec.heads}
     return [
         name
         for name in names
-        if name in spec.heads or any(fnmatch.fnmatchcase(name, one) for one in spec.full)
+        if name in heads or any(fnmatch.fnmatchcase(name, one) for one in spec.full)
     ]
 
 

@@ -14,7 +14,9 @@ import copy
 import gc
 import importlib
 import itertools
+import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -108,11 +110,17 @@ def _config(transformers: Any, family: str, sizes: Mapping[str, Any]) -> Any:
 
 def extra(name: str, of: str = "hf") -> Any:
     """Import a module of the extra `of`. ConfigError: it is not installed, and how to get it."""
+    # peft imports it where it is installed, and it warns of optional kernels.
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with collector_paused():
             return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(f"{name} cannot be imported ({error}): {to_install(of)}") from error
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
@@ -132,8 +140,16 @@ def collector_paused() -> Iterator[None]:
 
 def dtype_argument(dtype: torch.dtype) -> dict[str, torch.dtype]:
     """A model's dtype for `from_pretrained` and `from_config`: transformers renamed it in 4.56."""
-    version = extra("transformers").__version__.split(".")[:2]
-    return {"dtype" if tuple(map(int, version)) >= (4, 56) else "torch_dtype": dtype}
+    return {"dtype" if _version() >= (4, 56) else "torch_dtype": dtype}
+
+
+def has_marks() -> bool:
+    """Whether transformers marks the weights that it has loaded from files. Imports nothing."""
+    return "transformers" in sys.modules and _version() >= (5, 0)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, extra("transformers").__version__.split(".")[:2]))
 
 
 def inject_adapters(config: Any, model: nn.Module, **named: Any) -> None:

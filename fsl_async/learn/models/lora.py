@@ -13,9 +13,9 @@ from torch import nn
 
 from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.models.forward import drawing
+from fsl_async.learn.models.heads import tied_layers, trunk_of
 from fsl_async.learn.models.hf import extra, inject_adapters
-
-HEADS = ("head", "lm_head")
+from fsl_async.learn.models.targets import is_head
 
 
 def apply_lora(
@@ -31,12 +31,17 @@ def apply_lora(
 
     Returns the names of what trains now.
 
-    `targets`: last parts of names of linear layers; none means all but the head. The second factor
-    starts at zero, so the outputs do not change. Raises ConfigError: no `peft`, or nothing to
-    adapt.
+    `targets`: last parts of names of linear layers; none means all but heads and tied layers. The
+    second factor starts at zero, so the outputs do not change. Raises ConfigError: no `peft`, or
+    nothing to adapt.
     """
     peft = extra("peft")
-    found = list(targets) or linear_layers(module)
+    layers = linear_layers(module)
+    tied = tied_layers(module, layers)
+    trunk = trunk_of(module)
+    found = list(targets) or [
+        name for name in layers if name not in tied and not is_head(name, trunk)
+    ]
     if not found:
         raise ConfigError("LoRA finds no linear layers in this part", "split.lora")
     config = peft.LoraConfig(
@@ -57,10 +62,9 @@ def apply_lora(
 
 
 def linear_layers(module: nn.Module) -> list[str]:
-    """Full names of linear layers other than the head's."""
+    """Full names of linear layers, heads too."""
     return [
         name
         for name, part in module.named_modules()
-        if (isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D")
-        and name.rpartition(".")[2] not in HEADS
+        if isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
     ]

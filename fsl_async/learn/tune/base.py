@@ -8,11 +8,12 @@ whatever their versions of torch and transformers.
 
 import importlib.util
 import io
+import logging
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TextIO
@@ -79,7 +80,8 @@ def load_base(
     """Load a base: a Hugging Face folder, a GGUF file (extra `gguf`), or a folder with one.
 
     labels: of classify, their names; the model then has a head with an output for each. A head of
-    that size in the folder is kept.
+    that size in the folder is kept. A folder whose weights bitsandbytes has packed is loaded as it
+    is (extra `quantized`).
     bf16: weights in bf16, for a frozen base on CUDA; what the folder lacks is in fp32.
     Raises ConfigError in one line: no such folder, no config.json, pickled weights only, weights or
     tokenizer missing or damaged, an extra not installed, too little memory.
@@ -90,15 +92,21 @@ def load_base(
     transformers = extra("transformers")
     gguf = _gguf_file(path)
     root = checked_folder(path) if gguf is None else gguf
+    is_quantized = False
     if gguf is None:
         weight_files(root)
-        _check_memory(root, base_facts(root).parameters * (2 if bf16 else 4))
+        facts = base_facts(root)
+        is_quantized = _check_quantizer(root, facts)
+        _check_memory(root, facts.bytes_at(2 if bf16 else 4))
     elif importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"base {str(gguf)!r} is a GGUF file: {to_install('hf,gguf')}")
     tokenizer = load_tokenizer(path)
     with quiet(), _one_line(root), collector_paused():
         load = _from_folder if gguf is None else _from_gguf
-        model, missing = load(transformers, root, objective, labels, dtype)
+        place: dict[str, Any] = {**dtype_argument(dtype)}
+        if is_quantized and device is not None and device.type != "cpu":
+            place["device_map"] = {"": device}  # packed weights are not moved afterwards
+        model, missing = load(transformers, root, objective, labels, place)
     _check_missing(root, missing, objective)
     to_fp32(model, missing)  # with the same bits at all sites, and they train whole
     state = model.state_dict()
@@ -118,7 +126,9 @@ def load_base(
     if model.config.model_type in {"roberta", "xlm-roberta", "camembert"}:
         context -= 2  # their positions begin behind the id of padding
     model.eval()
-    return Base(model if device is None else model.to(device), tokenizer, missing, int(context))
+    if device is not None and not is_quantized:
+        model = model.to(device)
+    return Base(model, tokenizer, missing, int(context))
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -182,7 +192,11 @@ class _OtherThreads(io.TextIOBase):
 
 
 def _from_folder(
-    transformers: Any, root: Path, objective: Objective, labels: Sequence[str], dtype: torch.dtype
+    transformers: Any,
+    root: Path,
+    objective: Objective,
+    labels: Sequence[str],
+    place: Mapping[str, Any],
 ) -> tuple[Any, tuple[str, ...]]:
     """The model, and the names of weights that its files lack."""
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -194,7 +208,7 @@ def _from_folder(
         model, info = _auto(transformers, objective).from_pretrained(
             str(root),
             config=config,
-            **dtype_argument(dtype),
+            **place,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=objective == "classify",
@@ -205,7 +219,11 @@ def _from_folder(
 
 
 def _from_gguf(
-    transformers: Any, path: Path, objective: Objective, labels: Sequence[str], dtype: torch.dtype
+    transformers: Any,
+    path: Path,
+    objective: Objective,
+    labels: Sequence[str],
+    place: Mapping[str, Any],
 ) -> tuple[Any, tuple[str, ...]]:
     """The same for a GGUF file.
 
@@ -213,14 +231,15 @@ def _from_gguf(
     weights are given to a model made from the config.
     """
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, local_files_only=True, **dtype_argument(dtype)
+        str(path.parent), gguf_file=path.name, local_files_only=True, **place
     )
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     _set_labels(config, labels if objective == "classify" else ())
     with drawing(torch.device("cpu"), 0, "base"):
-        model = _auto(transformers, objective).from_config(config, **dtype_argument(dtype))
+        model = _auto(transformers, objective).from_config(config, **place)
+    (dtype,) = place.values()
     state = {name: value.to(dtype) for name, value in loaded.state_dict().items()}
     del loaded
     found = model.load_state_dict(state, strict=False, assign=True)
@@ -282,6 +301,22 @@ def _gguf_file(path: str | Path) -> Path | None:
     except OSError as error:
         raise ConfigError(f"cannot read {str(found)!r} ({error.strerror or error})") from error
     return found if is_gguf else None
+
+
+def _check_quantizer(root: Path, facts: BaseFacts) -> bool:
+    """Whether bitsandbytes has quantized the base. Raises ConfigError for other quantizers."""
+    table = facts.config.get("quantization_config")
+    if not isinstance(table, dict):
+        return False
+    method = str(table.get("quant_method"))
+    if method != "bitsandbytes":
+        raise ConfigError(
+            f"base {str(root)!r} is quantized by {method[:40]}, which is not supported: give the"
+            " base that it was made from, or one that bitsandbytes has quantized"
+        )
+    extra("bitsandbytes", "quantized")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns at each step
+    return True
 
 
 def _check_memory(root: Path, needed: int) -> None:

@@ -14,13 +14,11 @@ from typing import Any
 import attrs
 
 from fsl_async.errors import ConfigError, one_line
+from fsl_async.learn.models.targets import is_embedding, is_head
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-HEADS = frozenset({"lm_head", "embed_out", "score", "classifier", "head"})
-"""Names of output layers, which get no adapters."""
 
 MOST_JSON_BYTES = 100 << 20
 """The format's own limit for a header."""
@@ -31,11 +29,15 @@ _TRUNKS = {
     "distilbert": "distilbert", "electra": "electra", "albert": "albert", "mpnet": "mpnet",
     "deberta": "deberta", "deberta-v2": "deberta", "gpt2": "transformer",
     "gpt_neo": "transformer", "bloom": "transformer", "falcon": "transformer",
-    "gpt_neox": "gpt_neox",
+    "gptj": "transformer", "mpt": "transformer", "gpt_neox": "gpt_neox", "mamba": "backbone",
+    "mamba2": "backbone",
 }  # fmt: skip
 _TRANSPOSED = frozenset({"gpt2"})
 """Models that keep linear layers as (in, out), in Conv1D."""
-_EMBEDDING = re.compile(r"(^|[._])(embed\w*|embeddings?|wte|wpe|shared|relative_attention_bias)$")
+_QUANT_STATE = ".quant_state.bitsandbytes__"
+"""In the name of the JSON object beside a weight of 4 bits, which has the weight's shape."""
+_SCALES = re.compile(r"\.weight\.|\.(SCB|weight_format)$")
+"""In names of what bitsandbytes stores beside packed weights."""
 
 
 @attrs.frozen(slots=True)
@@ -46,26 +48,33 @@ class Linear:
     inputs: int
     outputs: int
 
-    @property
-    def is_head(self) -> bool:
-        """Whether it is an output layer, or a part of one, like classifier.dense."""
-        return not HEADS.isdisjoint(self.name.split("."))
-
 
 @attrs.frozen(slots=True)
 class BaseFacts:
     """A base model's config, and its tensors by name as in the loaded model, in natural order.
 
-    A tied output layer is not in the files, nor is a new classification head.
+    A tied output layer is not in the files, nor is a new classification head. packed: names of the
+    weights that bitsandbytes has packed; their shapes are (out, in) all the same.
     """
 
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+    packed: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> int:
         """Weights in all."""
         return sum(map(prod, self.shapes.values()))
+
+    @property
+    def trunk(self) -> str:
+        """Name of the module that all models of the family share."""
+        return _TRUNKS.get(str(self.config.get("model_type")), "model")
+
+    def bytes_at(self, width: int) -> int:
+        """Bytes in memory with `width` bytes a value; a packed value takes 1 at most."""
+        packed = sum(prod(self.shapes[name]) for name in self.packed)
+        return packed + width * (self.parameters - packed)
 
     @property
     def linear(self) -> tuple[Linear, ...]:
@@ -74,10 +83,10 @@ class BaseFacts:
         found = []
         for name, shape in self.shapes.items():
             module, _, kind = name.rpartition(".")
-            if kind != "weight" or len(shape) != 2 or _EMBEDDING.search(module):
+            if kind != "weight" or len(shape) != 2 or is_embedding(module):
                 continue
             outputs, inputs = shape
-            if is_transposed and module.rpartition(".")[2] not in HEADS:
+            if is_transposed and not is_head(name, self.trunk):
                 outputs, inputs = inputs, outputs
             found.append(Linear(module, inputs, outputs))
         return tuple(found)
@@ -91,16 +100,19 @@ def base_facts(folder: str | Path) -> BaseFacts:
     root = checked_folder(folder)
     config = read_json(root / CONFIG)
     shapes: dict[str, tuple[int, ...]] = {}
+    packed: set[str] = set()
     for path in weight_files(root):
-        shapes |= _header(path)
-    trunk = _TRUNKS.get(str(config.get("model_type")), "model")
+        found, is_packed = _header(path)
+        shapes |= found
+        packed |= is_packed
+    trunk = BaseFacts(config, shapes).trunk
     if not any(name.startswith(f"{trunk}.") for name in shapes):
         # The file holds a trunk without its head; the loaded model has both.
-        shapes = {
-            name if name.split(".")[0] in HEADS else f"{trunk}.{name}": shape
-            for name, shape in shapes.items()
-        }
-    return BaseFacts(config, dict(sorted(shapes.items(), key=lambda each: _natural(each[0]))))
+        whole = {name: name if is_head(name, "") else f"{trunk}.{name}" for name in shapes}
+        shapes = {whole[name]: shape for name, shape in shapes.items()}
+        packed = {whole[name] for name in packed}
+    ordered = dict(sorted(shapes.items(), key=lambda each: _natural(each[0])))
+    return BaseFacts(config, ordered, frozenset(packed))
 
 
 def checked_folder(folder: str | Path) -> Path:
@@ -149,8 +161,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise _damaged(path, error) from error
 
 
-def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the floating tensors of a safetensors file.
+def _header(path: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Shapes of the weights in a safetensors file, and the names of packed ones.
 
     It begins with 8 bytes of length, little endian, and a JSON object of that length.
     """
@@ -159,20 +171,29 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
             size = int.from_bytes(stream.read(8), "little")
             entries = _object(stream.read(min(size, MOST_JSON_BYTES)))
             held = stream.seek(0, 2) - 8 - size
-        entries.pop("__metadata__", None)
-        shapes = {
-            name: tuple(map(int, each["shape"]))
-            for name, each in entries.items()
-            if str(each["dtype"]).startswith(("F", "BF"))
-        }
-        needed = max((int(each["data_offsets"][1]) for each in entries.values()), default=0)
+            entries.pop("__metadata__", None)
+            needed = max((int(each["data_offsets"][1]) for each in entries.values()), default=0)
+            shapes, packed = {}, set()
+            for name, each in entries.items():
+                weight, state, _ = name.partition(_QUANT_STATE)
+                if state:
+                    start, stop = map(int, each["data_offsets"])
+                    stream.seek(8 + size + start)
+                    shape = _object(stream.read(min(stop - start, MOST_JSON_BYTES)))["shape"]
+                elif _SCALES.search(name) or not str(each["dtype"]).startswith(("F", "BF", "I8")):
+                    continue
+                else:
+                    shape = each["shape"]
+                shapes[weight] = tuple(map(int, shape))
+                if state or each["dtype"] == "I8":
+                    packed.add(weight)
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r} ({error.strerror or error})") from error
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise _damaged(path, error) from error
     if held < needed:
         raise ConfigError(f"{str(path)!r} is short or damaged: copy the base again")
-    return shapes
+    return shapes, packed
 
 
 def _object(data: bytes) -> dict[str, Any]:

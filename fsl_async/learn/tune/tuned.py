@@ -11,6 +11,7 @@ from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.adapters import SITE, Adapters, AdapterSpec, Patched
+from fsl_async.learn.models.quantized import dense_layer, dequantize
 from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.manifest import Manifest
@@ -39,7 +40,8 @@ class Tuned:
     def merge(self) -> Base:
         """Add adapters and patches to the weights, and take them out of the model.
 
-        Returns the base, with plain layers again; `load` must not be called afterwards.
+        Returns the base, with plain layers again, dequantized; `load` must not be called
+        afterwards.
         """
         layers: list[tuple[str, Any]] = [
             (name, part) for name, part in self.model.named_modules() if hasattr(part, "lora_A")
@@ -47,7 +49,7 @@ class Tuned:
         with torch.no_grad():
             for name, layer in layers:
                 inner = layer.get_base_layer()
-                linear = inner.base if isinstance(inner, Patched) else inner
+                linear = dense_layer(inner.base if isinstance(inner, Patched) else inner)
                 a, b = layer.lora_A[SITE].weight, layer.lora_B[SITE].weight
                 change = self.tune.scale * (b @ a)
                 if isinstance(inner, Patched):
@@ -57,6 +59,7 @@ class Tuned:
                 setattr(self.model.get_submodule(parent), last, linear)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
+        dequantize(self.model)
         return self.base
 
     def _check(self, path: Path, manifest: Manifest) -> None:
@@ -67,9 +70,15 @@ class Tuned:
             _round(self.model)
             mine = ModelWeights(self.model, self.adapters.view).manifest
             if mine.frozen != manifest.frozen:
+                has_packed = [any(one.is_quantized for one in of.frozen) for of in (mine, manifest)]
+                kinds = ("is not quantized", "is quantized")
+                what = "has other weights than the run's base"
+                if has_packed[0] != has_packed[1]:
+                    here, there = (kinds[one] for one in has_packed)
+                    what = f"{here}, and the run's base {there}"
                 raise ConfigError(
-                    f"base {str(path)!r} has other weights than the run's base: give the one that"
-                    " its clients have"
+                    f"base {str(path)!r} {what}: give the one that its clients have, as"
+                    " save_pretrained writes it there"
                 )
         if mine.tensors != manifest.tensors:
             raise ConfigError(
@@ -89,5 +98,5 @@ def _round(model: nn.Module) -> None:
     """Round the base's weights to bf16, in place."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "lora_" not in name:
+            if "lora_" not in name and weight.is_floating_point():
                 weight.copy_(weight.bfloat16())
