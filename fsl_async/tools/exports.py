@@ -15,7 +15,6 @@ without gates. Its fused queries, keys and values are written apart; nothing els
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -25,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.errors import RunDirError, TaskError, UsageError
-from fsl_async.files.private_files import make_folder, write_bytes
+from fsl_async.files.private_files import make_folder
+from fsl_async.learn.models import peft_folder
+from fsl_async.learn.models.peft_folder import CAUSAL_LM, SEQ_CLS, write_json, write_tensors
 from fsl_async.learn.models.seeds import first_a
 from fsl_async.learn.tune.base_files import HEADS
 from fsl_async.store.adapters import adapter_modules, adapter_rule_named
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.flat_file import header_for
-from fsl_async.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,14 +47,6 @@ if TYPE_CHECKING:
 
 NOTE = "fsl_export.json"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
-_PEFT = "base_model.model."
-"""In front of every name in a PEFT folder."""
-_PEFT_HEADS = ("classifier", "score")
-"""Modules that peft itself saves whole where the task is classification."""
-_CONV1D = (".c_attn", ".c_proj", ".c_fc")
-"""Layers of GPT-2, which keeps weights transposed. peft looks again and corrects a wrong guess."""
 
 
 def check_out_dir(out_dir: Path) -> None:
@@ -91,15 +82,6 @@ def new_folder(out_dir: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a safetensors file in fp32."""
-    manifest = Manifest.from_shapes((name, one.shape) for name, one in tensors.items())
-    with path.open("wb") as file:
-        file.write(header_for(manifest))
-        for one in tensors.values():
-            file.write(np.ascontiguousarray(one, "<f4").data)
-
-
 def write_note(folder: Path, run: KeptRun, loaded: Loaded, kind: str, **more: Any) -> None:
     """Write what was exported, and from which version."""
     record = loaded.record
@@ -112,11 +94,6 @@ def write_note(folder: Path, run: KeptRun, loaded: Loaded, kind: str, **more: An
         "tensors": {one.name: list(one.shape) for one in run.manifest.tensors},
     }
     write_json(folder / NOTE, note)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file as people read it."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def adapter_layout(run: KeptRun) -> AdapterLayout:
@@ -159,7 +136,7 @@ def write_adapters(
         raise UsageError("this run trains whole modules (tune.full): give --base, to check them")
     inputs = {} if facts is None else {layer.name: layer.inputs for layer in facts.linear}
     seed = int(run.settings()["run"]["seed"])
-    named, tensors = run.named(loaded), {}
+    named, factors = run.named(loaded), {}
     for module in layout.modules:
         if module.a is not None:
             a = named[module.a.name]
@@ -167,47 +144,20 @@ def write_adapters(
             a = first_a(seed, module.name, layout.rank, inputs[module.name])
         else:
             raise TaskError(f"this base has no linear layer {module.name}: it is another model")
-        tensors[f"{_PEFT}{module.name}.lora_A.weight"] = a
-        tensors[f"{_PEFT}{module.name}.lora_B.weight"] = named[module.b.name].T
+        factors[module.name] = a, named[module.b.name].T
     names = [one.name for one in layout.full]
-    tensors |= {_PEFT + name: named[name] for name in names}
     if facts is not None:
         _check_whole(names, tune, facts)
-    write_tensors(folder / ADAPTER_WEIGHTS, tensors)
-    targets = [module.name for module in layout.modules]
-    write_json(folder / ADAPTER_CONFIG, _peft_config(tune, layout.rank, targets, names, base))
+    peft_folder.write_adapters(
+        folder,
+        factors,
+        {name: named[name] for name in names},
+        rank=layout.rank,
+        scale=tune.scale,
+        task=SEQ_CLS if tune.objective == "classify" else CAUSAL_LM,
+        base=base,
+    )
     write_note(folder, run, loaded, "adapters", rule=tune.rule, objective=tune.objective)
-
-
-def _peft_config(
-    tune: TuneConfig, rank: int, targets: Sequence[str], full: Sequence[str], base: str | None
-) -> dict[str, Any]:
-    modules = dict.fromkeys(map(_saved_module, full))
-    task = "CAUSAL_LM"
-    if tune.objective == "classify":
-        # With this task peft saves its heads whole, also where the run does not.
-        task = "SEQ_CLS" if any(name in modules for name in _PEFT_HEADS) else ""
-    alpha = tune.scale * rank
-    return {
-        "peft_type": "LORA",
-        "task_type": task or None,
-        "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": list(targets),
-        "modules_to_save": list(modules) or None,
-        "fan_in_fan_out": all(name.endswith(_CONV1D) for name in targets),
-        "inference_mode": True,
-    }
-
-
-def _saved_module(name: str) -> str:
-    """The module that peft saves whole for a weight."""
-    module = name.rpartition(".")[0]
-    first = module.split(".")[0]
-    return first if first in _PEFT_HEADS else module
 
 
 def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> None:
@@ -215,7 +165,7 @@ def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> No
 
     It holds whole modules, and takes an embedding apart from the output layer that shares it.
     """
-    modules = {_saved_module(name) for name in names}
+    modules = {peft_folder.saved_module(name) for name in names}
     has_head = any(name.split(".")[-2] in HEADS for name in facts.shapes if "." in name)
     is_tied = tune.objective != "classify" and not has_head
     for name, shape in facts.shapes.items():

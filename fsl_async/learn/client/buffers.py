@@ -63,6 +63,7 @@ from fsl_async.learn.client.shards import (
     unwrapped,
 )
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
+from fsl_async.learn.models.saving import held_state
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.frozen_tensors import (
     DIGEST_CHARACTERS,
@@ -382,12 +383,12 @@ def _parameters(
 
 
 def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
-    """Return the names of `module.state_dict()` that are exchanged; see the top of this file.
+    """Return the names of `held_state(module)` that are exchanged; see the top of this file.
 
     With tied names; integer state too where nothing excludes it. Raises TaskError for patterns that
     are no list of text, and for one that no name matches.
     """
-    names = [name for name, value in module.state_dict().items() if isinstance(value, Tensor)]
+    names = [name for name, value in held_state(module).items() if isinstance(value, Tensor)]
     if patterns is None:
         frozen = {
             name
@@ -424,7 +425,7 @@ def frozen_of(module: nn.Module, exchanged: set[str]) -> tuple[FrozenTensor, ...
         for name, weight in _parameters(module)
         if not weight.requires_grad and _identity(_as_real(weight.detach())) not in keys
     ]
-    listed = module.state_dict()
+    listed = held_state(module)
     frozen += [
         (name, buffer)
         for name, buffer in module.named_buffers()
@@ -470,7 +471,7 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
 
 def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     live = _named_tensors(module)
-    listed_state = module.state_dict()
+    listed_state = held_state(module)
     seen: dict[tuple[object, ...], str] = {}
     used: dict[
         int, list[tuple[int, int, str]]

@@ -25,6 +25,7 @@ from fsl_async.learn.client.statistics import recalibrate
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.data.packing import Position
 from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.adapters.hetlora import HetLoRA
@@ -198,6 +199,7 @@ class FedBase:
             layers=site.layers,
         )
         self.adapters = Adapters(model, spec, rule)
+        save_as_base(self.adapters)
         self._attach_adapters(model, self.adapters)
         return model
 

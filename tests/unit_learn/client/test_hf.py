@@ -241,6 +241,40 @@ def test_a_checkpoint_gives_its_optimizer_and_not_its_weights(made, tmp_path, ca
     assert second.state.global_step == 4  # its rows go on after the checkpoint's, too
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # of peft
+def test_a_checkpoint_of_adapters_is_resumed_in_a_run_and_alone(made, tmp_path):
+    """It had names that only this package knows: alone, all adapted layers were drawn anew."""
+    LlamaForCausalLM(config()).save_pretrained(tmp_path / "base")
+
+    def base():
+        return LlamaForCausalLM.from_pretrained(tmp_path / "base")
+
+    first = made(base(), save_strategy="steps", learning_rate=0.1)
+    fsl_async.hf.patch(first, fed=alone(**LORA))
+    first.train()
+    folder = str(tmp_path / "checkpoint-5")
+    model = peft.PeftModel.from_pretrained(base(), folder, is_trainable=True)
+    for loaded in (model, LlamaForCausalLM.from_pretrained(folder)):
+        found, wanted = (one.eval()(ROW[None]).logits for one in (loaded, first.model))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    held = [one["exp_avg"] for one in first.optimizer.state_dict()["state"].values()]
+    again, in_run, computed = made(model, max_steps=6), made(base()), []
+    fsl_async.hf.patch(in_run, fed=alone(steps=1, **LORA))
+    for trainer in (again, in_run):
+        seen = []
+
+        class Look(TrainerCallback):
+            def on_step_begin(self, *_, model=None, optimizer=None, seen=seen, **__):
+                computed.append(model(ROW[None]).logits)
+                states = optimizer.state_dict()["state"].values()
+                seen += [one["exp_avg"].clone() for one in states]
+
+        trainer.add_callback(Look())
+        assert trainer.train(resume_from_checkpoint=folder).global_step == 6
+        assert all(map(torch.equal, seen[: len(held)], held))
+    torch.testing.assert_close(computed[0], wanted, rtol=0, atol=1e-5)
+
+
 def test_a_checkpoint_that_is_none(made, tmp_path):
     """One line, but for a script that resumes from the last one in each of its starts."""
     trainer = made()
