@@ -198,6 +198,11 @@ class FedBase:
             site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
             layers=site.layers,
         )
+        if self.ranks > 1 and rule.trains_a(0) != rule.trains_a(1):
+            raise TaskError(
+                f"tune.rule = {tune.rule} trains factors in turn, and the ranks of a client add up"
+                " gradients of fixed weights: use another rule, or one process"
+            )
         self.adapters = Adapters(model, spec, rule)
         save_as_base(self.adapters)
         self._attach_adapters(model, self.adapters)

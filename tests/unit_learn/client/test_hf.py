@@ -400,6 +400,93 @@ def test_trainers_that_cannot_join(made):
         fsl_async.hf.patch(trainer, fed=alone(**LORA))
 
 
+class Ranks(LocalFed):
+    """One of two ranks of a client."""
+
+    def __init__(self, **settings):
+        super().__init__(ClientContext("alice", config=settings, ranks=2), steps=5)
+
+
+@pytest.fixture
+def in_ranks(made, monkeypatch):
+    """Make a Trainer that is the first of two processes; plugin: of accelerate, for FSDP."""
+
+    def make(plugin=None):
+        trainer = made()
+        monkeypatch.setattr(type(trainer.args), "world_size", 2)
+        state = types.SimpleNamespace(fsdp_plugin=plugin)
+        monkeypatch.setattr(trainer.accelerator, "state", state)
+        trainer.is_fsdp_enabled = plugin is not None
+        return trainer
+
+    return make
+
+
+def test_processes_that_cannot_be_the_ranks_of_a_client(in_ranks, monkeypatch):
+    """Each in one line, at all ranks, before one of them waits for another."""
+    with pytest.raises(TaskError, match="as 2 processes, and this client has 1"):
+        fsl_async.hf.patch(in_ranks(), fed=alone())
+    trainer = in_ranks()
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(TaskError, match="DeepSpeed"):
+        fsl_async.hf.patch(trainer, fed=Ranks())
+    old, new = (types.SimpleNamespace(fsdp_version=version) for version in (1, 2))
+    with pytest.raises(TaskError, match="FSDP of version 1"):
+        fsl_async.hf.patch(in_ranks(old), fed=Ranks())
+    with pytest.raises(TaskError, match="leave out fsdp"):
+        fsl_async.hf.patch(in_ranks(new), fed=Ranks(**LORA))
+    trainer = in_ranks()
+    fed = Ranks()
+    trainer.train_dataset = fed.shard(trainer.train_dataset)
+    with pytest.raises(TaskError, match="without fed"):
+        fsl_async.hf.patch(trainer, fed=fed)
+    with pytest.raises(TaskError, match="rolora trains factors in turn"):
+        fsl_async.hf.patch(in_ranks(), fed=Ranks(tune={"method": "lora", "rule": "rolora"}))
+    trainer = in_ranks()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(TaskError, match="as 2 processes, and this client has 4"):
+        fsl_async.hf.patch(trainer, "host:1")
+
+
+def test_a_model_that_is_sharded_is_attached_when_it_is(in_ranks):
+    """Its tensors are other ones before."""
+    trainer, fed = in_ranks(types.SimpleNamespace(fsdp_version=2)), Ranks()
+    fsl_async.hf.patch(trainer, fed=fed)
+    assert fed.model is None
+    trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert fed.model is trainer.model
+
+
+def test_a_callback_of_one_rank_stops_all(in_ranks, monkeypatch, capsys):
+    """The others waited for its gradients until a timeout."""
+    stops = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda mine: mine.add_(stops.pop()))
+    trainer = in_ranks()
+    trainer.args.fsdp = "full_shard"
+    fsl_async.hf.patch(trainer, fed=Ranks())
+    assert "fsdp has no effect" in capsys.readouterr().out
+    trainer.state.max_steps = 9
+    for stops[:], own, stopped in (([0], False, False), ([1], False, True), ([0], True, True)):
+        trainer.control.should_training_stop = own
+        handler = trainer.callback_handler
+        control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        assert control.should_training_stop is stopped
+
+
+def test_ranks_resume_from_the_same_checkpoint(in_ranks, monkeypatch, tmp_path):
+    """With other moments their weights would part."""
+
+    def gathered(found, mine):
+        found[:] = [mine, ("checkpoint-4", True)]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    trainer = in_ranks()
+    fsl_async.hf.patch(trainer, fed=Ranks())
+    with pytest.raises(TaskError, match="the ranks find different checkpoints"):
+        trainer.train(resume_from_checkpoint=True)
+
+
 def test_the_run_is_left_when_training_ends(made, monkeypatch):
     """Only then is the last delta sent; a script that fails must not leave its session behind."""
     fed, asked = Joined(), []
