@@ -17,7 +17,13 @@ accumulation, mixed precision, clipping, callbacks, evaluation and checkpoints. 
 - A `Trainer` that is started again goes on after the last row that its last acknowledged delta has
   trained, in its own order of rows; see `fsl_async.learn.client.trainer_resume`.
 - In a run that tunes a base model (`tune.method = lora`) a model without adapters gets the run's,
-  and the rest of it is frozen. One with adapters (a `PeftModel`) keeps its own.
+  and the rest of it is frozen. One with adapters (a `PeftModel`) keeps its own. Checkpoints are
+  PEFT folders, which `PeftModel.from_pretrained(base, folder, is_trainable=True)` and a `Trainer`
+  around it go on from outside of a run; see `fsl_async.learn.models.saving`.
+- Under `torchrun --nproc-per-node N` or `accelerate launch` all ranks are one client. Each counts
+  its own tokens, rank 0 prints and saves. A callback that stops training in one rank stops it in
+  all. Ranks have copies (DDP), or shards with `fsdp_config={"version": 2}`: then the weights are
+  the run's when `train` begins, adapters are refused, and a checkpoint's optimizer is not loaded.
 
 Needs the extra `hf`.
 """
@@ -59,9 +65,9 @@ def patch(
     options: those of `fsl_async.join`, such as name, keys, allow, rank, layers.
     Returns fed; None where it trains alone.
 
-    On return the model has the run's weights. The last delta is sent when `train` returns, unless
-    it raised. Raises FslError in one line: for a run or a `Trainer` that do not fit, and what
-    `fsl_async.join`, `fed.lora` and `fed.attach` raise.
+    On return the model has the run's weights, unless it is to be sharded. The last delta is sent
+    when `train` returns, unless it raised. Raises FslError in one line: for a run or a `Trainer`
+    that do not fit, and what `fsl_async.join`, `fed.lora` and `fed.attach` raise.
     """
     address = loops.address(server, fed, options)
     if fed is None and address is None:

@@ -164,12 +164,19 @@ class SavePretrained:
         adapters, full = self._adapters, set(self._adapters.full)
         if adapters.rule.has_patch or not adapters.layers:
             return False
-        modules = tuple(f"{saved_module(name)}." for name in full)
+        modules = {saved_module(name) for name in full}
+        inside = tuple(f"{name}." for name in modules)
         trained = {id(self._model.get_parameter(name)) for name in full}
-        return not any(
-            id(weight) in trained or name.startswith(modules)
+        is_more = any(
+            id(weight) in trained or name.startswith(inside)
             for name, weight in self._model.named_parameters(remove_duplicate=False)
             if name not in full
+        )
+        # peft also takes pre_classifier for classifier.
+        return not is_more and not any(
+            name.endswith(tuple(modules)) and name not in modules
+            for name, _ in self._model.named_modules()
+            if not name.startswith(inside)
         )
 
     def _write_adapters(self, folder: Path, options: dict[str, Any]) -> None:

@@ -264,9 +264,9 @@ def test_a_checkpoint_of_adapters_is_resumed_in_a_run_and_alone(made, tmp_path):
         seen = []
 
         class Look(TrainerCallback):
-            def on_step_begin(self, *_, model=None, optimizer=None, seen=seen, **__):
-                computed.append(model(ROW[None]).logits)
-                states = optimizer.state_dict()["state"].values()
+            def on_step_begin(self, *_, trainer=trainer, seen=seen, **__):
+                computed.append(trainer.model(ROW[None]).logits)
+                states = trainer.optimizer.state_dict()["state"].values()
                 seen += [one["exp_avg"].clone() for one in states]
 
         trainer.add_callback(Look())

@@ -11,6 +11,8 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -209,6 +211,17 @@ def test_what_adapters_cannot_hold_is_saved_merged(tmp_path):
         check_same(AutoModelForCausalLM.from_pretrained(folder), logits(model))
 
 
+def test_a_module_whose_name_is_the_end_of_another_is_saved_merged(tmp_path):
+    """Peft takes DistilBERT's pre_classifier for its classifier."""
+    sizes = {"vocab_size": 40, "dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2}
+    kind = DistilBertForSequenceClassification
+    model = base_of(lambda: kind(DistilBertConfig(max_position_embeddings=16, **sizes)))
+    fed = LocalFed(ClientContext("a", config={"tune": {"method": "lora", "rank": 4}}))
+    fed.lora(model, heads=["classifier.weight", "classifier.bias"])
+    model.save_pretrained(tmp_path)
+    check_same(AutoModelForSequenceClassification.from_pretrained(tmp_path), logits(model))
+
+
 def test_a_folder_is_saved_into_again(tmp_path):
     """Transformers adds the adapters of a folder to the whole model in it."""
     model = base_of(llama)
@@ -241,12 +254,12 @@ def test_a_base_without_a_folder_is_beside_its_adapters(tmp_path):
 def test_adapters_of_the_script_keep_their_own_folder(tmp_path):
     """A PeftModel saves itself: nothing is changed in it."""
     made = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(base_of(llama), made)
+    model = peft.get_peft_model(base_of(llama, tmp_path / "base"), made)
     names = list(model.state_dict())
     adapted(model)
     assert list(model.state_dict()) == names
-    model.save_pretrained(tmp_path)
-    check_same(peft.PeftModel.from_pretrained(base_of(llama), tmp_path), logits(model))
+    model.save_pretrained(tmp_path / "own")
+    check_same(peft.PeftModel.from_pretrained(base_of(llama), tmp_path / "own"), logits(model))
 
 
 def test_a_quantized_base_is_not_merged():
