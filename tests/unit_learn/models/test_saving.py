@@ -224,8 +224,8 @@ def test_a_module_whose_name_is_the_end_of_another_is_saved_merged(tmp_path):
 
 def test_a_folder_is_saved_into_again(tmp_path):
     """Transformers adds the adapters of a folder to the whole model in it."""
+    llama().save_pretrained(tmp_path / "one")  # of another training
     model = base_of(llama)
-    model.save_pretrained(tmp_path / "one")
     adapted(model)
     for name in ("one", "two"):
         model.save_pretrained(tmp_path / name)
