@@ -17,7 +17,13 @@ accumulation, mixed precision, clipping, callbacks, evaluation and checkpoints. 
 - A `Trainer` that is started again goes on after the last row that its last acknowledged delta has
   trained, in its own order of rows; see `fsl_async.learn.client.trainer_resume`.
 - In a run that tunes a base model (`tune.method = lora`) a model without adapters gets the run's,
-  and the rest of it is frozen. One with adapters (a `PeftModel`) keeps its own.
+  and the rest of it is frozen. One with adapters (a `PeftModel`) keeps its own. Checkpoints are
+  PEFT folders, which `PeftModel.from_pretrained(base, folder, is_trainable=True)` and a `Trainer`
+  around it go on from outside of a run; see `fsl_async.learn.models.saving`.
+- Under `torchrun --nproc-per-node N` or `accelerate launch` all ranks are one client. Each counts
+  its own tokens, rank 0 prints and saves. A callback that stops training in one rank stops it in
+  all. Ranks have copies (DDP), or shards with `fsdp_config={"version": 2}`: then the weights are
+  the run's when `train` begins, adapters are refused, and a checkpoint's optimizer is not loaded.
 
 Needs the extra `hf`.
 """
@@ -30,10 +36,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import fsl_async
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import loops
 from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.items import Items
 from fsl_async.learn.client.trainer_resume import Resume
 from fsl_async.learn.models.hf import extra
 
@@ -56,36 +65,65 @@ def patch(
     options: those of `fsl_async.join`, such as name, keys, allow, rank, layers.
     Returns fed; None where it trains alone.
 
-    On return the model has the run's weights. The last delta is sent when `train` returns, unless
-    it raised. Raises FslError in one line: for a run or a `Trainer` that do not fit, and what
-    `fsl_async.join`, `fed.lora` and `fed.attach` raise.
+    On return the model has the run's weights, unless it is to be sharded. The last delta is sent
+    when `train` returns, unless it raised. Raises FslError in one line: for a run or a `Trainer`
+    that do not fit, and what `fsl_async.join`, `fed.lora` and `fed.attach` raise.
     """
     address = loops.address(server, fed, options)
     if fed is None and address is None:
         return None
-    _check(trainer)
+    _check(trainer, _ranks() if fed is None else fed.ranks)
     with contextlib.ExitStack() as leaving:
         if address is not None:
             fed = leaving.enter_context(fsl_async.join(address, **options))
         assert fed is not None
-        loops.hand_over(fed, trainer.model)
+        if not trainer.is_fsdp_enabled:
+            loops.hand_over(fed, trainer.model)
+        elif fed.config.get("tune", {}).get("method", "none") != "none":
+            raise TaskError(
+                "this run tunes a base model (tune.method), and its adapters cannot be sharded:"
+                " leave out fsdp"
+            )
         if fed.adapters is not None and trainer.optimizer is not None:
             raise TaskError(
                 "Trainer(optimizers=...) has an optimizer from before the run's adapters: leave it"
                 " out, or give optimizer_cls_and_kwargs"
             )
-        _InRun(trainer, fed, leaving.pop_all(), options.get("log", print))
+        log = options.get("log", print)
+        _InRun(trainer, fed, leaving.pop_all(), log if fed.rank == 0 else _silent)
     return fed
 
 
-def _check(trainer: Any) -> None:
-    """Raise TaskError for a `Trainer` that a client cannot be."""
+def _ranks() -> int:
+    """Number of processes of the client that `fsl_async.join` makes of this one."""
+    from fsl_async.nodes.client.gang_joining import Place
+
+    place = Place.here()
+    return 1 if place is None else place.world
+
+
+def _silent(_: str) -> None:
+    """Rank 0 prints for all."""
+
+
+def _check(trainer: Any, ranks: int) -> None:
+    """Raise TaskError for a `Trainer` that a client of so many ranks cannot be."""
     if hasattr(trainer, _MARK):
         raise TaskError("fsl_async.hf.patch was called twice: a Trainer joins one run, once")
-    loops.check_alone(trainer.args.world_size, trainer.args.n_gpu)
-    for flag, name in (("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP")):
-        if getattr(trainer, flag, False):
-            raise TaskError(f"{name} divides the weights among devices: a client trains on one")
+    loops.check_processes(trainer.args.world_size, trainer.args.n_gpu, ranks=ranks)
+    if trainer.is_deepspeed_enabled:
+        raise TaskError("DeepSpeed divides the weights in ways of its own: use FSDP, version 2")
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) != 2:
+        raise TaskError(
+            "FSDP of version 1 hides the weights in vectors of its own: give fsdp_config={'version'"
+            ": 2} (accelerate 1.6 or newer)"
+        )
+    if ranks > 1 and isinstance(trainer.train_dataset, Items):
+        raise TaskError(
+            "the Trainer divides its data among the ranks, and fed.shard has done so already: give"
+            " it the data without fed.shard"
+        )
 
 
 class _InRun:
@@ -124,6 +162,13 @@ class _InRun:
         args.load_best_model_at_end = False
         trainer.model_init = None  # train would make another model with it
         trainer.add_callback(_callback(self))
+        if fed.ranks > 1:
+            self._on_step_end = trainer.callback_handler.on_step_end
+            trainer.callback_handler.on_step_end = self.on_step_end
+            if args.fsdp and not trainer.is_fsdp_enabled:
+                log(
+                    "fsdp has no effect: this accelerate shards on GPUs only, and copies here (DDP)"
+                )
         setattr(trainer, _MARK, self)
 
     def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
@@ -160,6 +205,14 @@ class _InRun:
         trainer.lr_scheduler = self.fed.scheduler(optimizer or trainer.optimizer)
         return trainer.lr_scheduler
 
+    def on_step_end(self, *arguments: Any) -> Any:
+        """Stop training in all ranks where a callback stops it in one, at the same step."""
+        control = self._on_step_end(*arguments)
+        stops = torch.tensor(int(control.should_training_stop), device=self.trainer.args.device)
+        torch.distributed.all_reduce(stops)
+        control.should_training_stop = bool(stops)
+        return control
+
     def training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
         """Train a batch, and count it."""
         shifts = getattr(self.trainer, "_loss_shifts_labels", False)
@@ -176,6 +229,8 @@ def _callback(run: _InRun) -> Any:
     class Sync(base):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             run.tally = loops.Tally()
+            if run.trainer.is_fsdp_enabled:  # sharded just now
+                run.fed.attach(run.trainer.model)
             for callback in run.trainer.callback_handler.callbacks:
                 if getattr(callback, "training_bar", None) is not None:
                     callback.training_bar.total = None

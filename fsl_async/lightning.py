@@ -67,7 +67,7 @@ class Sync(_Callback):  # type: ignore[misc]
         address = loops.address(self._server, self.fed, self._options)
         if self.fed is None and address is None:
             return
-        loops.check_alone(trainer.world_size, trainer.num_devices)
+        loops.check_processes(trainer.world_size, trainer.num_devices)
         if address is not None:
             self.fed = self._leaving.enter_context(fsl_async.join(address, **self._options))
         self._is_used = True

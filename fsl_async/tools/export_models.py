@@ -18,6 +18,7 @@ from fsl_async.learn.data.facts import Facts, context_of
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.families import hf_sizes
 from fsl_async.learn.models.gpt import GPT, VOCABULARY, GPTConfig, gpt_config
+from fsl_async.learn.models.peft_folder import write_tensors
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.store.manifest import Manifest
 from fsl_async.tools import exports
@@ -57,7 +58,7 @@ def write_model(folder: Path, run: KeptRun, loaded: Loaded) -> str:
         config = _family_config(run, family)
         if config is not None:
             config.save_pretrained(str(folder))
-            exports.write_tensors(folder / exports.WEIGHTS, run.named(loaded))
+            write_tensors(folder / exports.WEIGHTS, run.named(loaded))
             exports.write_note(folder, run, loaded, "model", family=family)
             return f"a Hugging Face folder ({family}); its tokenizer is not the run's to know"
         exports.write_plain(folder, run, loaded, family=family)

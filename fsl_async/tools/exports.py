@@ -15,7 +15,6 @@ without gates. Its fused queries, keys and values are written apart; nothing els
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -25,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.errors import RunDirError, TaskError, UsageError
-from fsl_async.files.private_files import make_folder, write_bytes
+from fsl_async.files.private_files import make_folder
+from fsl_async.learn.models import peft_folder
+from fsl_async.learn.models.peft_folder import CAUSAL_LM, SEQ_CLS, write_json, write_tensors
 from fsl_async.learn.models.seeds import first_a
-from fsl_async.learn.models.targets import HEADS, is_head
+from fsl_async.learn.models.targets import is_head
 from fsl_async.store.adapters import adapter_modules, adapter_rule_named
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.flat_file import header_for
-from fsl_async.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,14 +47,6 @@ if TYPE_CHECKING:
 
 NOTE = "fsl_export.json"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
-_PEFT = "base_model.model."
-"""In front of every name in a PEFT folder."""
-_PEFT_HEADS = ("classifier", "score")
-"""Modules that peft itself saves whole where the task is classification."""
-_CONV1D = (".c_attn", ".c_proj", ".c_fc")
-"""Layers of GPT-2, which keeps weights transposed. peft looks again and corrects a wrong guess."""
 
 
 def check_out_dir(out_dir: Path) -> None:
@@ -91,15 +82,6 @@ def new_folder(out_dir: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a safetensors file in fp32."""
-    manifest = Manifest.from_shapes((name, one.shape) for name, one in tensors.items())
-    with path.open("wb") as file:
-        file.write(header_for(manifest))
-        for one in tensors.values():
-            file.write(np.ascontiguousarray(one, "<f4").data)
-
-
 def write_note(folder: Path, run: KeptRun, loaded: Loaded, kind: str, **more: Any) -> None:
     """Write what was exported, and from which version."""
     record = loaded.record
@@ -112,11 +94,6 @@ def write_note(folder: Path, run: KeptRun, loaded: Loaded, kind: str, **more: An
         "tensors": {one.name: list(one.shape) for one in run.manifest.tensors},
     }
     write_json(folder / NOTE, note)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file as people read it."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def adapter_layout(run: KeptRun) -> AdapterLayout:
@@ -159,7 +136,7 @@ def write_adapters(
         raise UsageError("this run trains whole modules (tune.full): give --base, to check them")
     inputs = {} if facts is None else {layer.name: layer.inputs for layer in facts.linear}
     seed = int(run.settings()["run"]["seed"])
-    named, tensors = run.named(loaded), {}
+    named, factors = run.named(loaded), {}
     for module in layout.modules:
         if module.a is not None:
             a = named[module.a.name]
@@ -167,52 +144,24 @@ def write_adapters(
             a = first_a(seed, module.name, layout.rank, inputs[module.name])
         else:
             raise TaskError(f"this base has no linear layer {module.name}: it is another model")
-        tensors[f"{_PEFT}{module.name}.lora_A.weight"] = a
-        tensors[f"{_PEFT}{module.name}.lora_B.weight"] = named[module.b.name].T
+        factors[module.name] = a, named[module.b.name].T
     names = [one.name for one in layout.full]
-    tensors |= {_PEFT + name: named[name] for name in names}
     # A layer with adapters is in the trunk.
     trunk = layout.modules[0].name.split(".")[0] if layout.modules else ""
     if facts is not None:
         trunk = facts.trunk
         _check_whole(names, tune, facts)
-    write_tensors(folder / ADAPTER_WEIGHTS, tensors)
-    targets = [module.name for module in layout.modules]
-    modules = {name: _saved_module(name, trunk) for name in names}
-    config = _peft_config(tune, layout.rank, targets, modules.values(), base)
-    write_json(folder / ADAPTER_CONFIG, config)
+    peft_folder.write_adapters(
+        folder,
+        factors,
+        {name: named[name] for name in names},
+        trunk=trunk,
+        rank=layout.rank,
+        scale=tune.scale,
+        task=SEQ_CLS if tune.objective == "classify" else CAUSAL_LM,
+        base=base,
+    )
     write_note(folder, run, loaded, "adapters", rule=tune.rule, objective=tune.objective)
-
-
-def _peft_config(
-    tune: TuneConfig, rank: int, targets: Sequence[str], saved: Iterable[str], base: str | None
-) -> dict[str, Any]:
-    modules = dict.fromkeys(saved)
-    # A script's classifier may be in a run whose objective says nothing of it. With SEQ_CLS peft
-    # saves the heads that it knows whole, so it must not be said where the run does not.
-    is_classifier = any(name in modules for name in _PEFT_HEADS)
-    task = "SEQ_CLS" if is_classifier else "" if tune.objective == "classify" else "CAUSAL_LM"
-    alpha = tune.scale * rank
-    return {
-        "peft_type": "LORA",
-        "task_type": task or None,
-        "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": list(targets),
-        "modules_to_save": list(modules) or None,
-        "fan_in_fan_out": all(name.endswith(_CONV1D) for name in targets),
-        "inference_mode": True,
-    }
-
-
-def _saved_module(name: str, trunk: str) -> str:
-    """The module that peft saves whole for a weight: of a head all of it."""
-    first = name.partition(".")[0]
-    is_apart = first != trunk if trunk else first in HEADS
-    return first if is_apart else name.rpartition(".")[0]
 
 
 def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> None:
@@ -221,11 +170,11 @@ def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> No
     It holds whole modules, and takes an embedding apart from the output layer that shares it.
     """
     trunk = facts.trunk
-    modules = {_saved_module(name, trunk) for name in names}
+    modules = {peft_folder.saved_module(name, trunk) for name in names}
     has_head = any(is_head(name, trunk) for name in facts.shapes)
     is_tied = tune.objective != "classify" and not has_head
     for name, shape in facts.shapes.items():
-        module = _saved_module(name, trunk)
+        module = peft_folder.saved_module(name, trunk)
         if name not in names and module in modules:
             problem = f"tune.full trains a part of {module}, without {name}"
         elif name in names and is_tied and shape[0] == facts.config.get("vocab_size"):

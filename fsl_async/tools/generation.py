@@ -13,8 +13,9 @@ from fsl_async.errors import ConfigError, RunDirError, UsageError, one_line
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models.gpt import GPT, VOCABULARY
 from fsl_async.learn.models.hf import extra
+from fsl_async.learn.models.peft_folder import ADAPTER_CONFIG
 from fsl_async.tools.export_models import built_in_gpt
-from fsl_async.tools.exports import ADAPTER_CONFIG, CONFIG, NOTE
+from fsl_async.tools.exports import CONFIG, NOTE
 from fsl_async.tools.kept_run import KeptRun
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from fsl_async.config.load import load
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.peft_folder import write_json
 from fsl_async.learn.tune.base import load_base
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.store import Store
-from fsl_async.tools.exports import _byte_tokenizer, write_json
+from fsl_async.tools.exports import _byte_tokenizer
 from fsl_codecs import CodecSpec, encode
 
 SEED = 5

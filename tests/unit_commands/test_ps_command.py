@@ -3,6 +3,7 @@
 import pytest
 
 from fsl_async.commands.ps import planned_rounds
+from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 
 
@@ -16,11 +17,12 @@ from fsl_async.config.load import load
         (["run.tokens=1000"], None),
         (["run.seconds=3600", "sync.trigger=rounds"], None),
         (["run.rounds=3", "split.method=splitfed-v1"], None),
+        (["run.rounds=3", "tune.method=lora"], None),
     ],
 )
 def test_rounds_of_a_run_by_its_limits(overrides, expected):
     """A start warns of too few: their model is worse than need be."""
-    assert planned_rounds(load(None, overrides)) == expected
+    assert planned_rounds(with_implied(load(None, overrides))) == expected
 
 
 def test_a_decay_at_a_date_needs_an_end_and_a_schedule_that_decays():

@@ -65,6 +65,7 @@ from fsl_async.learn.client.shards import (
 )
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.learn.models.quantized import keep_packed
+from fsl_async.learn.models.saving import held_state
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.frozen_tensors import DIGEST_CHARACTERS, form_of, frozen_tensors
 from fsl_async.store.manifest import Manifest
@@ -382,14 +383,14 @@ def _parameters(
 
 
 def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
-    """Return the names of `module.state_dict()` that are exchanged; see the top of this file.
+    """Return the names of `held_state(module)` that are exchanged; see the top of this file.
 
     With tied names; integer state too where nothing excludes it. Raises TaskError for patterns that
     are no list of text, and for one that no name matches.
     """
     live = _named_tensors(module)
     # Others, such as the scales of a quantized weight, are neither parameters nor buffers.
-    names = [name for name in module.state_dict() if name in live]
+    names = [name for name in held_state(module) if name in live]
     if patterns is None:
         frozen = {
             name
@@ -420,7 +421,7 @@ def frozen_of(module: nn.Module, exchanged: set[str]) -> list[tuple[str, str, st
     one client and as fp32 at another. On the meta device values are left out. Raises TaskError for
     a tensor that cannot be read.
     """
-    listed = module.state_dict()  # first: it puts packed weights of bitsandbytes into their order
+    listed = held_state(module)  # first: it puts packed weights of bitsandbytes into their order
     live = _named_tensors(module)
     keys = {_identity(_as_real(live[name])) for name in exchanged}
     frozen = [

@@ -26,6 +26,7 @@ from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.data.packing import Position
 from fsl_async.learn.models.adapters import Adapters, AdapterSpec
 from fsl_async.learn.models.causality import check_causal
+from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.adapters.hetlora import HetLoRA
@@ -200,9 +201,15 @@ class FedBase:
             site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
             layers=site.layers,
         )
+        if self.ranks > 1 and rule.trains_a(0) != rule.trains_a(1):
+            raise TaskError(
+                f"tune.rule = {tune.rule} trains factors in turn, and the ranks of a client add up"
+                " gradients of fixed weights: use another rule, or one process"
+            )
         self.adapters = Adapters(model, spec, rule)
         if self.adapters.left_out:
             self.log(self.adapters.left_out)
+        save_as_base(self.adapters)
         self._attach_adapters(model, self.adapters)
         return model
 

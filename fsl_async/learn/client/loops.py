@@ -159,12 +159,16 @@ class Tally:
         return fed.step(tokens=trained, metrics=None if loss is None else {"loss": float(loss)})
 
 
-def check_alone(processes: int, devices: int) -> None:
-    """Raise TaskError for a loop on several processes or devices, each of which has the weights."""
-    if processes > 1:
+def check_processes(processes: int, devices: int, *, ranks: int = 1) -> None:
+    """Raise TaskError for a loop whose processes are not the client's, or on several devices.
+
+    processes: of the loop. devices: of one process that each have the weights. ranks: processes of
+    which this client consists.
+    """
+    if processes != ranks:
         raise TaskError(
-            f"this script runs as {processes} processes of one training: a client is one process;"
-            " start it without torchrun, or each process as a client of its own"
+            f"this script trains as {processes} processes, and this client has {ranks}: start a"
+            " Trainer by torchrun or accelerate launch, and any other loop as one process"
         )
     if devices > 1:
         raise TaskError(

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.shards import plain_name
+from fsl_async.learn.models.saving import held_state
 
 
 class ModelChanges:
@@ -71,7 +72,7 @@ class ModelChanges:
 
 def _integers(module: nn.Module) -> dict[str, tuple[int, int]]:
     """Marks of persistent buffers of integers and truth values, but for counters of batch norm."""
-    listed = module.state_dict(keep_vars=True)
+    listed = held_state(module)
     counters = {
         id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)
     }

@@ -48,7 +48,7 @@ class Resume:
             getattr(args, name, None)
             for name in ("seed", "data_seed", "train_sampling_strategy", "group_by_length")
         ]
-        batch = (args.train_batch_size, args.gradient_accumulation_steps)
+        batch = (args.train_batch_size * args.world_size, args.gradient_accumulation_steps)
         check = check_of("trainer", *identity(trainer.train_dataset), *batch, *order)
         self._has_own = not isinstance(trainer.train_dataset, Items)
         """Whether the position is this one's, and not that of `fed.shard`."""
@@ -70,6 +70,8 @@ class Resume:
         asked: by the script, as `resume_from_checkpoint`. Raises TaskError where that is none.
         """
         self._asked = self._checkpoint(asked) if asked else ""
+        if self.fed.ranks > 1:
+            self._check_ranks()
         if self._has_own:
             self._position = self.fed.position_in(self._position.check)
             self.fed.keep_position(self._facts)
@@ -89,6 +91,17 @@ class Resume:
             self._folder = Path(folder)
             self._write_state()
             yield folder
+
+    def _check_ranks(self) -> None:
+        """Raise TaskError unless all ranks resume from the same: else their weights part."""
+        found: list[Any] = [None] * self.fed.ranks
+        mine = Path(self._asked).name, Path(self._asked, OPTIMIZER).is_file()
+        torch.distributed.all_gather_object(found, mine)
+        if any(one != found[0] for one in found):
+            raise TaskError(
+                "resume_from_checkpoint: the ranks find different checkpoints: keep output_dir"
+                " where all of them read it"
+            )
 
     def _checkpoint(self, asked: Any) -> str:
         if asked is True:

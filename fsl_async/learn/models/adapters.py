@@ -100,8 +100,9 @@ class Adapters:
         self.rule = rule
         tail = spec.rank - spec.site_rank
         model.requires_grad_(False)
-        self._full = _full_names(model, spec)
-        to_fp32(model, self._full)
+        self.full = _full_names(model, spec)
+        """Names of the weights that train whole."""
+        to_fp32(model, self.full)
         linear = linear_layers(model)
         trunk, shapes = trunk_of(model), {n: w.shape for n, w in model.named_parameters()}
         targets = adapted_layers(
@@ -109,14 +110,14 @@ class Adapters:
             shapes,
             trunk=trunk,
             targets=spec.targets,
-            whole=self._full,
+            whole=self.full,
             tied=tied_layers(model, linear),
         )
         self.left_out = without_adapters(
-            shapes, trunk=trunk, adapted=targets, targets=spec.targets, whole=self._full
+            shapes, trunk=trunk, adapted=targets, targets=spec.targets, whole=self.full
         )
         """A line about matrices that get no adapter, or ""."""
-        if not targets and not self._full:
+        if not targets and not self.full:
             raise ConfigError(
                 "tune.targets = none leaves nothing to train: name weights by tune.full",
                 "tune.full",
@@ -125,16 +126,17 @@ class Adapters:
             _inject(model, targets, SITE, spec.site_rank, spec.scale)
         if targets and tail:
             _inject(model, targets, TAIL, tail, spec.scale)
-        self._layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
-        for name, layer in self._layers.items():
+        self.layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
+        """The adapted layers, of peft, by their names in the base."""
+        for name, layer in self.layers.items():
             layer.set_adapter([SITE, TAIL] if tail and rule.keeps_tail else SITE)
             if rule.has_patch:
                 layer.base_layer = Patched(layer.base_layer)
             self._start(name, layer)
         for name, weight in model.named_parameters():
-            weight.requires_grad_(name in self._full)
+            weight.requires_grad_(name in self.full)
         self._trains_here = {
-            name for name in self._layers if not spec.layers or _in_blocks(name, spec.layers)
+            name for name in self.layers if not spec.layers or _in_blocks(name, spec.layers)
         }
         if targets and not self._trains_here:
             raise ConfigError(f"--layers {spec.layers}: no adapted layer is in these blocks")
@@ -145,7 +147,7 @@ class Adapters:
         """What is exchanged."""
         names = [SITE, TAIL] if self.spec.rank > self.spec.site_rank else [SITE]
         found = []
-        for layer in self._layers:
+        for layer in self.layers:
             if self.rule.exchanges_a:
                 parts = tuple(Part(f"{layer}.lora_A.{name}.weight") for name in names)
                 found.append(Exchanged(f"{layer}.lora_A", parts))
@@ -156,7 +158,7 @@ class Adapters:
             if self.rule.has_patch:
                 patch = Part(f"{layer}.base_layer.patch")
                 found.append(Exchanged(f"{layer}.patch", (patch,)))
-        found += [Exchanged(name, (Part(name),)) for name in self._full]
+        found += [Exchanged(name, (Part(name),)) for name in self.full]
         return View(tuple(found), self.spec.checks_base)
 
     @property
@@ -167,7 +169,7 @@ class Adapters:
     def begin_version(self, version: int) -> None:
         """Train what the rule trains from `version` on."""
         trains = {"lora_A": self.rule.trains_a(version), "lora_B": self.rule.trains_b(version)}
-        for name, layer in self._layers.items():
+        for name, layer in self.layers.items():
             for factor, does in trains.items():
                 weight = getattr(layer, factor)[SITE].weight
                 weight.requires_grad_(does and name in self._trains_here)
@@ -176,13 +178,13 @@ class Adapters:
     def trained(self) -> list[nn.Parameter]:
         """All weights that train at this site in some version."""
         found = [
-            getattr(self._layers[name], factor)[SITE].weight
-            for name in self._layers
+            getattr(self.layers[name], factor)[SITE].weight
+            for name in self.layers
             if name in self._trains_here
             for factor, does in (("lora_A", self._ever_a), ("lora_B", True))
             if does
         ]
-        return found + [self.model.get_parameter(name) for name in self._full]
+        return found + [self.model.get_parameter(name) for name in self.full]
 
     @property
     def _ever_a(self) -> bool:
@@ -192,12 +194,12 @@ class Adapters:
     def disabled(self) -> Iterator[None]:
         """Within it the model computes what its base does, but for full modules."""
         gradients = {weight: weight.requires_grad for weight in self.model.parameters()}
-        for layer in self._layers.values():
+        for layer in self.layers.values():
             layer.enable_adapters(enabled=False)
         try:
             yield
         finally:
-            for layer in self._layers.values():
+            for layer in self.layers.values():
                 layer.enable_adapters(enabled=True)  # which sets requires_grad of all adapters
             for weight, does in gradients.items():
                 weight.requires_grad_(does)

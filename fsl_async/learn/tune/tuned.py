@@ -1,17 +1,17 @@
 """A base model with the adapters of a run in it, moved onto versions; and merged with them."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.models.adapters import SITE, Adapters, AdapterSpec, Patched
+from fsl_async.learn.models.adapters import Adapters, AdapterSpec
 from fsl_async.learn.models.quantized import dense_layer, dequantize
+from fsl_async.learn.models.saving import merged_weight, plain_layer
 from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.manifest import Manifest
@@ -43,18 +43,10 @@ class Tuned:
         Returns the base, with plain layers again, dequantized; `load` must not be called
         afterwards.
         """
-        layers: list[tuple[str, Any]] = [
-            (name, part) for name, part in self.model.named_modules() if hasattr(part, "lora_A")
-        ]
         with torch.no_grad():
-            for name, layer in layers:
-                inner = layer.get_base_layer()
-                linear = dense_layer(inner.base if isinstance(inner, Patched) else inner)
-                a, b = layer.lora_A[SITE].weight, layer.lora_B[SITE].weight
-                change = self.tune.scale * (b @ a)
-                if isinstance(inner, Patched):
-                    change += inner.patch
-                _add(linear, change)
+            for name, layer in self.adapters.layers.items():
+                merged, linear = merged_weight(layer), dense_layer(plain_layer(layer))
+                linear.weight.copy_(merged)
                 parent, _, last = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), last, linear)
         if hasattr(self.model, "peft_config"):
@@ -85,13 +77,6 @@ class Tuned:
                 f"base {str(path)!r} is another model than the run's base:"
                 f" {mine.difference(manifest)}"
             )
-
-
-def _add(linear: nn.Module, change: Tensor) -> None:
-    """Add to a layer's weight. change: (out, in)."""
-    weight: Any = linear.weight
-    # Conv1D keeps its weight transposed.
-    weight += change.t() if type(linear).__name__ == "Conv1D" else change
 
 
 def _round(model: nn.Module) -> None:

@@ -241,6 +241,40 @@ def test_a_checkpoint_gives_its_optimizer_and_not_its_weights(made, tmp_path, ca
     assert second.state.global_step == 4  # its rows go on after the checkpoint's, too
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # of peft
+def test_a_checkpoint_of_adapters_is_resumed_in_a_run_and_alone(made, tmp_path):
+    """It had names that only this package knows: alone, all adapted layers were drawn anew."""
+    LlamaForCausalLM(config()).save_pretrained(tmp_path / "base")
+
+    def base():
+        return LlamaForCausalLM.from_pretrained(tmp_path / "base")
+
+    first = made(base(), save_strategy="steps", learning_rate=0.1)
+    fsl_async.hf.patch(first, fed=alone(**LORA))
+    first.train()
+    folder = str(tmp_path / "checkpoint-5")
+    model = peft.PeftModel.from_pretrained(base(), folder, is_trainable=True)
+    for loaded in (model, LlamaForCausalLM.from_pretrained(folder)):
+        found, wanted = (one.eval()(ROW[None]).logits for one in (loaded, first.model))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    held = [one["exp_avg"] for one in first.optimizer.state_dict()["state"].values()]
+    again, in_run, computed = made(model, max_steps=6), made(base()), []
+    fsl_async.hf.patch(in_run, fed=alone(steps=1, **LORA))
+    for trainer in (again, in_run):
+        seen = []
+
+        class Look(TrainerCallback):
+            def on_step_begin(self, *_, trainer=trainer, seen=seen, **__):
+                computed.append(trainer.model(ROW[None]).logits)
+                states = trainer.optimizer.state_dict()["state"].values()
+                seen += [one["exp_avg"].clone() for one in states]
+
+        trainer.add_callback(Look())
+        assert trainer.train(resume_from_checkpoint=folder).global_step == 6
+        assert all(map(torch.equal, seen[: len(held)], held))
+    torch.testing.assert_close(computed[0], wanted, rtol=0, atol=1e-5)
+
+
 def test_a_checkpoint_that_is_none(made, tmp_path):
     """One line, but for a script that resumes from the last one in each of its starts."""
     trainer = made()
@@ -364,6 +398,93 @@ def test_trainers_that_cannot_join(made):
     trainer = made(model, optimizers=(optimizer, None))
     with pytest.raises(TaskError, match="before the run's adapters"):
         fsl_async.hf.patch(trainer, fed=alone(**LORA))
+
+
+class Ranks(LocalFed):
+    """One of two ranks of a client."""
+
+    def __init__(self, **settings):
+        super().__init__(ClientContext("alice", config=settings, ranks=2), steps=5)
+
+
+@pytest.fixture
+def in_ranks(made, monkeypatch):
+    """Make a Trainer that is the first of two processes; plugin: of accelerate, for FSDP."""
+
+    def make(plugin=None):
+        trainer = made()
+        monkeypatch.setattr(type(trainer.args), "world_size", 2)
+        state = types.SimpleNamespace(fsdp_plugin=plugin)
+        monkeypatch.setattr(trainer.accelerator, "state", state)
+        trainer.is_fsdp_enabled = plugin is not None
+        return trainer
+
+    return make
+
+
+def test_processes_that_cannot_be_the_ranks_of_a_client(in_ranks, monkeypatch):
+    """Each in one line, at all ranks, before one of them waits for another."""
+    with pytest.raises(TaskError, match="as 2 processes, and this client has 1"):
+        fsl_async.hf.patch(in_ranks(), fed=alone())
+    trainer = in_ranks()
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(TaskError, match="DeepSpeed"):
+        fsl_async.hf.patch(trainer, fed=Ranks())
+    old, new = (types.SimpleNamespace(fsdp_version=version) for version in (1, 2))
+    with pytest.raises(TaskError, match="FSDP of version 1"):
+        fsl_async.hf.patch(in_ranks(old), fed=Ranks())
+    with pytest.raises(TaskError, match="leave out fsdp"):
+        fsl_async.hf.patch(in_ranks(new), fed=Ranks(**LORA))
+    trainer = in_ranks()
+    fed = Ranks()
+    trainer.train_dataset = fed.shard(trainer.train_dataset)
+    with pytest.raises(TaskError, match="without fed"):
+        fsl_async.hf.patch(trainer, fed=fed)
+    with pytest.raises(TaskError, match="rolora trains factors in turn"):
+        fsl_async.hf.patch(in_ranks(), fed=Ranks(tune={"method": "lora", "rule": "rolora"}))
+    trainer = in_ranks()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(TaskError, match="as 2 processes, and this client has 4"):
+        fsl_async.hf.patch(trainer, "host:1")
+
+
+def test_a_model_that_is_sharded_is_attached_when_it_is(in_ranks):
+    """Its tensors are other ones before."""
+    trainer, fed = in_ranks(types.SimpleNamespace(fsdp_version=2)), Ranks()
+    fsl_async.hf.patch(trainer, fed=fed)
+    assert fed.model is None
+    trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert fed.model is trainer.model
+
+
+def test_a_callback_of_one_rank_stops_all(in_ranks, monkeypatch, capsys):
+    """The others waited for its gradients until a timeout."""
+    stops = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda mine: mine.add_(stops.pop()))
+    trainer = in_ranks()
+    trainer.args.fsdp = "full_shard"
+    fsl_async.hf.patch(trainer, fed=Ranks())
+    assert "fsdp has no effect" in capsys.readouterr().out
+    trainer.state.max_steps = 9
+    for stops[:], own, stopped in (([0], False, False), ([1], False, True), ([0], True, True)):
+        trainer.control.should_training_stop = own
+        handler = trainer.callback_handler
+        control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        assert control.should_training_stop is stopped
+
+
+def test_ranks_resume_from_the_same_checkpoint(in_ranks, monkeypatch, tmp_path):
+    """With other moments their weights would part."""
+
+    def gathered(found, mine):
+        found[:] = [mine, ("checkpoint-4", True)]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    trainer = in_ranks()
+    fsl_async.hf.patch(trainer, fed=Ranks())
+    with pytest.raises(TaskError, match="the ranks find different checkpoints"):
+        trainer.train(resume_from_checkpoint=True)
 
 
 def test_the_run_is_left_when_training_ends(made, monkeypatch):

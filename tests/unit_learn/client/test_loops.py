@@ -67,12 +67,15 @@ def test_an_address_is_given_or_in_the_environment(monkeypatch):
 
 def test_copies_on_several_devices_are_refused():
     """One client is one model: copies of it would be averaged twice, or not at all."""
-    loops.check_alone(1, 0)
-    loops.check_alone(1, 1)
-    with pytest.raises(TaskError, match="2 processes"):
-        loops.check_alone(2, 1)
+    loops.check_processes(1, 0)
+    loops.check_processes(1, 1)
+    loops.check_processes(2, 1, ranks=2)
+    with pytest.raises(TaskError, match="as 2 processes, and this client has 1"):
+        loops.check_processes(2, 1)
+    with pytest.raises(TaskError, match="as 1 processes, and this client has 2"):
+        loops.check_processes(1, 1, ranks=2)
     with pytest.raises(TaskError, match="on 4 devices"):
-        loops.check_alone(1, 4)
+        loops.check_processes(1, 4)
 
 
 def test_runs_that_such_a_loop_cannot_train_are_refused():
