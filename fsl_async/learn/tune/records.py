@@ -42,7 +42,7 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "tools": ("tools", "functions"),
     "system": ("system",),
 }
-"""Names of columns that are recognized, the usual one first."""
+"""Names of columns that are recognized, in any case, the usual one first."""
 NAMED = ("text", "label", "prompt", "completion", "messages", "tools", "chosen", "rejected")
 """What `--columns` may name."""
 
@@ -61,6 +61,7 @@ _NEEDED: Mapping[Objective, str] = {
     "classify": "text and label",
     "dpo": "prompt, chosen and rejected",
 }
+_NO_OBJECT = "that are no JSON object"
 _TRUTH = {"false": 0, "true": 1}
 
 Row = Mapping[str, Any]
@@ -238,7 +239,7 @@ class Records:
         if isinstance(row, UnfitError):
             raise row
         if not isinstance(row, Mapping):
-            raise UnfitError("that are no JSON object")
+            raise UnfitError(_NO_OBJECT)
         # By the names of the parts from here on.
         row = {part: row.get(column) for part, column in columns.at.items()}
         if columns.shape == "labeled":
@@ -321,16 +322,22 @@ def recognize(
     Raises DataError where a named column is missing, NoColumnsError where needed ones are.
     """
     objects = [row for row in rows if isinstance(row, Mapping)]
+    if not objects:
+        reason = next((str(row) for row in rows if isinstance(row, UnfitError)), _NO_OBJECT)
+        raise DataError(f"{path!r}: no row can be used: the first are rows {reason}")
     there = dict.fromkeys(name for row in objects for name in row)
     filled = {name for row in objects for name, value in row.items() if value not in (None, "")}
     names = [str(name) if name in filled else f"{name} (empty)" for name in there]
-    shown = one_line(", ".join(names)[:300]) or "no column"
+    shown = one_line(", ".join(names)[:300])
     for part, column in named.items():
-        if there and column not in there:
+        if column not in there:
             raise DataError(f"{path!r} has no column {column[:80]!r} for {part}; it has {shown}")
-    at = {part: next((one for one in known if one in filled), "") for part, known in _KNOWN.items()}
-    at |= named
-    if at["prompt"] != "instruction":
+    usual = {str(name).lower(): name for name in sorted(filled, reverse=True)}
+    at = {
+        part: next((usual[one] for one in known if one in usual), "")
+        for part, known in _KNOWN.items()
+    } | named
+    if at["prompt"].lower() != "instruction":
         at["input"] = ""
     shapes = list(_SHAPES[objective].items())
     # Shapes with columns that the user names come first.
@@ -339,8 +346,7 @@ def recognize(
         found = {part.rstrip("?"): at[part.rstrip("?")] for part in parts}
         if all(found[part] for part in parts if not part.endswith("?")):
             return Columns(shape, {part: column for part, column in found.items() if column})
-    broken = next((f" (rows {row})" for row in rows if isinstance(row, UnfitError)), "")
-    held = f"{path!r} holds {shown}" + ("" if there else broken)
+    held = f"{path!r} holds {shown}"
     raise NoColumnsError(f"{held}, and {objective} needs {_NEEDED[objective]}: {_RENAME}", held)
 
 

@@ -2,8 +2,8 @@
 
     .jsonl .ndjson        an object each line
     .json                 an array of objects, or as .jsonl
-    .csv .tsv .tab        the first line names the columns
-    .txt                  a text each line
+    .csv .tsv             the first line names the columns
+    .txt                  a text each line; in folders only where nothing else is
     .parquet              needs pyarrow
     a folder of those     in the order of their names; of Parquet also in folders below
     a folder that save_to_disk wrote, and hf://NAME[:CONFIG][:SPLIT]    as of pretraining
@@ -41,7 +41,7 @@ PIECE_CHARACTERS = 1 << 20
 
 SUFFIXES = {
     ".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".csv": "csv", ".tsv": "csv",
-    ".tab": "csv", ".txt": "text", ".parquet": "parquet",
+    ".txt": "text", ".parquet": "parquet",
 }  # fmt: skip
 
 _MARKS = (
@@ -107,6 +107,8 @@ def _files(path: Path) -> tuple[Path, ...]:
             return (path,)
         files = sorted(path.iterdir())
         found = [one for one in files if kind_of(one) and one.is_file()]
+        # Beside data, README.txt is none.
+        found = [one for one in found if kind_of(one) != "text"] or found
         found = found or [one for one in sorted(path.rglob("*.parquet")) if one.is_file()]
     except OSError as error:
         raise cannot_read(path, error) from error

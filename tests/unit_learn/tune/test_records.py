@@ -47,7 +47,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
             "sentence + label",
             Sample("bad", 0),
         ),
-        ("classify", {"text": "good", "target": "1"}, "text + target", Sample("good", 1)),
+        ("classify", {"Text": "good", "target": "1"}, "Text + target", Sample("good", 1)),
         (
             "lm",
             {"prompt": "2+2?", "completion": "4"},
@@ -137,6 +137,7 @@ def test_formats_give_the_same_samples(tmp_path):
         "text,", "text;"), encoding="utf-8", newline="")  # fmt: skip
     for name in ("a.jsonl", "lines.json", "b.json", "c.csv", "d.csv"):
         assert read(tmp_path / name, "classify") == wanted, name
+    (tmp_path / "README.txt").write_text("Not data.")
     assert read(tmp_path, "classify") == wanted * 5
 
 
@@ -215,13 +216,13 @@ def test_columns_that_the_objective_lacks_are_an_error(tmp_path):
     [
         ("a.doc", b"hello", "name it .jsonl"),
         ("a.jsonl", b"", "no rows"),
-        ("a.jsonl", b"not json\n", "holds no column .rows that are no JSON"),
+        ("a.jsonl", b"not json\n", "no row can be used: the first are rows that are no JSON"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}\n', "line 2 is not UTF-8"),
         ("a.json", b'[{"text": "x"},\n{"text": "y"', "line 2: the object that begins here"),
         ("a.json", b'[{"text": "x"},\n7]', "line 2: the array ends too early, or holds other"),
         ("a.json", b'[{"text": "x"}', "line 1: the array ends too early"),
         ("a.json", b'[{"text": "\xff"}]', "not UTF-8"),
-        ("a.csv", b'text,label\n"x,1\n', "holds no column .rows with a stray quote"),
+        ("a.csv", b'text,label\n"x,1\n', "the first are rows with a stray quote"),
         ("a.csv", b"\n\n", "line 1 names no columns"),
         ("a.csv", "text,label\nx,1\n".encode("utf-16-le"), "zero bytes"),
         ("a.csv", "text,label\nx,1\n".encode("utf-16")[:-3], "is not UTF-16"),
