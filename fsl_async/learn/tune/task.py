@@ -225,4 +225,5 @@ def _tokenized(records: Records, base: Base, tune: TuneConfig) -> Tokenized:
         context=context,
         trained_on=tune.trained_on,
         labels=tune.label_names,
+        one_each=tune.is_private,
     )

@@ -161,7 +161,7 @@ def _marked_spans(chat: Chat, tokenizer: Any, text: str) -> tuple[Span, ...]:
     """What the template marks, where that is what is trained; else none."""
     answers = tuple(n for n, turn in enumerate(chat.turns) if turn["role"] == "assistant")
     tools = list(chat.tools) or None
-    if chat.trained != answers or not tokenizer.is_fast:
+    if chat.trained != answers or not getattr(tokenizer, "is_fast", False):
         return ()
     if not _MARKED.search(tokenizer.get_chat_template(None, tools)):
         return ()

@@ -213,11 +213,14 @@ def tokenize(
     context: int,
     trained_on: TrainedOn = "completion",
     labels: Sequence[str] = (),
+    one_each: bool = False,
 ) -> Tokenized:
     """Read and tokenize all samples.
 
     tokenizer: of transformers. context: tokens at which sequences are cut, at their end; samples
     without a trained token within it are left out and counted. labels: names, for the summary.
+    one_each: of a chat whose turns are several samples only the last one is used, so that a row is
+    a sample, as differential privacy counts.
     Raises DataError: as `Records`, or when no sample is left.
     """
     store = _Store(tokenizer, context)
@@ -226,7 +229,8 @@ def tokenize(
         if objective == "classify":
             store.add_texts(chunk)
         else:
-            store.add_sequences([store.sequences(sample, trained_on) for sample in chunk])
+            rows = [store.sequences(sample, trained_on) for sample in chunk]
+            store.add_sequences([row[-1:] for row in rows] if one_each else rows)
     found = store.finish(objective, labels, records)
     if not len(found):
         raise DataError(
@@ -356,7 +360,7 @@ class _Store:
 
     def _encode_whole(self, chats: Sequence[Rendered]) -> Iterator[tuple[list[int], bytearray]]:
         """Token ids and mask of rendered chats; a token is trained where a part of it is."""
-        if not self._tokenizer.is_fast:  # it does not tell where its tokens are
+        if not getattr(self._tokenizer, "is_fast", False):  # it does not tell where its tokens are
             for chat in chats:
                 parts = chat.cut()
                 yield self._joined(parts, iter(self._encode([text for text, _ in parts])))

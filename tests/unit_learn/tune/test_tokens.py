@@ -110,6 +110,9 @@ def test_turns_that_a_template_rewrites_are_samples_of_their_own(tmp_path):
         ("<user>a?!<assistant>!<user>c?!<assistant>d!", "d!"),
     ]
     assert "1 of 1 rows used; 2 samples;" in found.summary
+    private = tokens(tmp_path, [CHAT], tokenizer=tokenizer, one_each=True)
+    assert len(private) == 1, "noise hides one sample, so a record must not be two"
+    assert trained_text(private, tokenizer) == "d!"
 
 
 def test_a_chat_is_tokenized_whole(tmp_path):
@@ -119,6 +122,11 @@ def test_a_chat_is_tokenized_whole(tmp_path):
     found = tokens(tmp_path, [{"messages": CHAT["messages"][:2]}], tokenizer=tokenizer)
     assert whole_text(found, tokenizer) == " <user>a?</s> <assistant>b</s>"
     assert trained_text(found, tokenizer) == "b</s>"
+    # A tokenizer in Python does not tell where tokens are.
+    tokenizer = tiny_base.tokenizer(chat=True)
+    tokenizer.__class__ = type("Slow", (type(tokenizer),), {"is_fast": False})
+    found = tokens(tmp_path, [{"messages": CHAT["messages"]}], tokenizer=tokenizer)
+    assert trained_text(found, tokenizer) == "b</s>d</s>"
 
 
 def test_rows_that_the_template_refuses_are_counted(tmp_path):
