@@ -74,8 +74,8 @@ def turns_of(value: Any, column: str) -> Weighed:
     return [_turn(each) for each in value]
 
 
-def said(role: str, content: str) -> tuple[Turn, bool]:
-    """A message of text."""
+def text_turn(role: str, content: str) -> tuple[Turn, bool]:
+    """Make a message of text, which may be trained."""
     return {"role": role, "content": content}, True
 
 
@@ -97,7 +97,7 @@ def tools_of(value: Any) -> tuple[Turn, ...]:
 
 
 def _parsed(value: Any) -> Any:
-    """The value of JSON text; other text, and what is no text, as it is."""
+    """Parse JSON text; return anything else unchanged."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -141,7 +141,7 @@ def _turn(value: Any) -> tuple[Turn, bool]:
 
 
 def _content(value: Any, role: str) -> str | None:
-    """The text of a content. A tool's may be any JSON; others are text, or parts of text."""
+    """Return the text of a content. A tool's may be any JSON; others are text or parts of text."""
     if isinstance(value, list) and all(
         isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in value
     ):
@@ -154,7 +154,7 @@ def _content(value: Any, role: str) -> str | None:
 
 
 def _call(value: Any) -> Turn:
-    """A call of a tool, as chat templates take it."""
+    """Normalize a call of a tool. Raises UnfitError."""
     call = _parsed(value)
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if isinstance(function, Mapping) and isinstance(function.get("name"), str):

@@ -64,7 +64,7 @@ def _fits(fields: list[str], header: list[str]) -> bool:
 
 
 class _Feed:
-    """Lines, of which some can be put back."""
+    """Iterates over lines and takes back those of a broken row."""
 
     def __init__(self, lines: Iterator[tuple[int, str]], longest: int) -> None:
         self._lines, self._longest = lines, longest
@@ -76,7 +76,7 @@ class _Feed:
         self._back.extendleft(reversed(lines))
 
     def __iter__(self) -> Iterator[str]:
-        """The lines of one row, which are kept in `taken`."""
+        """Yield lines for one row and keep them in `taken`; stop at the largest length."""
         self.taken = []
         size = 0
         while size <= self._longest:
@@ -89,7 +89,7 @@ class _Feed:
 
 
 def _record(feed: _Feed, delimiter: str) -> tuple[int, list[str] | None, list[tuple[int, str]]]:
-    """(number of its first line, fields, lines) of the next row; no fields where it is broken."""
+    """Read the next row: (number of its first line, fields, lines); fields None: it is broken."""
     reader = csv.reader(iter(feed), delimiter=delimiter, strict=True)
     try:
         fields = next(reader, [])

@@ -22,7 +22,15 @@ import attrs
 from fsl_async.config.settings_tuning import Objective
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.sources import location_of
-from fsl_async.learn.tune.chats import Chat, UnfitError, Weighed, chat_of, said, tools_of, turns_of
+from fsl_async.learn.tune.chats import (
+    Chat,
+    UnfitError,
+    Weighed,
+    chat_of,
+    text_turn,
+    tools_of,
+    turns_of,
+)
 from fsl_async.learn.tune.rows import Numbered, Rows, open_rows
 
 FIRST_ROWS = 20
@@ -135,7 +143,7 @@ class Skips:
 
     @property
     def total(self) -> int:
-        """All rows that were counted."""
+        """Number of rows counted."""
         return sum(self._counts.values())
 
     def __str__(self) -> str:
@@ -250,12 +258,12 @@ class Records:
         if columns.shape == "chat":
             turns = turns_of(row["messages"], "messages")
             if row.get("system") and turns[0][0]["role"] != "system":
-                turns = [said("system", _text(row, "system")), *turns]
+                turns = [text_turn("system", _text(row, "system")), *turns]
             return Sample(chats=(chat_of(turns, tools_of(row.get("tools"))),))
         return _completion(row) if columns.shape == "completion" else _preference(row)
 
     def _label(self, value: Any, column: str) -> int:
-        """The number of a label, given by name or number. Raises DataError for an unknown one."""
+        """Return a label's number; it is given by name or number. Raises DataError if unknown."""
         is_nan = isinstance(value, float) and math.isnan(value)
         name = "" if value is None or is_nan else str(value).strip()
         if not name:
@@ -314,7 +322,7 @@ def check_records(data: str, columns: str) -> list[str]:
 
 
 def recognize(
-    path: str, rows: Sequence[Any], objective: Objective, named: Mapping[str, str]
+    path: str, rows: Sequence[Any], objective: Objective, named: dict[str, str]
 ) -> Columns:
     """Find out what a file holds, from its first rows.
 
@@ -354,18 +362,21 @@ _RENAME = "name its columns, like --columns text=BODY,label=KIND"
 
 
 def _completion(row: Row) -> Sample:
-    """A prompt and its completion, of texts or of messages."""
-    prompt, completion, tools = row["prompt"], row["completion"], tools_of(row.get("tools"))
-    if not (tools or isinstance(prompt, list) or isinstance(completion, list)):
-        texts = (_text(row, part, may_be_empty=True) for part in ("prompt", "input"))
-        return Sample(prompt="\n\n".join(filter(None, texts)), completion=_text(row, "completion"))
-    before = _turns(row, "prompt", "user")
+    """Read a prompt and its completion, texts or messages."""
+    texts = (_text(row, part, may_be_empty=True) for part in ("prompt", "input"))
+    asked = row["prompt"]
+    if not isinstance(asked, list):
+        asked = "\n\n".join(filter(None, texts))
+    tools = tools_of(row.get("tools"))
+    if not (tools or isinstance(asked, list) or isinstance(row["completion"], list)):
+        return Sample(prompt=asked, completion=_text(row, "completion"))
+    before = turns_of(asked, "prompt") if isinstance(asked, list) else [text_turn("user", asked)]
     turns = [*before, *_turns(row, "completion", "assistant")]
     return Sample(chats=(chat_of(turns, tools, start=len(before)),))
 
 
 def _preference(row: Row) -> Sample:
-    """A prompt and two answers. Answers may hold the prompt: the messages that both begin with."""
+    """Read a prompt and two answers, which may both begin with the prompt's messages."""
     prompt, tools = row.get("prompt"), tools_of(row.get("tools"))
     if not (tools or any(isinstance(row.get(part), list) for part in _PREFERENCE)):
         chosen, rejected = _text(row, "chosen"), _text(row, "rejected")
@@ -393,10 +404,10 @@ _EQUAL = "with equal chosen and rejected"
 
 
 def _turns(row: Row, part: str, role: str) -> Weighed:
-    """Messages, or a text as one message of a role."""
+    """Read messages, or a text as one message of a role."""
     if isinstance(row.get(part), list):
         return turns_of(row[part], part)
-    return [said(role, _text(row, part, may_be_empty=role == "user"))]
+    return [text_turn(role, _text(row, part, may_be_empty=role == "user"))]
 
 
 def _text(row: Row, part: str, *, may_be_empty: bool = False) -> str:

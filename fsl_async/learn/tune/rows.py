@@ -59,9 +59,10 @@ Numbered = Iterator[tuple[int, Any]]
 
 @attrs.frozen(slots=True)
 class Rows:
-    """The rows of a file or data set. unit: of their numbers, line or row.
+    """The rows of a file or data set.
 
-    read: gives them from the beginning, and raises DataError.
+    unit: what their numbers count, "line" or "row". read: iterates from the beginning; raises
+    DataError.
     """
 
     path: str
@@ -75,7 +76,7 @@ class Rows:
 
 
 def open_rows(location: Location) -> tuple[Rows, ...]:
-    """The files or the data set at a location. Raises DataError where there is nothing to read."""
+    """Find the files or the data set at a location. Raises DataError where there are none."""
     if location.kind == "hub":
         name = f"hf://{location.path}"
         return (Rows(name, "row", lambda: _streamed(location, name)),)
@@ -91,7 +92,7 @@ def _file(path: Path) -> Rows:
 
 
 def kind_of(path: Path) -> str:
-    """The kind of a file by its name; "" where the name has none."""
+    """Return the kind of a file by its name, "" where the name has none."""
     name = path.name.lower().removesuffix(".gz")
     return SUFFIXES.get(Path(name).suffix, "")
 
@@ -148,7 +149,7 @@ def _rows(path: Path) -> Numbered:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
-    """A file as text. Bytes that are not UTF-8 become surrogates, which `_checked` finds."""
+    """Open a file as text. Bytes that are not UTF-8 become surrogates, which `_checked` finds."""
     with ExitStack() as stack:
         source: Any = stack.enter_context(path.open("rb"))
         if source.peek(2)[:2] == b"\x1f\x8b":
@@ -177,7 +178,7 @@ def _checked(text: str, path: Path, line: int) -> str:
 
 
 def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
-    """(number from 1, line with its end)."""
+    """Yield (number from 1, line with its end)."""
     number = 0
     while line := text.readline(LINE_CHARACTERS + 1):
         number += 1
@@ -209,7 +210,7 @@ def _csv(path: Path, text: io.TextIOWrapper) -> Numbered:
 
 
 def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
-    """Objects of an array, of which a piece is held at a time."""
+    """Yield the objects of an array; only a piece of the text is held."""
     decode = json.JSONDecoder().raw_decode
     text, at, line, ended = "", 0, 1, False
 
@@ -297,7 +298,7 @@ def _streamed(location: Location, name: str) -> Numbered:
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
-    """Names of class labels by column, as `datasets` writes them beside Arrow's schema."""
+    """Read the names of class labels by column, which `datasets` writes into Arrow's schema."""
     try:
         features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         found = {column: one.get("names") for column, one in features.items() if "names" in one}
@@ -307,7 +308,7 @@ def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]
 
 
 def _plain(row: dict[str, Any], named: Mapping[str, list[str]]) -> dict[str, Any]:
-    """A row with names of labels, and without the empty fields that Arrow adds to objects."""
+    """Replace numbers of class labels by names, and drop empty fields, which Arrow adds."""
     found = {column: _without_empty(value) for column, value in row.items()}
     for column, names in named.items():
         number = found.get(column)
@@ -317,7 +318,7 @@ def _plain(row: dict[str, Any], named: Mapping[str, list[str]]) -> dict[str, Any
 
 
 def _without_empty(value: Any) -> Any:
-    """All objects of a column have the same fields in Arrow: one that is empty was not there."""
+    """Drop empty fields: in Arrow all objects of a column have the same fields."""
     if isinstance(value, dict):
         return {key: _without_empty(one) for key, one in value.items() if one is not None}
     return [_without_empty(one) for one in value] if isinstance(value, list) else value

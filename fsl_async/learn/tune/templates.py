@@ -40,7 +40,7 @@ class Rendered:
     spans: tuple[Span, ...]
 
     def cut(self) -> list[tuple[str, bool]]:
-        """The text in parts, trained and not."""
+        """Cut the text into parts: (text, whether it is trained)."""
         parts, at = [], 0
         for start, stop in self.spans:
             parts += [(self.text[at:start], False), (self.text[start:stop], True)]
@@ -62,7 +62,7 @@ def render(
             return _rendered(attrs.evolve(chat, turns=turns), tokenizer, whole=whole, once=once)
         except RefusedError as error:
             refused.append(error)
-    # What is missing in a text tells more than what a template raised for another variant.
+    # What a text lacks is a better reason than the error of another variant.
     raise min(refused, key=lambda error: str(error).startswith(_RAISED))
 
 
@@ -70,8 +70,9 @@ _RAISED = "refused by the chat template"
 
 
 def _variants(turns: tuple[Turn, ...]) -> Iterator[tuple[Turn, ...]]:
-    """The turns, then as other templates want them: contents never missing, arguments as JSON
-    text, contents in parts.
+    """Yield the turns, then variants that some templates need.
+
+    These have no missing contents, arguments as JSON text, or contents in parts.
     """
     yield turns
     if any("tool_calls" in turn or "content" not in turn for turn in turns):
@@ -142,7 +143,7 @@ def _by_prefixes(chat: Chat, text_of: Render, end: str, *, once: bool) -> list[R
 
 
 def _span(text: str, number: int, text_of: Render, end: str) -> Span | None:
-    """Where a turn is in a text; None where the text has it in other words."""
+    """Find a turn in a text; None where the text has it in other words."""
     after = text_of(number + 1)
     if not text.startswith(after):
         after = after.removesuffix(end)  # some templates end a whole chat by it
@@ -158,7 +159,7 @@ def _span(text: str, number: int, text_of: Render, end: str) -> Span | None:
 
 
 def _marked_spans(chat: Chat, tokenizer: Any, text: str) -> tuple[Span, ...]:
-    """What the template marks, where that is what is trained; else none."""
+    """Return the spans that the template marks, or none where other turns are trained."""
     answers = tuple(n for n, turn in enumerate(chat.turns) if turn["role"] == "assistant")
     tools = list(chat.tools) or None
     if chat.trained != answers or not getattr(tokenizer, "is_fast", False):

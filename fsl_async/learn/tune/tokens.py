@@ -30,7 +30,7 @@ import numpy.typing as npt
 from fsl_async.config.settings_tuning import Objective, TrainedOn
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.partition import epoch_order
-from fsl_async.learn.tune.chats import Chat, chat_of, said
+from fsl_async.learn.tune.chats import Chat, chat_of, text_turn
 from fsl_async.learn.tune.records import Records, Sample, Skips, used_line
 from fsl_async.learn.tune.templates import RefusedError, Rendered, render
 
@@ -279,7 +279,7 @@ class _Store:
             self._labels.append(sample.label)
 
     def sequences(self, sample: Sample, trained_on: TrainedOn) -> list[list[Sequenced]]:
-        """The samples that a row gives, each of its sequences; none where it is refused."""
+        """Return a row's samples, each a list of sequences; none where the template refuses it."""
         try:
             return _sequences(sample, self._tokenizer, trained_on)
         except RefusedError as error:
@@ -346,7 +346,7 @@ class _Store:
     def _joined(
         self, parts: Sequence[Part], encoded: Iterator[list[int]]
     ) -> tuple[list[int], bytearray]:
-        """Token ids and mask of parts, whose texts are the next ones of `encoded`."""
+        """Join parts to token ids and a mask; `encoded` gives the ids of their texts in order."""
         ids: list[int] = []
         mask = bytearray()
         for part, trained in parts:
@@ -359,8 +359,8 @@ class _Store:
         return ids, mask
 
     def _encode_whole(self, chats: Sequence[Rendered]) -> Iterator[tuple[list[int], bytearray]]:
-        """Token ids and mask of rendered chats; a token is trained where a part of it is."""
-        if not getattr(self._tokenizer, "is_fast", False):  # it does not tell where its tokens are
+        """Yield token ids and mask of rendered chats; a token is trained if any of it is."""
+        if not getattr(self._tokenizer, "is_fast", False):  # it gives no offsets
             for chat in chats:
                 parts = chat.cut()
                 yield self._joined(parts, iter(self._encode([text for text, _ in parts])))
@@ -405,15 +405,20 @@ _BEGIN, _END = -1, -2
 
 
 def _sequences(sample: Sample, tokenizer: Any, trained_on: TrainedOn) -> list[list[Sequenced]]:
-    """The samples that a row gives, with lm of one sequence, with dpo of two. RefusedError."""
+    """Return a row's samples: with lm of one sequence each, with dpo of two.
+
+    Raises RefusedError.
+    """
     if sample.text:
         return [[[(_BEGIN, False), (sample.text, True), (_END, True)]]]
     has_template = bool(getattr(tokenizer, "chat_template", None))
     answers = [sample.completion, sample.rejected] if sample.rejected else [sample.completion]
     chats = sample.chats
     if not chats and has_template:
-        asked = said("user", sample.prompt)
-        chats = tuple(chat_of([asked, said("assistant", answer)], start=1) for answer in answers)
+        asked = text_turn("user", sample.prompt)
+        chats = tuple(
+            chat_of([asked, text_turn("assistant", answer)], start=1) for answer in answers
+        )
     is_pair = len(answers) == 2 or len(chats) == 2
     all_trained = trained_on == "all" and not is_pair
     if has_template:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fsl_async.learn.tune.chats import Chat, UnfitError, chat_of, said, tools_of, turns_of
+from fsl_async.learn.tune.chats import Chat, UnfitError, chat_of, text_turn, tools_of, turns_of
 
 USER = {"role": "user", "content": "2+2?"}
 ARGUMENTS = {"a": 2, "b": None}
@@ -92,14 +92,14 @@ def test_messages_that_cannot_be_trained(message, reason):
 
 def test_what_is_trained_of_a_chat():
     """The assistant's messages, but for those of weight 0, and none before the answer."""
-    messages = [USER, {"role": "assistant", "content": "5", "weight": 0}, USER, said_by("4")]
+    messages = [USER, {"role": "assistant", "content": "5", "weight": 0}, USER, answer("4")]
     turns = turns_of(messages, "messages")
-    assert chat_of(turns) == Chat((USER, said_by("5"), USER, said_by("4")), (3,))
-    assert chat_of([said("user", "a"), *turns[1:]], start=2).trained == (3,)
+    assert chat_of(turns) == Chat((USER, answer("5"), USER, answer("4")), (3,))
+    assert chat_of([text_turn("user", "a"), *turns[1:]], start=2).trained == (3,)
     with pytest.raises(UnfitError, match="without an assistant's message to train"):
         chat_of(turns[:2])
     with pytest.raises(UnfitError, match="with an empty assistant's message"):
-        chat_of(turns_of([USER, said_by(" ")], "messages"))
+        chat_of(turns_of([USER, answer(" ")], "messages"))
     assert chat_of(turns_of([USER, CALLING], "messages")).trained == (1,)
     with pytest.raises(UnfitError, match="whose messages is no list"):
         turns_of("hello", "messages")
@@ -107,7 +107,7 @@ def test_what_is_trained_of_a_chat():
         turns_of([], "messages")
 
 
-def said_by(content):
+def answer(content):
     return {"role": "assistant", "content": content}
 
 

@@ -4,12 +4,14 @@ import gzip
 import importlib.util
 import json
 import tracemalloc
+from itertools import islice
 
 import pytest
 
 from fsl_async.errors import DataError
 from fsl_async.learn.tune import rows as files
 from fsl_async.learn.tune.chats import Chat
+from fsl_async.learn.tune.csv_rows import csv_rows
 from fsl_async.learn.tune.records import Records, Sample, check_records, parse_columns
 
 LABELS = ("negative", "positive")
@@ -34,6 +36,7 @@ TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "
 WRONG = [TURNS[0], {"role": "assistant", "content": "5"}]
 CHAT = Chat(tuple(TURNS), trained=(1,))
 OTHER = Chat(tuple(WRONG), trained=(1,))
+ASKED = {"role": "user", "content": "2+\n\n2?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
@@ -72,6 +75,12 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
             {"messages": json.dumps(TURNS), "tools": json.dumps([TOOL]), "system": "Add."},
             "messages + tools + system",
             Sample(chats=(Chat(({"role": "system", "content": "Add."}, *TURNS), (2,), (TOOL,)),)),
+        ),
+        (
+            "lm",
+            {"instruction": "2+", "input": "2?", "output": "4", "tools": [TOOL]},
+            "instruction + input + output + tools",
+            Sample(chats=(Chat((ASKED, TURNS[1]), (1,), (TOOL,)),)),
         ),
         (
             "lm",
@@ -312,14 +321,18 @@ def test_a_stray_quote_costs_a_row(tmp_path, rows, texts, line):
     assert used(path) == (texts, line)
 
 
-def test_many_stray_quotes_do_not_hold_the_file(tmp_path, monkeypatch):
-    """A quote that nothing closes is given up at the largest length of a row."""
-    monkeypatch.setattr(files, "LINE_CHARACTERS", 1000)
-    path = tmp_path / "a.csv"
-    path.write_text("text,label\n" + ('"x,1\n' + "y,0\n" * 500) * 3)
-    texts, line = used(path)
-    assert texts == ["y"] * 1500
-    assert line.startswith("1,500 of 1,503 rows used; 3 with a stray quote (line 2, line 503")
+def test_a_quote_that_nothing_closes_is_given_up():
+    """At the largest length of a row: a file of gigabytes is not held in search of its end."""
+
+    def lines():
+        yield from enumerate(("text,label\n", '"x,1\n'), 1)
+        for number in range(3, 400):
+            yield number, "y,0\n"
+        raise AssertionError("it reads on")
+
+    found = csv_rows(lines(), "a.csv", longest=1000)
+    assert next(found)[0] == 2
+    assert list(islice(found, 100)) == [(n, {"text": "y", "label": "0"}) for n in range(3, 103)]
 
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
@@ -394,8 +407,10 @@ def test_fields_that_arrow_adds_are_not_there(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     call = {"name": "add", "arguments": {"a": 2}}
     turns = [TURNS[0], {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}]
-    rows = [{"messages": turns}, {"messages": TURNS}]
+    other = [{"function": {"name": "sub", "arguments": {"b": 3}}}]
+    rows = [{"messages": turns}, {"messages": [*TURNS, {"role": "assistant", "tool_calls": other}]}]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     first, second = (sample.chats[0].turns for sample in read(tmp_path / "a.parquet"))
-    assert second == tuple(TURNS)
+    assert second[:2] == tuple(TURNS)
+    assert second[2]["tool_calls"][0]["function"] == other[0]["function"]
     assert first[1] == {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}

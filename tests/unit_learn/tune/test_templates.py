@@ -170,10 +170,10 @@ def test_what_the_assistant_writes_is_trained(template, messages, tools, text):
             TOOLS,
             "leaves out a message of role tool",
         ),
-        # The tool's name is in its schema, and must be in the call as well.
+        # The call must be in its turn; that others have its words does not count.
         (
             "{{ tools | tojson }}" + PLAIN,
-            [USER, CALL, RESULT, ANSWER],
+            [{"role": "user", "content": "dose of x y, 71.5 kg?"}, CALL, RESULT, ANSWER],
             TOOLS,
             "whose tool calls the chat template leaves out",
         ),
@@ -190,9 +190,8 @@ def test_what_the_assistant_writes_is_trained(template, messages, tools, text):
 )
 def test_what_a_template_leaves_out_is_refused(template, messages, tools, reason):
     """Trained without its calls, a chat teaches empty answers."""
-    for whole in (False, True):
-        if whole and messages == [ANSWER]:
-            continue  # it needs no prompt
+    # A chat that is trained whole needs no prompt, and its turns are not looked for.
+    for whole in {False, messages[0] is USER}:
         with pytest.raises(RefusedError, match=reason):
             rendered(template, messages, tools, whole=whole)
 

@@ -16,7 +16,7 @@ if not importlib.util.find_spec("transformers"):
 
 import tiny_base
 from tiny_base import BEGIN, END, PAD
-from tokenizers import pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import UNTRAINED, tokenize
@@ -122,6 +122,14 @@ def test_a_chat_is_tokenized_whole(tmp_path):
     found = tokens(tmp_path, [{"messages": CHAT["messages"][:2]}], tokenizer=tokenizer)
     assert whole_text(found, tokenizer) == " <user>a?</s> <assistant>b</s>"
     assert trained_text(found, tokenizer) == "b</s>"
+    # A token that begins in the prompt and ends in the answer is trained, as transformers masks it.
+    tokenizer = tiny_base.tokenizer(chat=True)
+    vocabulary = {**tokenizer.get_vocab(), ">b": tiny_base.VOCABULARY}
+    tokenizer.backend_tokenizer.model = models.BPE(vocabulary, [(">", "b")], unk_token="[UNK]")
+    together = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = together
+    found = tokens(tmp_path, [{"messages": CHAT["messages"]}], tokenizer=tokenizer)
+    assert trained_text(found, tokenizer) == ">b</s>d</s>"
     # A tokenizer in Python does not tell where tokens are.
     tokenizer = tiny_base.tokenizer(chat=True)
     tokenizer.__class__ = type("Slow", (type(tokenizer),), {"is_fast": False})
