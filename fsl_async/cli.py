@@ -92,6 +92,11 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     help="Train on this: text, .jsonl, .parquet, a saved data set, hf://NAME (docs/DATA.md).",
 )
 @click.option(
+    "--columns",
+    metavar="NAME=COLUMN,...",
+    help="Fine-tuning: columns of --data by name, like text=BODY,label=KIND (docs/TUNING.md).",
+)
+@click.option(
     "--tokenizer",
     type=_FILE,
     metavar="PATH",
@@ -209,6 +214,7 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "tokenizer": ("ps client", "--tokenizer is for --role ps and --role client: of pretraining"),
     "rank": ("client", "--rank is a client's; the run's is --set tune.rank=R"),
     "layers": ("client", "--layers is a client's"),
+    "columns": ("client", "--columns is a client's: of its records"),
     "ranks": ("client", "--ranks is a client's"),
     "max_restarts": ("client", "--max-restarts is a client's"),
     "order": ("client", "--order is a client's; the run's is --set tune.method=zeroth"),
@@ -231,7 +237,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "ps server": ("config", "overrides", "from_version"),
     "client server": ("threads", "model", "auxiliary"),
     "client": (
-        "allow", "rank", "layers", "order", "ranks", "max_restarts", "grace_s", "ec2_spot",
+        "allow", "columns", "rank", "layers", "order", "ranks", "max_restarts", "grace_s",
+        "ec2_spot",
     ),
     "ps": ("launchers",),
     "server": ("with_ps",),

@@ -52,6 +52,7 @@ def command(
     rank: int | None = None,
     order: str | None = None,
     layers: str | None = None,
+    columns: str | None = None,
     allow: str | None = None,
     grace_s: float | None = None,
     ec2_spot: bool = False,
@@ -84,13 +85,20 @@ def command(
     model = check_task(model, "--model") if model else None
     auxiliary = check_task(auxiliary, "--auxiliary") if auxiliary else None
     tuning = SiteTuning(
-        str(check_base(base)) if base is not None else "", rank or 0, _order(order), layers or ""
+        str(check_base(base)) if base is not None else "",
+        rank or 0,
+        _order(order),
+        layers or "",
+        check_columns(columns, has_base=base is not None),
     )
-    data = _checked_data(data, task, tuning.base) if data else None
+    data = check_data(data) if data else None
     tokenizer = check_tokenizer(tokenizer, task, tuning.base) if tokenizer else None
     if max_restarts is not None and ranks is None:
         raise UsageError("--max-restarts goes with --ranks N")
     output = Output(as_json=as_json, waits=False)
+    if data is not None and task is None:
+        for line in _read_data(data, tuning):
+            output.say(line)
     with contextlib.ExitStack() as stack:
         if name is None:
             slot = stack.enter_context(contextlib.closing(claim_name(server.tcp)))
@@ -237,17 +245,32 @@ def check_readable(data: str) -> None:
         open_dataset(data)
 
 
-def _checked_data(data: str, task: str | None, base: str) -> str:
-    """Return `data` as `check_data` does; checks what a task and fine-tuning do not read."""
-    from fsl_async.learn.data.sources import is_streamed
+def _read_data(data: str, tuning: SiteTuning) -> list[str]:
+    """Read the data of a built-in task before the parameter server is dialed.
 
-    data = check_data(data)
-    if base:  # records of any shape, which the run's objective reads
-        if is_streamed(data):
-            raise UsageError(f"--data {data}: fine-tuning (--base) reads records on disk")
-    elif task is None:
-        check_readable(data)
-    return data
+    Returns lines about the records of fine-tuning. Raises DataError.
+    """
+    if tuning.base:
+        from fsl_async.learn.tune.records import check_records
+
+        return check_records(data, tuning.columns)
+    check_readable(data)
+    return []
+
+
+def check_columns(columns: str | None, *, has_base: bool) -> str:
+    """Return `--columns`, empty where it is not given. Raises UsageError."""
+    from fsl_async.learn.tune.records import parse_columns
+
+    if not columns:
+        return ""
+    if not has_base:
+        raise UsageError("--columns names columns of records: it goes with --base MODEL")
+    try:
+        parse_columns(columns)
+    except DataError as error:
+        raise UsageError(error.message) from None
+    return columns
 
 
 def check_tokenizer(tokenizer: str, task: str | None, base: str) -> str:

@@ -13,7 +13,7 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from fsl_async.commands.client import check_base, check_data
+from fsl_async.commands.client import check_base, check_columns, check_data
 from fsl_async.commands.options import Finite, Setting, Whole
 from fsl_async.commands.output import Output, encoded
 from fsl_async.config.settings_tuning import AdapterRuleName
@@ -60,6 +60,10 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--orders", default="", metavar="A,B,...",
     help="With --base: the order of each site's steps, first or zeroth.",
+)  # fmt: skip
+@click.option(
+    "--columns", metavar="NAME=COLUMN,...",
+    help="With --base: columns of the records by name, as of --role client.",
 )  # fmt: skip
 @click.option(
     "--eval", "held_out", metavar="PATH",
@@ -186,6 +190,7 @@ def command(
     base: Path | None,
     ranks: str,
     orders: str,
+    columns: str | None,
     held_out: str | None,
     score_every: int | None,
     sets: tuple[str, ...],
@@ -218,6 +223,7 @@ def command(
             base=base,
             ranks=ranks,
             orders=orders,
+            columns=columns,
             held_out=held_out,
             score_every=score_every,
             sets=sets,
@@ -260,8 +266,9 @@ def command(
 
 
 _TUNING_ONLY = {
-    "ranks": "--ranks", "orders": "--orders", "held_out": "--eval", "sets": "--set",
-    "score_every": "--score-every", "seeds": "--seeds", "target_loss": "--target-loss",
+    "ranks": "--ranks", "orders": "--orders", "columns": "--columns", "held_out": "--eval",
+    "sets": "--set", "score_every": "--score-every", "seeds": "--seeds",
+    "target_loss": "--target-loss",
 }  # fmt: skip
 _SPLIT_ONLY = {
     name: f"--{name.replace('_', '-')}"
@@ -361,6 +368,7 @@ class _Tuning:
         base: Path | None,
         ranks: str,
         orders: str,
+        columns: str | None,
         held_out: str | None,
         score_every: int | None,
         sets: tuple[str, ...],
@@ -384,6 +392,7 @@ class _Tuning:
             data=tuple(str(check_data(one)) for one in data),
             ranks=parse_numbers("--ranks", ranks),
             orders=parse_orders(orders),
+            columns=check_columns(columns, has_base=True),
             held_out="" if held_out is None else str(check_data(held_out)),
             rounds=more["rounds"],
             score_every=score_every or 1,
@@ -416,6 +425,8 @@ class _Tuning:
         from fsl_async.tools.compare.tuning.outcome import row
         from fsl_async.tools.compare.tuning.runs import TuningComparison
 
+        for site, records in zip(self.choices.names, self._records.trained, strict=True):
+            say(f"{site}: {records.summary}")
         for seed in self._seeds:
             choices = attrs.evolve(self.choices, seed=seed)
             mine = folder if len(self._seeds) == 1 else folder / f"seed-{seed}"

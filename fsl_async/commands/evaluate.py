@@ -32,6 +32,9 @@ _POLL_S = 1.0
     help="The base model of a run that tunes one.",
 )  # fmt: skip
 @click.option(
+    "--columns", metavar="NAME=COLUMN,...", help="With --base: columns of --data, as at clients."
+)
+@click.option(
     "--tokenizer", metavar="PATH", help="The tokenizer of a run that has one, as at its clients."
 )
 @click.option(
@@ -64,6 +67,7 @@ def command(
     mean: bool,
     data: str | None,
     base: Path | None,
+    columns: str | None,
     tokenizer: str | None,
     limit_bytes: int,
     task: str | None,
@@ -79,6 +83,7 @@ def command(
     on: all of them count. For other models give --task: a function that takes a dict of tensors and
     returns {"loss": nats a token}.
     """
+    from fsl_async.commands.client import check_columns
     from fsl_async.commands.status import with_ledger
 
     if follow and version is not None:
@@ -91,11 +96,17 @@ def command(
 
     torch.set_num_threads(threads)
     evaluator = VersionEvaluator(
-        run_dir, data=data, limit_bytes=limit_bytes, own=task, base=base, tokenizer=tokenizer
+        run_dir,
+        data=data,
+        limit_bytes=limit_bytes,
+        own=task,
+        base=base,
+        columns=check_columns(columns, has_base=base is not None),
+        tokenizer=tokenizer,
     )
     kinds = ("weights", "mean") if mean else ("weights",)
 
-    output.say(f"evaluates on {evaluator.data}")
+    output.say(f"evaluates on {evaluator.summary or evaluator.data}")
 
     def evaluated(number: int) -> bool:
         # Both are read before either is measured: the parameter server removes old versions.

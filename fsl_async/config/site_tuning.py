@@ -1,7 +1,8 @@
 """A site's own choices in a run that tunes a base model. Pure.
 
 The parameter server fixes rank, rule and objective of the run; where the base is on a site's disk,
-and how much of it the site trains, is up to the site (`--base`, `--rank`, `--layers`, `--order`).
+and how much of it the site trains, is up to the site (`--base`, `--rank`, `--layers`,
+`--order`), as are the columns of its records (`--columns`).
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ class SiteTuning:
 
     base: folder or file of the base model. rank: of its adapters; 0: the run's. order: of its
     steps; None: by the run's method. layers: numbers of the blocks that it trains, like "0-2,5";
-    empty: all.
+    empty: all. columns: of its records, like "text=BODY"; empty: by their usual names.
     """
 
     base: str = ""
     rank: int = 0
     order: Order | None = None
     layers: str = ""
+    columns: str = ""
 
     def rank_in(self, tune: TuneConfig, *, unequal: bool) -> int:
         """The rank of this site's adapters. TaskError: the run cannot have it.

@@ -42,13 +42,15 @@ def _finite(value: float) -> float | None:
 
 
 class VersionEvaluator:
-    """Evaluates versions of one run and keeps the results. `data`: on what, for people.
+    """Evaluates versions of one run and keeps the results.
+
+    Attributes: data, the name of what is evaluated on; summary, a line about records, or "".
 
     data: text to evaluate on, by its held-out tail; None: as the run's clients without --data.
     limit_bytes: of it. own: file.py:function that takes named tensors (fp32, on the CPU) and
     returns numbers by name, among them "loss"; for runs of other models than the built-in one.
     tokenizer: of a run that has one. base: of a run that tunes one; `data` is then records, all of
-    which are evaluated on.
+    which are evaluated on. columns: of the records, as `--columns` names them.
 
     Raises RunDirError, TaskError, DataError.
     """
@@ -61,14 +63,16 @@ class VersionEvaluator:
         limit_bytes: int,
         own: str | None,
         base: Path | None = None,
+        columns: str = "",
         tokenizer: str | None = None,
     ) -> None:
         self._run = KeptRun(run_dir)
         self._measure: Measure
+        self.summary = ""
         if own is not None:
             self._measure, self.data = _own(own, self._run.manifest), own
         elif self._run.settings().get("tune", {}).get("method", "none") != "none":
-            self._measure, self.data = _tuned(self._run, base, data)
+            self._measure, self.data, self.summary = _tuned(self._run, base, data, columns)
         else:
             self._measure, self.data = _built_in(self._run, data, tokenizer, limit_bytes)
 
@@ -162,8 +166,10 @@ def _of_tokens(model: GPT, weights: ModelWeights, tables: Tables, limit_bytes: i
     return measure
 
 
-def _tuned(run: KeptRun, base: Path | None, data: str | None) -> tuple[Measure, str]:
-    """Metrics of a tuned base on records, by the run's objective, and the name of the records."""
+def _tuned(
+    run: KeptRun, base: Path | None, data: str | None, columns: str
+) -> tuple[Measure, str, str]:
+    """Metrics of a tuned base on records, the records' name, and a line about them."""
     if base is None or data is None:
         raise UsageError(
             "this run tunes a base model: give --base MODEL, and --data RECORDS to evaluate on"
@@ -174,7 +180,7 @@ def _tuned(run: KeptRun, base: Path | None, data: str | None) -> tuple[Measure, 
     from fsl_async.learn.tune.tuned import Tuned
 
     tune = run.tuning()
-    records = Records(data, tune.objective, tune.label_names)
+    records = Records(data, tune.objective, tune.label_names, columns=columns)
     tuned = Tuned(base, tune, int(run.settings()["run"]["seed"]), run.manifest)
     context = min(tune.context, tuned.base.context or tune.context)
     tokens = tokenize(
@@ -192,7 +198,7 @@ def _tuned(run: KeptRun, base: Path | None, data: str | None) -> tuple[Measure, 
         found = objective.evaluate(tuned.model, tokens)
         return {name.removeprefix("eval_"): value for name, value in found.items()}
 
-    return measure, data
+    return measure, data, tokens.summary
 
 
 def _own(text: str, manifest: Manifest) -> Measure:

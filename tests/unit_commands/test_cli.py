@@ -229,6 +229,30 @@ def test_debug_shows_the_traceback_and_is_taken_anywhere(capsys):
     )
 
 
+def test_records_are_read_before_the_parameter_server_is_dialed(capsys, tmp_path):
+    """A wrong file, or a wrong column, ends the client with one line, and costs no session."""
+    (tmp_path / "config.json").write_text("{}")
+    data = tmp_path / "notes.csv"
+    data.write_text('BODY,label\nfever,1\n"cough,0\n')
+    args = ["--role", "client", "localhost:1", "--name", "b", "--dry-run", "--data", str(data)]
+    tuned = [*args, "--base", str(tmp_path)]
+    code, out, _ = run(capsys, *tuned, "--columns", "text=BODY")
+    assert code == 0
+    assert (
+        "data notes.csv: BODY + label (classify), 1 of 2 rows used; 1 with a stray quote (line 3)"
+    ) in out
+    for given, message in (
+        (tuned, "holds BODY, label. lm needs messages, prompt and completion, or text; classify"),
+        ([*tuned, "--columns", "text=Body"], "has no column 'Body' for text; it has BODY, label"),
+        ([*tuned, "--columns", "body=BODY"], "--columns 'body=BODY': write NAME=COLUMN, with a NA"),
+        ([*args, "--columns", "text=BODY"], "--columns names columns of records: it goes with --b"),
+        (["--role", "ps", "--columns", "text=BODY"], "--columns is a client's: of its records"),
+    ):
+        code, _, err = run(capsys, *given)
+        assert code == 2
+        assert message in err
+
+
 @pytest.mark.parametrize("args", [["--help"], [], ["--role", "ps", "--help"], ["--role", "--help"]])
 def test_help_lists_roles_commands_and_exit_codes(capsys, args):
     """--help must print all of it, whatever else is on the command line."""

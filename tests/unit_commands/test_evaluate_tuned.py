@@ -51,9 +51,13 @@ def test_a_language_model_by_nats_a_token(tmp_path, base):
     assert row["loss"] == pytest.approx(total / count, rel=1e-5)
     assert row["perplexity"] == pytest.approx(math.exp(row["loss"]))
     assert (row["version"], row["of"], row["data"]) == (2, "weights", str(data))
+    named = tmp_path / "named.jsonl"
+    named.write_text(data.read_text().replace('"text"', '"body"'))
+    (same,) = ask(tmp_path / "run", "--base", base, "--data", named, "--columns", "text=body")
+    assert same["loss"] == row["loss"]
     (older,) = ask(tmp_path / "run", "--base", base, "--data", data, "--version", 0)
     assert older["loss"] != row["loss"]
-    assert [one.version for one in kept(tmp_path / "run")] == [2, 0]
+    assert [one.version for one in kept(tmp_path / "run")] == [2, 2, 0]
 
 
 def test_a_classifier_by_its_accuracy(tmp_path, base):

@@ -262,15 +262,23 @@ class Rows(Documents):
             yield Piece(text or "", row)
 
 
+def open_parquet(path: Path) -> Any:
+    """Open a pyarrow.parquet.ParquetFile. Raises DataError."""
+    parquet = extra("pyarrow.parquet", f"data {str(path)!r}")
+    try:
+        return parquet.ParquetFile(str(path))
+    except Exception as error:  # noqa: BLE001 - pyarrow raises several kinds
+        raise DataError(f"cannot read data {str(path)!r} ({error})") from None
+
+
 class ParquetRows(Rows):
     """A column of Parquet files."""
 
     def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
-        self._parquet = extra("pyarrow.parquet", f"data {name!r}")
         self._files = files
         sizes = []
         for path in files:
-            with self._open(path) as found:
+            with open_parquet(path) as found:
                 sizes.append(found.metadata.num_rows)
                 strings = [one.name for one in found.schema_arrow if str(one.type) in STRINGS]
                 column = chosen_column(str(path), strings, column)
@@ -284,17 +292,11 @@ class ParquetRows(Rows):
         named = [[path.name for path in self._files], self._starts, self._column]
         return sha256(json.dumps(named).encode()).hexdigest()[:32]
 
-    def _open(self, path: Path) -> Any:
-        try:
-            return self._parquet.ParquetFile(str(path))
-        except Exception as error:  # noqa: BLE001 - pyarrow raises several kinds
-            raise DataError(f"cannot read data {str(path)!r} ({error})") from None
-
     def _texts(self, start: int, stop: int) -> Iterator[str | None]:
         for file, path in enumerate(self._files):
             begin, end = self._starts[file], self._starts[file + 1]
             if end > start and begin < stop:
-                with self._open(path) as found:
+                with open_parquet(path) as found:
                     yield from self._of_file(
                         found, max(start, begin) - begin, min(stop, end) - begin
                     )

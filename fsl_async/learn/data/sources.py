@@ -11,7 +11,7 @@ PATH:COLUMN names the column of text of all but the first and the last.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -109,10 +109,10 @@ def open_source(location: Location, part: tuple[int, int], held_out: float) -> S
     return open_documents(location, held_out).part(*part)
 
 
-def _stream(location: Location, part: tuple[int, int], held_out: float) -> Source:
-    name = f"{HUB}{location.path}:{location.config}:{location.split}:{location.column}".rstrip(":")
+def load_stream(location: Location) -> Any:
+    """Open a data set of `hf://` as an IterableDataset. Raises DataError."""
+    name = _name(location)
     datasets = extra("datasets", f"data {name!r}")
-    distributed = extra("datasets.distributed", f"data {name!r}")
     # With these the package loads files of a format; some have read pickles.
     loaders = extra("datasets.packaged_modules", f"data {name!r}")
     if location.path in getattr(loaders, "_PACKAGED_DATASETS_MODULES", ()):
@@ -121,10 +121,23 @@ def _stream(location: Location, part: tuple[int, int], held_out: float) -> Sourc
             " hf://OWNER/NAME, or the path of your files"
         )
     try:
-        whole = datasets.load_dataset(
+        return datasets.load_dataset(
             location.path, location.config or None, split=location.split, streaming=True
         )
-        mine = distributed.split_dataset_by_node(whole, rank=part[0], world_size=part[1])
     except Exception as error:  # noqa: BLE001 - the network's, the hub's, the file formats'
         raise stream_error(name, error) from None
+
+
+def _stream(location: Location, part: tuple[int, int], held_out: float) -> Source:
+    name = _name(location)
+    distributed = extra("datasets.distributed", f"data {name!r}")
+    whole = load_stream(location)
+    try:
+        mine = distributed.split_dataset_by_node(whole, rank=part[0], world_size=part[1])
+    except Exception as error:  # noqa: BLE001
+        raise stream_error(name, error) from None
     return Stream(name, mine, location.column, held_out)
+
+
+def _name(location: Location) -> str:
+    return f"{HUB}{location.path}:{location.config}:{location.split}:{location.column}".rstrip(":")

@@ -153,9 +153,11 @@ class Site:
 
     def __init__(self, fed: FedBase, tune: TuneConfig) -> None:
         self._fed, self.tune = fed, tune
-        path = fed.config["data"]["path"]
+        data = fed.config["data"]
         # Records of a wrong kind are an error before the model is loaded.
-        records = Records(path, tune.objective, tune.label_names)
+        records = Records(
+            data["path"], tune.objective, tune.label_names, columns=data.get("columns", "")
+        )
         base = load_base(
             tune.base,
             tune.objective,
@@ -165,7 +167,7 @@ class Site:
             bf16=fed.device.type == "cuda" and not fed.is_zeroth,
         )
         self.data = _tokenized(records, base, tune)
-        holdout = float(fed.config.get("data", {}).get("holdout", HELD_OUT_SHARE))
+        holdout = float(data.get("holdout", HELD_OUT_SHARE))
         self.mine, self.held = self.data.split(holdout)
         self.model = fed.lora(base.model, heads=base.drawn)
         self.objective = objective_of(tune, self._without_adapters)
@@ -223,4 +225,5 @@ def _tokenized(records: Records, base: Base, tune: TuneConfig) -> Tokenized:
         context=context,
         trained_on=tune.trained_on,
         labels=tune.label_names,
+        one_each=tune.is_private,
     )

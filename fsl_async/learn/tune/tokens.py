@@ -3,13 +3,16 @@
 A sequence is token ids and a mask of those that are trained, cut at `context`:
 
     lm          begin, prompt, completion, end; the completion is trained, or all
-    lm, chat    by the tokenizer's chat template; the assistant's turns are trained, or all
+    lm, chat    by the tokenizer's chat template; the assistant's turns, with their calls of tools
+                and their reasoning, are trained, or all
     classify    the text with the tokenizer's special tokens; nothing is predicted but the label
     dpo         two sequences for a sample, prompt and chosen, prompt and rejected
 
-Prompt and completion are tokenized apart: a prompt alone then has the tokens that it was trained
-with. The first token of a sequence has nothing in front that could predict it, so it is never
-trained, and the number of trained tokens is the number of predicted ones.
+Without a template prompt and completion are tokenized apart: a prompt alone then has the tokens
+that it was trained with. A rendered chat is tokenized whole, as it is for generation.
+
+The first token of a sequence has nothing in front that could predict it, so it is never trained,
+and the number of trained tokens is the number of predicted ones.
 
 The attention mask marks padding, never its id: where a tokenizer pads with its end token,
 the ids cannot tell the end of a completion, which is trained, from padding.
@@ -17,7 +20,7 @@ the ids cannot tell the end of a completion, which is trained, from padding.
 
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -27,7 +30,9 @@ import numpy.typing as npt
 from fsl_async.config.settings_tuning import Objective, TrainedOn
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.partition import epoch_order
-from fsl_async.learn.tune.records import Message, Records, Sample
+from fsl_async.learn.tune.chats import Chat, chat_of, text_turn
+from fsl_async.learn.tune.records import Records, Sample, Skips, used_line
+from fsl_async.learn.tune.templates import RefusedError, Rendered, render
 
 Ints = npt.NDArray[np.int64]
 
@@ -41,6 +46,8 @@ _SOURCES = itertools.count()
 
 Part = tuple[str | int, bool]
 """A text, or a token id, and whether it is trained."""
+Sequenced = Rendered | list[Part]
+"""A sequence, before it is tokenized."""
 
 
 @attrs.frozen(slots=True, eq=False)
@@ -206,11 +213,14 @@ def tokenize(
     context: int,
     trained_on: TrainedOn = "completion",
     labels: Sequence[str] = (),
+    one_each: bool = False,
 ) -> Tokenized:
     """Read and tokenize all samples.
 
     tokenizer: of transformers. context: tokens at which sequences are cut, at their end; samples
     without a trained token within it are left out and counted. labels: names, for the summary.
+    one_each: of a chat whose turns are several samples only the last one is used, so that a row is
+    a sample, as differential privacy counts.
     Raises DataError: as `Records`, or when no sample is left.
     """
     store = _Store(tokenizer, context)
@@ -219,12 +229,13 @@ def tokenize(
         if objective == "classify":
             store.add_texts(chunk)
         else:
-            store.add_parts([_parts(sample, tokenizer, trained_on) for sample in chunk])
+            rows = [store.sequences(sample, trained_on) for sample in chunk]
+            store.add_sequences([row[-1:] for row in rows] if one_each else rows)
     found = store.finish(objective, labels, records)
     if not len(found):
         raise DataError(
-            f"data {str(records.path)!r}: no sample has a trained token within {context} tokens:"
-            " raise tune.context"
+            f"data {records.path!r}: no row is left to train on: {found.summary}; if rows are too"
+            " long, raise tune.context"
         )
     return found
 
@@ -239,7 +250,8 @@ class _Store:
         self._trained = bytearray()
         self._starts = array("q", [0])
         self._labels = array("q")
-        self._cut = self._empty = self._refused = 0
+        self._cut = self._used = 0
+        self._refused = Skips()
         self._end = tokenizer.eos_token_id
         pad = tokenizer.pad_token_id
         # With attention masked the id of padding is never seen; it must only be a valid one.
@@ -257,6 +269,7 @@ class _Store:
         cut = self._encode([samples[place].text for place in long], special=True, cut=True)
         for place, ids in zip(long, cut, strict=True):
             found[place] = ids
+        self._used += len(samples)
         for sample, ids in zip(samples, found, strict=True):
             # Decoders are read at the last token that is no padding, which transformers finds by
             # its id.
@@ -265,28 +278,37 @@ class _Store:
             self._add(ids, bytes(len(ids)))
             self._labels.append(sample.label)
 
-    def add_parts(self, samples: Sequence[list[list[Part]] | None]) -> None:
-        """The sequences of samples, in parts; None: the chat template refused the sample."""
-        texts = [
-            part
-            for sample in samples
-            for sequence in sample or ()
-            for part, _ in sequence
-            if isinstance(part, str)
-        ]
-        encoded = iter(self._encode(texts, special=False))
-        for sample in samples:
-            if sample is None:
-                self._refused += 1
-                continue
-            whole = [self._sequence(sequence, encoded) for sequence in sample]
-            self._cut += any(len(ids) > self._context for ids, _ in whole)
-            kept = [(ids[: self._context], mask[: self._context]) for ids, mask in whole]
-            if not all(any(mask) for _, mask in kept):
-                self._empty += 1
-                continue
-            for ids, mask in kept:
-                self._add(ids, mask)
+    def sequences(self, sample: Sample, trained_on: TrainedOn) -> list[list[Sequenced]]:
+        """Return a row's samples, each a list of sequences; none where the template refuses it."""
+        try:
+            return _sequences(sample, self._tokenizer, trained_on)
+        except RefusedError as error:
+            self._refused.add(str(error))
+            return []
+
+    def add_sequences(self, rows: Sequence[list[list[Sequenced]]]) -> None:
+        """Tokenize the samples of rows and add them; a row may give several, or none."""
+        every = [sequence for row in rows for sample in row for sequence in sample]
+        parts = [part for one in every if isinstance(one, list) for part, _ in one]
+        encoded = iter(self._encode([part for part in parts if isinstance(part, str)]))
+        whole = iter(self._encode_whole([one for one in every if isinstance(one, Rendered)]))
+        for row in rows:
+            was = len(self._starts)
+            for sample in row:
+                found = [
+                    next(whole) if isinstance(one, Rendered) else self._joined(one, encoded)
+                    for one in sample
+                ]
+                for _, mask in found:
+                    mask[:1] = bytes(len(mask[:1]))
+                kept = [(ids[: self._context], mask[: self._context]) for ids, mask in found]
+                if all(any(mask) for _, mask in kept):
+                    self._cut += any(len(ids) > self._context for ids, _ in found)
+                    for ids, mask in kept:
+                        self._add(ids, mask)
+            self._used += len(self._starts) > was
+            if row and len(self._starts) == was:
+                self._refused.add(f"without a trained token within {self._context:,} tokens")
 
     def finish(self, objective: Objective, labels: Sequence[str], records: Records) -> Tokenized:
         """What was added, with its line for people."""
@@ -306,25 +328,25 @@ class _Store:
         return attrs.evolve(found, summary=self._summary(found, labels, records))
 
     def _summary(self, found: Tokenized, labels: Sequence[str], records: Records) -> str:
-        parts = [f"{records.name}: {records.columns.described}", _counted(len(found), "row")]
+        reasons = ", ".join(filter(None, map(str, (records.skips, self._refused))))
+        used = used_line(self._used, records.rows + records.skips.total, reasons)
+        parts = [f"{records.name}: {records.columns.described}, {used}"]
+        if len(found) != self._used:
+            parts.append(f"{len(found):,} samples")
         parts.append(f"{self._cut:,} cut at {self._context:,} tokens")
-        if self._empty:
-            parts.append(f"{self._empty:,} skipped (no trained token)")
-        if self._refused:
-            parts.append(f"{self._refused:,} skipped (refused by the chat template)")
-        if records.skipped:
-            parts.append(f"{records.skipped:,} skipped (the first: {records.first_skip})")
         if found.labels is None:
             share = found.tokens / max(1, len(found.ids))
             parts.append(f"{share:.0%} of tokens trained".replace("%", " %"))
         else:
-            for name, count in zip(labels, found.label_counts(len(labels)), strict=True):
-                parts.append(f"{name} {count / max(1, len(found)):.0%}".replace("%", " %"))
-        return one_line(", ".join(parts))
+            counts = zip(labels, found.label_counts(len(labels)), strict=True)
+            shares = ((name, count / max(1, len(found))) for name, count in counts)
+            parts.append(", ".join(f"{name} {share * 100:.0f} %" for name, share in shares))
+        return one_line("; ".join(parts))
 
-    def _sequence(
+    def _joined(
         self, parts: Sequence[Part], encoded: Iterator[list[int]]
     ) -> tuple[list[int], bytearray]:
+        """Join parts to token ids and a mask; `encoded` gives the ids of their texts in order."""
         ids: list[int] = []
         mask = bytearray()
         for part, trained in parts:
@@ -334,26 +356,47 @@ class _Store:
                 more = next(encoded)
             ids += more
             mask += bytes([trained]) * len(more)
-        mask[:1] = bytes(len(mask[:1]))
         return ids, mask
+
+    def _encode_whole(self, chats: Sequence[Rendered]) -> Iterator[tuple[list[int], bytearray]]:
+        """Yield token ids and mask of rendered chats; a token is trained if any of it is."""
+        if not getattr(self._tokenizer, "is_fast", False):  # it gives no offsets
+            for chat in chats:
+                parts = chat.cut()
+                yield self._joined(parts, iter(self._encode([text for text, _ in parts])))
+            return
+        found = self._call([chat.text for chat in chats], return_offsets_mapping=True)
+        for chat, ids, places in zip(
+            chats, found.get("input_ids", ()), found.get("offset_mapping", ()), strict=True
+        ):
+            mask = bytearray(len(ids))
+            spans = iter(chat.spans)
+            span = next(spans, None)
+            for number, (start, stop) in enumerate(places):
+                while span is not None and span[1] <= start:
+                    span = next(spans, None)
+                mask[number] = span is not None and max(stop, start + 1) > span[0]
+            yield ids, mask
 
     def _add(self, ids: Sequence[int], mask: bytes | bytearray) -> None:
         self._ids.extend(ids)
         self._trained += mask
         self._starts.append(len(self._ids))
 
-    def _encode(self, texts: list[str], *, special: bool, cut: bool = False) -> list[list[int]]:
+    def _encode(
+        self, texts: list[str], *, special: bool = False, cut: bool = False
+    ) -> list[list[int]]:
+        length = self._context if cut else None
+        found = self._call(texts, add_special_tokens=special, truncation=cut, max_length=length)
+        ids: list[list[int]] = found.get("input_ids", [])
+        return ids
+
+    def _call(self, texts: list[str], **more: Any) -> Mapping[str, Any]:
         if not texts:
-            return []
+            return {}
         # Not verbose: it warns of texts above the model's length, which are cut here.
-        found: list[list[int]] = self._tokenizer(
-            texts,
-            add_special_tokens=special,
-            return_attention_mask=False,
-            truncation=cut,
-            max_length=self._context if cut else None,
-            verbose=False,
-        )["input_ids"]
+        given = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        found: Mapping[str, Any] = self._tokenizer(texts, **given | more)
         return found
 
 
@@ -361,32 +404,31 @@ _BEGIN, _END = -1, -2
 """Parts that are the tokenizer's begin and end tokens, where it has them."""
 
 
-def _parts(sample: Sample, tokenizer: Any, trained_on: TrainedOn) -> list[list[Part]] | None:
-    """The sequences of a sample; None where the chat template refuses it."""
+def _sequences(sample: Sample, tokenizer: Any, trained_on: TrainedOn) -> list[list[Sequenced]]:
+    """Return a row's samples: with lm of one sequence each, with dpo of two.
+
+    Raises RefusedError.
+    """
     if sample.text:
-        return [[(_BEGIN, False), (sample.text, True), (_END, True)]]
-    answers = [sample.completion, sample.rejected] if sample.rejected else [sample.completion]
+        return [[[(_BEGIN, False), (sample.text, True), (_END, True)]]]
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    found: list[list[Part]] = []
-    for answer in answers:
-        messages = sample.messages
-        if not messages and has_template:
-            messages = (Message("user", sample.prompt),)
-        if answer and messages:
-            messages = (*messages, Message("assistant", answer))
-        if not messages:
-            sequence = _plain_parts(sample.prompt, answer)
-        elif has_template:
-            rendered = _template_parts(messages, tokenizer, last_only=bool(answer))
-            if rendered is None:
-                return None
-            sequence = rendered
-        else:
-            sequence = _plain_chat(messages, last_only=bool(answer))
-        if trained_on == "all" and not sample.rejected:
-            sequence = [(part, True) for part, _ in sequence]
-        found.append(sequence)
-    return found
+    answers = [sample.completion, sample.rejected] if sample.rejected else [sample.completion]
+    chats = sample.chats
+    if not chats and has_template:
+        asked = text_turn("user", sample.prompt)
+        chats = tuple(
+            chat_of([asked, text_turn("assistant", answer)], start=1) for answer in answers
+        )
+    is_pair = len(answers) == 2 or len(chats) == 2
+    all_trained = trained_on == "all" and not is_pair
+    if has_template:
+        found = [render(chat, tokenizer, whole=all_trained, once=is_pair) for chat in chats]
+        return [[one[0] for one in found]] if is_pair else [[one] for one in found[0]]
+    plain = [_plain_chat(chat) for chat in chats]
+    plain = plain or [_plain_parts(sample.prompt, answer) for answer in answers]
+    if all_trained:
+        plain = [[(part, True) for part, _ in sequence] for sequence in plain]
+    return [[*plain]]
 
 
 def _plain_parts(prompt: str, answer: str) -> list[Part]:
@@ -396,58 +438,18 @@ def _plain_parts(prompt: str, answer: str) -> list[Part]:
     return [(_BEGIN, False), *head, (answer, True), (_END, True)]
 
 
-def _plain_chat(messages: Sequence[Message], *, last_only: bool) -> list[Part]:
+def _plain_chat(chat: Chat) -> list[Part]:
     """A chat for a tokenizer without a template: "User: ...", a line for each turn."""
+    if chat.tools or any({"tool_calls", "reasoning_content"} & set(turn) for turn in chat.turns):
+        raise RefusedError("with tools or reasoning, and the tokenizer has no chat template")
     parts: list[Part] = [(_BEGIN, False)]
-    for number, message in enumerate(messages):
-        if message.role == "assistant":
-            trained = not last_only or number == len(messages) - 1
-            parts += [("Assistant:", False), (f" {message.content}", trained), (_END, trained)]
-            parts.append(("\n", False))
+    for number, turn in enumerate(chat.turns):
+        if turn["role"] == "assistant":
+            trained = number in chat.trained
+            parts += [("Assistant:", False), (f" {turn.get('content', '')}", trained)]
+            parts += [(_END, trained), ("\n", False)]
         else:
-            parts.append((f"{message.role.capitalize()}: {message.content}\n", False))
+            parts.append((f"{turn['role'].capitalize()}: {turn['content']}\n", False))
     while parts[-1] == ("\n", False):
         parts.pop()
     return parts
-
-
-def _template_parts(
-    messages: Sequence[Message], tokenizer: Any, *, last_only: bool
-) -> list[Part] | None:
-    """A chat in the tokenizer's format, cut where turns of the assistant begin and end.
-
-    A turn begins where the chat before it, with the prompt for an answer, ends. Templates that
-    write earlier turns differently from the last one train the last turn only.
-    """
-    turns = [{"role": one.role, "content": one.content} for one in messages]
-
-    def render(count: int, *, asks: bool) -> str:
-        text: str = tokenizer.apply_chat_template(
-            turns[:count], tokenize=False, add_generation_prompt=asks
-        )
-        return text
-
-    # The assistant's first message has no prompt in front.
-    answers = [n for n, one in enumerate(messages) if n and one.role == "assistant"]
-    try:
-        whole = render(len(turns), asks=False)
-        spans = []
-        for number in answers[-1:] if last_only else answers:
-            before = render(number, asks=True)
-            after = render(number + 1, asks=False) if turns[number + 1 :] else whole
-            if whole.startswith(after) and after.startswith(before):
-                spans.append((len(before), len(after)))
-    except Exception:  # noqa: BLE001 - templates are programs, and raise what they like
-        return None
-    if not spans:
-        return None
-    parts: list[Part] = []
-    at = 0
-    for start, stop in spans:
-        parts += [(whole[at:start], False), (whole[start:stop], True)]
-        at = stop
-    return [*(part for part in parts if part[0]), *([(whole[at:], False)] if whole[at:] else [])]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -65,6 +65,8 @@ def context_of(
         config["train"] = {**config["train"], "threads": options.threads}
     if options.data is not None:  # the data's path differs from site to site
         config["data"] = {**config["data"], "path": options.data}
+    if options.tuning.columns:
+        config["data"] = {**config["data"], "columns": options.tuning.columns}
     if options.tokenizer is not None:
         config["data"] = {**config["data"], "tokenizer": options.tokenizer}
     keys = (options.keys or KeysFolder()).path

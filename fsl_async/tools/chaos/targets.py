@@ -36,7 +36,7 @@ VALUED = frozenset({
     "--role", "--config", "--set", "--name", "--data", "--tokenizer", "--task", "--model",
     "--auxiliary", "--run-dir", "--from-version", "--threads", "--launchers", "--grace", "--listen",
     "--split", "--keys", "--allow", "--base", "--rank", "--layers", "--order", "--ranks",
-    "--max-restarts",
+    "--max-restarts", "--columns",
 })  # fmt: skip
 """Options of a node that take a value; the remaining argument is the address."""
 

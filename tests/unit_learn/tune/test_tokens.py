@@ -16,6 +16,7 @@ if not importlib.util.find_spec("transformers"):
 
 import tiny_base
 from tiny_base import BEGIN, END, PAD
+from tokenizers import models, pre_tokenizers
 
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import UNTRAINED, tokenize
@@ -93,8 +94,8 @@ def test_the_first_token_is_never_trained(tmp_path):
     assert found.tokens == 3
 
 
-def test_a_template_that_rewrites_earlier_turns_trains_the_last(tmp_path):
-    """Templates of thinking models drop thoughts from earlier turns."""
+def test_turns_that_a_template_rewrites_are_samples_of_their_own(tmp_path):
+    """Templates of thinking models drop thoughts from earlier turns: each is trained as last."""
     tokenizer = tiny_base.tokenizer(chat=True)
     tokenizer.chat_template = (
         "{% for m in messages %}<{{ m.role }}>"
@@ -102,11 +103,41 @@ def test_a_template_that_rewrites_earlier_turns_trains_the_last(tmp_path):
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     found = tokens(tmp_path, [CHAT], tokenizer=tokenizer)
-    assert whole_text(found, tokenizer) == "<user>a?!<assistant>!<user>c?!<assistant>d!"
-    assert trained_text(found, tokenizer) == "d!"
+    assert [
+        (whole_text(found, tokenizer, n), trained_text(found, tokenizer, n)) for n in (0, 1)
+    ] == [
+        ("<user>a?!<assistant>b!", "b!"),
+        ("<user>a?!<assistant>!<user>c?!<assistant>d!", "d!"),
+    ]
+    assert "1 of 1 rows used; 2 samples;" in found.summary
+    private = tokens(tmp_path, [CHAT], tokenizer=tokenizer, one_each=True)
+    assert len(private) == 1, "noise hides one sample, so a record must not be two"
+    assert trained_text(private, tokenizer) == "d!"
 
 
-def test_a_sample_that_the_template_refuses_is_counted(tmp_path):
+def test_a_chat_is_tokenized_whole(tmp_path):
+    """Tokenizers of SentencePiece put a space before each text, also before an answer alone."""
+    tokenizer = tiny_base.tokenizer(chat=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    found = tokens(tmp_path, [{"messages": CHAT["messages"][:2]}], tokenizer=tokenizer)
+    assert whole_text(found, tokenizer) == " <user>a?</s> <assistant>b</s>"
+    assert trained_text(found, tokenizer) == "b</s>"
+    # A token that begins in the prompt and ends in the answer is trained, as transformers masks it.
+    tokenizer = tiny_base.tokenizer(chat=True)
+    vocabulary = {**tokenizer.get_vocab(), ">b": tiny_base.VOCABULARY}
+    tokenizer.backend_tokenizer.model = models.BPE(vocabulary, [(">", "b")], unk_token="[UNK]")
+    together = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = together
+    found = tokens(tmp_path, [{"messages": CHAT["messages"]}], tokenizer=tokenizer)
+    assert trained_text(found, tokenizer) == ">b</s>d</s>"
+    # A tokenizer in Python does not tell where tokens are.
+    tokenizer = tiny_base.tokenizer(chat=True)
+    tokenizer.__class__ = type("Slow", (type(tokenizer),), {"is_fast": False})
+    found = tokens(tmp_path, [{"messages": CHAT["messages"]}], tokenizer=tokenizer)
+    assert trained_text(found, tokenizer) == "b</s>d</s>"
+
+
+def test_rows_that_the_template_refuses_are_counted(tmp_path):
     """Many templates raise for roles that they do not have."""
     tokenizer = tiny_base.tokenizer(chat=True)
     tokenizer.chat_template = (
@@ -117,7 +148,57 @@ def test_a_sample_that_the_template_refuses_is_counted(tmp_path):
     tool = {"messages": [{"role": "tool", "content": "x"}, *CHAT["messages"]]}
     found = tokens(tmp_path, [CHAT, tool], tokenizer=tokenizer)
     assert len(found) == 1
-    assert "1 skipped (refused by the chat template)" in found.summary
+    assert "1 of 2 rows used; 1 refused by the chat template (no tools);" in found.summary
+    with pytest.raises(
+        DataError, match=r"no row is left to train on: .* 0 of 1 rows used; 1 refused"
+    ):
+        tokens(tmp_path, [tool], tokenizer=tokenizer)
+
+
+CALLS = {
+    "messages": [
+        {"role": "user", "content": "2+2?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}],
+        },
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "four"},
+    ],
+    "tools": [{"name": "add", "parameters": {}}],
+}
+
+
+def test_calls_of_tools_are_trained_and_their_results_are_not(tmp_path):
+    """A call is what the model writes; what a tool returns is not."""
+    tokenizer = tiny_base.tokenizer(chat=True)
+    tokenizer.chat_template = (
+        "{% for t in tools %}[{{ t.function.name }}]{% endfor %}"
+        "{% for m in messages %}<{{ m.role }}>"
+        "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}</s>"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    found = tokens(tmp_path, [CALLS], tokenizer=tokenizer, context=200)
+    call = '{"name": "add", "arguments": {"a": 2, "b": 2}}</s>'
+    assert trained_text(found, tokenizer) == f"{call}four</s>"
+    assert whole_text(found, tokenizer) == (
+        f"[add]<user>2+2?</s><assistant>{call}<tool>4</s><assistant>four</s>"
+    )
+    for chat in (True, False):  # a template without tools; no template
+        with pytest.raises(DataError, match=r"0 of 1 rows used; 1 w.* tools"):
+            tokens(tmp_path, [CALLS], tokenizer=tiny_base.tokenizer(chat=chat), context=200)
+
+
+def test_answers_of_preferences_may_hold_calls(tmp_path):
+    """All that the assistant writes behind the prompt is trained, the prompt's turns are not."""
+    tokenizer = tiny_base.tokenizer(chat=True)
+    first, second = CHAT["messages"][:2], CHAT["messages"][2:]
+    row = {"prompt": [*first, second[0]], "chosen": second[1:], "rejected": first[1:]}
+    found = tokens(tmp_path, [row], "dpo", tokenizer=tokenizer)
+    batch = found.batch([0])
+    texts = [spell(tokenizer, row[row != UNTRAINED]) for row in batch.labels]
+    assert texts == ["d</s>", "b</s>"]
 
 
 def test_samples_are_cut_and_those_without_trained_tokens_left_out(tmp_path):
@@ -137,10 +218,10 @@ def test_samples_are_cut_and_those_without_trained_tokens_left_out(tmp_path):
     assert (batch.labels != UNTRAINED).sum(1).tolist() == [5, 8]
     assert found.tokens == batch.trained == 13
     assert found.summary == (
-        "notes.jsonl: prompt + completion, 2 rows, 2 cut at 16 tokens, 1 skipped (no trained"
-        " token), 1 skipped (the first: notes.jsonl, line 4: no completion), 48 % of tokens trained"
+        "notes.jsonl: prompt + completion, 2 of 4 rows used; 1 without completion (line 4),"
+        " 1 without a trained token within 16 tokens; 1 cut at 16 tokens; 48 % of tokens trained"
     )
-    with pytest.raises(DataError, match="no sample has a trained token within 8 tokens"):
+    with pytest.raises(DataError, match=r"0 of 2 rows used; .* 1 without a trained token within 8"):
         tokens(tmp_path, rows[2:], context=8)
 
 
@@ -177,7 +258,7 @@ def test_classify_keeps_the_end_token_of_a_cut_text(tmp_path):
     assert batch.labels.tolist() == [0, 0, 1]
     assert found.tokens == batch.trained == 3
     assert found.summary == (
-        "notes.jsonl: text + label, 3 rows, 1 cut at 8 tokens, no 67 %, yes 33 %"
+        "notes.jsonl: text + label, 3 of 3 rows used; 1 cut at 8 tokens; no 67 %, yes 33 %"
     )
 
 

@@ -51,10 +51,11 @@ class TuningChoices:
 
     data: records of each site. ranks: of each site, where a method allows that; empty: the run's
     for all. orders: of each site's steps; empty: by the method. layers: numbers of the blocks that
-    all sites train, like "3-5"; empty: all. held_out: records that versions are scored on; "":
-    those that sites hold out, together. score_every: rounds; the last one is scored anyway.
-    target_accuracy, target_loss: from which on, with lm down
-    to which, a method has reached its target; 0: none. sets: settings of the run, TABLE.KEY=VALUE.
+    all sites train, like "3-5"; empty: all. columns: those of all records, as `--columns` names
+    them. held_out: records that versions are scored on; "": those that sites hold out, together.
+    score_every: rounds; the last one is scored anyway. target_accuracy, target_loss: from which on,
+    with lm down to which, a method has reached its target; 0: none. sets: settings of the run,
+    TABLE.KEY=VALUE.
     """
 
     methods: tuple[str, ...]
@@ -63,6 +64,7 @@ class TuningChoices:
     ranks: tuple[int, ...] = ()
     orders: tuple[Order, ...] = ()
     layers: str = ""
+    columns: str = ""
     held_out: str = ""
     rounds: int = 10
     score_every: int = 1

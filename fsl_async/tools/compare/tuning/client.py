@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 from torch import nn
 
 from fsl_async.config.site_policy import KINDS, SitePolicy
@@ -106,9 +107,7 @@ def join(
 
 def tuning_of(given: Mapping[str, Any]) -> SiteTuning:
     """A site's own choices, from what a process is given."""
-    return SiteTuning(
-        given["base"], rank=given["rank"], order=given["order"], layers=given["layers"]
-    )
+    return SiteTuning(**{field.name: given[field.name] for field in attrs.fields(SiteTuning)})
 
 
 def main(arguments: list[str]) -> int:

@@ -41,7 +41,9 @@ def load_records(choices: TuningChoices) -> SiteRecords:
     tune = config.tune
     paths = [*choices.data, *filter(None, [choices.held_out])]
     # Records of a wrong kind are an error before the model is loaded.
-    opened = [Records(path, tune.objective, tune.label_names) for path in paths]
+    opened = [
+        Records(path, tune.objective, tune.label_names, columns=choices.columns) for path in paths
+    ]
     base = load_base(choices.base, tune.objective, labels=tune.label_names)
     context = min(tune.context, base.context) if base.context else tune.context
     found = [

@@ -175,6 +175,7 @@ class TuningRun(Run):
             "rank": choices.ranks_of(self.method)[number],
             "order": choices.order_of(number),
             "layers": choices.layers,
+            "columns": choices.columns,
         }
         tuning = client.tuning_of(given)
 

@@ -1,0 +1,324 @@
+"""Reads rows of files and data sets, streamed: a row, or a piece of a file, is held. No torch.
+
+    .jsonl .ndjson        an object each line
+    .json                 an array of objects, or as .jsonl
+    .csv .tsv             the first line names the columns
+    .txt                  a text each line; in folders only where nothing else is
+    .parquet              needs pyarrow
+    a folder of those     in the order of their names; of Parquet also in folders below
+    a folder that save_to_disk wrote, and hf://NAME[:CONFIG][:SPLIT]    as of pretraining
+
+Files of text are UTF-8, or UTF-16 and UTF-32 where they begin with its mark; .gz behind the name
+is unpacked. Numbers of a column of class labels become their names.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from fsl_async.errors import DataError
+from fsl_async.learn.data.base import cannot_read
+from fsl_async.learn.data.documents import ROWS_AT_ONCE, open_parquet, stream_error
+from fsl_async.learn.data.hub import saved_table
+from fsl_async.learn.data.sources import Location, load_stream
+from fsl_async.learn.tune.chats import UnfitError
+from fsl_async.learn.tune.csv_rows import csv_rows
+from fsl_async.roles.phrasing import megabytes
+
+LINE_CHARACTERS = 16 << 20
+"""Longest line, field or JSON object; a longer one is damage, or another kind of file."""
+PIECE_CHARACTERS = 1 << 20
+"""A JSON array is read in pieces of this size."""
+
+SUFFIXES = {
+    ".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".csv": "csv", ".tsv": "csv",
+    ".txt": "text", ".parquet": "parquet",
+}  # fmt: skip
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_GAP = re.compile(r"[ \t\r\n,]*")
+
+Numbered = Iterator[tuple[int, Any]]
+"""(number of a line or row from 1, row); instead of a damaged row an UnfitError."""
+
+
+@attrs.frozen(slots=True)
+class Rows:
+    """The rows of a file or data set.
+
+    unit: what their numbers count, "line" or "row". read: iterates from the beginning; raises
+    DataError.
+    """
+
+    path: str
+    unit: str
+    read: Callable[[], Numbered]
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return Path(self.path).name or self.path
+
+
+def open_rows(location: Location) -> tuple[Rows, ...]:
+    """Find the files or the data set at a location. Raises DataError where there are none."""
+    if location.kind == "hub":
+        name = f"hf://{location.path}"
+        return (Rows(name, "row", lambda: _streamed(location, name)),)
+    path = Path(location.path).expanduser()
+    if location.kind == "saved":
+        return (Rows(str(path), "row", lambda: _saved(path)),)
+    return tuple(_file(each) for each in _files(path))
+
+
+def _file(path: Path) -> Rows:
+    unit = "row" if kind_of(path) == "parquet" else "line"
+    return Rows(str(path), unit, lambda: _rows(path))
+
+
+def kind_of(path: Path) -> str:
+    """Return the kind of a file by its name, "" where the name has none."""
+    name = path.name.lower().removesuffix(".gz")
+    return SUFFIXES.get(Path(name).suffix, "")
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    try:
+        if not path.is_dir():
+            if not path.is_file():
+                raise DataError(
+                    f"data {str(path)!r} is neither a file nor a folder: give --data a"
+                    f" {' '.join(SUFFIXES)} file, or a folder of them"
+                )
+            return (path,)
+        files = sorted(path.iterdir())
+        found = [one for one in files if kind_of(one) and one.is_file()]
+        # Beside data, README.txt is none.
+        found = [one for one in found if kind_of(one) != "text"] or found
+        found = found or [one for one in sorted(path.rglob("*.parquet")) if one.is_file()]
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    found = [one for one in found if not one.name.startswith(".")]
+    if not found:
+        raise DataError(f"folder {str(path)!r} has no {' '.join(SUFFIXES)} files")
+    return tuple(found)
+
+
+def _rows(path: Path) -> Numbered:
+    kind = kind_of(path)
+    if kind == "parquet":
+        yield from _parquet(path)
+        return
+    try:
+        with _opened(path) as text:
+            if kind in {"", "json"}:
+                # Many .json files hold a JSON object on each line.
+                start = text.read(4096).lstrip()[:1]
+                text.seek(0)
+                kind = {"[": "array", "{": "lines"}.get(start, "")
+            if not kind:
+                raise DataError(
+                    f"{str(path)!r} is no jsonl, JSON array or CSV file: name it .jsonl, .json,"
+                    " .csv or .txt"
+                )
+            yield from _READERS[kind](path, text)
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{str(path)!r} is short or damaged ({error}): copy it again") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{str(path)!r} is not {error.encoding.upper()} ({error.reason}): convert it"
+        ) from error
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
+    """Open a file as text. Bytes that are not UTF-8 become surrogates, which `_checked` finds."""
+    with ExitStack() as stack:
+        source: Any = stack.enter_context(path.open("rb"))
+        if source.peek(2)[:2] == b"\x1f\x8b":
+            source = stack.enter_context(gzip.GzipFile(fileobj=source))
+        start = source.read(4096)
+        coding = next((coding for mark, coding in _MARKS if start.startswith(mark)), "utf-8")
+        if coding in {"utf-8", "utf-8-sig"} and b"\0" in start:
+            raise DataError(
+                f"{str(path)!r} is no text (it holds zero bytes): convert it to UTF-8, or to UTF-16"
+                " with its mark"
+            )
+        source.seek(0)
+        errors = "surrogateescape" if coding.startswith("utf-8") else "strict"
+        with io.TextIOWrapper(source, coding, errors, newline="") as text:
+            yield text
+
+
+def _checked(text: str, path: Path, line: int) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{str(path)!r}, line {line} is not UTF-8: convert the file (as iconv does)"
+        ) from None
+    return text
+
+
+def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line with its end)."""
+    number = 0
+    while line := text.readline(LINE_CHARACTERS + 1):
+        number += 1
+        if len(line) > LINE_CHARACTERS:
+            raise DataError(
+                f"{str(path)!r}, line {number} is longer than {megabytes(LINE_CHARACTERS)}:"
+                " one row must be on one line"
+            )
+        yield number, _checked(line, path, number)
+
+
+def _json_lines(path: Path, text: io.TextIOWrapper) -> Numbered:
+    for number, line in _lines(path, text):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError):
+                yield number, UnfitError("that are no JSON")
+
+
+def _text_lines(path: Path, text: io.TextIOWrapper) -> Numbered:
+    for number, line in _lines(path, text):
+        if line.strip():
+            yield number, {"text": line.rstrip("\r\n")}
+
+
+def _csv(path: Path, text: io.TextIOWrapper) -> Numbered:
+    yield from csv_rows(_lines(path, text), str(path), LINE_CHARACTERS)
+
+
+def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
+    """Yield the objects of an array; only a piece of the text is held."""
+    decode = json.JSONDecoder().raw_decode
+    text, at, line, ended = "", 0, 1, False
+
+    def more(count: int) -> None:
+        nonlocal text, at, ended
+        piece = _checked(stream.read(count), path, line)
+        ended = not piece
+        text, at = text[at:] + piece, 0
+
+    more(PIECE_CHARACTERS)
+    at = text.index("[") + 1
+    line += text.count("\n", 0, at)
+    while True:
+        gap = _GAP.match(text, at)
+        assert gap is not None
+        line += text.count("\n", at, gap.end())
+        at = gap.end()
+        if at == len(text) and not ended:
+            more(PIECE_CHARACTERS)
+        elif text[at : at + 1] == "]":
+            return
+        elif text[at : at + 1] != "{":
+            raise DataError(
+                f"{str(path)!r}, line {line}: the array ends too early, or holds other than objects"
+            )
+        else:
+            try:
+                row, end = decode(text, at)
+            except (ValueError, RecursionError) as error:
+                held = len(text) - at
+                if ended or held > LINE_CHARACTERS or isinstance(error, RecursionError):
+                    raise DataError(
+                        f"{str(path)!r}, line {line}: the object that begins here is damaged"
+                        f" or longer than {megabytes(LINE_CHARACTERS)}"
+                    ) from error
+                # Doubling what is held keeps the work for a long object linear.
+                more(max(PIECE_CHARACTERS, held))
+            else:
+                yield line, row
+                line += text.count("\n", at, end)
+                at = end
+
+
+_READERS: Mapping[str, Callable[[Path, io.TextIOWrapper], Numbered]] = {
+    "lines": _json_lines,
+    "array": _json_array,
+    "csv": _csv,
+    "text": _text_lines,
+}
+
+
+def _parquet(path: Path) -> Numbered:
+    with open_parquet(path) as found:
+        named = _class_names(found.schema_arrow.metadata)
+        yield from _arrow_rows(found.iter_batches(ROWS_AT_ONCE), named)
+
+
+def _saved(folder: Path) -> Numbered:
+    table = saved_table(folder)
+    named = _class_names(table.schema.metadata)
+    yield from _arrow_rows(table.to_batches(max_chunksize=ROWS_AT_ONCE), named)
+
+
+def _arrow_rows(batches: Any, named: Mapping[str, list[str]]) -> Numbered:
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield number, _plain(row, named)
+
+
+def _streamed(location: Location, name: str) -> Numbered:
+    try:
+        data = load_stream(location)
+        features = data.features or {}
+        named = {
+            column: feature.names
+            for column, feature in features.items()
+            if hasattr(feature, "names")
+        }
+        for number, row in enumerate(data, 1):
+            yield number, _plain(row, named)
+    except Exception as error:  # noqa: BLE001 - the network's, the hub's, the file formats'
+        raise stream_error(name, error) from None
+
+
+def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
+    """Read the names of class labels by column, which `datasets` writes into Arrow's schema."""
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        found = {column: one.get("names") for column, one in features.items() if "names" in one}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {column: names for column, names in found.items() if isinstance(names, list)}
+
+
+def _plain(row: dict[str, Any], named: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Replace numbers of class labels by names, and drop empty fields, which Arrow adds."""
+    found = {column: _without_empty(value) for column, value in row.items()}
+    for column, names in named.items():
+        number = found.get(column)
+        if isinstance(number, int):
+            found[column] = names[number] if 0 <= number < len(names) else None
+    return found
+
+
+def _without_empty(value: Any) -> Any:
+    """Drop empty fields: in Arrow all objects of a column have the same fields."""
+    if isinstance(value, dict):
+        return {key: _without_empty(one) for key, one in value.items() if one is not None}
+    return [_without_empty(one) for one in value] if isinstance(value, list) else value
