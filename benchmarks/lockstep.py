@@ -40,7 +40,6 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, weights
-from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining
@@ -195,11 +194,10 @@ class Plain:
         if self.one is not None:
             self.steps[id(self.one)] = self._optimizer(self.one)
         for found in self.nets.values():
-            aligned = method == "fsl-sage"
-            rate = config.split.align_rate
-            self.steps[id(found)] = (
-                torch.optim.Adam(found.parameters(), lr=rate) if aligned else self._optimizer(found)
-            )
+            own = config.split.auxiliary_rate or config.train.learning_rate
+            rate = config.split.align_rate if method == "fsl-sage" else own
+            betas = (0.9, 0.999) if method == "fsl-sage" else (0.9, 0.95)
+            self.steps[id(found)] = torch.optim.Adam(found.parameters(), lr=rate, betas=betas)
         self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {site: [] for site in NAMES}
         self.last: str | None = None
 
@@ -315,9 +313,7 @@ def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """All weights at the run's end, from the files of both servers."""
     parts = build.build_parts(config, at_client=False)
     method = split_method(config)
-    half = build.client_part(
-        method, parts.model, ClientPartOptions(build.optimizer_of(config)), parts.auxiliary
-    )
+    half = build.client_part(method, parts.model, build.client_options(config), parts.auxiliary)
     body: nn.Module = half.part("client")
     if config.split.method == "cse-fsl":
         body = nn.ModuleDict({"client": body, "auxiliary": half.part("auxiliary")})

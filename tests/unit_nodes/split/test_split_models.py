@@ -18,7 +18,6 @@ from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
 from fsl_async.learn.split import build, lockstep, weights
-from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
@@ -326,9 +325,7 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
         assert parts.architecture == other.architecture
         assert cut.shape == (-1, 32)
         assert models.build_model(config, facts).get_submodule("").training
-        half = build.client_part(
-            method, parts.model, ClientPartOptions(build.optimizer_of(config), name="a")
-        )
+        half = build.client_part(method, parts.model, build.client_options(config, "a"))
         run = lockstep.Lockstep(method, {"a": half}, server)
         ids = torch.arange(48).reshape(3, 16) % 7
         batch = lockstep.Batch(ids, (ids + 1) % 7)
