@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from attrs import frozen
 from fsl_async.tools.compare.choices import Choices
 
 SEEDS = (0, 1, 2)
-RATES = (1e-3, 2e-3, 4e-3)
+RATE = 1e-3
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("splitfed-v1", {}),
     ("fsl-sage", {}),
@@ -91,14 +91,11 @@ class Spec:
 
 @frozen
 class Task:
-    """A task on a data set: its name, the target accuracy, the rounds of a run, and the learning
-    rates that all methods try.
-    """
+    """A task on a data set: its name, the target accuracy, and the rounds of a run."""
 
     data: str
     target: float
     rounds: int = 12
-    rates: tuple[float, ...] = RATES
 
     def spec(self, kind: str, method: str, seed: int, **more: Any) -> Spec:
         """A row of this task."""
@@ -106,34 +103,11 @@ class Task:
         return Spec(kind, self.data, method, seed, tuple(sorted(given.items())))
 
 
-def tuning(task: Task) -> list[Spec]:
-    """All variants at every learning rate, seed 0."""
-    return [
-        task.spec("methods", method, 0, learning_rate=rate, **more)
-        for rate in task.rates
-        for method, more in VARIANTS
-    ]
-
-
-def best_rate(
-    task: Task, method: str, more: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]
-) -> float | None:
-    """The rate with the best accuracy after the last round; None until all of them were tried."""
-    tried = [task.spec("methods", method, 0, learning_rate=rate, **more) for rate in task.rates]
-    if any(spec.key not in rows for spec in tried):
-        return None
-    best = max(tried, key=lambda spec: float(rows[spec.key]["points"][-1]["accuracy"]))
-    return float(best.has("learning_rate"))
-
-
-def methods_grid(task: Task, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Spec]:
-    """Tuning, then the other seeds at each variant's best rate."""
-    yield from tuning(task)
+def methods_grid(task: Task) -> Iterator[Spec]:
+    """All variants with each seed, at the published learning rate."""
     for seed in SEEDS:
         for method, more in VARIANTS:
-            rate = best_rate(task, method, more, rows)
-            if rate is not None:
-                yield task.spec("methods", method, seed, learning_rate=rate, **more)
+            yield task.spec("methods", method, seed, learning_rate=RATE, **more)
 
 
 def formats_grid(task: Task) -> Iterator[Spec]:

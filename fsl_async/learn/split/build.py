@@ -6,6 +6,7 @@ from any cut model.
 """
 
 import functools
+import hashlib
 from collections.abc import Mapping
 
 import attrs
@@ -189,7 +190,19 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     if model.tail is not None and not facts.language:
         features = _through(facts, model.client, model.server)
     adapted(config, model, extra)
+    if is_own(config.model.family) and chosen.lora_client:
+        found["frozen weights"] = _frozen_digest(model.client)
     return Parts(model, extra, found, features)
+
+
+def _frozen_digest(part: nn.Module) -> str:
+    """Digest the weights that do not travel: a site with others would train another model."""
+    digest = hashlib.sha256()
+    for name, weight in part.named_parameters():
+        if not weight.requires_grad:
+            digest.update(name.encode())
+            digest.update(weight.detach().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 def _pieces(kind: str) -> int:
