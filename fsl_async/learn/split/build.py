@@ -201,7 +201,7 @@ def _frozen_digest(part: nn.Module) -> str:
     for name, weight in part.named_parameters():
         if not weight.requires_grad:
             digest.update(name.encode())
-            digest.update(weight.detach().contiguous().view(torch.uint8).numpy())
+            digest.update(weight.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
