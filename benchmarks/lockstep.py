@@ -40,7 +40,6 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, weights
-from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining
@@ -183,11 +182,12 @@ class Plain:
         back: nn.Module | None,
         net: nn.Module | None,
         kind: torch.dtype,
+        sites: Sequence[str] = NAMES,
     ) -> None:
-        self.method, self.config, self.kind = method, config, kind
-        self.fronts = {site: copy.deepcopy(front).train() for site in NAMES}
-        self.backs = {site: copy.deepcopy(back).train() for site in NAMES} if back else {}
-        self.nets = {site: copy.deepcopy(net).train() for site in NAMES} if net else {}
+        self.method, self.config, self.kind, self.sites = method, config, kind, sites
+        self.fronts = {site: copy.deepcopy(front).train() for site in self.sites}
+        self.backs = {site: copy.deepcopy(back).train() for site in self.sites} if back else {}
+        self.nets = {site: copy.deepcopy(net).train() for site in self.sites} if net else {}
         self.one: Any = copy.deepcopy(back).train() if back else None
         self.steps = {
             id(m): self._optimizer(m) for m in (*self.fronts.values(), *self.backs.values())
@@ -195,12 +195,11 @@ class Plain:
         if self.one is not None:
             self.steps[id(self.one)] = self._optimizer(self.one)
         for found in self.nets.values():
-            aligned = method == "fsl-sage"
-            rate = config.split.align_rate
-            self.steps[id(found)] = (
-                torch.optim.Adam(found.parameters(), lr=rate) if aligned else self._optimizer(found)
-            )
-        self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {site: [] for site in NAMES}
+            own = config.split.auxiliary_rate or config.train.learning_rate
+            rate = config.split.align_rate if method == "fsl-sage" else own
+            betas = (0.9, 0.999) if method == "fsl-sage" else (0.9, 0.95)
+            self.steps[id(found)] = torch.optim.Adam(found.parameters(), lr=rate, betas=betas)
+        self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {site: [] for site in self.sites}
         self.last: str | None = None
 
     def _optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -223,7 +222,7 @@ class Plain:
 
     def round(self, number: int, batches: Mapping[str, Sequence[Any]]) -> None:
         """One round of all clients, one after another."""
-        for site in NAMES:
+        for site in self.sites:
             if self.method == "sl" and self.last is not None:
                 self.fronts[site].load_state_dict(floats(self.fronts[self.last]), strict=False)
             for step, batch in enumerate(batches[site]):
@@ -237,7 +236,7 @@ class Plain:
         for group in groups.get(self.method, [self.fronts]):
             mean = self._average(
                 [floats(module) for module in group.values()],
-                [sum(len(b.labels) for b in batches[site]) for site in NAMES],
+                [sum(len(b.labels) for b in batches[site]) for site in self.sites],
             )
             for module in group.values():
                 module.load_state_dict(mean, strict=False)
@@ -264,15 +263,16 @@ class Plain:
             self._step(back, front)
         else:
             sent = z.detach()
-            if step % EVERY == 0:
+            if step % self.config.split.upload_every == 0:
                 loss_of(self.one(sent), y).backward()
                 self._step(self.one)
                 self.buffers[site].append((sent, y))
+                del self.buffers[site][: -self.config.split.buffer_samples]
             if self.method == "cse-fsl":
                 loss_of(self.nets[site](z), y).backward()
                 self._step(self.nets[site], front)
                 return
-            if step == 0 and number % EVERY == 0:
+            if step == 0 and number % self.config.split.align_every == 0:
                 self._align(site)
             with unmoved(self.nets[site]):
                 loss_of(self.nets[site](z), y).backward()
@@ -280,9 +280,10 @@ class Plain:
             self._step(front)
 
     def _align(self, site: str) -> None:
-        net, one = self.nets[site], self.one
-        zs = torch.cat([z for z, _ in self.buffers[site]])[-BUFFER:].split(BATCH)
-        ys = torch.cat([y for _, y in self.buffers[site]])[-BUFFER:].split(BATCH)
+        net, one, chosen = self.nets[site], self.one, self.config.split
+        kept, size = chosen.buffer_samples, chosen.align_batch or self.config.train.batch
+        zs = torch.cat([z for z, _ in self.buffers[site]])[-kept:].split(size)
+        ys = torch.cat([y for _, y in self.buffers[site]])[-kept:].split(size)
         pairs = [(z.clone().requires_grad_(), y) for z, y in zip(zs, ys, strict=True)]
         with (
             torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
@@ -290,7 +291,7 @@ class Plain:
             unmoved(net),
         ):
             wanted = [torch.autograd.grad(loss_of(one(z), y), z)[0] for z, y in pairs]
-            for _ in range(PASSES):
+            for _ in range(chosen.align_passes):
                 for (z, y), target in zip(pairs, wanted, strict=True):
                     guess = torch.autograd.grad(loss_of(net(z), y), z, create_graph=True)[0]
                     net.zero_grad()
@@ -315,9 +316,7 @@ def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """All weights at the run's end, from the files of both servers."""
     parts = build.build_parts(config, at_client=False)
     method = split_method(config)
-    half = build.client_part(
-        method, parts.model, ClientPartOptions(build.optimizer_of(config)), parts.auxiliary
-    )
+    half = build.client_part(method, parts.model, build.client_options(config), parts.auxiliary)
     body: nn.Module = half.part("client")
     if config.split.method == "cse-fsl":
         body = nn.ModuleDict({"client": body, "auxiliary": half.part("auxiliary")})

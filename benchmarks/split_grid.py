@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,13 @@ from attrs import frozen
 from fsl_async.tools.compare.choices import Choices
 
 SEEDS = (0, 1, 2)
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
-METHODS = ("splitfed-v1", "fsl-sage")
+RATE = 1e-3
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("splitfed-v1", {}),
+    ("fsl-sage", {}),
+    ("fsl-sage", {"align_every": 0}),
+)
+"""True gradients, gradients of an aligned auxiliary model, and of one that is never aligned."""
 FORMATS: tuple[tuple[str, int], ...] = (("fp32", 14), ("e4m3", 14), ("uniform", 14), ("uniform", 8))
 """And step_log2 of uniform."""
 LINK = "200mbit,45ms"
@@ -23,7 +28,6 @@ LAB = "transatlantic"
 
 COMMON: dict[str, Any] = {
     "model": "small-cnn",
-    "cut": "pool1",
     "clients": 5,
     "batch": 32,
     "auxiliary": "blocks:1",
@@ -32,8 +36,12 @@ COMMON: dict[str, Any] = {
     "align_passes": 10,
     "align_rate": 3e-3,
     "buffer_samples": 256,
-    "stops_at_target": True,
 }
+OWN: dict[str, dict[str, Any]] = {
+    "methods": {"cut": "pool2"},
+    "formats": {"cut": "pool1", "stops_at_target": True},
+}
+"""Choices of each kind. Behind pool1 a client trains as well without alignment."""
 IDLE: dict[str, Any] = {
     "model": "small-cnn",
     "sizes": "width=32",
@@ -64,7 +72,7 @@ class Spec:
 
     def choices(self, path: str) -> Choices:
         """The choices for `compare`."""
-        common = IDLE if self.kind == "idle" else COMMON
+        common = IDLE if self.kind == "idle" else COMMON | OWN[self.kind]
         return Choices(
             methods=(self.method,), data=path, seed=self.seed, **{**common, **dict(self.more)}
         )
@@ -83,14 +91,11 @@ class Spec:
 
 @frozen
 class Task:
-    """A task on a data set: its name, the target accuracy, the rounds after which a run is given
-    up, and the learning rates that both methods try.
-    """
+    """A task on a data set: its name, the target accuracy, and the rounds of a run."""
 
     data: str
     target: float
-    rounds: int = 9
-    rates: tuple[float, ...] = RATES
+    rounds: int = 12
 
     def spec(self, kind: str, method: str, seed: int, **more: Any) -> Spec:
         """A row of this task."""
@@ -98,32 +103,11 @@ class Task:
         return Spec(kind, self.data, method, seed, tuple(sorted(given.items())))
 
 
-def tuning(task: Task) -> list[Spec]:
-    """Both methods at every learning rate, seed 0."""
-    return [task.spec("methods", m, 0, learning_rate=rate) for rate in task.rates for m in METHODS]
-
-
-def best_rate(task: Task, method: str, rows: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The rate with the fewest bytes to the target; None until all of them were tried."""
-    tried = [spec for spec in tuning(task) if spec.method == method]
-    if any(spec.key not in rows for spec in tried):
-        return None
-
-    def size(spec: Spec) -> float:
-        reached = rows[spec.key]["reached"]
-        return float(reached["bytes"]) if reached else float("inf")
-
-    return float(min(tried, key=size).has("learning_rate"))
-
-
-def methods_grid(task: Task, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Spec]:
-    """Tuning, then the other seeds at each method's best rate."""
-    yield from tuning(task)
+def methods_grid(task: Task) -> Iterator[Spec]:
+    """All variants with each seed, at the published learning rate."""
     for seed in SEEDS:
-        for method in METHODS:
-            rate = best_rate(task, method, rows)
-            if rate is not None:
-                yield task.spec("methods", method, seed, learning_rate=rate)
+        for method, more in VARIANTS:
+            yield task.spec("methods", method, seed, learning_rate=RATE, **more)
 
 
 def formats_grid(task: Task) -> Iterator[Spec]:

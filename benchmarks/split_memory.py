@@ -21,7 +21,6 @@ from fsl_async.config.load import load
 from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, task
-from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.shapes import shapes_of
 from fsl_async.plan.memory import whole_model_memory
@@ -44,7 +43,7 @@ def client(overrides: list[str]) -> None:
     half = build.client_part(
         method,
         parts.model,
-        ClientPartOptions(build.optimizer_of(config), name="a"),
+        build.client_options(config, "a"),
         parts.auxiliary,
     )
     del parts

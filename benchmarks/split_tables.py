@@ -78,62 +78,38 @@ def _values(row: Row) -> float:
 
 
 def _methods(rows: Sequence[Row]) -> list[str]:
+    rounds = rows[0]["rounds"]
     lines = [
-        "| method | learning rate | rounds to it, seed 0 | MB to it, seed 0 | best accuracy |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    tuned: dict[str, Any] = {}
-    for method in ("splitfed-v1", "fsl-sage"):
-        for rate in sorted({r["choices"]["learning_rate"] for r in rows}):
-            mine = [r for r in _with(rows, method, rate) if r["choices"]["seed"] == 0]
-            for r in mine:
-                reached = r["reached"]
-                cells = (
-                    (f"{reached['round']}", f"{reached['bytes'] / 1e6:.2f}")
-                    if reached
-                    else ("-", "-")
-                )
-                lines.append(
-                    f"| {method} | {rate:g} | {cells[0]} | {cells[1]} | {r['best_accuracy']:.1%} |"
-                )
-                if reached and reached["bytes"] < tuned.get(method, (float("inf"),))[0]:
-                    tuned[method] = (reached["bytes"], rate)
-    lines += [
-        "",
         (
-            "| method | rate | seeds | rounds to it | MB to it | of SplitFed V1 | activations up | "
-            "gradients down | labels up | auxiliary down | client model, both |"
+            f"| method | seeds | accuracy after {rounds} rounds | each seed | MB, all rounds |"
+            " reached by | rounds to it | MB to it | of SplitFed V1 |"
         ),
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     base = 0.0
-    for method in ("splitfed-v1", "fsl-sage"):
-        if method not in tuned:
-            continue
-        rate = tuned[method][1]
-        mine = [r for r in _with(rows, method, rate) if r["reached"]]
-        size = _mean(r["reached"]["bytes"] for r in mine)
+    for label, mine in _variants(rows):
+        last = [100 * r["points"][-1]["accuracy"] for r in mine]
+        there = [r["reached"] for r in mine if r["reached"]]
+        size = _mean(r["bytes"] for r in there)
         base = base or size
-        kinds = [
-            _mean(sum(r["reached"]["coded"].get(k, 0) for k in names) for r in mine)
-            for names in (
-                ("activations up",),
-                ("gradients down",),
-                ("labels up",),
-                ("auxiliary down",),
-                ("client model up", "client model down"),
-            )
-        ]
+        each = ", ".join(f"{one:.1f}" for one in last)
         lines.append(
-            f"| {method} | {rate:g} | {len(mine)} | "
-            f"{_spread([r['reached']['round'] for r in mine], '.1f')} | {size / 1e6:.2f} |"
-            f" **{size / base:.3f}** | " + " | ".join(f"{k / 1e6:.3f}" for k in kinds) + " |"
+            f"| {label} | {len(mine)} | **{_spread(last, '.1f')} %** | {each} | "
+            f"{_mean(r['points'][-1]['bytes'] for r in mine) / 1e6:.1f} | {len(there)} | "
+            f"{_spread([r['round'] for r in there], '.1f')} | {size / 1e6:.1f} |"
+            f" {size / base:.3f} |"
         )
     return lines
 
 
-def _with(rows: Sequence[Row], method: str, rate: float) -> list[Row]:
-    return [r for r in rows if r["method"] == method and r["choices"]["learning_rate"] == rate]
+def _variants(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    found: dict[str, list[Row]] = {"SplitFed V1, true gradients": []}
+    for row in sorted(rows, key=lambda one: one["choices"]["seed"]):
+        label = "FSL-SAGE" if row["choices"]["align_every"] else "FSL-SAGE, never aligned"
+        if row["method"] == "splitfed-v1":
+            label = "SplitFed V1, true gradients"
+        found.setdefault(label, []).append(row)
+    return [(label, mine) for label, mine in found.items() if mine]
 
 
 def _idle(rows: Sequence[Row]) -> list[str]:

@@ -13,9 +13,11 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from fsl_async.commands.client import check_base, check_columns, check_data
+from fsl_async.commands.client import check_base, check_columns, check_data, check_task
 from fsl_async.commands.options import Finite, Setting, Whole
 from fsl_async.commands.output import Output, encoded
+from fsl_async.config.rules import is_own
+from fsl_async.config.settings_training import SplitOptimizer
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import UsageError
 from fsl_async.roles.phrasing import counted
@@ -76,14 +78,15 @@ _FILE = click.Path(path_type=Path)
 )  # fmt: skip
 @click.option(
     "--set", "sets", multiple=True, type=Setting(), metavar="TABLE.KEY=VALUE",
-    help="With --base: a setting of the run, such as tune.objective=classify.",
+    help="A setting of the runs that no option makes, such as split.align_batch=256,"
+    " split.preset=published-fsl-sage or, with --base, tune.objective=classify.",
 )  # fmt: skip
 @click.option(
     "--seeds", default="", metavar="A,B,...", help="With --base: repeat everything for each seed."
 )
 @click.option(
     "--model", default="small-cnn", show_default=True, metavar="NAME",
-    help="small-cnn, resnet18; for text gpt-0.5m, gpt-1m, ...",
+    help="small-cnn, resnet18; for text gpt-0.5m, gpt-1m, ...; or your own, FILE.py:FUNCTION.",
 )  # fmt: skip
 @click.option("--sizes", default="", metavar="A=B,...", help="Sizes of the model, like width=32.")
 @click.option("--cut", default="", metavar="WHERE", help="The cut layer; default: the model's.")
@@ -111,6 +114,11 @@ _FILE = click.Path(path_type=Path)
 )  # fmt: skip
 @click.option("--learning-rate", default=1e-3, show_default=True, type=Finite())
 @click.option(
+    "--optimizer", default="adamw", show_default=True, type=click.Choice(get_args(SplitOptimizer)),
+    help="Of both parts.",
+)  # fmt: skip
+@click.option("--weight-decay", default=1e-4, show_default=True, type=Finite(0))
+@click.option(
     "--upload-every",
     default=5,
     show_default=True,
@@ -121,8 +129,8 @@ _FILE = click.Path(path_type=Path)
     "--align-every",
     default=2,
     show_default=True,
-    type=_COUNT,
-    help=f"{ALIGNED}: rounds from one alignment to the next.",
+    type=Whole(0, 1 << 30),
+    help=f"{ALIGNED}: rounds from one alignment to the next; 0 = never.",
 )
 @click.option(
     "--align-passes",
@@ -232,7 +240,7 @@ def command(
         )
     else:
         _check_kind(_TUNING_ONLY, "needs --base MODEL_DIR, and methods like fedit,bank")
-        kind = _Split(methods, data, **more)
+        kind = _Split(methods, data, sets=sets, **more)
     between = net_of(net, kind.choices.names)
     if png_path is not None:
         from fsl_async.tools.compare.plot import check_plot
@@ -267,14 +275,14 @@ def command(
 
 _TUNING_ONLY = {
     "ranks": "--ranks", "orders": "--orders", "columns": "--columns", "held_out": "--eval",
-    "sets": "--set", "score_every": "--score-every", "seeds": "--seeds",
-    "target_loss": "--target-loss",
+    "score_every": "--score-every", "seeds": "--seeds", "target_loss": "--target-loss",
 }  # fmt: skip
 _SPLIT_ONLY = {
     name: f"--{name.replace('_', '-')}"
     for name in (
         "model", "sizes", "cut", "auxiliary", "clients", "samples", "upload_every", "align_every",
         "align_passes", "align_rate", "buffer_samples", "alpha", "mode", "in_flight",
+        "optimizer", "weight_decay",
     )
 } | {"number_format": "--format"}  # fmt: skip
 
@@ -285,6 +293,21 @@ def _check_kind(others: Mapping[str, str], words: str) -> None:
     for name, option in others.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise UsageError(f"{option} {words}")
+
+
+def _given_options() -> tuple[str, ...]:
+    """Return the options of the command line that are given."""
+    context = click.get_current_context()
+    return tuple(
+        option.opts[0]
+        for option in context.command.params
+        if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    )
+
+
+def _own_code(value: str, option: str) -> str:
+    """Return FILE.py:FUNCTION with an absolute path, anything else as it is."""
+    return check_task(value, option) if is_own(value) else value
 
 
 class _Split:
@@ -301,6 +324,8 @@ class _Split:
         alpha: float | None,
         number_format: str,
         batch: int | None,
+        model: str,
+        auxiliary: str,
         **more: Any,
     ) -> None:
         from fsl_async.tools.compare.choices import Choices, parse_methods
@@ -318,6 +343,9 @@ class _Split:
             up=number_format,
             down=number_format,
             batch=batch or 32,
+            given=_given_options(),
+            model=_own_code(model, "--model"),
+            auxiliary=_own_code(auxiliary, "--auxiliary"),
             **more,
         )
 

@@ -70,11 +70,11 @@ def command(
         "listen.insecure": ("--insecure", True if insecure else None),
     }
     shorter, options = overrides_of(chosen)
-    given = load(config, [*overrides, *shorter], options)
-    loaded = with_implied(given)
+    read = load(config, [*overrides, *shorter], options)
+    loaded = with_implied(read)
     check_corpus(resolved(loaded), options)
     output = Output(as_json=as_json, waits=False)
-    unused = line_of(given, overrides)
+    unused = line_of(read, overrides)
     if unused:
         output.warn(unused)
     listens = [("split.listen", loaded.split.listen)]

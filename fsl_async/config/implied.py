@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from fsl_async.config.asynchronous import check_asynchronous, without_growing
+from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.config.settings import Config
 from fsl_async.config.settings_tuning import PRIVATE_RULES
 from fsl_async.config.split_rules import split_method
@@ -32,6 +33,7 @@ def with_implied(config: Config) -> Config:
                 "model.family",
             )
         return without_growing(_triggered(config, "clock"))
+    _check_split(config)
     wanted = split_method(config).trigger
     if config.sync.trigger not in {"auto", wanted}:
         raise ConfigError(
@@ -55,6 +57,22 @@ def _triggered(config: Config, usual: str) -> Config:
     trigger: Any = usual
     made: Config = attrs.evolve(config, sync=attrs.evolve(config.sync, trigger=trigger))
     return made
+
+
+def _check_split(config: Config) -> None:
+    """Raise ConfigError for settings of split learning that contradict one another."""
+    split, data = config.split, config.data
+    if split.schedule != "constant" and not config.run.rounds:
+        raise ConfigError(
+            f"split.schedule = {split.schedule} goes by the rounds of the run: set run.rounds",
+            "run.rounds",
+        )
+    if (data.flip or data.crop) and config.model.family in LANGUAGE_FAMILIES:
+        raise ConfigError(
+            f"data.flip and data.crop are for images, and model.family = {config.model.family}"
+            " trains on text",
+            "data.flip" if data.flip else "data.crop",
+        )
 
 
 def _check_private(config: Config) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import attrs
 
-from fsl_async.config.presets import SIZES
+from fsl_async.config.presets import PUBLISHED, SIZES
 from fsl_async.config.rules import OWN, SettingError, is_own, problem_of, show
 from fsl_async.config.settings import (
     TABLES,
@@ -122,7 +122,23 @@ def load(
         given = key in overridden or any(one.startswith(f"{key}.") for one in overridden)
         return f"{_OVERRIDE if given else where}: {key}"
 
-    return _structure(raw, _strict(), label)
+    return _structure(_with_preset(raw, overridden), _strict(), label)
+
+
+def _with_preset(raw: dict[str, Any], overridden: set[str]) -> dict[str, Any]:
+    """Put the settings of `split.preset` under those that are given.
+
+    A value of the file counts as given where it is not the default: `init` writes all settings.
+    """
+    split = raw.get("split")
+    name = split.get("preset") if isinstance(split, dict) else None
+    for key, value in PUBLISHED.get(name, {}).items() if isinstance(name, str) else ():
+        table, _, one = key.partition(".")
+        found = raw.setdefault(table, {})
+        usual = getattr(attrs.fields(TABLES[table]), one).default
+        if isinstance(found, dict) and (key not in overridden and found.get(one, usual) == usual):
+            found[one] = value
+    return raw
 
 
 def resolved(config: Config) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from attrs import frozen
 
@@ -35,3 +36,33 @@ SIZES: Mapping[str, Sizes] = {
     "350m": Sizes(layers=28, width=1024, heads=16, context=2048),
     "1b": Sizes(layers=20, width=2048, heads=16, context=2048),
 }
+
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "published-fsl-sage": {
+        "split.method": "fsl-sage",
+        "split.cut": "layer2",
+        "split.auxiliary": "blocks:1",
+        "split.optimizer": "adam",
+        "split.betas": "0.9,0.999",
+        "split.samples": 0,
+        "split.upload_every": 5,
+        "split.align_every": 10,
+        "split.align_passes": 100,
+        "split.align_batch": 1000,
+        "split.align_rate": 1e-3,
+        "split.buffer_samples": 1000,
+        "split.up": "fp32",
+        "split.down": "fp32",
+        "model.family": "resnet18",
+        "data.flip": True,
+        "data.crop": 4,
+        "train.batch": 256,
+        "train.learning_rate": 1e-3,
+        "train.weight_decay": 1e-4,
+    },
+}
+"""`split.preset`: settings of a published run, by dotted key.
+
+Those of FSL-SAGE are of its experiments with ResNet-18 on CIFAR (arXiv:2505.23182). Clients, their
+shares of the data and rounds are the run's own.
+"""

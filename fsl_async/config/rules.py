@@ -160,6 +160,12 @@ def must_be_sizes(value: Any) -> str | None:
     )
 
 
+def must_be_betas(value: Any) -> str | None:
+    """Check the two decay rates of Adam's moments."""
+    number = r"\s*(0|0?\.[0-9]{1,12})\s*"
+    return None if re.fullmatch(f"{number},{number}", value) else "must be like 0.9,0.999"
+
+
 def must_be_shape(value: Any) -> str | None:
     """Check the shape of a sample, or nothing."""
     if not value or re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7}", value):

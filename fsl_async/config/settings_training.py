@@ -17,6 +17,7 @@ from fsl_async.config.rules import (
     Format,
     SettingError,
     is_own,
+    must_be_betas,
     must_be_counts,
     must_be_date,
     must_be_device,
@@ -29,14 +30,22 @@ from fsl_async.config.rules import (
     show,
     span,
 )
-from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, WHOLE, names_of
+from fsl_async.roles.split.methods import (
+    ALIGNED,
+    AUXILIARY,
+    GRADIENTS,
+    METHODS,
+    TRAINED,
+    WHOLE,
+    names_of,
+)
 
 Source = Literal["site", "built-in"]
 Buffers = Literal["average", "local", "none"]
 InnerOptimizer = Literal["muon", "adamw"]
 ScheduleName = Literal["wsd", "cosine", "constant"]
 Sharding = Literal["disjoint", "local"]
-PartitionKind = Literal["iid", "dirichlet"]
+PartitionKind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 # The keys of fsl_async.config.presets.SIZES, named again for type checkers.
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 if TYPE_CHECKING:
@@ -45,6 +54,8 @@ else:
     SplitMethod = Literal["none", *METHODS]
 SplitMode = Literal["free", "lockstep"]
 SplitOptimizer = Literal["adamw", "adam", "sgd"]
+# The keys of fsl_async.config.presets.PUBLISHED, named again for type checkers.
+SplitPreset = Literal["none", "published-fsl-sage"]
 
 
 @frozen(kw_only=True)
@@ -86,15 +97,32 @@ class DataConfig:
     )
     partition: PartitionKind = setting(
         "iid",
-        "with sharding = disjoint, of data sets of samples: iid | dirichlet (by class); derived"
-        " from run.seed, the same at all nodes",
+        "with sharding = disjoint, of data sets of samples: iid | dirichlet (each class by shares)"
+        " | dirichlet-equal (each client's classes by shares, equal sizes) | sorted (a few classes"
+        " each); derived from run.seed, the same at all nodes",
         fixed=True,
     )
     alpha: float = setting(
         1.0,
-        "of dirichlet: a small value gives clients few classes, a large one tends to iid",
+        "of dirichlet and dirichlet-equal: a small value gives clients few classes, a large one"
+        " tends to iid",
         span(above=0, most=1e6),
         fixed=True,
+    )
+    pieces: int = setting(
+        2,
+        "of sorted: pieces that a client gets of the samples in order of their classes",
+        span(least=1, most=100_000),
+        fixed=True,
+    )
+    flip: bool = setting(
+        False, "split learning: mirror every second image, drawn from the run's seed"
+    )
+    crop: int = setting(
+        0,
+        "split learning: pad images by this many pixels, and cut out their size at a place drawn"
+        " from the run's seed",
+        span(least=0, most=1024),
     )
     sample_shape: str = setting(
         "",
@@ -276,6 +304,11 @@ class SplitConfig:
         ),
         fixed=True,
     )
+    preset: SplitPreset = setting(
+        "none",
+        "settings of published runs, where no others are given: none | published-fsl-sage (images;"
+        " arXiv 2505.23182)",
+    )
     mode: SplitMode = setting(
         "free",
         "free (each client at its own pace) | lockstep (one after another, as in one process)",
@@ -310,6 +343,9 @@ class SplitConfig:
     lora_alpha: float = setting(
         16.0, "adapters are scaled by this / rank", span(above=0, most=1e6), fixed=True
     )
+    lora_dropout: float = setting(
+        0.0, "share of an adapter's inputs that a training step leaves out", span(least=0, most=0.9)
+    )
     server: str = setting(
         "",
         "host:port, or fsl://host:port?key=..., where clients reach the split server; empty = where"
@@ -317,8 +353,35 @@ class SplitConfig:
     )
     listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
     optimizer: SplitOptimizer = setting(
-        "adamw", "of both parts, at train.learning_rate: adamw | adam | sgd"
+        "adamw",
+        "of both parts, at train.learning_rate with train.weight_decay: adamw | adam (decay is"
+        " added to gradients) | sgd",
     )
+    betas: str = setting("0.9,0.95", "of adamw and adam", must_be_betas)
+    momentum: float = setting(0.0, "of sgd", span(least=0, most=0.9999))
+    schedule: ScheduleName = setting(
+        "constant",
+        "rates of both parts by the share of run.rounds that is done: constant | wsd (constant,"
+        " then linear to train.final_rate over the last train.decay_share) | cosine",
+    )
+    warmup_steps: int = setting(
+        0,
+        "steps over which a rate rises from 0: of the split server from the run's start, of a"
+        " client from each of its starts",
+        span(least=0, most=1 << 30),
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "share of a label that is spread over all classes, in training and alignment",
+        span(least=0, most=0.9),
+    )
+    auxiliary_optimizer: SplitOptimizer = setting(
+        "adam", f"auxiliary model of {TRAINED}: adamw | adam | sgd"
+    )
+    auxiliary_rate: float = setting(
+        0.0, f"{TRAINED}: its learning rate; 0 = train.learning_rate", span(least=0, most=10)
+    )
+    auxiliary_decay: float = setting(0.0, f"{TRAINED}: its weight decay", span(least=0, most=10))
     samples: int = setting(
         128,
         "samples of a client in a round; 0 = all its samples, once",
@@ -328,10 +391,17 @@ class SplitConfig:
         5, f"{AUXILIARY}: steps from one upload to the next", span(least=1, most=1 << 30)
     )
     align_every: int = setting(
-        10, f"{ALIGNED}: rounds from one alignment to the next", span(least=1, most=1 << 30)
+        10,
+        f"{ALIGNED}: rounds from one alignment to the next; 0 = never",
+        span(least=0, most=1 << 30),
     )
     align_passes: int = setting(
         20, f"{ALIGNED}: passes over the buffer in an alignment", span(least=1, most=1 << 20)
+    )
+    align_batch: int = setting(
+        0,
+        f"{ALIGNED}: samples in a step of an alignment, at most the buffer; 0 = train.batch",
+        span(least=0, most=1 << 30),
     )
     align_rate: float = setting(
         1e-3, f"{ALIGNED}: learning rate of an alignment", span(above=0, most=10)
@@ -378,6 +448,10 @@ class SplitConfig:
         return self.is_on and self.models == "fp32"
 
     def __attrs_post_init__(self) -> None:
+        if self.momentum and self.optimizer != "sgd":
+            raise SettingError("split.momentum", f"is of sgd, and optimizer = {self.optimizer}")
+        if self.lora_dropout and not (self.lora_client or self.lora_server):
+            raise SettingError("split.lora_dropout", "needs lora_client or lora_server")
         if self.labels_at_home and self.is_on and not METHODS[self.method].gradients:
             raise SettingError(
                 "split.labels_at_home", f"{self.method} needs labels at the split server"

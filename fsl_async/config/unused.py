@@ -49,6 +49,10 @@ def _formats(config: Config) -> set[str]:
     return {codec.up, codec.down, *((split.up, split.down) if split.has_server else ())}
 
 
+def _schedule(config: Config) -> str:
+    return config.split.schedule if config.split.is_on else config.train.schedule
+
+
 def _by_scalars(config: Config) -> bool:
     return config.tune.method == "zeroth"
 
@@ -153,10 +157,14 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.data.sharding == "disjoint" and not c.tune.is_on,
     ),
     _rule(
-        "data.partition data.sample_shape data.classes data.label_counts data.fingerprint",
+        "data.partition data.flip data.crop data.sample_shape data.classes data.label_counts data.fingerprint",
         "split.method", lambda c: c.split.is_on,
     ),
-    _rule("data.alpha", "data.partition = dirichlet", lambda c: c.data.partition != "iid"),
+    _rule(
+        "data.alpha", "data.partition = dirichlet or dirichlet-equal",
+        lambda c: c.data.partition.startswith("dirichlet"),
+    ),
+    _rule("data.pieces", "data.partition = sorted", lambda c: c.data.partition == "sorted"),
     _rule("model.*", "no tune.method: the base is the model", lambda c: not c.tune.is_on),
     _rule(
         "model.*", "no train.task: its script makes the model",
@@ -182,16 +190,20 @@ RULES: tuple[Rule, ...] = (
         lambda c: not c.tune.is_on,
     ),
     _rule(
-        "train.schedule train.warmup_steps train.rewarm_steps",
+        "train.schedule train.warmup_steps train.rewarm_steps train.decay_at",
+        "no split.method: split.schedule and split.warmup_steps count",
+        lambda c: not c.split.is_on,
+    ),
+    _rule(
+        "train.schedule train.warmup_steps train.rewarm_steps train.final_rate train.decay_*",
         "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c),
     ),
     _rule(
-        "train.decay_share train.decay_at", "train.schedule = wsd",
-        lambda c: c.train.schedule == "wsd",
+        "train.decay_share train.decay_at", "a schedule wsd",
+        lambda c: _schedule(c) == "wsd",
     ),
     _rule(
-        "train.final_rate", "train.schedule = wsd or cosine",
-        lambda c: c.train.schedule != "constant",
+        "train.final_rate", "a schedule wsd or cosine", lambda c: _schedule(c) != "constant",
     ),
     _rule(
         "train.clip_norm", "pretraining, or tune.method = lora without tune.dp_epsilon",
@@ -209,6 +221,18 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "split.align_* split.buffer_samples", "a method that aligns its auxiliary model",
         _split_has(lambda method: method.auxiliary == "aligned"),
+    ),
+    _rule(
+        "split.align_passes split.align_batch split.align_rate split.buffer_samples",
+        "split.align_every > 0", lambda c: c.split.align_every > 0,
+    ),
+    _rule(
+        "split.auxiliary_*", "a method that trains its auxiliary model",
+        _split_has(lambda method: method.auxiliary == "trained"),
+    ),
+    _rule(
+        "split.betas", "an optimizer adamw or adam",
+        lambda c: c.split.optimizer != "sgd" or METHODS[c.split.method].auxiliary == "trained",
     ),
     _rule(
         "split.down", "a method that sends gradients back",

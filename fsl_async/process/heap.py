@@ -7,21 +7,8 @@ import sys
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-LARGE_BYTES = 1 << 17
-"""glibc's default threshold."""
 LARGEST_BYTES = 1 << 25
 """The limit of glibc's dynamic threshold on 64-bit machines."""
-
-
-def keep_large_blocks_apart() -> bool:
-    """Keep glibc's threshold at 128 KiB: larger blocks are mappings, unmapped when they are freed.
-
-    By default glibc raises the threshold (up to 32 MiB) whenever such a block is freed (mallopt(3),
-    M_MMAP_THRESHOLD). Then uploads, activations and clients' state share one heap, and long-lived
-    blocks keep the holes between them from being returned. The price is page faults in a training
-    step. Returns whether the threshold could be set.
-    """
-    return _set(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def keep_freed_blocks() -> bool:
@@ -29,9 +16,9 @@ def keep_freed_blocks() -> bool:
 
     Each arriving chunk is a block that one thread allocates and another frees. After blocks of
     1 MiB glibc's trim threshold is 2 MiB (mallopt(3), M_TRIM_THRESHOLD): a freed chunk's pages are
-    returned to the system, and requested and cleared for the next one. The limits set here are
-    those that glibc itself reaches once a block of 32 MiB was freed. Returns whether they could be
-    set.
+    returned to the system, and requested and cleared for the next one. So are activations, at each
+    step. The limits set here are those that glibc itself reaches once a block of 32 MiB was freed.
+    Returns whether they could be set.
     """
     return _set(_M_MMAP_THRESHOLD, LARGEST_BYTES) and _set(_M_TRIM_THRESHOLD, 2 * LARGEST_BYTES)
 

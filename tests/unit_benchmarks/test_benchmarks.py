@@ -176,13 +176,15 @@ def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch
     script = "split_methods.py"
     assert not rows_of(script, "gray", "--data", str(tmp_path / "color"), "--into", str(gray))
     asked = ["--data", str(gray), "--name", "tiny", "--target", "0.01", "--results", str(rows)]
-    (row,) = rows_of(script, "methods", *asked, "--rows", "1")
+    (row,) = rows_of(script, "methods", *asked, "--rounds", "1", "--rows", "1")
     assert row["method"] == "splitfed-v1"
     assert row["reached"]["round"] == 1
-    # 24 images, 14x14 places of 16 channels at the cut, bf16
-    assert row["reached"]["payload"]["gradients down"] == 24 * 14 * 14 * 16 * 2
+    # 24 images, 7x7 places of 32 channels at the cut, bf16
+    assert row["reached"]["payload"]["gradients down"] == 24 * 7 * 7 * 32 * 2
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    assert "| splitfed-v1 | 0.001 | 1 |" in importlib.import_module("split_tables").text_of([row])
+    assert "| SplitFed V1, true gradients | 1 |" in importlib.import_module("split_tables").text_of(
+        [row]
+    )
 
 
 @pytest.mark.sweep

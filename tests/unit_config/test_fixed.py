@@ -17,6 +17,7 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "data.holdout",
         "data.partition",
         "data.alpha",
+        "data.pieces",
         "model.family",
         "model.sizes",
         "model.preset",

@@ -390,7 +390,8 @@ def test_defaults_are_the_documented_ones():
         "exchange": {"buffers": "average"},
         "data": {"source": "site", "path": "", "shards": 0, "sharding": "disjoint"}
         | {"holdout": 0.02}
-        | {"partition": "iid", "alpha": 1.0, "sample_shape": "", "classes": 0}
+        | {"partition": "iid", "alpha": 1.0, "pieces": 2, "flip": False, "crop": 0}
+        | {"sample_shape": "", "classes": 0}
         | {"label_counts": "", "fingerprint": ""},
         "model": {"family": "gpt", "sizes": "", "preset": "3m"}
         | {"layers": 0, "width": 0, "heads": 0, "context": 0, "tokenizer": "", "vocabulary": 0},
@@ -415,19 +416,30 @@ def test_defaults_are_the_documented_ones():
         "split": {
             "method": "none",
             "mode": "free",
+            "preset": "none",
             "cut": "",
             "labels_at_home": False,
             "auxiliary": "blocks:1",
             "lora_client": 0,
             "lora_server": 0,
             "lora_alpha": 16.0,
+            "lora_dropout": 0.0,
             "server": "",
             "listen": "tcp://127.0.0.1:7101",
             "optimizer": "adamw",
+            "betas": "0.9,0.95",
+            "momentum": 0.0,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "label_smoothing": 0.0,
+            "auxiliary_optimizer": "adam",
+            "auxiliary_rate": 0.0,
+            "auxiliary_decay": 0.0,
             "samples": 128,
             "upload_every": 5,
             "align_every": 10,
             "align_passes": 20,
+            "align_batch": 0,
             "align_rate": 1e-3,
             "buffer_samples": 256,
             "up": "bf16",

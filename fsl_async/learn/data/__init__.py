@@ -7,7 +7,7 @@
     text         text by position, cut into windows (fsl_async.learn.data.corpus)
     hub          Hugging Face data sets saved to disk (needs pyarrow)
     find         opens the kind of data set that a path holds
-    partition    IID and Dirichlet, from label counts and a seed
+    partition    IID, Dirichlet and sorted, from label counts and a seed
     counter      counter-based random numbers: the same on every machine
     facts        shape and classes of a run's data
 

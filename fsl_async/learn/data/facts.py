@@ -122,7 +122,7 @@ def partition_spec(config: Config, clients: int | None = None) -> PartitionSpec:
     """How the run divides data sets of samples."""
     data = config.data
     return PartitionSpec(
-        data.partition, clients or config.shards, seed=config.run.seed, alpha=data.alpha
+        data.partition, clients or config.shards, config.run.seed, data.alpha, data.pieces
     )
 
 
@@ -150,11 +150,10 @@ def partition_of(config: Config, data: Dataset, clients: int) -> Partition:
 def counts_of(config: Config, data: Dataset) -> Sequence[int]:
     """Samples of each class; for language models their total.
 
-    Raises DataError for dirichlet without labels.
+    Raises DataError for a division by classes without labels.
     """
-    if config.data.partition == "dirichlet":
-        if data.labels is None:
-            raise DataError(f"data {data.name!r} has no labels, which dirichlet needs: use iid")
+    if config.data.partition != "iid":
+        partition_spec(config).check_labels(data)
         return data.label_counts()
     return (data.samples,) if _is_language(config, data) else data.label_counts()
 

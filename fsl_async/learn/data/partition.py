@@ -1,27 +1,34 @@
-"""Divides samples among clients, IID or Dirichlet(alpha), the same on every node.
+"""Divides samples among clients, the same on every node.
 
 A server has label counts only. From them and a seed it computes how many samples of each class a
 client gets; a site turns these numbers into indices by the labels of its samples. The arithmetic is
 integers from `counter` and decimals of stated precision (ADR 30), so no lists are sent, and a site
 with another result has another fingerprint.
 
-    iid          all samples, shuffled, in parts that differ by at most one
-    dirichlet    each class, shuffled, cut by shares drawn from Dirichlet(alpha, ..., alpha) over
-                 the clients (Yurochkin et al., arXiv:1905.12022; Hsu et al., arXiv:1909.06335):
-                 with a small alpha clients have few classes, with a large one nearly IID data
+    iid              all samples, shuffled, in parts that differ by at most one
+    dirichlet        each class, shuffled, cut by shares drawn from Dirichlet(alpha, ..., alpha)
+                     over the clients (Yurochkin et al., arXiv:1905.12022): with a small alpha
+                     clients have few classes and unequal sizes, with a large one nearly IID data
+    dirichlet-equal  parts that differ by at most one; each client, in order, takes classes by
+                     shares drawn from Dirichlet(alpha, ..., alpha) over the classes (Hsu et al.,
+                     arXiv:1909.06335). What a class no longer has is taken of the others by the
+                     same shares, so the last clients take what is left
+    sorted           all samples in order of their classes, cut into `pieces` equal pieces for each
+                     client, dealt out by a shuffle (McMahan et al., arXiv:1602.05629)
 
-A Dirichlet draw may leave a client without samples. It then gets one of the client with the most,
-from that client's largest class; ties go to the lower number. Nothing is drawn again, so an empty
-client does not change the parts of the others.
+A draw of `dirichlet` may leave a client without samples. It then gets one of the client with the
+most, from that client's largest class; ties go to the lower number. Nothing is drawn again, so an
+empty client does not change the parts of the others.
 """
 
 import hashlib
 import heapq
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import attrs
 import numpy as np
@@ -31,7 +38,7 @@ from fsl_async.errors import DataError
 from fsl_async.learn.data.base import Dataset, Indices
 from fsl_async.learn.data.counter import permutation, random_words
 
-Kind = Literal["iid", "dirichlet"]
+Kind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 MAX_SHARES = 100_000
@@ -52,11 +59,13 @@ class PartitionSpec:
     clients: int
     seed: int = 0
     alpha: float = 1.0
-    """For dirichlet only."""
+    """For dirichlet and dirichlet-equal only."""
+    pieces: int = 2
+    """For sorted only: of each client."""
 
     def __attrs_post_init__(self) -> None:
-        if self.kind not in {"iid", "dirichlet"}:
-            raise DataError(f"partition {str(self.kind)[:80]!r}: use iid or dirichlet")
+        if self.kind not in (kinds := get_args(Kind)):
+            raise DataError(f"partition {str(self.kind)[:80]!r}: use {' or '.join(kinds)}")
         if self.clients < 1:
             raise DataError(f"{self.clients} clients: give at least 1")
         if not MIN_ALPHA <= self.alpha <= MAX_ALPHA:  # also false for NaN
@@ -77,21 +86,31 @@ class PartitionSpec:
             )
         if self.kind == "iid":
             edges = [_even(total, self.clients)]
+        elif self.kind == "sorted":
+            edges = [_edges(row) for row in _sorted_shares(self, counts)]
         else:
             if self.clients * len(counts) > MAX_SHARES:
                 raise DataError(
                     f"{self.clients} clients times {len(counts)} classes"
                     f" exceed {MAX_SHARES:,} shares"
                 )
-            shares = [_shares(self, label, count) for label, count in enumerate(counts)]
-            edges = [_edges(row) for row in _without_empty(shares)]
+            if self.kind == "dirichlet-equal":
+                shares = _equal_shares(self, counts)
+            else:
+                shares = [_shares(self, label, count) for label, count in enumerate(counts)]
+                shares = _without_empty(shares)
+            edges = [_edges(row) for row in shares]
         return Partition(self, counts, tuple(edges))
 
     def of(self, data: Dataset) -> "Partition":
-        """Divide a data set. Raises DataError for dirichlet without labels."""
-        if self.kind == "dirichlet" and data.labels is None:
-            raise DataError(f"data {data.name!r} has no labels, which dirichlet needs: use iid")
+        """Divide a data set. Raises DataError for a division by classes without labels."""
+        self.check_labels(data)
         return self.of_counts((data.samples,) if data.labels is None else data.label_counts())
+
+    def check_labels(self, data: Dataset) -> None:
+        """Raise DataError for a division by classes of data without labels."""
+        if self.kind != "iid" and data.labels is None:
+            raise DataError(f"data {data.name!r} has no labels, which {self.kind} needs: use iid")
 
 
 @attrs.frozen(slots=True)
@@ -146,7 +165,7 @@ class Partition:
 
     def _check(self, labels: npt.NDArray[np.int64] | None) -> None:
         if labels is None:
-            raise DataError("a dirichlet partition needs the samples' labels")
+            raise DataError(f"a {self.spec.kind} partition needs the samples' labels")
         found = np.bincount(labels, minlength=len(self.counts))
         for label, count in enumerate(found.tolist()):
             expected = self.counts[label] if label < len(self.counts) else 0
@@ -177,26 +196,77 @@ def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
     """Number of the class's `count` samples for each client."""
     if count == 0:
         return [0] * spec.clients
-    with localcontext(
+    with _exact():
+        return _divided(count, _gammas(spec, f"dirichlet/{label}", spec.clients))
+
+
+def _equal_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]]:
+    """Samples by [class][client] for parts of equal sizes."""
+    left, shares = list(counts), [[0] * spec.clients for _ in counts]
+    with _exact():
+        for client, (start, stop) in enumerate(pairwise(_even(sum(counts), spec.clients))):
+            drawn = _gammas(spec, f"dirichlet-equal/{client}", len(counts))
+            missing = stop - start
+            while missing:  # a class that gives less than asked for is empty then
+                there = [label for label, count in enumerate(left) if count]
+                asked = _divided(missing, [drawn[label] for label in there])
+                for label, wanted in zip(there, asked, strict=True):
+                    taken = min(wanted, left[label])
+                    shares[label][client] += taken
+                    left[label] -= taken
+                    missing -= taken
+    return shares
+
+
+def _sorted_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]]:
+    """Samples by [class][client] for pieces of the samples in order of their classes."""
+    count = spec.clients * spec.pieces
+    if count > sum(counts):
+        raise DataError(
+            f"{spec.clients} clients times {spec.pieces} pieces, but {sum(counts)} samples:"
+            " set data.pieces lower"
+        )
+    pieces, classes = _even(sum(counts), count), _edges(counts)
+    shares = [[0] * spec.clients for _ in counts]
+    for place, piece in enumerate(permutation(spec.seed, "sorted", count).tolist()):
+        for label, row in enumerate(shares):
+            first, last = (
+                max(pieces[piece], classes[label]),
+                min(pieces[piece + 1], classes[label + 1]),
+            )
+            row[place // spec.pieces] += max(0, last - first)
+    return shares
+
+
+def _exact() -> AbstractContextManager[Context]:
+    """Decimal arithmetic of stated precision, whatever the caller's context is."""
+    return localcontext(
         Context(prec=_DIGITS, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
-    ):
-        # repr is the shortest text of the float, and the same on every machine.
-        alpha = Decimal(repr(float(spec.alpha)))
-        first = random_words(spec.seed, f"dirichlet/{label}", spec.clients * _FIRST_WORDS).tolist()
-        drawn = []
-        for client in range(spec.clients):
-            own = first[client * _FIRST_WORDS : (client + 1) * _FIRST_WORDS]
-            more = f"dirichlet/{label}/{client}"
-            drawn.append(_gamma(alpha, _uniform(own, spec.seed, more)))
-        total = sum(drawn)
-        # Rounding is monotone: edges rise and do not exceed the count. Only the last could be
-        # below it.
-        edges = [0]
-        so_far = Decimal(0)
-        for one in drawn[:-1]:
-            so_far += one
-            edges.append(int(so_far * count / total))
-        edges.append(count)
+    )
+
+
+def _gammas(spec: PartitionSpec, name: str, parts: int) -> list[Decimal]:
+    """Draw from Gamma(alpha, 1) for each part; over their sum they are a Dirichlet draw."""
+    # repr is the shortest text of the float, and the same on every machine.
+    alpha = Decimal(repr(float(spec.alpha)))
+    first = random_words(spec.seed, name, parts * _FIRST_WORDS).tolist()
+    drawn = []
+    for part in range(parts):
+        own = first[part * _FIRST_WORDS : (part + 1) * _FIRST_WORDS]
+        drawn.append(_gamma(alpha, _uniform(own, spec.seed, f"{name}/{part}")))
+    return drawn
+
+
+def _divided(count: int, weights: Sequence[Decimal]) -> list[int]:
+    """Divide `count` in proportion to `weights`."""
+    total = sum(weights)
+    # Rounding is monotone: edges rise and do not exceed the count. Only the last could be below it.
+    edges = [0]
+    so_far = Decimal(0)
+    for one in weights[:-1]:
+        so_far += one
+        edges.append(int(so_far * count / total))
+    edges.append(count)
     return [stop - start for start, stop in pairwise(edges)]
 
 

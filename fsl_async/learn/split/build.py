@@ -5,16 +5,20 @@ what a method sends crosses the network. `client_part` and `split_server` make t
 from any cut model.
 """
 
+import functools
+import hashlib
 from collections.abc import Mapping
 
 import attrs
 import torch
 from torch import nn
 
+from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
+from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.facts import Facts, facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
@@ -24,10 +28,10 @@ from fsl_async.learn.models.forward import call, evaluating
 from fsl_async.learn.models.lora import apply_lora
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_training import UploadShape
-from fsl_async.learn.split.smashed import cross_entropy
+from fsl_async.learn.split.smashed import Loss, cross_entropy
 from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.split.methods import Method
 
@@ -101,14 +105,37 @@ SPLIT_RATE = 1e-3
 
 
 def optimizer_of(config: Config) -> OptimizerSpec:
-    """Of either part, and of auxiliary models that are trained at clients."""
-    train = config.train
+    """Return the optimizer of either part."""
+    chosen, train = config.split, config.train
+    first, second = map(float, chosen.betas.split(","))
+    schedule = Schedule(chosen.schedule, train.final_rate, chosen.warmup_steps)
     return OptimizerSpec(
-        config.split.optimizer,
+        chosen.optimizer,
         train.learning_rate or SPLIT_RATE,
         weight_decay=train.weight_decay,
-        betas=(0.9, 0.95),
+        momentum=chosen.momentum,
+        betas=(first, second),
+        rates=Rates(schedule, config.run.rounds, 1 - (train.decay_share or DECAY_SHARES["adamw"])),
     )
+
+
+def client_options(config: Config, name: str = "", in_flight: int = 1) -> ClientPartOptions:
+    """Return how client `name` trains its part, and an auxiliary model that is trained there."""
+    chosen, optimizer = config.split, optimizer_of(config)
+    auxiliary = attrs.evolve(
+        optimizer,
+        name=chosen.auxiliary_optimizer,
+        learning_rate=chosen.auxiliary_rate or optimizer.learning_rate,
+        weight_decay=chosen.auxiliary_decay,
+    )
+    return ClientPartOptions(
+        optimizer, loss_of(config), config.run.seed, name, in_flight, auxiliary
+    )
+
+
+def loss_of(config: Config) -> Loss:
+    """Return the loss of training: cross entropy with the run's label smoothing."""
+    return functools.partial(cross_entropy, smoothing=config.split.label_smoothing)
 
 
 def build_parts(config: Config, *, at_client: bool) -> Parts:
@@ -163,7 +190,19 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     if model.tail is not None and not facts.language:
         features = _through(facts, model.client, model.server)
     adapted(config, model, extra)
+    if is_own(config.model.family) and chosen.lora_client:
+        found["frozen weights"] = _frozen_digest(model.client)
     return Parts(model, extra, found, features)
+
+
+def _frozen_digest(part: nn.Module) -> str:
+    """Digest the weights that do not travel: a site with others would train another model."""
+    digest = hashlib.sha256()
+    for name, weight in part.named_parameters():
+        if not weight.requires_grad:
+            digest.update(name.encode())
+            digest.update(weight.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _pieces(kind: str) -> int:
@@ -177,15 +216,19 @@ def adapted(config: Config, model: CutModel, extra: nn.Module | None) -> None:
     The auxiliary model is a client's; one that is linear alone trains whole.
     """
     chosen, seed = config.split, config.run.seed
-    alpha = chosen.lora_alpha
+
+    def adapt(part: nn.Module, rank: int) -> None:
+        alpha, dropout = chosen.lora_alpha, chosen.lora_dropout
+        apply_lora(part, rank=rank, alpha=alpha, dropout=dropout, seed=seed)
+
     if chosen.lora_client:
-        apply_lora(model.client, rank=chosen.lora_client, alpha=alpha, seed=seed)
+        adapt(model.client, chosen.lora_client)
         if extra is not None and _pieces(chosen.auxiliary):
-            apply_lora(extra, rank=chosen.lora_client, alpha=alpha, seed=seed)
+            adapt(extra, chosen.lora_client)
         if model.tail is not None:
             model.tail.requires_grad_(requires_grad=False)
     if chosen.lora_server and model.server is not None:
-        apply_lora(model.server, rank=chosen.lora_server, alpha=alpha, seed=seed)
+        adapt(model.server, chosen.lora_server)
 
 
 def _architecture(
@@ -219,13 +262,13 @@ def build_server(
     align = AlignSettings(
         chosen.align_passes,
         chosen.buffer_samples,
-        min(chosen.buffer_samples, config.train.batch),
+        min(chosen.buffer_samples, chosen.align_batch or config.train.batch),
         OptimizerSpec("adam", chosen.align_rate),
     )
     uploads = _upload_shape(parts.model, facts)
     settings = ServerSettings(
         optimizer_of(config),
-        cross_entropy,
+        loss_of(config),
         config.run.seed,
         align=align,
         shape=uploads.shape,

@@ -76,6 +76,9 @@ class Lockstep:
 
     def step(self, name: str, batch: Batch, at: Position) -> StepReport:
         """One local step of one client, with all its crossings."""
+        self.clients[name].begin_round(at.round)
+        if self.server is not None:
+            self.server.part(name).begin_round(at.round)
         steps = self.method.local_step(self.clients[name], batch, at)
         answer = None
         while True:
@@ -114,20 +117,25 @@ def start(
     optimizer: OptimizerSpec,
     *,
     auxiliary: nn.Module | None = None,
+    auxiliary_optimizer: OptimizerSpec | None = None,
     loss: Loss = cross_entropy,
     seed: int = 0,
     server: ServerSettings | None = None,
     shares: Mapping[str, float] | None = None,
 ) -> Lockstep:
-    """A run whose clients and server start from copies of the same parts and auxiliary model."""
+    """A run whose clients and server start from copies of the same parts and auxiliary model.
+
+    auxiliary_optimizer: None for one as `optimizer`.
+    """
 
     def own() -> nn.Module | None:
         return None if auxiliary is None else copy.deepcopy(auxiliary)
 
+    options = ClientPartOptions(
+        optimizer, loss, seed, auxiliary_optimizer=auxiliary_optimizer or optimizer
+    )
     clients = {
-        name: client_part(
-            method, model.copies(), ClientPartOptions(optimizer, loss, seed, name), own()
-        )
+        name: client_part(method, model.copies(), attrs.evolve(options, name=name), own())
         for name in names
     }
     settings = server or ServerSettings(optimizer, loss, seed)

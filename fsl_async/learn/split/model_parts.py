@@ -42,6 +42,7 @@ class ClientPartOptions:
     """How a client's part trains.
 
     `name` goes into the seeds of dropout; in_flight: steps that may be open at once.
+    auxiliary_optimizer: of an auxiliary model that is trained here.
     """
 
     optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
@@ -49,6 +50,7 @@ class ClientPartOptions:
     seed: int = 0
     name: str = ""
     in_flight: int = 1
+    auxiliary_optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
 
 
 @attrs.frozen(slots=True)
@@ -134,9 +136,13 @@ class ClientPart:
         self._options = options
         self._optimizer = Optimizer(options.optimizer, weights.parameter_tensors(self.model))
         found = weights.parameter_tensors(auxiliary) if auxiliary and trains_auxiliary else {}
-        self._auxiliary_optimizer = Optimizer(options.optimizer, found)
+        self._auxiliary_optimizer = Optimizer(options.auxiliary_optimizer, found)
         self._trains_auxiliary = trains_auxiliary
         self._open = 0
+
+    def begin_round(self, number: int) -> None:
+        """Take the learning rates of round `number`."""
+        self._optimizer.round = self._auxiliary_optimizer.round = number
 
     @property
     def has_tail(self) -> bool:
@@ -262,6 +268,7 @@ class ClientPart:
         self._optimizer.load(_under("optimizer/", state))
         self._auxiliary_optimizer.load(_under("auxiliary_optimizer/", state))
         self.steps = int(state["steps"])
+        self._optimizer.steps = self._auxiliary_optimizer.steps = self.steps
         self._open = 0
 
     def _run(self, pending: Pending, part: str, values: Tensor) -> Tensor:
@@ -342,6 +349,10 @@ class ServerPart:
         self._options = options
         self._name = name
         self._optimizer = Optimizer(options.optimizer, weights.parameter_tensors(body))
+
+    def begin_round(self, number: int) -> None:
+        """Take the learning rate of round `number`, of which the next upload is."""
+        self._optimizer.round = number
 
     @property
     def device(self) -> torch.device:
@@ -429,6 +440,7 @@ class ServerPart:
         weights.load_named(self.model, "server/", state)
         self._optimizer.load(_under("optimizer/", state))
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
+        self._optimizer.steps = self.updates
 
     def _begin(self) -> int:
         number, self.steps = self.steps, self.steps + 1

@@ -13,7 +13,31 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.split.smashed import ModelPartMisused
+
+_CONSTANT = Schedule("constant", warmup_steps=0)
+
+
+@attrs.frozen(slots=True)
+class Rates:
+    """A rate by round and step, the same at a client and at the split server.
+
+    rounds: of the whole run, 0 if that is not planned: then only the warm-up changes the rate.
+    decays_from: share of the rounds after which "wsd" falls.
+    """
+
+    schedule: Schedule = _CONSTANT
+    rounds: int = 0
+    decays_from: float = 1.0
+
+    def factor(self, round_: int, steps: int) -> float:
+        """Return the rate of a step of round `round_` as a share of its peak.
+
+        steps: of this optimizer before.
+        """
+        progress = min(1.0, round_ / self.rounds) if self.rounds else None
+        return self.schedule.factor(progress, self.decays_from, steps=steps, late=False)
 
 
 @attrs.frozen(slots=True)
@@ -28,6 +52,7 @@ class OptimizerSpec:
     weight_decay: float = 0.0
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    rates: Rates = Rates()
 
     def build(self, weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `weights`."""
@@ -43,6 +68,11 @@ class Optimizer:
 
     def __init__(self, spec: OptimizerSpec, weights: Mapping[str, nn.Parameter]) -> None:
         self.weights = dict(weights)
+        self.round = 0
+        """Round of the next step, which decides its rate."""
+        self.steps = 0
+        """Steps so far, for the warm-up."""
+        self._spec = spec
         self._torch = spec.build(self.weights.values()) if self.weights else None
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
@@ -54,6 +84,10 @@ class Optimizer:
             return
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             weight.grad = gradient
+        rate = self._spec.learning_rate * self._spec.rates.factor(self.round, self.steps)
+        self.steps += 1
+        for group in self._torch.param_groups:
+            group["lr"] = rate
         self._torch.step()
         self._torch.zero_grad(set_to_none=True)
 

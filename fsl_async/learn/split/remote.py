@@ -149,6 +149,7 @@ class SplitTraining:
         """The next batch is the first of round `number`."""
         self._counted = self._counted + self._step if number == self._round else 0
         self._round, self._step, self._samples = number, 0, 0
+        self.part.begin_round(number)
         self._run.meter.step_begins()
 
     def train_batch(

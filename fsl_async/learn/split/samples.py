@@ -15,15 +15,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import attrs
 import numpy as np
 import torch
 from torch import Tensor
 
 from fsl_async.config.settings import Config
-from fsl_async.errors import DataError
+from fsl_async.errors import ConfigError, DataError
 from fsl_async.learn.client.pretrain import open_corpus
-from fsl_async.learn.data.base import Dataset, Indices
+from fsl_async.learn.data.base import AnyArray, Dataset, Indices
 from fsl_async.learn.data.corpus import Corpus, Span, held_out_windows, windows
+from fsl_async.learn.data.counter import Words, random_words
 from fsl_async.learn.data.facts import (
     Facts,
     labeled,
@@ -54,6 +56,7 @@ def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples
     Raises DataError in one line: missing, damaged, other data than the run's.
     """
     path = config.data.path
+    _check_images(config, facts.shape)
     if not path or is_text(Path(path).expanduser()):
         if not facts.language:
             raise DataError(
@@ -133,8 +136,11 @@ class _Indexed(Samples):
     def round(self, number: int) -> Iterator[Batch]:
         chosen = self.indices(number)
         batch = self._config.train.batch
+        # By round and place in it: a client that is launched again changes images as before.
+        words = random_words(self._config.run.seed, f"augment/{self._shard}/{number}", len(chosen))
         for start in range(0, len(chosen), batch):
-            yield from self.take(chosen[start : start + batch])
+            taken = self.take(chosen[start : start + batch])
+            yield from self.augmented(taken, words[start : start + batch])
 
     def indices(self, number: int) -> Indices:
         """Which samples a round takes, in order."""
@@ -150,12 +156,29 @@ class _Indexed(Samples):
         found: Indices = self._indices[np.concatenate(orders)[start : start + count]]
         return found
 
+    def augmented(self, taken: Iterator[Batch], words: Words) -> Iterator[Batch]:
+        """Change samples for training. words: random, one for each sample."""
+        del words
+        return taken
+
     @abstractmethod
     def take(self, indices: Indices) -> Iterator[Batch]:
         """These samples as one batch, or none where none of them can be trained on."""
 
 
 class _Labelled(_Indexed):
+    def augmented(self, taken: Iterator[Batch], words: Words) -> Iterator[Batch]:
+        data = self._config.data
+        if not (data.flip or data.crop):
+            yield from taken
+            return
+        fill = -1.0 if self._data.dtype == np.uint8 else 0.0  # black
+        for batch in taken:
+            images = flipped_and_cropped(
+                batch.inputs.numpy(), words, flip=data.flip, margin=data.crop, fill=fill
+            )
+            yield attrs.evolve(batch, inputs=torch.from_numpy(images))
+
     def take(self, indices: Indices) -> Iterator[Batch]:
         assert self._data.labels is not None
         values = to_model_input(self._data.read(indices))
@@ -185,6 +208,28 @@ class _Sequences(_Indexed):
                     f"data {self._data.name!r} has token {token}, not in 0 ... {classes - 1}:"
                     " set data.classes to the vocabulary's size"
                 )
+
+
+def flipped_and_cropped(
+    images: AnyArray, words: Words, *, flip: bool, margin: int, fill: float
+) -> AnyArray:
+    """Augment images (n, channels, height, width) as for CIFAR (He et al., arXiv:1512.03385).
+
+    flip: mirror half of them. margin: pixels of `fill` around an image, of which its size is cut
+    out at a random place. words: uint64 (n,), random.
+    """
+    height, width = images.shape[2:]
+    places = np.uint64(2 * margin + 1)
+    down = ((words & np.uint64(0xFFFFFFFF)) % places).astype(int)
+    right = ((words >> np.uint64(33)) % places).astype(int)
+    mirrored = (words >> np.uint64(32) & np.uint64(1)).astype(bool) & flip
+    around = ((0, 0), (0, 0), (margin, margin), (margin, margin))
+    found = np.empty_like(images)
+    for number, image in enumerate(np.pad(images, around, constant_values=fill)):
+        rows = image[:, down[number] : down[number] + height]
+        cut = rows[:, :, right[number] : right[number] + width]
+        found[number] = cut[:, :, ::-1] if mirrored[number] else cut
+    return found
 
 
 def padded(rows: Sequence[Indices]) -> Batch:
@@ -222,4 +267,13 @@ def _check(data: Dataset, facts: Facts) -> None:
     if shape != facts.shape:
         raise DataError(
             f"data {data.name!r} has samples of shape {shape}, and this run trains on {facts.shape}"
+        )
+
+
+def _check_images(config: Config, shape: Sequence[int]) -> None:
+    given = [name for name in ("flip", "crop") if getattr(config.data, name)]
+    if given and len(shape) != 3:
+        raise ConfigError(
+            f"data.{given[0]} is for images, and samples have shape {tuple(shape)}",
+            f"data.{given[0]}",
         )

@@ -170,6 +170,7 @@ class ServerTraining:
         key = effect.key
         crossing = self.uploads.pop(key)
         part = self.server.part(key.client)
+        part.begin_round(key.round)
         updates = part.updates
         try:
             given = self.method.serve(self.server, key.client, crossing)

@@ -63,13 +63,17 @@ class Smashed:
         )
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean over labels that are not IGNORED.
 
-    outputs (..., classes) of any float dtype, labels int64 (...).
+    outputs (..., classes) of any float dtype, labels int64 (...). smoothing: share of a label that
+    is spread over all classes (Szegedy et al., arXiv:1512.00567).
     """
     return F.cross_entropy(
-        outputs.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="mean"
+        outputs.flatten(0, -2).float(),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
     )
 
 

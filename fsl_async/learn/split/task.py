@@ -14,8 +14,7 @@ from fsl_async.config.split_rules import split_method
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.gpt import GPT, GPTConfig
-from fsl_async.learn.split.build import build_parts, client_part, optimizer_of
-from fsl_async.learn.split.model_parts import ClientPartOptions
+from fsl_async.learn.split.build import build_parts, client_options, client_part
 from fsl_async.learn.split.remote import SplitTraining, open_training
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.process.memory import MemoryMark
@@ -52,12 +51,7 @@ def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
     for module in (parts.model.client, parts.model.tail, parts.auxiliary):
         if module is not None:
             module.to(fed.device)
-    options = ClientPartOptions(
-        optimizer_of(config),
-        seed=fed.seed,
-        name=fed.client_name,
-        in_flight=method.in_flight,
-    )
+    options = client_options(config, fed.client_name, method.in_flight)
     part = client_part(method, parts.model, options, parts.auxiliary)
     classes, architecture = facts_of(config).classes, parts.architecture
     features = parts.features

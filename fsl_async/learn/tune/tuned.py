@@ -46,7 +46,7 @@ class Tuned:
         with torch.no_grad():
             for name, layer in self.adapters.layers.items():
                 merged, linear = merged_weight(layer), dense_layer(plain_layer(layer))
-                linear.weight.copy_(merged)
+                linear.weight.copy_(merged)  # type: ignore[operator]
                 parent, _, last = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), last, linear)
         if hasattr(self.model, "peft_config"):

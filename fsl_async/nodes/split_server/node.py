@@ -45,7 +45,7 @@ from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
-from fsl_async.process.heap import keep_large_blocks_apart
+from fsl_async.process.heap import keep_freed_blocks
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_async.process.threads import threads_here
@@ -105,7 +105,7 @@ def serve(
     record: takes the run's events as a kind and fields, for programs.
     Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
     """
-    keep_large_blocks_apart()
+    keep_freed_blocks()
     config = described(with_implied(config))
     if not config.split.is_on:
         raise ConfigError("split.method is none: say what to train with", "split.method")

@@ -7,12 +7,12 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from fsl_async.config.rules import is_own
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS
 
 MODELS = ("small-cnn", "resnet18")
 GPT = "gpt-"
-DEFAULT_CUTS = {"small-cnn": "pool1", "resnet18": "layer2"}
 SLOWEST_LEARNER = 1e-8
 
 
@@ -22,7 +22,9 @@ class Choices:
 
     samples: of a client in a round; 0 = all of its shard (text: 128 windows). cut: where the model
     is cut; "" = the model's default. alpha: of a Dirichlet partition of images; 0 = IID.
-    number_format_up, _down: activations and gradients; models: weights.
+    up, down, models: formats of activations, gradients and weights. sets: table.key=value, further
+    settings of the runs. given: options of the command line that a preset among them does not
+    replace.
     """
 
     methods: tuple[str, ...]
@@ -54,6 +56,8 @@ class Choices:
     seed: int = 0
     evaluates: bool = True
     stops_at_target: bool = False
+    sets: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         if not self.methods:
@@ -63,11 +67,11 @@ class Choices:
                 f"--target-accuracy {self.target:g}:"
                 " a share of right answers, above 0 and at most 1"
             )
-        if not (self.model in MODELS or self.model.startswith(GPT)):
+        if not (self.model in MODELS or self.is_text or is_own(self.model)):
             known = ", ".join(MODELS)
             raise UsageError(
                 f"--model {self.model[:80]!r} is unknown; known: {known},"
-                " and for text gpt-0.5m, gpt-1m, ..."
+                " for text gpt-0.5m, gpt-1m, ..., and your own FILE.py:FUNCTION"
             )
         if not SLOWEST_LEARNER <= self.learning_rate <= 10:
             raise UsageError(f"--learning-rate {self.learning_rate:g}: above 0, at most 10")
@@ -76,11 +80,6 @@ class Choices:
     def is_text(self) -> bool:
         """Whether the built-in GPT is trained, on text."""
         return self.model.startswith(GPT)
-
-    @property
-    def place_of_cut(self) -> str:
-        """Where the model is cut."""
-        return self.cut or DEFAULT_CUTS.get(self.model, "1")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,7 +101,7 @@ class Choices:
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Choices:
         """Undo `as_dict`, which may have been through JSON."""
-        return cls(**{**found, "methods": tuple(found["methods"])})
+        return cls(**found | {name: tuple(found[name]) for name in ("methods", "sets", "given")})
 
 
 def parse_methods(text: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from fsl_async.config.rules import is_own
 from fsl_async.errors import StopError, TaskError, one_line
 from fsl_async.files.private_files import make_folder
 from fsl_async.process.stopper import Stopper
@@ -365,12 +366,15 @@ class SplitRun(Run):
 
     def start_client(self, name: str) -> None:
         """Start a client on its part of the data."""
-        address, data = self.address, self._choices.data
+        choices = self._choices
+        own = {"model": choices.model, "auxiliary": choices.auxiliary}
+        code = {key: value for key, value in own.items() if is_own(value)}
+        given: dict[str, Any] = {"address": self.address, "name": name, "data": choices.data}
 
         def job(emit: Emit, stop: Stopper) -> None:
-            nodes.join(address, name, emit, stop, data=data)
+            nodes.join(self.address, name, emit, stop, data=choices.data, code=code)
 
-        given = {"address": address, "name": name, "data": data}
+        given["code"] = code
         self.start(name, (_NODES, "client"), job, given, self.places.prefix(name))
 
     def line(self, point: Point) -> str:

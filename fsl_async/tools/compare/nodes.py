@@ -3,7 +3,7 @@
 For a thread, or as a process (where a network laboratory has a site for each node):
 
     python -m fsl_async.tools.compare.nodes server JSON    {"choices", "method", "folder", "listen"}
-    python -m fsl_async.tools.compare.nodes client JSON    {"address", "name", "threads"}
+    python -m fsl_async.tools.compare.nodes client JSON    {"address", "name", "data", "code"}
 
 How it then reports and is ended: `fsl_async.tools.compare.processes`.
 """
@@ -20,6 +20,7 @@ from typing import SupportsFloat
 import attrs
 import torch
 
+from fsl_async.config.site_code import SiteCode
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.files.private_files import make_folder
 from fsl_async.learn.client.fed import Fed
@@ -150,11 +151,18 @@ machine's.
 
 
 def join(
-    address: str, name: str, emit: Emit, stop: Stopper, *, data: str = "", threads: int = 1
+    address: str,
+    name: str,
+    emit: Emit,
+    stop: Stopper,
+    *,
+    data: str = "",
+    threads: int = 1,
+    code: Mapping[str, str] | None = None,
 ) -> None:
     """Train as one client on `data` (empty: the built-in text) until the run ends. Blocks.
 
-    Raises FslError.
+    code: the fields of `SiteCode`. Raises FslError.
     """
     made: list[ReportingFed] = []
 
@@ -164,7 +172,14 @@ def join(
         return made[0]
 
     joining.join_run(
-        ClientOptions(address, name, data=data or None, threads=threads, policy=EVERYTHING),
+        ClientOptions(
+            address,
+            name,
+            data=data or None,
+            threads=threads,
+            policy=EVERYTHING,
+            code=SiteCode(**code or {}),
+        ),
         stop=stop,
         log=lambda text: emit({"event": "line", "text": text}),
         make_fed=make,
@@ -184,7 +199,10 @@ def main(arguments: list[str]) -> int:
             serve(choices, given["method"], Path(given["folder"]), emit, stop, given["listen"])
         else:
             data, threads = given.get("data", ""), given.get("threads", 1)
-            join(given["address"], given["name"], emit, stop, data=data, threads=threads)
+            join(
+                given["address"], given["name"], emit, stop,
+                data=data, threads=threads, code=given.get("code"),
+            )  # fmt: skip
 
     return play(job)
 

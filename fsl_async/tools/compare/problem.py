@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 from fsl_async.config.load import load
+from fsl_async.config.presets import PUBLISHED
 from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
+from fsl_async.errors import UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, lockstep, samples, weights
-from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import GPT, Choices
 from fsl_async.tools.evaluation import load_last
@@ -74,8 +75,25 @@ def config_of(choices: Choices, method: str) -> Config:
         wanted |= {"data.partition": "dirichlet", "data.alpha": choices.alpha}
     if METHODS[method].auxiliary != "none":
         wanted["split.auxiliary"] = choices.auxiliary
+    given = _parsed(choices, wanted)
+    for key in PUBLISHED.get(given.get("split.preset", ""), {}):
+        if key != "split.method" and _OPTIONS.get(key) not in choices.given:
+            wanted.pop(key, None)
     sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in wanted.items()]
-    return described(load(None, sets, _OPTIONS))
+    return described(load(None, [*sets, *choices.sets], _OPTIONS))
+
+
+def _parsed(choices: Choices, wanted: Iterable[str]) -> dict[str, str]:
+    """Return `choices.sets` by key; raise UsageError for one that an option or `compare` makes.
+
+    `data.partition` may be set beside --alpha.
+    """
+    pairs = [text.partition("=") for text in choices.sets]
+    given = {key.strip(): value.strip() for key, _, value in pairs}
+    for key in given:
+        if key in wanted and key != "data.partition":
+            raise UsageError(f"--set {key}: is set by {_OPTIONS.get(key, 'compare')}")
+    return given
 
 
 _OPTIONS = {
@@ -88,12 +106,24 @@ _OPTIONS = {
     "model.family": "--model",
     "model.sizes": "--sizes",
     "split.cut": "--cut",
+    "split.method": "--methods",
+    "split.mode": "--mode",
     "split.auxiliary": "--auxiliary",
+    "split.optimizer": "--optimizer",
+    "split.samples": "--samples",
+    "split.upload_every": "--upload-every",
+    "split.align_every": "--align-every",
+    "split.align_passes": "--align-passes",
+    "split.align_rate": "--align-rate",
+    "split.buffer_samples": "--buffer-samples",
+    "split.in_flight": "--in-flight",
     "split.up": "--format",
     "split.down": "--format",
     "train.batch": "--batch",
     "train.learning_rate": "--learning-rate",
+    "train.weight_decay": "--weight-decay",
 }
+"""The option of the command by the setting that it makes."""
 
 
 def check(choices: Choices, method: str) -> None:
@@ -124,7 +154,7 @@ class Scorer:
         self._ps_dir, self._turns, self._emit = ps_dir, turns, emit
         self._parts = parts = build.build_parts(config, at_client=False)
         method = split_method(config)
-        options = ClientPartOptions(build.optimizer_of(config))
+        options = build.client_options(config)
         part = build.client_part(method, parts.model, options, parts.auxiliary)
         kept = {name: part.part(name) for name in method.averaged}
         self._client = ModelWeights(kept["client"] if len(kept) == 1 else nn.ModuleDict(kept))

@@ -321,14 +321,13 @@ def evaluate_split(demo: SplitDemo) -> float:
     from fsl_async.learn.models.forward import Batch
     from fsl_async.learn.models.gpt import gpt_config
     from fsl_async.learn.split import build, lockstep, weights
-    from fsl_async.learn.split.model_parts import ClientPartOptions
     from fsl_async.learn.split.server_disk import ServerDisk
     from fsl_async.tools.evaluation import load_last
 
     torch.set_num_threads(1)
     config = load(None, demo.overrides())
     parts = build.build_parts(config, at_client=False)
-    options = ClientPartOptions(build.optimizer_of(config))
+    options = build.client_options(config)
     part = build.client_part(split_method(config), parts.model, options, parts.auxiliary)
     load_last(demo.run_dir / "ps", weights.weights_of(part.part("client")))
     disk = ServerDisk(demo.run_dir / "server")

@@ -1,6 +1,7 @@
 """The division of samples: exact, disjoint, the same on every machine; bad input is refused."""
 
 import decimal
+from typing import get_args
 
 import attrs
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from fsl_async.errors import DataError
 from fsl_async.learn.data.corpus import Corpus
 from fsl_async.learn.data.counter import permutation, philox, random_words
-from fsl_async.learn.data.partition import PartitionSpec, _without_empty, epoch_order
+from fsl_async.learn.data.partition import Kind, PartitionSpec, _without_empty, epoch_order
 from fsl_async.learn.data.text import TextWindows
 
 
@@ -67,12 +68,17 @@ def test_permutations_never_change():
     assert permutation(1, "iid", 8).tolist() == GOLDEN_PERMUTATION
     assert epoch_order(1, "site-a", 2, 5).tolist() == GOLDEN_EPOCH
     assert sorted(permutation(3, "x", 1000).tolist()) == list(range(1000))
-    assert PartitionSpec("dirichlet", 4, 5, 0.3).of_counts([50, 60]).edges == GOLDEN_EDGES
+    for kind, edges in GOLDEN_EDGES.items():
+        assert PartitionSpec(kind, 4, 5, 0.3).of_counts([50, 60]).edges == edges
 
 
 GOLDEN_PERMUTATION = [2, 4, 3, 7, 1, 6, 0, 5]
 GOLDEN_EPOCH = [2, 3, 0, 1, 4]
-GOLDEN_EDGES = ((0, 15, 47, 47, 50), (0, 3, 31, 54, 60))
+GOLDEN_EDGES = {
+    "dirichlet": ((0, 15, 47, 47, 50), (0, 3, 31, 54, 60)),
+    "dirichlet-equal": ((0, 5, 5, 22, 50), (0, 22, 50, 60, 60)),
+    "sorted": ((0, 9, 36, 36, 50), (0, 19, 19, 46, 60)),
+}
 
 
 def test_the_callers_decimal_context_does_not_matter():
@@ -85,7 +91,7 @@ def test_the_callers_decimal_context_does_not_matter():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from(["iid", "dirichlet"]),
+    st.sampled_from(get_args(Kind)),
     st.lists(st.integers(0, 30), min_size=1, max_size=5),
     st.integers(1, 12),
     st.sampled_from([1e-6, 0.01, 0.5, 1.0, 30.0, 1e6]),
@@ -95,7 +101,7 @@ def test_parts_are_disjoint_complete_and_never_empty(kind, counts, clients, alph
     """Each sample belongs to exactly one client, and each client has samples."""
     labels = np.repeat(np.arange(len(counts)), counts)
     labels = labels[permutation(seed, "shuffle", len(labels))]
-    spec = PartitionSpec(kind, clients, seed, alpha)
+    spec = PartitionSpec(kind, clients, seed, alpha, pieces=1)
     if clients > len(labels):
         with pytest.raises(DataError, match=f"{clients} clients, but {len(labels)} samples"):
             spec.of_counts(counts)
@@ -106,9 +112,9 @@ def test_parts_are_disjoint_complete_and_never_empty(kind, counts, clients, alph
     assert tuple(map(len, parts)) == made.sizes
     assert min(made.sizes) >= 1
     assert all((np.diff(part) > 0).all() for part in parts)
-    if kind == "iid":
+    if kind != "dirichlet":
         assert max(made.sizes) - min(made.sizes) <= 1
-    else:
+    if kind != "iid":
         for label, row in enumerate(made.edges):
             here = [int((labels[part] == label).sum()) for part in parts]
             assert here == np.diff(row).tolist()
@@ -124,6 +130,37 @@ def test_shares_have_the_moments_of_a_dirichlet_distribution(alpha):
     variance = mean * (1 - mean) / (clients * alpha + 1)
     assert share.mean(0) == pytest.approx([mean] * clients, abs=4 * (variance / 300) ** 0.5)
     assert share.var() == pytest.approx(variance, rel=0.15)
+
+
+def test_equal_sizes_keep_the_shares_of_a_dirichlet_distribution():
+    """A client of alpha 0.1 must have few classes and as many samples as any other."""
+    counts = [1000] * 10
+    made = PartitionSpec("dirichlet-equal", 10, 3, 0.1).of_counts(counts)
+    assert set(made.sizes) == {1000}
+    assert min(PartitionSpec("dirichlet", 10, 3, 0.1).of_counts(counts).sizes) < 300
+    held = np.diff(np.array(made.edges))  # [class][client]
+    assert (held > 0.05 * 1000).sum(0).max() <= 6
+    assert np.mean(held.max(0)) > 500
+    even = np.diff(np.array(PartitionSpec("dirichlet-equal", 10, 3, 1e6).of_counts(counts).edges))
+    assert even.min() >= 95  # roundings of the others are left for the last client
+    assert even.max() <= 105
+    # The first client's classes are its draw, of which no class has run out yet.
+    many = PartitionSpec("dirichlet-equal", 160, 3, 5.0).of_counts([4000] * 10)
+    drawn = np.diff(np.array(many.edges))[:, :80] / 250
+    assert drawn.var() == pytest.approx(0.1 * 0.9 / 51, rel=0.15)
+
+
+def test_sorted_pieces_give_clients_few_classes():
+    """Two pieces of 20 hold two classes or fewer where 10 classes have two pieces each."""
+    made = PartitionSpec("sorted", 10, 3).of_counts([100] * 10)
+    held = np.diff(np.array(made.edges))
+    assert set(made.sizes) == {100}
+    assert (held > 0).sum(0).max() == 2
+    assert set(held.ravel().tolist()) <= {0, 50, 100}
+    five = np.diff(np.array(PartitionSpec("sorted", 10, 3, pieces=5).of_counts([100] * 10).edges))
+    assert 2 < (five > 0).sum(0).max() <= 5
+    with pytest.raises(DataError, match="10 clients times 2 pieces, but 19 samples"):
+        PartitionSpec("sorted", 10).of_counts([19])
 
 
 def test_shuffled_classes_are_not_cut_in_file_order():
@@ -192,7 +229,7 @@ def test_data_other_than_those_counted_are_refused(tmp_path):
         ({"kind": "dirichlet", "clients": 2, "alpha": float("nan")}, "alpha is nan"),
         ({"kind": "dirichlet", "clients": 2, "alpha": 1e7}, "alpha is 1e"),
         ({"kind": "iid", "clients": 0}, "0 clients: give at least 1"),
-        ({"kind": "sorted", "clients": 1}, "partition 'sorted': use iid or dirichlet"),
+        ({"kind": "x", "clients": 1}, "partition 'x': use iid or dirichlet or dirichlet-equal or"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_line(how, text):

@@ -24,6 +24,8 @@ SHARES = {"a": 3.0, "b": 1.0, "c": 2.0}
 ROUNDS, RATE, DECAY = 3, 2e-3, 0.01
 UPLOAD_EVERY, ALIGN_EVERY, PASSES, BUFFER = 2, 2, 3, 9
 SPEC = OptimizerSpec("adam", RATE, DECAY)
+NET_RATE = 5e-3
+"""Of CSE-FSL's auxiliary model, which has an optimizer of its own without decay."""
 
 
 def away(number, site):
@@ -157,7 +159,11 @@ def plain(name, front, back, auxiliary, data):
     one = copy.deepcopy(back)
     front_steps = {site: adam(fronts[site]) for site in SHARES}
     back_steps = {site: adam(backs[site]) for site in SHARES}
-    net_steps = {site: adam(nets[site]) for site in SHARES} if name == "cse-fsl" else {}
+    net_steps = {
+        site: torch.optim.Adam(nets[site].parameters(), lr=NET_RATE)
+        for site in SHARES
+        if name == "cse-fsl"
+    }
     teacher_steps = {
         site: torch.optim.Adam(teachers[site].parameters(), lr=1e-3) for site in SHARES
     }
@@ -231,6 +237,7 @@ def lockstep(name, halves, auxiliary, data, **settings):
         SHARES,
         SPEC,
         auxiliary=auxiliary,
+        auxiliary_optimizer=OptimizerSpec("adam", NET_RATE),
         server=ServerSettings(
             SPEC, align=AlignSettings(PASSES, BUFFER, BUFFER, OptimizerSpec("adam", 1e-3))
         ),

@@ -18,7 +18,6 @@ from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
 from fsl_async.learn.split import build, lockstep, weights
-from fsl_async.learn.split.model_parts import ClientPartOptions
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
@@ -88,8 +87,12 @@ def oracle(config, names=("site-a", "site-b")):
         auxiliary=parts.auxiliary,
         seed=config.run.seed,
         server=ServerSettings(
-            build.optimizer_of(config), seed=config.run.seed, align=server.settings.align
+            build.optimizer_of(config),
+            build.loss_of(config),
+            config.run.seed,
+            align=server.settings.align,
         ),
+        loss=build.loss_of(config),
         shares=dict.fromkeys(names, config.split.samples),
     )
     facts = facts_of(config)
@@ -326,9 +329,7 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
         assert parts.architecture == other.architecture
         assert cut.shape == (-1, 32)
         assert models.build_model(config, facts).get_submodule("").training
-        half = build.client_part(
-            method, parts.model, ClientPartOptions(build.optimizer_of(config), name="a")
-        )
+        half = build.client_part(method, parts.model, build.client_options(config, "a"))
         run = lockstep.Lockstep(method, {"a": half}, server)
         ids = torch.arange(48).reshape(3, 16) % 7
         batch = lockstep.Batch(ids, (ids + 1) % 7)
@@ -377,6 +378,47 @@ def test_only_adapters_travel_and_are_kept(nodes, configured, text):
     stored = [tensor[0] for tensor in manifest["tensors"]]
     assert stored
     assert all("lora_" in name for name in stored)
+
+
+GPT2_SIZES = {"vocab_size": 256, "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 16}
+
+
+@needs_hf
+def test_a_pretrained_gpt2_trains_by_adapters_with_the_example(
+    nodes, configured, sentences, tmp_path, monkeypatch
+):
+    """The weights of a folder are those that train, and another folder's are refused."""
+    import transformers
+
+    for name, seed in (("base", 0), ("other", 1)):
+        torch.manual_seed(seed)
+        sizes = transformers.GPT2Config(**GPT2_SIZES, bos_token_id=0, eos_token_id=0)
+        transformers.GPT2LMHeadModel(sizes).save_pretrained(tmp_path / name)
+    monkeypatch.setenv("GPT2_DIR", str(tmp_path / "base"))
+    example = Path(__file__).parents[3] / "examples" / "split_gpt2.py"
+    sets = ["lora_client=2", "lora_server=3", "lora_dropout=0.1", "label_smoothing=0.1"]
+    config = configured(
+        "split.method=fsl-sage",
+        f"model.family={example}:net",
+        "model.context=12",
+        f"data.path={sentences[0]}",
+        *(f"split.{one}" for one in sets),
+        *LOCKSTEP,
+    )
+    code = SiteCode(f"{example}:net")
+    run = nodes(config, own={"site-a": code, "site-b": code})
+    assert run.summaries["server"].uploads > 0
+    found = check_equal(run, config)
+    assert any("lora_B" in name and value.any() for name, value in found.items())
+    base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "base").state_dict()
+    parts = build.build_parts(config, at_client=False)
+    frozen = parts.model.client.state_dict()["trunk.wte.weight"]
+    assert torch.equal(frozen, base["transformer.wte.weight"])
+    monkeypatch.setenv("GPT2_DIR", str(tmp_path / "other"))
+    other = build.build_parts(config, at_client=True).architecture
+    assert [key for key, value in other.items() if value != parts.architecture[key]] == [
+        "frozen weights"
+    ]
 
 
 @needs_hf

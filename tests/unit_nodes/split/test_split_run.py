@@ -150,6 +150,7 @@ def oracle(config, rounds):
         NAMES,
         build.optimizer_of(config),
         auxiliary=parts.auxiliary,
+        auxiliary_optimizer=build.client_options(config).auxiliary_optimizer,
         seed=config.run.seed,
         server=ServerSettings(
             build.optimizer_of(config), seed=config.run.seed, align=server.settings.align

@@ -74,6 +74,43 @@ def in_one_process(choices, method_name):
         yield lockstep.evaluate(found.model(), held_out)
 
 
+def test_settings_beside_the_options_and_a_preset_that_gives_way(images):
+    """A published run is compared by its preset; an option that is given counts more."""
+    more = {"sets": ("split.betas=0.9,0.999", "data.partition=dirichlet-equal"), "alpha": 0.5}
+    found = config_of(choices_for(images, "fsl-sage", optimizer="adam", **more), "fsl-sage")
+    assert (found.split.optimizer, found.split.betas) == ("adam", "0.9,0.999")
+    assert (found.data.partition, found.data.alpha) == ("dirichlet-equal", 0.5)
+    published = choices_for(
+        images,
+        "cse-fsl",
+        sets=("split.preset=published-fsl-sage", "split.align_batch=3"),
+        given=("--batch", "--model", "--cut", "--align-passes"),
+    )
+    found = config_of(published, "cse-fsl")
+    assert (found.split.method, found.model.family) == ("cse-fsl", "small-cnn")
+    assert (found.train.batch, found.split.buffer_samples) == (12, 1000)
+    assert (found.split.align_passes, found.split.align_batch) == (2, 3)
+    with pytest.raises(UsageError, match=r"--set train.batch: is set by --batch"):
+        config_of(choices_for(images, "sl", sets=("train.batch=4",)), "sl")
+
+
+def test_own_models_are_compared(images, tmp_path):
+    """Clients get the files that the command names."""
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes):\n"
+        "    layers = nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 6), nn.ReLU()\n"
+        "    return nn.Sequential(*layers, nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, classes))\n"
+        "def small(shape, outputs):\n"
+        "    return nn.Linear(shape[0], outputs)\n"
+    )
+    own = {"model": f"{tmp_path / 'own.py'}:net", "auxiliary": f"{tmp_path / 'own.py'}:small"}
+    choices = choices_for(images, "cse-fsl", sizes="", optimizer="sgd", rounds=1, **own)
+    (found,) = run(choices, tmp_path / "run")
+    once = 2 * 4 * (6 * 4 + 4)  # two clients
+    assert found.last.payload["auxiliary up"] in {once, once + once // 2}
+
+
 @pytest.fixture
 def early(monkeypatch):
     """Record which streams were offered in this process, and how much of each could go with the

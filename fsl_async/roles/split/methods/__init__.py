@@ -21,6 +21,7 @@ __all__ = [
     "AUXILIARY",
     "GRADIENTS",
     "METHODS",
+    "TRAINED",
     "WHOLE",
     "Method",
     "SplitRules",
@@ -48,8 +49,9 @@ def names_of(which: Callable[[type[Method]], bool] = lambda _: True) -> tuple[st
 
 
 ALIGNED = ", ".join(names_of(lambda method: method.auxiliary == "aligned"))
+TRAINED = ", ".join(names_of(lambda method: method.auxiliary == "trained"))
 AUXILIARY = ", ".join(names_of(lambda method: method.auxiliary != "none"))
 GRADIENTS = ", ".join(names_of(lambda method: method.gradients))
 WHOLE = names_of(lambda method: not method.has_server)
-"""For help: the methods with an aligned auxiliary model, with any, those whose steps wait for
-gradients, and those without a split server."""
+"""For help: the methods with an aligned auxiliary model, with one that clients train, with any,
+those whose steps wait for gradients, and those without a split server."""

@@ -63,7 +63,7 @@ class SplitRules:
     upload_every: int = 5
     """Steps from one upload to the next, for methods with an auxiliary model."""
     align_every: int = 10
-    """Rounds from one alignment to the next."""
+    """Rounds from one alignment to the next; 0: never."""
     in_flight: int = 2
     """Uploads of one client that are not settled."""
     retain: int = 2
@@ -250,7 +250,8 @@ class Method(ABC):
 
     def aligns_in(self, round_: int) -> bool:
         """Whether the auxiliary model is aligned in this round, after its first upload."""
-        return self.aligned and round_ % self.rules.align_every == 0
+        every = self.rules.align_every
+        return self.aligned and every > 0 and round_ % every == 0
 
     def aligns_at(self, at: Position) -> bool:
         """Whether this step asks for the aligned model."""
