@@ -13,6 +13,7 @@ import attrs
 from attrs import frozen
 
 from fsl_async.config.implied import with_implied
+from fsl_async.config.presets import PUBLISHED
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.roles.split.methods import METHODS, Method
 
@@ -157,7 +158,8 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.data.sharding == "disjoint" and not c.tune.is_on,
     ),
     _rule(
-        "data.partition data.flip data.crop data.sample_shape data.classes data.label_counts data.fingerprint",
+        "data.partition data.flip data.crop data.sample_shape data.classes data.label_counts"
+        " data.fingerprint",
         "split.method", lambda c: c.split.is_on,
     ),
     _rule(
@@ -294,17 +296,17 @@ def given_settings(config: Config, overrides: Iterable[str]) -> Iterator[str]:
     """Yield the dotted keys of settings that a start gives: overrides, and changed values.
 
     config: as read, without what the kind of run implies. overrides: "table.key=value". A file that
-    `init` has written holds all settings, so that one with its default does not count as given.
+    `init` has written holds all settings, so that one with its default does not count as given; nor
+    does one that `split.preset` sets.
     """
     named = [text.partition("=")[0].strip() for text in overrides]
     yield from named
+    preset = PUBLISHED.get(config.split.preset, {})
     for table_key, table in TABLES.items():
         for field in attrs.fields(table):
             key = f"{table_key}.{field.name}"
-            if (
-                key not in named
-                and getattr(getattr(config, table_key), field.name) != field.default
-            ):
+            value = getattr(getattr(config, table_key), field.name)
+            if key not in named and value not in (field.default, preset.get(key)):
                 yield key
 
 

@@ -73,7 +73,7 @@ def named(*overrides):
          {"split.align_rate"}),
         (["split.preset=published-fsl-sage"], set()),
         (["split.preset=published-fsl-sage", "split.align_every=0", "split.align_batch=9"],
-         {"split.align_batch", "split.align_passes", "split.buffer_samples"}),
+         {"split.align_batch"}),
         (["guard.least=3", "guard.release=true"], {"guard.least", "guard.release"}),
         (["guard.least=3", "guard.release=true", "guard.outlier_median=4"], set()),
         (["store.resident=false", "store.snapshot_every=3"], {"store.snapshot_every"}),

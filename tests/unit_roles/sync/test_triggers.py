@@ -334,7 +334,7 @@ def test_names():
 
     from fsl_async.config import settings
 
-    assert set(get_args(settings.Trigger)) == set(TRIGGERS)
+    assert set(get_args(settings.Trigger)) == {"auto", *TRIGGERS}
     with pytest.raises(KeyError):
         trigger_of(ParameterServerRules(trigger="other"))
 
