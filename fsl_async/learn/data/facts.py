@@ -45,8 +45,20 @@ def context_of(config: Config) -> int:
 def facts_of(config: Config) -> Facts:
     """The run's facts.
 
-    Raises ConfigError where the configuration lacks them, DataError for data of no known kind.
+    Raises ConfigError where the configuration lacks them or augments what are no images, DataError
+    for data of no known kind.
     """
+    found = _facts_of(config)
+    given = [name for name in ("flip", "crop") if getattr(config.data, name)]
+    if given and len(found.shape) != 3:
+        raise ConfigError(
+            f"data.{given[0]} is for images, and samples have shape {found.shape}",
+            f"data.{given[0]}",
+        )
+    return found
+
+
+def _facts_of(config: Config) -> Facts:
     data, family = config.data, config.model.family
     if family in LANGUAGE_FAMILIES:
         return Facts((context_of(config),), data.classes or BYTES, language=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fsl_async.config.settings import Config
-from fsl_async.errors import ConfigError, DataError
+from fsl_async.errors import DataError
 from fsl_async.learn.client.pretrain import open_corpus
 from fsl_async.learn.data.base import AnyArray, Dataset, Indices
 from fsl_async.learn.data.corpus import Corpus, Span, held_out_windows, windows
@@ -56,7 +56,6 @@ def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples
     Raises DataError in one line: missing, damaged, other data than the run's.
     """
     path = config.data.path
-    _check_images(config, facts.shape)
     if not path or is_text(Path(path).expanduser()):
         if not facts.language:
             raise DataError(
@@ -267,13 +266,4 @@ def _check(data: Dataset, facts: Facts) -> None:
     if shape != facts.shape:
         raise DataError(
             f"data {data.name!r} has samples of shape {shape}, and this run trains on {facts.shape}"
-        )
-
-
-def _check_images(config: Config, shape: Sequence[int]) -> None:
-    given = [name for name in ("flip", "crop") if getattr(config.data, name)]
-    if given and len(shape) != 3:
-        raise ConfigError(
-            f"data.{given[0]} is for images, and samples have shape {tuple(shape)}",
-            f"data.{given[0]}",
         )
