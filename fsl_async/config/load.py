@@ -68,6 +68,7 @@ __all__ = [
     "from_tables",
     "from_wire",
     "load",
+    "parse_override",
     "resolved",
     "short_toml",
     "to_dict",
@@ -106,9 +107,11 @@ def load(
     """
     raw = _read(path) if path is not None else {}
     where = str(path) if path is not None else "configuration"
+    tables = ((name, table) for name, table in raw.items() if isinstance(table, dict))
+    written = {f"{name}.{key}" for name, table in tables for key in table}
     overridden: set[str] = set()
     for text in overrides:
-        key, value = _parse_override(text)
+        key, value = parse_override(text)
         table, _, name = key.partition(".")
         if not isinstance(raw.setdefault(table, {}), dict):
             raise ConfigError(f"{where}: {table}: expected a table, got {show(raw[table])}", table)
@@ -122,27 +125,35 @@ def load(
         given = key in overridden or any(one.startswith(f"{key}.") for one in overridden)
         return f"{_OVERRIDE if given else where}: {key}"
 
-    return _structure(_with_preset(raw, overridden), _strict(), label)
+    return _structure(_with_preset(raw, written, overridden), _strict(), label)
 
 
-def _with_preset(raw: dict[str, Any], overridden: set[str]) -> dict[str, Any]:
+def _with_preset(raw: dict[str, Any], written: set[str], overridden: set[str]) -> dict[str, Any]:
     """Put the settings of `split.preset` under those that are given.
 
-    A value of the file counts as given where it is not the default: `init` writes all settings.
+    written, overridden: keys of the file and of overrides. Values of the file count as given,
+    except defaults in a file that has all settings: `init` writes those.
     """
     split = raw.get("split")
     name = split.get("preset") if isinstance(split, dict) else None
-    for key, value in PUBLISHED.get(name, {}).items() if isinstance(name, str) else ():
+    preset = PUBLISHED.get(name, {}) if isinstance(name, str) else {}
+    has_all = written.issuperset(preset)
+    for key, value in preset.items():
         table, _, one = key.partition(".")
         found = raw.setdefault(table, {})
         usual = getattr(attrs.fields(TABLES[table]), one).default
-        if isinstance(found, dict) and (key not in overridden and found.get(one, usual) == usual):
+        is_default = has_all and isinstance(found, dict) and found[one] == usual
+        given = key in overridden or (key in written and not is_default)
+        if isinstance(found, dict) and not given:
             found[one] = value
     return raw
 
 
 def resolved(config: Config) -> Config:
     """Fill in defaults that depend on others: {name}, sizes of the preset, shards, torch's threads.
+
+    `split.preset` is "none" then: its settings are filled in, and loading them must not replace
+    those that were given beside it.
 
     Raises ConfigError where a given size does not fit those of the preset.
     """
@@ -166,6 +177,7 @@ def resolved(config: Config) -> Config:
         data=attrs.evolve(config.data, shards=config.shards),
         model=model,
         train=attrs.evolve(config.train, threads=threads_here(config.train.threads)),
+        split=attrs.evolve(config.split, preset="none"),
     )
 
 
@@ -314,7 +326,8 @@ def _read(path: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Any]:
+    """Read "table.key=value" into the dotted key and the value. Raises ConfigError."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or key.count(".") != 1 or key.startswith(".") or key.endswith("."):

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fsl_async.config.implied import with_implied
-from fsl_async.config.load import load
+from fsl_async.config.load import load, resolved, to_toml
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.counter import random_words
@@ -263,3 +263,20 @@ def test_a_preset_gives_way_to_what_is_given(tmp_path):
     assert (found.data.flip, found.data.crop) == (True, 4)
     with pytest.raises(ConfigError, match=r"split.preset: expected one of none, published-fsl-s"):
         load(None, ["split.preset=x"])
+
+
+def test_a_preset_gives_way_to_defaults_that_are_written_out(tmp_path):
+    """A value in a file that happens to be a default must not be replaced silently."""
+    file = tmp_path / "fsl.toml"
+    file.write_text(
+        '[split]\npreset = "published-fsl-sage"\noptimizer = "adamw"\n[train]\nbatch = 16\n'
+    )
+    found = load(file)
+    assert (found.split.optimizer, found.train.batch, found.split.cut) == ("adamw", 16, "layer2")
+    # `init` writes all settings: there defaults give way.
+    file.write_text(to_toml(load(None)))
+    found = load(file, ["split.preset=published-fsl-sage", "data.flip=false"])
+    assert (found.split.optimizer, found.train.batch, found.data.flip) == ("adam", 256, False)
+    # What --dry-run prints is the same run.
+    file.write_text(to_toml(resolved(found)))
+    assert resolved(load(file)) == resolved(found)
