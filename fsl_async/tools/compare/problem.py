@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsl_async.config.load import load
+from fsl_async.config.load import load, parse_override
 from fsl_async.config.presets import PUBLISHED
 from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
@@ -76,23 +76,25 @@ def config_of(choices: Choices, method: str) -> Config:
     if METHODS[method].auxiliary != "none":
         wanted["split.auxiliary"] = choices.auxiliary
     given = _parsed(choices, wanted)
-    for key in PUBLISHED.get(given.get("split.preset", ""), {}):
+    for key in PUBLISHED.get(str(given.get("split.preset")), {}):
         if key != "split.method" and _OPTIONS.get(key) not in choices.given:
             wanted.pop(key, None)
     sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in wanted.items()]
     return described(load(None, [*sets, *choices.sets], _OPTIONS))
 
 
-def _parsed(choices: Choices, wanted: Iterable[str]) -> dict[str, str]:
+def _parsed(choices: Choices, wanted: Iterable[str]) -> dict[str, Any]:
     """Return `choices.sets` by key; raise UsageError for one that an option or `compare` makes.
 
     `data.partition` may be set beside --alpha.
     """
-    pairs = [text.partition("=") for text in choices.sets]
-    given = {key.strip(): value.strip() for key, _, value in pairs}
+    given = dict(map(parse_override, choices.sets))
     for key in given:
         if key in wanted and key != "data.partition":
             raise UsageError(f"--set {key}: is set by {_OPTIONS.get(key, 'compare')}")
+    partition = given.get("data.partition", "dirichlet")
+    if choices.alpha and not str(partition).startswith("dirichlet"):
+        raise UsageError(f"--alpha: data.partition = {partition} has no shares; leave one of them out")
     return given
 
 

@@ -94,6 +94,24 @@ def test_settings_beside_the_options_and_a_preset_that_gives_way(images):
         config_of(choices_for(images, "sl", sets=("train.batch=4",)), "sl")
 
 
+def test_a_preset_in_quotation_marks_is_the_same_preset(images):
+    """As TOML it would otherwise give way to the options' defaults, silently."""
+    plain, quoted = (
+        config_of(choices_for(images, "fsl-sage", sets=(f"split.preset={text}",)), "fsl-sage")
+        for text in ("published-fsl-sage", '"published-fsl-sage"')
+    )
+    assert quoted == plain
+    assert quoted.model.family == "resnet18"
+
+
+def test_alpha_beside_a_partition_without_shares_is_refused(images):
+    """One of both would be ignored."""
+    for kind in ("iid", '"sorted"'):
+        choices = choices_for(images, "sl", alpha=0.1, sets=(f"data.partition={kind}",))
+        with pytest.raises(UsageError, match=r"--alpha: data.partition = (iid|sorted) has no sh"):
+            config_of(choices, "sl")
+
+
 def test_own_models_are_compared(images, tmp_path):
     """Clients get the files that the command names."""
     (tmp_path / "own.py").write_text(
