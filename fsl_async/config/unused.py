@@ -44,6 +44,16 @@ def _split_has(which: Callable[[type[Method]], bool]) -> Condition:
     return lambda config: config.split.is_on and which(METHODS[config.split.method])
 
 
+def _trains_auxiliary(config: Config, *optimizers: str) -> bool:
+    """Whether clients train an auxiliary model by one of `optimizers`."""
+    split = config.split
+    return METHODS[split.method].auxiliary == "trained" and split.auxiliary_optimizer in optimizers
+
+
+def _has_images(config: Config) -> bool:
+    return config.model.family in {"resnet18", "small-cnn"}
+
+
 def _formats(config: Config) -> set[str]:
     """Number formats in which this run codes values."""
     codec, split = config.codec, config.split
@@ -131,6 +141,10 @@ RULES: tuple[Rule, ...] = (
         lambda c: not _by_scalars(c),
     ),
     _rule(
+        "codec.feedback_up", "a format other than fp32, which loses nothing",
+        lambda c: c.codec.up != "fp32",
+    ),
+    _rule(
         "codec.block_values", "a format with scales: e4m3, e5m2, uniform",
         lambda c: not {c.codec.up, c.codec.down} <= {"fp32", "bf16"},
     ),
@@ -163,6 +177,11 @@ RULES: tuple[Rule, ...] = (
         "split.method", lambda c: c.split.is_on,
     ),
     _rule(
+        "data.partition data.alpha data.pieces", "data.sharding = disjoint",
+        lambda c: c.data.sharding == "disjoint",
+    ),
+    _rule("data.holdout", "text: data sets have a test part", lambda c: not _has_images(c)),
+    _rule(
         "data.alpha", "data.partition = dirichlet or dirichlet-equal",
         lambda c: c.data.partition.startswith("dirichlet"),
     ),
@@ -173,8 +192,9 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.split.is_on or not c.train.task,
     ),
     _rule(
-        "model.preset model.layers model.width model.heads", "a language model",
-        lambda c: c.model.family not in {"resnet18", "small-cnn"},
+        "model.preset model.layers model.width model.heads model.context model.tokenizer"
+        " model.vocabulary",
+        "a language model", lambda c: not _has_images(c),
     ),
     _rule("model.sizes", "a family other than gpt", lambda c: c.model.family != "gpt"),
     # How clients train.
@@ -201,8 +221,9 @@ RULES: tuple[Rule, ...] = (
         "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c),
     ),
     _rule(
-        "train.decay_share train.decay_at", "a schedule wsd",
-        lambda c: _schedule(c) == "wsd",
+        "train.decay_share train.decay_at",
+        "a schedule wsd, or outer.optimizer = growing",
+        lambda c: _schedule(c) == "wsd" or c.outer.optimizer == "growing",
     ),
     _rule(
         "train.final_rate", "a schedule wsd or cosine", lambda c: _schedule(c) != "constant",
@@ -234,7 +255,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "split.betas", "an optimizer adamw or adam",
-        lambda c: c.split.optimizer != "sgd" or METHODS[c.split.method].auxiliary == "trained",
+        lambda c: c.split.optimizer != "sgd" or _trains_auxiliary(c, "adamw", "adam"),
     ),
     _rule(
         "split.down", "a method that sends gradients back",

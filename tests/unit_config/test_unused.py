@@ -17,6 +17,7 @@ LORA = "tune.method=lora"
 CLOCK = "sync.trigger=clock"
 BUFFER = "sync.trigger=buffer"
 SL = "split.method=sl"
+CNN = "model.family=small-cnn"
 
 
 def named(*overrides):
@@ -69,6 +70,20 @@ def named(*overrides):
          {"train.schedule", "train.decay_share"}),
         ([SL, "split.schedule=wsd", "run.rounds=9", "train.decay_share=0.2"], set()),
         ([SL, "split.optimizer=sgd", "split.betas=0.9,0.9"], {"split.betas"}),
+        (["split.method=cse-fsl", "split.optimizer=sgd", "split.betas=0.9,0.9"], set()),
+        (["split.method=cse-fsl", "split.optimizer=sgd", "split.auxiliary_optimizer=sgd",
+          "split.betas=0.9,0.9"], {"split.betas"}),
+        ([SL, "data.sharding=local", "data.partition=sorted", "data.pieces=3"],
+         {"data.partition", "data.pieces"}),
+        ([SL, CNN, "data.holdout=0.1", "model.context=64"], {"data.holdout", "model.context"}),
+        ([SL, "data.holdout=0.1", "model.context=64"], set()),
+        ([SL, "codec.feedback_up=true"], {"codec.feedback_up"}),
+        ([SL, "split.models=e4m3", "codec.feedback_up=true"], set()),
+        (["codec.up=fp32", "codec.feedback_up=true"], {"codec.feedback_up"}),
+        # Momentum "growing" fades by them too.
+        (["train.schedule=cosine", "train.decay_share=0.2"], set()),
+        (["train.schedule=cosine", "train.decay_share=0.2", "outer.optimizer=nesterov"],
+         {"train.decay_share"}),
         (["split.method=cse-fsl", "split.auxiliary_rate=0.1", "split.align_rate=1"],
          {"split.align_rate"}),
         (["split.preset=published-fsl-sage"], set()),
