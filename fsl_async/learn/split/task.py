@@ -74,7 +74,8 @@ def _held(training: SplitTraining) -> int:
 def train(fed: Fed) -> None:
     """Train until the run ends."""
     training = _train(fed)
-    if training.method.aligned and not training.installed:
+    method = training.method
+    if method.aligned and method.rules.align_every and not training.installed:
         fed.log(
             f"{fed.client_name} has trained with the auxiliary model that it began with:"
             " the run ended before an aligned one was there"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fsl_async.errors import ConfigError
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.counter import random_words
 from fsl_async.learn.data.facts import described, facts_of
+from fsl_async.learn.split import task
 from fsl_async.learn.split.build import (
     build_parts,
     build_server,
@@ -141,6 +143,15 @@ def test_alignment_can_be_off():
     """A run without it shows what alignment is worth."""
     method = method_of(SplitRules("fsl-sage", align_every=0))
     assert not any(method.aligns_at(Position(number, 0)) for number in range(30))
+
+
+@pytest.mark.parametrize(("every", "lines"), [(0, 0), (5, 1)])
+def test_a_client_reports_a_missing_alignment_only_where_one_was_due(monkeypatch, every, lines):
+    """A run without alignment must not look like one that ended too early."""
+    method, said = method_of(SplitRules("fsl-sage", align_every=every)), []
+    monkeypatch.setattr(task, "_train", lambda _: SimpleNamespace(method=method, installed=0))
+    task.train(SimpleNamespace(client_name="a", log=said.append))
+    assert len(said) == lines
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
