@@ -94,7 +94,9 @@ def _parsed(choices: Choices, wanted: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"--set {key}: is set by {_OPTIONS.get(key, 'compare')}")
     partition = given.get("data.partition", "dirichlet")
     if choices.alpha and not str(partition).startswith("dirichlet"):
-        raise UsageError(f"--alpha: data.partition = {partition} has no shares; leave one of them out")
+        raise UsageError(
+            f"--alpha: data.partition = {partition} has no shares; leave one of them out"
+        )
     return given
 
 
