@@ -21,7 +21,7 @@ import transformers
 from tuned_runs import adapted, logits_of, make_run, tune_of
 
 import fsl_async.hf
-from fsl_async.errors import ConfigError
+from fsl_async.errors import ConfigError, TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.local_fed import LocalFed
@@ -268,3 +268,11 @@ def test_heads_of_a_quantized_base_are_whole_layers(tmp_path, kind, has_head):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-2)
     found.sum().backward()
     assert model.classifier.weight.grad.shape == (2, tiny_base.WIDTH)
+
+
+def test_a_quantized_base_that_a_rule_changes_is_not_saved(plain, tmp_path):
+    """Its dense patches are in no PEFT folder, and packed weights cannot take them."""
+    model = quantized(plain, "nf4")
+    local(rule="flora").lora(model)
+    with pytest.raises(TaskError, match="use fsl-node export --merged"):
+        model.save_pretrained(tmp_path)
