@@ -198,7 +198,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("model.sizes", "a family other than gpt", lambda c: c.model.family != "gpt"),
     # How clients train.
-    _rule("train.optimizer", "pretraining", _pretrains),
+    _rule(
+        # It decides the usual share of decay, also where adapters have AdamW all the same.
+        "train.optimizer", "pretraining, or a schedule wsd without train.decay_share",
+        lambda c: _pretrains(c)
+        or (c.tune.is_on and c.train.schedule == "wsd" and not c.train.decay_share),
+    ),
     _rule(
         "train.muon_rate", "train.optimizer = muon in pretraining",
         lambda c: _pretrains(c) and c.train.optimizer == "muon",
@@ -221,8 +226,7 @@ RULES: tuple[Rule, ...] = (
         "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c),
     ),
     _rule(
-        "train.decay_share train.decay_at",
-        "a schedule wsd, or outer.optimizer = growing",
+        "train.decay_share train.decay_at", "a schedule wsd, or outer.optimizer = growing",
         lambda c: _schedule(c) == "wsd" or c.outer.optimizer == "growing",
     ),
     _rule(

@@ -101,6 +101,7 @@ SIZES = {
         "max_position_embeddings": POSITIONS,
     },
     "gpt2": {"n_embd": WIDTH, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS},
+    "xlnet": {"d_model": WIDTH, "d_inner": 2 * WIDTH, "n_layer": 1, "n_head": 2},
     "llama": _BLOCKS | {"num_key_value_heads": 2},
     "mixtral": _BLOCKS | {"num_key_value_heads": 2, "num_local_experts": 4},
     "qwen2_moe": _BLOCKS | {

@@ -57,6 +57,14 @@ def named(*overrides):
          {"codec.step_log2", "codec.block_values"}),
         (["train.optimizer=adamw", "train.muon_rate=0.1"], {"train.muon_rate"}),
         (["train.schedule=constant", "train.final_rate=0.1"], {"train.final_rate"}),
+        # Growing momentum falls by it, too.
+        (["train.schedule=cosine", "train.decay_share=0.2"], set()),
+        (["train.schedule=cosine", "outer.optimizer=average", "train.decay_share=0.2"],
+         {"train.decay_share"}),
+        # AdamW's usual share of decay is another one than Muon's.
+        ([LORA, "train.optimizer=adamw"], set()),
+        ([LORA, "train.optimizer=adamw", "train.decay_share=0.2"], {"train.optimizer"}),
+        ([SL, "train.optimizer=adamw"], {"train.optimizer"}),
         (["train.task=own", "model.preset=10m", "data.source=built-in"],
          {"model.preset", "data.source"}),
         (["split.samples=9"], {"split.samples"}),

@@ -34,7 +34,7 @@ from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.learn.models.heads import heads_of, tied_layers, trunk_of
 from fsl_async.learn.models.hf import extra, inject_adapters
 from fsl_async.learn.models.lora import linear_layers
-from fsl_async.learn.models.quantized import sizes_of
+from fsl_async.learn.models.quantized import dequantize_whole, sizes_of
 from fsl_async.learn.models.seeds import first_a
 from fsl_async.learn.models.targets import adapted_layers, without_adapters
 from fsl_async.store.adapters.base import AdapterRule
@@ -102,6 +102,7 @@ class Adapters:
         model.requires_grad_(False)
         self.full = _full_names(model, spec)
         """Names of the weights that train whole."""
+        dequantize_whole(model, self.full)
         to_fp32(model, self.full)
         linear = linear_layers(model)
         trunk, shapes = trunk_of(model), {n: w.shape for n, w in model.named_parameters()}

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from fsl_async.learn.models.hf import extra
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _4BIT, _8BIT = "Params4bit", "Int8Params"
+_LAYERS = ("Linear4bit", "Linear8bitLt")
 
 
 def is_quantized(layer: nn.Module) -> bool:
@@ -54,13 +55,30 @@ def dense_weight(layer: nn.Module) -> Tensor:
 
 def dense_layer(layer: nn.Module) -> nn.Module:
     """Return nn.Linear in fp32 for a quantized layer, and any other layer as it is."""
-    if not is_quantized(layer):
-        return layer
+    return _dense(layer) if is_quantized(layer) else layer
+
+
+def _dense(layer: nn.Module) -> nn.Module:
+    weight: Any = layer.weight
+    dense = weight.data.float() if weight.is_floating_point() else dense_weight(layer).detach()
     out, inputs = sizes_of(layer)
     made = nn.Linear(inputs, out, bias=False, device="meta")
-    made.weight = nn.Parameter(dense_weight(layer).detach(), requires_grad=False)
+    made.weight = nn.Parameter(dense, requires_grad=False)
     made.bias = layer.bias  # type: ignore[assignment]
     return made.train(layer.training)
+
+
+def dequantize_whole(model: nn.Module, names: Iterable[str]) -> None:
+    """Replace the quantized layers that have these weights by nn.Linear: they train whole.
+
+    transformers packs heads like any layer. A new head is a layer of bitsandbytes, too, with values
+    that are not packed, which fails when it computes.
+    """
+    for name in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        layer = model.get_submodule(name)
+        if any(base.__name__ in _LAYERS for base in type(layer).__mro__):
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, _dense(layer))
 
 
 def dequantize(model: nn.Module) -> None:

@@ -152,6 +152,12 @@ class SavePretrained:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._write_adapters(folder, options)
             return
+        if any(is_quantized(plain_layer(layer)) for layer in self._adapters.layers.values()):
+            raise TaskError(
+                "save_pretrained: the base's weights are quantized, so that only adapters can be"
+                " saved: give a folder without a model, and no state_dict; where tune.rule changes"
+                " the base (fedex, flora), use fsl-node export --merged"
+            )
         if is_main_process:
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):  # of another save
                 (folder / name).unlink(missing_ok=True)

@@ -128,7 +128,7 @@ def load_base(
     model.eval()
     if device is not None and not is_quantized:
         model = model.to(device)
-    return Base(model, tokenizer, missing, int(context))
+    return Base(model, tokenizer, missing, max(0, int(context)))  # XLNet has -1: no limit
 
 
 def load_tokenizer(path: str | Path) -> Any:

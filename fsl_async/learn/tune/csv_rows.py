@@ -4,6 +4,10 @@ A quote that is never closed makes a field of all that follows. So a row that sp
 only where it is well formed and has as many fields as there are columns. Otherwise its first line
 is given up, and reading goes on at the next one. From there until a good row, lines with an odd
 number of quotes are given up too: they are what is left of the broken row.
+
+Reading to the end again for each of many broken rows would take the square of a file's length. So
+there is an allowance of characters to read again, which grows with those that are done. No row is
+looked for that is longer than the rest of it.
 """
 
 import csv
@@ -46,7 +50,7 @@ def csv_rows(
         if not taken:
             return
         if fields is None or (len(taken) > 1 and not _fits(fields, header)):
-            feed.put(taken[1:])
+            feed.put_back(taken[1:])
             mends = True
             yield number, UnfitError("with a stray quote")
         elif mends and taken[0][1].count('"') % 2 and len(taken) == 1:
@@ -63,23 +67,36 @@ def _fits(fields: list[str], header: list[str]) -> bool:
     return len(fields) >= len(header) and not any(fields[len(header) :])
 
 
+_ALLOWED, _REGAINED = 8, 4
+"""Allowance at first, in longest rows, and its growth with each character that is done."""
+
+
 class _Feed:
     """Iterates over lines and takes back those of a broken row."""
 
     def __init__(self, lines: Iterator[tuple[int, str]], longest: int) -> None:
         self._lines, self._longest = lines, longest
+        self._allowed = _ALLOWED * longest
         self._back: deque[tuple[int, str]] = deque()
         self.taken: list[tuple[int, str]] = []
+
+    def put_back(self, lines: list[tuple[int, str]]) -> None:
+        """Read these lines of a broken row again."""
+        self._allowed -= sum(len(text) for _, text in lines)
+        self.taken = self.taken[:1]
+        self.put(lines)
 
     def put(self, lines: list[tuple[int, str]]) -> None:
         """Read these lines before the others."""
         self._back.extendleft(reversed(lines))
 
     def __iter__(self) -> Iterator[str]:
-        """Yield lines for one row and keep them in `taken`; stop at the largest length."""
+        """Yield lines for one row and keep them in `taken`; stop at the longest row."""
+        done = sum(len(text) for _, text in self.taken)
+        self._allowed = min(_ALLOWED * self._longest, self._allowed + _REGAINED * done)
         self.taken = []
-        size = 0
-        while size <= self._longest:
+        size, longest = 0, min(self._longest, self._allowed)
+        while size <= longest or not size:
             line = self._back.popleft() if self._back else next(self._lines, None)
             if line is None:
                 return

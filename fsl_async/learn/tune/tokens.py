@@ -33,6 +33,7 @@ from fsl_async.learn.data.partition import epoch_order
 from fsl_async.learn.tune.chats import Chat, chat_of, text_turn
 from fsl_async.learn.tune.records import Records, Sample, Skips, used_line
 from fsl_async.learn.tune.templates import RefusedError, Rendered, render
+from fsl_async.roles.phrasing import counted
 
 Ints = npt.NDArray[np.int64]
 
@@ -41,6 +42,8 @@ UNTRAINED = -100
 
 _ROWS_AT_ONCE = 256
 """Texts in one call of the tokenizer, which is fast only in batches."""
+_CHARACTERS_AT_ONCE = 1 << 20
+"""Characters of rendered chats in one call, or one chat: lists of tokens take 100 times as much."""
 
 _SOURCES = itertools.count()
 
@@ -250,7 +253,7 @@ class _Store:
         self._trained = bytearray()
         self._starts = array("q", [0])
         self._labels = array("q")
-        self._cut = self._used = 0
+        self._cut = self._used = self._left_out = 0
         self._refused = Skips()
         self._end = tokenizer.eos_token_id
         pad = tokenizer.pad_token_id
@@ -293,7 +296,7 @@ class _Store:
         encoded = iter(self._encode([part for part in parts if isinstance(part, str)]))
         whole = iter(self._encode_whole([one for one in every if isinstance(one, Rendered)]))
         for row in rows:
-            was = len(self._starts)
+            was, left_out = len(self._starts), 0
             for sample in row:
                 found = [
                     next(whole) if isinstance(one, Rendered) else self._joined(one, encoded)
@@ -306,9 +309,13 @@ class _Store:
                     self._cut += any(len(ids) > self._context for ids, _ in found)
                     for ids, mask in kept:
                         self._add(ids, mask)
+                else:
+                    left_out += 1
             self._used += len(self._starts) > was
             if row and len(self._starts) == was:
                 self._refused.add(f"without a trained token within {self._context:,} tokens")
+            else:
+                self._left_out += left_out
 
     def finish(self, objective: Objective, labels: Sequence[str], records: Records) -> Tokenized:
         """What was added, with its line for people."""
@@ -331,8 +338,12 @@ class _Store:
         reasons = ", ".join(filter(None, map(str, (records.skips, self._refused))))
         used = used_line(self._used, records.rows + records.skips.total, reasons)
         parts = [f"{records.name}: {records.columns.described}, {used}"]
-        if len(found) != self._used:
-            parts.append(f"{len(found):,} samples")
+        if len(found) != self._used or self._left_out:
+            parts.append(counted(len(found), "sample"))
+        if self._left_out:
+            parts.append(
+                f"{self._left_out:,} more without a trained token within {self._context:,} tokens"
+            )
         parts.append(f"{self._cut:,} cut at {self._context:,} tokens")
         if found.labels is None:
             share = found.tokens / max(1, len(found.ids))
@@ -365,10 +376,8 @@ class _Store:
                 parts = chat.cut()
                 yield self._joined(parts, iter(self._encode([text for text, _ in parts])))
             return
-        found = self._call([chat.text for chat in chats], return_offsets_mapping=True)
-        for chat, ids, places in zip(
-            chats, found.get("input_ids", ()), found.get("offset_mapping", ()), strict=True
-        ):
+        places_of = self._places([chat.text for chat in chats])
+        for chat, (ids, places) in zip(chats, places_of, strict=True):
             mask = bytearray(len(ids))
             spans = iter(chat.spans)
             span = next(spans, None)
@@ -377,6 +386,20 @@ class _Store:
                     span = next(spans, None)
                 mask[number] = span is not None and max(stop, start + 1) > span[0]
             yield ids, mask
+
+    def _places(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """Yield token ids of each text, and where the tokens are in it.
+
+        As lists they are large, so only some are held.
+        """
+        at = 0
+        while at < len(texts):
+            start, size = at, 0
+            while at < len(texts) and size < _CHARACTERS_AT_ONCE:
+                size += len(texts[at])
+                at += 1
+            found = self._call(texts[start:at], return_offsets_mapping=True)
+            yield from zip(found["input_ids"], found["offset_mapping"], strict=True)
 
     def _add(self, ids: Sequence[int], mask: bytes | bytearray) -> None:
         self._ids.extend(ids)

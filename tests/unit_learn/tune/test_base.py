@@ -355,3 +355,9 @@ def test_a_base_without_padding_and_end_cannot_classify(tmp_path):
     load_base(base, "lm")
     with pytest.raises(ConfigError, match="names neither a padding token nor an end of text"):
         load_base(base, "classify", labels=("no", "yes"))
+
+
+def test_a_base_without_a_longest_text_has_no_limit(tmp_path):
+    """XLNet's config gives -1 positions."""
+    folder = tiny_base.write_kind(tmp_path, "xlnet")
+    assert load_base(folder, "classify", labels=("a", "b"), seed=0).context == 0

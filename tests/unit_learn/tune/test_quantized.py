@@ -21,7 +21,7 @@ import transformers
 from tuned_runs import adapted, logits_of, make_run, tune_of
 
 import fsl_async.hf
-from fsl_async.errors import ConfigError
+from fsl_async.errors import ConfigError, TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.local_fed import LocalFed
@@ -245,3 +245,34 @@ def test_other_quantizers_are_refused_in_one_line(plain, tmp_path):
     config.write_text(f'{text}, "quantization_config": {{"quant_method": "gptq", "bits": 4}}}}')
     with pytest.raises(ConfigError, match=r"is quantized by gptq, which is not supported: give th"):
         load_base(tmp_path, "lm")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("has_head", [True, False])
+def test_heads_of_a_quantized_base_are_whole_layers(tmp_path, kind, has_head):
+    """Heads are packed like any layer, but a new one, which then has values and no scales."""
+    auto = "AutoModelForSequenceClassification"
+    folder = tiny_base.write_kind(tmp_path, "bert", auto=auto if has_head else "AutoModel")
+    with quiet():
+        model = getattr(transformers, auto).from_pretrained(
+            str(folder), quantization_config=transformers.BitsAndBytesConfig(**KINDS[kind])
+        )
+    ids = torch.arange(4, 12)[None]
+    wanted = model.eval()(ids).logits if has_head else None
+    fed = LocalFed(ClientContext("a", config={"tune": {"method": "lora"}}))
+    fed.lora(model)
+    assert type(model.classifier) is torch.nn.Linear
+    assert fed.adapters.full == ["classifier.weight", "classifier.bias"]
+    found = model.eval()(ids).logits
+    if has_head:
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-2)
+    found.sum().backward()
+    assert model.classifier.weight.grad.shape == (2, tiny_base.WIDTH)
+
+
+def test_a_quantized_base_that_a_rule_changes_is_not_saved(plain, tmp_path):
+    """Its dense patches are in no PEFT folder, and packed weights cannot take them."""
+    model = quantized(plain, "nf4")
+    local(rule="flora").lora(model)
+    with pytest.raises(TaskError, match="use fsl-node export --merged"):
+        model.save_pretrained(tmp_path)

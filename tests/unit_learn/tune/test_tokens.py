@@ -113,6 +113,8 @@ def test_turns_that_a_template_rewrites_are_samples_of_their_own(tmp_path):
     private = tokens(tmp_path, [CHAT], tokenizer=tokenizer, one_each=True)
     assert len(private) == 1, "noise hides one sample, so a record must not be two"
     assert trained_text(private, tokenizer) == "d!"
+    short = tokens(tmp_path, [CHAT], tokenizer=tokenizer, context=22)
+    assert "1 of 1 rows used; 1 sample; 1 more without a trained token within 22" in short.summary
 
 
 def test_a_chat_is_tokenized_whole(tmp_path):
@@ -360,3 +362,22 @@ def test_many_samples_are_tokenized_in_pieces(tmp_path):
         f"<s>{n:04}</s>" for n in (0, 255, 256, 599)
     ]
     assert data.ids.dtype == np.int32
+
+
+def test_long_chats_are_tokenized_in_pieces_of_characters(tmp_path, monkeypatch):
+    """Rows of many turns are many samples, whose lists of tokens would fill the memory."""
+    rows = [{"messages": CHAT["messages"][:2]}] * 9
+    tokenizer = tiny_base.tokenizer(chat=True)
+    wanted = tokens(tmp_path, rows, tokenizer=tokenizer)
+    monkeypatch.setattr("fsl_async.learn.tune.tokens._CHARACTERS_AT_ONCE", 40)
+    calls, call = [], type(tokenizer).__call__
+
+    def counted(self, texts, **options):
+        calls.append(len(texts))
+        return call(self, texts, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    found = tokens(tmp_path, rows, tokenizer=tokenizer)
+    assert max(calls) == 2
+    assert found.ids.tolist() == wanted.ids.tolist()
+    assert found.trained.tolist() == wanted.trained.tolist()
