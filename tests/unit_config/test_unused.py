@@ -88,8 +88,6 @@ def named(*overrides):
         ([SL, "codec.feedback_up=true"], {"codec.feedback_up"}),
         ([SL, "split.models=e4m3", "codec.feedback_up=true"], set()),
         (["codec.up=fp32", "codec.feedback_up=true"], {"codec.feedback_up"}),
-        # Momentum "growing" fades by them too.
-        (["train.schedule=cosine", "train.decay_share=0.2"], set()),
         (["train.schedule=cosine", "train.decay_share=0.2", "outer.optimizer=nesterov"],
          {"train.decay_share"}),
         (["split.method=cse-fsl", "split.auxiliary_rate=0.1", "split.align_rate=1"],

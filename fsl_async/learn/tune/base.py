@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,6 +28,7 @@ from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.data.counter import random_words
 from fsl_async.learn.models.adapters import to_fp32
 from fsl_async.learn.models.forward import drawing
+from fsl_async.learn.models.heads import heads_of
 from fsl_async.learn.models.hf import collector_paused, dtype_argument, extra
 from fsl_async.learn.tune.base_files import (
     TOKENIZERS,
@@ -203,6 +204,8 @@ def _from_folder(
     config = transformers.AutoConfig.from_pretrained(str(root), **local)
     # With labels set, a head of another size counts as missing, as the option wants.
     _set_labels(config, labels if objective == "classify" else ())
+    if objective == "classify":
+        _leave_dense(transformers, config, base_facts(root).shapes)
     # What is missing is drawn anew below; here it must only leave the process's generator alone.
     with drawing(torch.device("cpu"), 0, "base"):
         model, info = _auto(transformers, objective).from_pretrained(
@@ -216,6 +219,21 @@ def _from_folder(
         )
     other_sizes = (each[0] for each in info["mismatched_keys"])
     return model, tuple(sorted({*info["missing_keys"], *other_sizes}))
+
+
+def _leave_dense(transformers: Any, config: Any, stored: Collection[str]) -> None:
+    """Have transformers make the heads that a quantized folder lacks as layers that are not packed.
+
+    It would draw random numbers for packed weights, which raises. stored: names of weights in the
+    folder.
+    """
+    packed = getattr(config, "quantization_config", None)
+    if not isinstance(packed, dict):
+        return
+    with torch.device("meta"):
+        made = transformers.AutoModelForSequenceClassification.from_config(config)
+    lacking = {name.partition(".")[0] for name in heads_of(made) if name not in stored}
+    packed["llm_int8_skip_modules"] = [*(packed.get("llm_int8_skip_modules") or ()), *lacking]
 
 
 def _from_gguf(

@@ -276,3 +276,32 @@ def test_a_quantized_base_that_a_rule_changes_is_not_saved(plain, tmp_path):
     local(rule="flora").lora(model)
     with pytest.raises(TaskError, match="use fsl-node export --merged"):
         model.save_pretrained(tmp_path)
+
+
+def test_a_packed_folder_without_a_head_classifies(tmp_path):
+    """The new head is drawn from the seed, and the adapter loads where heads are left dense."""
+    plain = tiny_base.write_kind(tmp_path / "plain", "distilbert", auto="AutoModel", dim=64)
+    settings = transformers.BitsAndBytesConfig(**KINDS["nf4"])
+    kinds, packed = transformers.AutoModelForSequenceClassification, tmp_path / "packed"
+    with quiet():
+        transformers.AutoModel.from_pretrained(
+            str(plain), quantization_config=settings
+        ).save_pretrained(str(packed))
+        transformers.AutoTokenizer.from_pretrained(str(plain)).save_pretrained(str(packed))
+    base = load_base(packed, "classify", labels=("a", "b", "c"), seed=3)
+    assert {name.partition(".")[0] for name in base.drawn} == {"pre_classifier", "classifier"}
+    model = local(objective="classify", labels="a,b,c").lora(base.model, heads=base.drawn)
+    ids = torch.arange(4, 12)[None]
+    model(input_ids=ids).logits.sum().backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight.sub_(0.1 * weight.grad)
+    model.eval().save_pretrained(tmp_path / "adapter")
+    settings.llm_int8_skip_modules = ["pre_classifier", "classifier"]
+    with quiet():
+        again = kinds.from_pretrained(str(plain), num_labels=3, quantization_config=settings)
+        again = peft.PeftModel.from_pretrained(again, tmp_path / "adapter").eval()
+    torch.testing.assert_close(
+        again(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0, atol=1e-3
+    )
