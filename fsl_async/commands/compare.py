@@ -366,11 +366,12 @@ class _Split:
         """Run all; each with its row."""
         from fsl_async.tools.compare.comparison import Comparison
         from fsl_async.tools.compare.outcome import row
+        from fsl_async.tools.compare.problem import used
 
         comparison = Comparison(self.choices, folder, places, say=say, stop=stop)
         for method in self.choices.methods:
             found = comparison.run(method)
-            yield found, row(found, self.choices.as_dict())
+            yield found, row(found, used(self.choices, method))
 
     def lines(self, found: list[Outcome]) -> list[str]:
         """The table."""

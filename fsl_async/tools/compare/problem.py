@@ -100,6 +100,18 @@ def _parsed(choices: Choices, wanted: Iterable[str]) -> dict[str, Any]:
     return given
 
 
+def used(choices: Choices, method: str) -> dict[str, Any]:
+    """Return the choices by name, with the values of a preset where it has replaced them."""
+    found, config = choices.as_dict(), config_of(choices, method)
+    preset = dict(map(parse_override, choices.sets)).get("split.preset")
+    for key in PUBLISHED.get(str(preset), {}):
+        table, _, name = key.partition(".")
+        choice = "model" if key == "model.family" else name
+        if choice in found:
+            found[choice] = getattr(getattr(config, table), name)
+    return found
+
+
 _OPTIONS = {
     "run.rounds": "--rounds",
     "run.seed": "--seed",

@@ -22,7 +22,7 @@ from fsl_async.tools.compare.comparison import Comparison, _Node
 from fsl_async.tools.compare.outcome import Outcome, Point
 from fsl_async.tools.compare.places import Loopback, net_of
 from fsl_async.tools.compare.plot import check_plot, draw, figure_of
-from fsl_async.tools.compare.problem import check, config_of
+from fsl_async.tools.compare.problem import check, config_of, used
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +90,10 @@ def test_settings_beside_the_options_and_a_preset_that_gives_way(images):
     assert (found.split.method, found.model.family) == ("cse-fsl", "small-cnn")
     assert (found.train.batch, found.split.buffer_samples) == (12, 1000)
     assert (found.split.align_passes, found.split.align_batch) == (2, 3)
+    row = used(published, "cse-fsl")
+    assert (row["model"], row["batch"], row["align_passes"]) == ("small-cnn", 12, 2)
+    assert (row["optimizer"], row["buffer_samples"]) == ("adam", 1000), "in rows, what has run"
+    assert used(choices_for(images, "sl"), "sl") == choices_for(images, "sl").as_dict()
     with pytest.raises(UsageError, match=r"--set train.batch: is set by --batch"):
         config_of(choices_for(images, "sl", sets=("train.batch=4",)), "sl")
 
