@@ -155,6 +155,9 @@ def _span(text: str, number: int, text_of: Render, end: str) -> Span | None:
         start = next(place for place, (one, other) in enumerate(pairs) if one != other)
         if start < len(text_of(number)):
             return None
+        mark = after.rfind("<", len(text_of(number)), start)
+        if ">" not in after[mark:start] and mark >= 0:
+            start = mark  # both open one with this sign: <think> here, <tool_call> there
     return (start, len(after)) if text.startswith(after) and start < len(after) else None
 
 

@@ -142,6 +142,13 @@ def rendered(template, messages, tools=None, **more):
             "<system>Help.</s><user>Dose?</s><assistant>{4 mg</s>}",
         ),
         (ALTERNATES, [USER, ANSWER], None, "<user>Dose?</s><assistant>{4 mg</s>}"),
+        # The prompt opens a thought, and the answer something else with the same sign.
+        (
+            BY_TEXT,
+            [USER, {"role": "assistant", "content": "<b>4</b> mg"}],
+            None,
+            "<user>Dose?</s><assistant>{<b>4</b> mg</s>}",
+        ),
         # What follows the last answer is left out.
         (PLAIN, [USER, ANSWER, USER], None, "<user>Dose?</s><assistant>{4 mg</s>}"),
     ],
