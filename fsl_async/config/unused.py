@@ -24,7 +24,7 @@ Condition = Callable[[Config], bool]
 class Rule:
     """Settings that have an effect only where `holds`.
 
-    keys: dotted names, with * for any characters. needs: the condition, for people.
+    keys: dotted names, with * for any characters. needs: the condition in words.
     """
 
     keys: tuple[str, ...]

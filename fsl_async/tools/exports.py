@@ -158,10 +158,18 @@ def write_adapters(
         trunk=trunk,
         rank=layout.rank,
         scale=tune.scale,
-        task=SEQ_CLS if tune.objective == "classify" else CAUSAL_LM,
+        task=_task_of(tune, names, trunk),
         base=base,
     )
     write_note(folder, run, loaded, "adapters", rule=tune.rule, objective=tune.objective)
+
+
+def _task_of(tune: TuneConfig, names: Sequence[str], trunk: str) -> str | None:
+    """Return peft's task type. A script's model may have new heads whatever the run's objective."""
+    heads = {name.partition(".")[0] for name in names if is_head(name, trunk)}
+    if tune.objective == "classify" or heads.intersection(peft_folder.PEFT_HEADS):
+        return SEQ_CLS
+    return None if heads - {"lm_head", "embed_out"} else CAUSAL_LM
 
 
 def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> None:

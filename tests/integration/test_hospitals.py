@@ -103,7 +103,7 @@ class People:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_guide_from_its_first_line_to_its_exported_model(tmp_path):
-    """What people type, with keys; then plain peft loads what they have."""
+    """The guide's commands, with keys, give a classifier that plain peft loads."""
     (port,) = free_ports(1)
     people = People(tmp_path)
     try:

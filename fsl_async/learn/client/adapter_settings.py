@@ -19,7 +19,7 @@ _FIELDS = (
     "peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "rank_pattern",
     "alpha_pattern", "modules_to_save",
 )  # fmt: skip
-"""Of a peft config. Dropout, and what only concerns the start, are the client's own."""
+"""Fields of a peft config that are compared. Dropout and initialization may differ."""
 
 
 def adapter_settings(module: nn.Module, exchanged: Collection[str]) -> tuple[FrozenTensor, ...]:

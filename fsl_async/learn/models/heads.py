@@ -16,7 +16,7 @@ _LANGUAGE_HEADS = frozenset({"lm_head", "embed_out"})
 
 
 def trunk_of(model: nn.Module) -> str:
-    """Return the name of the module that all models of the family share; "" where there is none.
+    """Return the name of the module that all models of the family share, or "".
 
     That is `base_model_prefix` of transformers. A module of your own around one transformers model
     has that one as its trunk.

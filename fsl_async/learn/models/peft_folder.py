@@ -31,7 +31,7 @@ CAUSAL_LM, SEQ_CLS = "CAUSAL_LM", "SEQ_CLS"
 
 _PREFIX = "base_model.model."
 """In front of every name in a PEFT folder."""
-_PEFT_HEADS = ("classifier", "score")
+PEFT_HEADS = ("classifier", "score")
 """Modules that peft itself saves whole where the task is SEQ_CLS."""
 _CONV1D = (".c_attn", ".c_proj", ".c_fc")
 """Layers of GPT-2, which keeps weights transposed. peft looks again and corrects a wrong guess."""
@@ -62,7 +62,7 @@ def write_adapters(
     tensors |= {_PREFIX + name: one for name, one in full.items()}
     write_tensors(folder / ADAPTER_WEIGHTS, tensors)
     targets, modules = list(factors), dict.fromkeys(saved_module(name, trunk) for name in full)
-    if task == SEQ_CLS and not any(name in modules for name in _PEFT_HEADS):
+    if task == SEQ_CLS and not any(name in modules for name in PEFT_HEADS):
         task = None  # with it peft saves its heads whole, also where the run does not
     alpha = scale * rank
     config = {

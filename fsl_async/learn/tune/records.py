@@ -52,7 +52,7 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
 }
 """Names of columns that are recognized, in any case, the usual one first."""
 NAMED = ("text", "label", "prompt", "completion", "messages", "tools", "chosen", "rejected")
-"""What `--columns` may name."""
+"""Names that `--columns` takes."""
 
 _SHAPES: Mapping[Objective, Mapping[str, tuple[str, ...]]] = {
     "lm": {
@@ -92,7 +92,7 @@ class Sample:
 
 @attrs.frozen(slots=True)
 class Columns:
-    """What a file holds: its shape, and the column of each part."""
+    """The shape of a file's rows, and the column of each part."""
 
     shape: str
     at: Mapping[str, str]

@@ -108,7 +108,7 @@ def _files(path: Path) -> tuple[Path, ...]:
             return (path,)
         files = sorted(path.iterdir())
         found = [one for one in files if kind_of(one) and one.is_file()]
-        # Beside data, README.txt is none.
+        # Beside files of data a .txt file, such as README.txt, is left out.
         found = [one for one in found if kind_of(one) != "text"] or found
         found = found or [one for one in sorted(path.rglob("*.parquet")) if one.is_file()]
     except OSError as error:

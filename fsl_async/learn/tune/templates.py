@@ -101,7 +101,7 @@ def _rendered(chat: Chat, tokenizer: Any, *, whole: bool, once: bool) -> list[Re
             text: str = tokenizer.apply_chat_template(
                 turns[:count], tools=tools, tokenize=False, add_generation_prompt=asks
             )
-        except Exception as error:  # noqa: BLE001 - templates are programs, and raise what they like
+        except Exception as error:  # noqa: BLE001 - templates raise as they like
             raise RefusedError(f"{_RAISED} ({_reason(error)})") from None
         return text
 

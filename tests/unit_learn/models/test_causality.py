@@ -55,7 +55,7 @@ def test_only_causal_language_models_are_looked_at():
 
 
 def test_a_model_that_needs_more_than_tokens_is_named():
-    """What cannot be checked is said, and not refused."""
+    """A model that cannot be checked is taken, with a line in the log."""
 
     class Blind(transformers.LlamaForCausalLM):
         def forward(self, pixels, **_):

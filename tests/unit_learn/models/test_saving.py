@@ -1,4 +1,4 @@
-"""What adapted models save, loaded back by plain torch, transformers and peft."""
+"""Adapted models, saved and loaded back by plain torch, transformers and peft."""
 
 import copy
 import io

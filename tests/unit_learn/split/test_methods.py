@@ -25,7 +25,7 @@ ROUNDS, RATE, DECAY = 3, 2e-3, 0.01
 UPLOAD_EVERY, ALIGN_EVERY, PASSES, BUFFER = 2, 2, 3, 9
 SPEC = OptimizerSpec("adam", RATE, DECAY)
 NET_RATE = 5e-3
-"""Of CSE-FSL's auxiliary model, which has an optimizer of its own without decay."""
+"""Optimizer of CSE-FSL's auxiliary model, without decay."""
 
 
 def away(number, site):

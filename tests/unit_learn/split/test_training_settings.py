@@ -1,4 +1,4 @@
-"""What settings of split learning make of optimizers, rates, losses, adapters and images."""
+"""Settings of split learning reach optimizers, rates, losses, adapters and images."""
 
 import importlib.util
 import itertools

@@ -15,8 +15,9 @@ if not importlib.util.find_spec("peft"):
 import peft
 import tiny_base
 import transformers
-from tuned_runs import adapted, make_run
+from tuned_runs import adapted, make_run, make_versions
 
+from fsl_async.config.load import load
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
@@ -115,6 +116,24 @@ def test_a_head_trains_whole_and_is_exported(bases, tmp_path, kind):
             ]
         for one in found:
             torch.testing.assert_close(outputs(one), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_classifier_of_a_script_is_exported(bases, tmp_path, kind):
+    """The objective of a run is of the built-in task: a script's run may have the default one."""
+    fed, model = local(), classifier(bases[kind])
+    hand_over(fed, model)
+    weights = ModelWeights(model, fed.adapters.view)
+    tune = [f"tune.{key}={value}" for key, value in fed.config["tune"].items()]
+    make_versions(tmp_path / "run", weights, load(None, tune))
+    run = KeptRun(tmp_path / "run")
+    loaded = run.chosen(None)
+    (tmp_path / "adapter").mkdir()
+    write_adapters(tmp_path / "adapter", run, loaded, base=str(bases[kind]))
+    weights.copy_in(loaded.vector)
+    with quiet():
+        found = peft.PeftModel.from_pretrained(classifier(bases[kind]), str(tmp_path / "adapter"))
+    torch.testing.assert_close(outputs(found), outputs(model), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", HEADS)

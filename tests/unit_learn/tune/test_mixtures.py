@@ -1,4 +1,4 @@
-"""Mixtures of experts: which layers get adapters, what is said of the others, and the plan.
+"""Mixtures of experts: which layers get adapters, the line about the others, and the plan.
 
 Skipped without the extra `hf`.
 """
