@@ -55,14 +55,14 @@ def accumulate(store, key, value):
     store.accumulate(key, 1.0)
 
 
-def jobs_of(store, say=lambda _: None):
+def jobs_of(store, say=lambda _: None, shards=1):
     events = []
     feed = lambda event, cause=None: events.append(event)  # noqa: E731
     jobs = StoreJobs(
         store,
         AtOnce(),
         feed,
-        shards=1,
+        shards=shards,
         scheduler=tp.VirtualScheduler(),
         say=say,
     )
@@ -88,3 +88,17 @@ def test_a_delta_that_counts_nothing_is_told(store):
     assert note.level == "warning"
     assert note.text.startswith("delta a/1/1/4 is left out of version 3: it was stored too late")
     assert isinstance(events[-1], ev.VersionCommitted)
+
+
+def test_leases_of_data_that_is_not_divided_are_on_disk(store, tmp_path):
+    """Each client has one: it is a member after a restart, too."""
+    jobs, _ = jobs_of(store, shards=0)
+    for place, name in enumerate("abc"):
+        jobs.admit(do.Admit(name, 1, place), place)
+        jobs.keep_shard(do.KeepShard(name, 1), place)
+    store.close()
+    again = Store(tmp_path / "run", StoreSettings(2, FP32, OuterSettings("average")))
+    found = again.recover()
+    again.close()
+    assert dict(found.leases) == {"a": 0, "b": 1, "c": 2}
+    assert not found.provisional
