@@ -193,21 +193,30 @@ class SyncConfig:
 
 @frozen(kw_only=True)
 class GuardConfig:
-    """Protection against wrong or malicious deltas; each rule is off at 0."""
+    """Protection against wrong or malicious deltas; each rule is off at 0.
+
+    Medians have one value of each client.
+    """
 
     clip_norm: float = setting(
         0.0, "a delta counts as one of at most this L2 norm; 0 = never", span(least=0)
     )
     clip_median: float = setting(
-        0.0, "... or of at most this x the median norm of the last 64; 0 = never", span(least=0)
+        1.5,
+        "... or of at most this x the median of its version, of norms a square root of a step;"
+        " 0 = never",
+        span(least=0),
     )
     outlier_median: float = setting(
         0.0,
-        "quarantine deltas whose norm is above this x the median of the last 64; 0 = never",
+        "quarantine deltas whose norm is above this x the median of the clients' newest; 0 = never",
         span(least=0),
     )
     least: int = setting(
-        5, "deltas that must have been accepted before medians count", span(least=1, most=64)
+        5,
+        "deltas that must have been accepted before medians of earlier versions count, and clients"
+        " with whose newest a version of fewer is completed",
+        span(least=1, most=64),
     )
     release: bool = setting(
         False, "check quarantined deltas again after each version, until they are too stale"
@@ -218,16 +227,16 @@ class GuardConfig:
         span(least=0),
     )
     max_tokens_median: float = setting(
-        0.0,
-        "a delta's tokens, and those of its steps, count up to this x the median of the last 64;"
-        " 0 = all",
+        10.0,
+        "a delta's tokens, and those of its steps, count up to this x the median of the clients'"
+        " newest; 0 = all",
         span(least=0),
     )
 
     @property
     def looks_at_norms(self) -> bool:
-        """Whether any rule needs the norms of deltas."""
-        return bool(self.clip_norm or self.clip_median or self.outlier_median)
+        """Whether a rule that is off by default needs the norms of deltas."""
+        return bool(self.clip_norm or self.outlier_median)
 
 
 @frozen(kw_only=True)

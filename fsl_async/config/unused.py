@@ -110,6 +110,10 @@ RULES: tuple[Rule, ...] = (
             c.guard.clip_median or c.guard.outlier_median or c.guard.max_tokens_median
         ),
     ),
+    _rule(
+        "guard.clip_median", "deltas that are changes, not full weights",
+        lambda c: not c.split.sends_whole,
+    ),
     _rule("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
     # How they are merged.
     _rule(

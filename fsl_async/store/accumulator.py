@@ -121,6 +121,11 @@ class Accumulator:
         self.weights[key] = weight
         self._extra = None
 
+    def weigh(self, key: DeltaKey, weight: float) -> None:
+        """Change the weight of a delta. The sum is recomputed when it is used next."""
+        self.weights[key] = weight
+        self._extra = _Extra(None, 0.0, 0, self._frames)
+
     def remove(self, key: DeltaKey) -> None:
         """Remove a delta, or the frames of it that have arrived. Absent keys are ignored."""
         if self.weights.pop(key, None) is not None:

@@ -151,9 +151,12 @@ class Book:
         """The newest merged deltas, oldest first.
 
         Pending ones are left out because they are still to be judged, quarantined ones because they
-        do not count.
+        do not count. All of the newest version are in it, so that a client with many deltas does
+        not displace the others.
         """
-        return [delta for delta in self.accepted if delta.key in self.merged]
+        newest = [delta for delta in self.accepted if delta.key in self.merged]
+        last = [one for one in self._details.get(self.version, {}).values() if one]
+        return list({one.key: one for one in (*last, *newest)}.values())
 
     def merged_after(self, version: int) -> list[StoredDelta]:
         """The deltas merged after `version` whose details are kept, in merge order."""

@@ -222,6 +222,7 @@ class Merging:
         self._is_fixed = False
         self._catch_up()
         self._check(version, merged, scale)
+        self._weigh(merged)
         again = self._checked_again(version, merged, reused)
         round_sum = self.sum
         chunks: Callable[[], Chunks]
@@ -308,23 +309,33 @@ class Merging:
         book = self._facts.book
         if version != book.version + 1:
             raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
-        weights = {one.key: one.weight for one in merged}
-        if not merged or len(weights) != len(merged) or weights != self.accumulated:
+        keys = {one.key for one in merged}
+        if not merged or len(keys) != len(merged) or keys != self.accumulated.keys():
             raise StoreError(
                 f"version {version} is to merge {len(merged)} deltas, but the accumulator holds "
-                f"other ones or other weights ({len(self.accumulated)} deltas)"
+                f"other ones ({len(self.accumulated)} deltas)"
             )
         if not math.isfinite(scale):
             raise StoreError(f"version {version} has the scale {scale}; it must be finite")
         for one in merged:
-            if not 0.0 < one.clip <= 1.0:
-                raise StoreError(f"delta {one.key.text} is clipped by {one.clip}, not by 0 to 1")
+            if not (0.0 < one.clip <= 1.0 and is_weight(one.weight)):
+                raise StoreError(
+                    f"delta {one.key.text} has the weight {one.weight} and is clipped by {one.clip}"
+                )
             tokens = book.pending[one.key].delta.tokens
-            if tokens != one.delta.tokens:
+            if tokens < one.delta.tokens:
                 raise StoreError(
                     f"delta {one.key.text} was accepted with {tokens} tokens, not "
                     f"{one.delta.tokens}"
                 )
+
+    def _weigh(self, merged: Sequence[MergedDelta]) -> None:
+        """Give the deltas of the round their final weights."""
+        for one in merged:
+            if one.key in self._left_out:
+                self._left_out[one.key] = one.weight
+            elif self.sum.weights[one.key] != one.weight:
+                self.sum.weigh(one.key, one.weight)
 
     def _checked_again(
         self, version: int, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta]

@@ -57,6 +57,10 @@ class SpooledDeltas:
             ) from error
         self.weights[key] = weight
 
+    def weigh(self, key: DeltaKey, weight: float) -> None:
+        """Change the weight of a delta."""
+        self.weights[key] = weight
+
     def remove(self, key: DeltaKey) -> None:
         """Remove a delta. Absent keys are ignored."""
         self.weights.pop(key, None)

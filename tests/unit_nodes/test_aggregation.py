@@ -40,8 +40,6 @@ def test_refused_in_one_line(overrides, words):
 @pytest.mark.parametrize(("override", "words"), [
     ("outer.aggregation=median", "choose mean"),
     ("outer.optimizer=nesterov", "choose average"),
-    ("guard.clip_norm=1", "choose 0"),
-    ("guard.clip_median=3", "choose 0"),
     ("sync.trigger=clock", "choose rounds"),
     ("sync.max_staleness=4", "choose 0"),
     ("sync.weighting=batch", "choose auto, tokens or uniform"),

@@ -73,7 +73,7 @@ def test_an_average_that_fails_is_reported_once(store):
     """Its Commit follows at once and must not make a version or a second report."""
     jobs, events = jobs_of(store)
     accumulate(store, A, 3.0)
-    jobs.average(do.Average(1, (merged_of(A, 7.0),), 1.0), 1)
+    jobs.average(do.Average(1, (merged_of(A, -7.0),), 1.0), 1)
     jobs.commit(do.Commit(1), 3)
     assert [type(event) for event in events] == [ev.CommitFailed]
     assert store.version == 0

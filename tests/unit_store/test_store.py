@@ -211,7 +211,7 @@ def test_publishing_can_start_over(run):
         (0, 0.1, {}, "cannot be next"),
         (1, math.nan, {}, "scale nan"),
         (1, 0.1, {"tokens": 11}, "with 10 tokens, not 11"),
-        (1, 0.1, {"weight": 2.0}, "other weights"),
+        (1, 0.1, {"weight": -2.0}, "has the weight -2.0"),
     ],
 )
 def test_a_commit_that_does_not_match_is_refused(run, version, scale, given, words):

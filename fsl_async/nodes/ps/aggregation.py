@@ -49,7 +49,11 @@ def check_aggregation(config: Config) -> None:
     rule = rule_of(config)
     _check_adapters(config)
     if config.split.sends_whole and (rule.by_rows or config.guard.looks_at_norms):
-        what = f"outer.aggregation = {rule.name}" if rule.by_rows else "guard.clip_* and outlier_*"
+        what = (
+            f"outer.aggregation = {rule.name}"
+            if rule.by_rows
+            else "guard.clip_norm and outlier_median"
+        )
         raise ConfigError(
             f"{what}: these compare differences, and clients of this run send full weights;"
             " set split.models to another format",
@@ -88,12 +92,10 @@ def _check_adapters(config: Config) -> None:
     rule = adapter_rule_of(config)
     if rule is None or not rule.merges_products:
         return
-    sync, outer, guard = config.sync, config.outer, config.guard
+    sync, outer = config.sync, config.outer
     wrong = {
         "outer.aggregation": outer.aggregation != "mean" and "mean (others compare factors)",
         "outer.optimizer": outer.optimizer != "average" and "average (momentum keeps a basis)",
-        "guard.clip_norm": guard.clip_norm and "0 (factors are clipped, not products)",
-        "guard.clip_median": guard.clip_median and "0 (factors are clipped, not products)",
         "sync.trigger": sync.trigger != "rounds" and "rounds",
         "sync.max_staleness": sync.staleness_limit and "0 (older versions have other bases)",
         "sync.weighting": sync.weighting in {"batch", "fednova", "anarchic"}

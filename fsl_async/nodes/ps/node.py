@@ -118,6 +118,12 @@ def run_facts(run: str, config: Config) -> RunFacts:
     return RunFacts(run, config.shards, to_wire(config), *place)
 
 
+def _guard_of(config: Config) -> GuardRules:
+    """The limits of deltas. Norms of full weights are no lengths of changes, so none is clipped."""
+    rules = GuardRules(**attrs.asdict(config.guard))
+    return attrs.evolve(rules, clip_median=0.0) if config.split.sends_whole else rules
+
+
 def rules_of(config: Config) -> ParameterServerRules:
     """The part of the configuration that the machine uses."""
     sync = config.sync
@@ -137,11 +143,12 @@ def rules_of(config: Config) -> ParameterServerRules:
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
         drain_cap_s=config.transfer.drain_cap_s,
         keep_versions=config.store.keep_versions,
-        guard=GuardRules(**attrs.asdict(config.guard)),
+        guard=_guard_of(config),
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
         reuses=rule_of(config).reuses,
         compares=rule_of(config).by_rows,
+        clips_values=bool((adapters := adapter_rule_of(config)) and adapters.merges_products),
         shards=config.shards,
         history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
         epsilon=config.tune.dp_epsilon,

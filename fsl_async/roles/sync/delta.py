@@ -10,9 +10,11 @@ Events, effects, messages and records hold these classes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from statistics import fmean
 from typing import Annotated, Any, Self
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from fsl_async.roles.messages import Form, optional
 from fsl_async.roles.names import MAX_DIGITS, NAME
@@ -125,3 +127,26 @@ class MergedDelta:
     def key(self) -> DeltaKey:
         """The key of the delta."""
         return self.delta.key
+
+
+def one_each(merged: Iterable[MergedDelta]) -> list[MergedDelta]:
+    """Return one delta for each client, with the mean of its tokens, steps and norms."""
+    found: dict[str, list[MergedDelta]] = {}
+    for one in merged:
+        found.setdefault(one.key.client, []).append(one)
+    return [
+        ones[0]
+        if len(ones) == 1
+        else evolve(
+            ones[0],
+            delta=evolve(
+                ones[0].delta,
+                # Rounded up: full weights must not add up to more than they are divided by.
+                tokens=-(-sum(one.delta.tokens for one in ones) // len(ones)),
+                steps=-(-sum(one.delta.steps for one in ones) // len(ones)),
+            ),
+            weight=fmean(one.weight for one in ones),
+            norm=fmean(one.norm for one in ones),
+        )
+        for ones in found.values()
+    ]

@@ -49,8 +49,7 @@ class DeltaAdmission:
         if objection is None:
             tokens, why = self.guard.tokens(delta, now)
             delta = evolve(delta, tokens=tokens)
-            weight = None if self.guard.rules.clips else self.deltas.weight(delta)
-            receive = do.ReceiveDelta(peer, event.stream, delta, weight)
+            receive = do.ReceiveDelta(peer, event.stream, delta, self.deltas.weight(delta))
             return [*([Note(why, "warning")] if why else []), receive], False
         code, text = objection
         return [
@@ -60,7 +59,7 @@ class DeltaAdmission:
         ], True
 
     def book(self, stored: StoredDelta, now: float) -> list[Effect]:
-        """Queue a durable delta for the next merge, clipped if necessary, or exclude it."""
+        """Queue a durable delta for the next merge, or exclude it."""
         key = stored.key
         reason = self.guard.outlier(stored.norm)
         if reason is not None:
@@ -75,14 +74,8 @@ class DeltaAdmission:
 
     def count(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Queue a delta for the next merge."""
-        clip = self.guard.clip(stored.norm)
         self.guard.accepted(stored, now)
-        effects: list[Effect] = [self.deltas.acknowledge(stored, clip)]
-        if clip < 1.0:
-            limit = clip * stored.norm
-            text = f"delta {stored.key.text} of norm {stored.norm:.4g} counts as one of {limit:.4g}"
-            effects.append(Note(text, "warning"))
-        return effects
+        return [self.deltas.acknowledge(stored)]
 
     def look_again(self, now: float) -> list[Effect]:
         """Release held deltas that are no outliers any more and not too stale."""

@@ -16,8 +16,17 @@ from typing import Any
 
 from attrs import evolve, mutable
 
-from fsl_async.roles.sync.delta import EPSILON, Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.counting import Counting
+from fsl_async.roles.sync.delta import (
+    EPSILON,
+    Delta,
+    DeltaKey,
+    MergedDelta,
+    StoredDelta,
+    one_each,
+)
 from fsl_async.roles.sync.effects import Accumulate
+from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import Weighting
 
 MAX_TOKENS = 10**12
@@ -45,6 +54,7 @@ class DeltaBook:
     epsilon: that a delta's client may have spent; 0: the run is not private. reuses: whether a
     version also has the newest merged delta of each client without a new one. weighs_unmoved:
     whether a delta of norm 0 has a weight, as for rules that compare deltas (docs/adr/0141).
+    counting: how much each counts in a version; default: each client once, without limits.
     """
 
     def __init__(
@@ -56,12 +66,16 @@ class DeltaBook:
         epsilon: float = 0.0,
         reuses: bool = False,
         weighs_unmoved: bool = False,
+        counting: Counting | None = None,
     ) -> None:
         self.weighting = weighting
+        self.counting = counting or Counting(weighting, NormGuard())
         self._epsilon = epsilon
         self.max_staleness = max_staleness
         self.pending: dict[DeltaKey, MergedDelta] = {}
         self.merging: tuple[MergedDelta, ...] = ()
+        self.counted_less: list[str] = []
+        """Lines on the deltas of the current merge that do not count in full."""
         self.reused: tuple[MergedDelta, ...] = ()
         """Merged before, and a part of the current merge again, with its weight there."""
         self._reuses = reuses
@@ -73,11 +87,14 @@ class DeltaBook:
         self.global_versions: list[int] = []
         """The newest ones made of the weights of all groups; no delta is older for them."""
         self._steps: deque[int] = deque(maxlen=USUAL_DELTAS)
-        """Of the last merged deltas."""
+        """Of the last merged deltas, one for each client and version."""
         self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
 
     def recovered(self, usual: Sequence[StoredDelta], latest: Sequence[MergedDelta] = ()) -> None:
-        """Restore what the newest merged deltas were, oldest first. latest: of each client."""
+        """Restore the newest merged deltas, oldest first.
+
+        usual: one of each client and version. latest: the newest one of each client.
+        """
         self._steps.extend(one.delta.steps for one in usual)
         for one in latest:
             self._remember(one)
@@ -97,8 +114,9 @@ class DeltaBook:
             del self.pending[merged.key]
             self.settle(merged.key, "merged")
             tokens += merged.delta.tokens
-            self._steps.append(merged.delta.steps)
             self._remember(merged)
+        self._steps.extend(one.delta.steps for one in one_each(self.merging))
+        self.counting.guard.advance()
         self.merging = self.reused = ()
         return tokens
 
@@ -138,13 +156,13 @@ class DeltaBook:
         See also `reused`.
         """
         self.reused = self._again()
-        self.merging = tuple(self.pending.values())
-        steps = [*self._steps, *(one.delta.steps for one in self.merging)][-USUAL_DELTAS:]
+        self.merging, self.counted_less = self.counting.count(list(self.pending.values()))
+        clients = one_each(self.merging)
+        steps = [*self._steps, *(one.delta.steps for one in clients)][-USUAL_DELTAS:]
         # Not the mean: one delta that claims a million steps would make all others count for more.
         usual_steps = statistics.median(steps) if steps else None
-        return self.merging, self.weighting.scale(
-            _counted((*self.merging, *self.reused)), usual_steps
-        )
+        work = self.counting.by_client(_counted(self.merging))
+        return self.merging, self.weighting.scale([*work, *_counted(self.reused)], usual_steps)
 
     @property
     def worth(self) -> float:
@@ -255,12 +273,12 @@ class DeltaBook:
         """The weight of a delta in the next new merge."""
         return self.weighting.weight(delta, self.staleness(delta.key))
 
-    def acknowledge(self, stored: StoredDelta, clip: float = 1.0) -> Accumulate:
-        """Queue a durable delta for the next new merge, with `clip` times its weight."""
+    def acknowledge(self, stored: StoredDelta) -> Accumulate:
+        """Queue a durable delta for the next new merge, with the weight that it has by itself."""
         delta = stored.delta
         # It would take weight from those that changed something.
         is_counted = stored.norm > 0.0 or self._weighs_unmoved
-        weight = clip * self.weight(delta) if is_counted else 0.0
+        weight = self.weight(delta) if is_counted else 0.0
         self.pending[delta.key] = MergedDelta(delta, self.staleness(delta.key), weight, stored.norm)
         return Accumulate(delta.key, weight)
 

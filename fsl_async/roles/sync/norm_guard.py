@@ -1,15 +1,15 @@
-"""Limits the weight of deltas by norm and token count, and excludes outliers. Pure.
+"""Limits what one client can do by its norms, tokens and number of deltas. Pure.
 
-The values and the token counts of a client may be wrong or forged. The guard compares norms and
-token counts with the running medians of accepted deltas (the last `MEMORY`): a median is robust
-while fewer than half of the deltas are wrong. A rule with value 0 is off.
+The values and the token counts of a client may be wrong or forged. The guard compares them with
+medians, which are robust while fewer than half of the clients are wrong: a client has one norm and
+one token count in each, however many deltas it sends. A rule with value 0 is off.
 
     max_tokens_per_s     counted tokens are at most this x the seconds since the client's last
                          delta, or since it joined
     max_tokens_median    and at most this x the median of tokens, and in a step at most this x the
                          median of tokens a step, by which clients are weighed
-    clip_norm            a delta's weight is lowered so that it counts as one of at most this norm
-    clip_median          ... or of at most this x the median of norms
+    clip_norm            a delta counts as one of at most this norm
+    clip_median          ... or of at most this x the median of its version (`limit`)
     outlier_median       a delta of more than this x the median of norms is excluded: the ledger has
                          the reason, and its file is kept
 
@@ -18,22 +18,26 @@ the same number. An excluded delta is declined, or, where deltas may be released
 at each new version it is compared again, and merged with its staleness if it is no outlier any more
 (the median moves during training).
 
-Clipping is that of Sun et al. 2019 (arXiv:1911.07963), applied to weights: the average contains
-clip x delta, divided by the sum of unclipped weights. The median uses norms before clipping.
+Clipping is that of Sun et al. 2019 (arXiv:1911.07963). The median is of one version, from the first
+one on, because norms of earlier versions do not exist there, and fall later. A delta grows with its
+steps, about as their square root where gradients are noise, so norms are compared a root of a step.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from attrs import field, frozen, mutable
 
-from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
+from fsl_async.roles.sync.delta import ORDER, Delta, DeltaKey, MergedDelta, StoredDelta, one_each
 
 MEMORY = 64
+"""Clients whose newest delta is remembered."""
+
+MOST_STEPS = 4
+"""Steps of a delta, in medians of its version, by which it may be longer than the others."""
 
 MOST_HELD = 16
 """How many deltas of a client are held back to be released; older ones stay in quarantine."""
@@ -41,7 +45,11 @@ MOST_HELD = 16
 
 @frozen
 class GuardRules:
-    """The limits; 0: no limit. least: accepted deltas that medians need."""
+    """The limits; 0: no limit.
+
+    least: deltas that must have been accepted before medians of earlier versions count, and clients
+    whose norms a version is compared with.
+    """
 
     clip_norm: float = 0.0
     clip_median: float = 0.0
@@ -51,31 +59,40 @@ class GuardRules:
     max_tokens_median: float = 0.0
     release: bool = False
 
-    @property
-    def clips(self) -> bool:
-        """Whether a delta's weight may depend on its norm."""
-        return self.clip_norm > 0.0 or self.clip_median > 0.0
-
 
 @mutable
 class NormGuard:
-    """Medians of accepted deltas, and deltas held back. Times in seconds of the caller's clock."""
+    """Each client's newest delta, and deltas held back. Times in seconds of the caller's clock.
+
+    by_step: clients are weighed by their mean step, so that its norm is compared.
+    """
 
     rules: GuardRules = field(factory=GuardRules)
+    by_step: bool = False
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
-    _norms: deque[float] = field(factory=lambda: deque(maxlen=MEMORY))
-    _tokens: deque[int] = field(factory=lambda: deque(maxlen=MEMORY))
-    _batches: deque[float] = field(factory=lambda: deque(maxlen=MEMORY))
-    """Tokens a step."""
+    _newest: dict[str, StoredDelta] = field(factory=dict)
+    """Of each client, the client of the newest one last."""
+    _accepted: int = 0
+    """Deltas, of which one for each client and version counts."""
+    _counted: set[str] = field(factory=set)
+    """Clients whose delta since the last version counts in `_accepted`."""
     _since: dict[str, float] = field(factory=dict)
     _settled: dict[str, tuple[DeltaKey, int]] = field(factory=dict)
 
-    def recovered(self, usual: Iterable[StoredDelta], held: Iterable[StoredDelta]) -> None:
-        """Restore the newest merged deltas and the held ones from disk, oldest first."""
+    def recovered(self, usual: Sequence[StoredDelta], held: Iterable[StoredDelta]) -> None:
+        """Restore the newest merged deltas and the held ones from disk, oldest first.
+
+        usual: one of each client and version.
+        """
+        self._accepted = len(usual)
         for one in usual:
             self._remember(one)
         if self.rules.release:
             self.held = {one.key: one for one in held}
+
+    def advance(self) -> None:
+        """Begin a new version: each client's next delta counts again."""
+        self._counted.clear()
 
     def joined(self, client: str, now: float) -> None:
         """Start to count the time of a new client."""
@@ -99,50 +116,89 @@ class NormGuard:
             most = max(1, int(rules.max_tokens_per_s * seconds))
             if most < counted:
                 counted, why = most, f"{rules.max_tokens_per_s:g} a second for {seconds:.1f} s"
-        if rules.max_tokens_median and len(self._tokens) >= rules.least:
-            usual = median(self._tokens)
-            most = max(1, int(rules.max_tokens_median * usual))
+        if self._accepted >= rules.least:
+            most, reason = self.most_tokens(delta, [one.delta for one in self._newest.values()])
             if most < counted:
-                counted, why = most, f"{rules.max_tokens_median:g} x the median of {usual:g}"
-            a_step = rules.max_tokens_median * median(self._batches or [math.inf])
-            most = max(1, int(min(a_step * delta.steps, tokens)))
-            if most < counted:
-                counted, why = most, f"at most {a_step:g} a step, {delta.steps} steps"
+                counted, why = most, reason
         if why is not None:
             self._settled[key.client] = (key, counted)
             why = f"{counted} of the {tokens} tokens that {key.client} claims count: {why}"
         return counted, why
 
+    def most_tokens(self, delta: Delta, known: Sequence[Delta]) -> tuple[int, str]:
+        """How many tokens of a delta may count beside those of `known`, one a client, and why."""
+        factor = self.rules.max_tokens_median
+        if not factor or not known:
+            return delta.tokens, ""
+        usual = median(one.tokens for one in known)
+        a_step = factor * median(one.tokens / one.steps if one.steps else 0.0 for one in known)
+        most = max(1, int(min(factor * usual, delta.tokens)))
+        most_of_steps = max(1, int(min(a_step * delta.steps, delta.tokens)))
+        if most_of_steps < most:
+            return most_of_steps, f"at most {a_step:g} a step, {delta.steps} steps"
+        return most, f"{factor:g} x the median of {usual:g}"
+
     def outlier(self, norm: float) -> str | None:
         """Why a delta of that norm is excluded, or None."""
         factor = self.rules.outlier_median
-        if not factor or len(self._norms) < self.rules.least:
+        if not factor or self._accepted < self.rules.least:
             return None
-        usual = median(self._norms)
+        usual = median(one.norm for one in self._newest.values())
         if norm <= factor * usual:
             return None
         return f"its norm of {norm:.4g} is above {factor:g} x the median of {usual:.4g}"
 
-    def clip(self, norm: float) -> float:
-        """The factor of a delta's weight: 1, or limit / norm."""
-        limits = []
-        if self.rules.clip_norm:
-            limits.append(self.rules.clip_norm)
-        if self.rules.clip_median and len(self._norms) >= self.rules.least:
-            limits.append(self.rules.clip_median * median(self._norms))
-        limit = min(limits, default=norm)
-        return limit / norm if norm > limit else 1.0
+    def clips(self, merged: Sequence[MergedDelta]) -> dict[DeltaKey, float]:
+        """The factors, below 1, of the deltas of a version that count as shorter than they are."""
+        clip_norm = self.rules.clip_norm or math.inf
+        clients = [one for one in one_each(merged) if one.norm > 0.0]
+        found: dict[DeltaKey, float] = {}
+        for order in {_order(one.delta) for one in merged}:
+            deltas = [one for one in merged if one.norm > 0.0 and _order(one.delta) == order]
+            # A form of steps that one client alone has is compared with all others.
+            alike = [one for one in clients if _order(one.delta) == order]
+            limit, most_steps = self._limit(alike if len(alike) > 1 else clients)
+            for one in deltas:
+                size = self._size(one.norm, one.delta.steps, most_steps)
+                if size > limit or one.norm > clip_norm:
+                    found[one.key] = min(limit / size, clip_norm / one.norm)
+        return found
+
+    def _limit(self, clients: Sequence[MergedDelta]) -> tuple[float, float]:
+        """The largest size that counts whole beside these clients, and the most steps for it.
+
+        The newest deltas of others complete a version of few clients. Of two, the shorter is the
+        measure.
+        """
+        names = {one.key.client for one in clients}
+        before = [one for name, one in reversed(self._newest.items()) if name not in names]
+        work = [(one.norm, one.delta.steps) for one in clients]
+        work += [(one.norm, one.delta.steps) for one in before if one.norm > 0.0][
+            : max(0, self.rules.least - len(work))
+        ]
+        if not self.rules.clip_median or len(work) < 2:
+            return math.inf, math.inf
+        most_steps = MOST_STEPS * median(steps for _, steps in work)
+        sizes = [self._size(norm, steps, most_steps) for norm, steps in work]
+        return self.rules.clip_median * (min if len(sizes) == 2 else median)(sizes), most_steps
+
+    def _size(self, norm: float, steps: int, most_steps: float) -> float:
+        return norm / max(1.0, min(steps, most_steps)) ** (1.0 if self.by_step else 0.5)
 
     def accepted(self, stored: StoredDelta, now: float) -> None:
         """Add an accepted delta to the medians."""
+        client = stored.key.client
+        self._accepted += client not in self._counted
+        self._counted.add(client)
         self._remember(stored)
-        self.stored(stored.key.client, now)
+        self.stored(client, now)
 
     def _remember(self, one: StoredDelta) -> None:
-        self._norms.append(one.norm)
-        self._tokens.append(one.delta.tokens)
-        if one.delta.steps:
-            self._batches.append(one.delta.tokens / one.delta.steps)
+        client = one.key.client
+        self._newest.pop(client, None)
+        self._newest[client] = one
+        for oldest in list(self._newest)[:-MEMORY]:
+            del self._newest[oldest]
 
     def stored(self, client: str, now: float) -> None:
         """Restart a client's time at its delta, accepted or not."""
@@ -164,3 +220,7 @@ class NormGuard:
         for one in found:
             del self.held[one.key]
         return found
+
+
+def _order(delta: Delta) -> object:
+    return delta.facts.get(ORDER)

@@ -71,6 +71,7 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import DeltaBook
@@ -118,6 +119,8 @@ class ParameterServerMachine:
         round_s = rules.every_s if rules.trigger == "clock" else 0.0
         self.progress = RunProgress(rules.limits, rules.decays_from, round_s)
         self.members: dict[str, Member] = {}
+        trigger = trigger_of(rules)
+        self.guard = NormGuard(rules.guard, by_step=weighting.by_step)
         self.deltas = DeltaBook(
             weighting,
             max_staleness=rules.max_staleness,
@@ -125,10 +128,11 @@ class ParameterServerMachine:
             epsilon=rules.epsilon,
             reuses=rules.reuses,
             weighs_unmoved=rules.compares,
+            counting=Counting(
+                weighting, self.guard, trigger.clients_lead or rules.reuses, rules.clips_values
+            ),
         )
-        self.guard = NormGuard(rules.guard)
         self.deadlines = Deadlines()
-        trigger = trigger_of(rules)
         self.serving = Serving(
             self.members,
             self.deltas,
@@ -259,7 +263,8 @@ class ParameterServerMachine:
         self.serving.global_base = event.global_base
         self.deltas.digests = dict(event.digests)
         self.deltas.global_versions = list(event.newest_global)
-        self.deltas.recovered(event.usual, event.latest)
+        usual = list({(one.key.client, one.key.base): one for one in event.usual}.values())
+        self.deltas.recovered(usual, event.latest)
         self.deltas.advance(event.version, event.digest)
         for key in sorted(event.settled):
             self.deltas.settle(key, event.settled[key])
@@ -275,7 +280,7 @@ class ParameterServerMachine:
             self.deadlines.set("linger", now + self.rules.drain_s)
         waiting = counted(len(event.pending), "delta")
         text = f"continuing at version {event.version} with {waiting} still to be merged"
-        self.guard.recovered(event.usual, event.held)
+        self.guard.recovered(usual, event.held)
         self.guard.known_since(
             [*self.deltas.settled, *(one.key.client for one in event.pending)],
             now - event.since_version_s,

@@ -58,6 +58,7 @@ class ParameterServerRules:
     aggregation: str = "mean"
     reuses: bool = False  # whether a version also has the newest merged delta of other clients
     compares: bool = False  # whether the aggregation rule compares deltas, unmoved ones too
+    clips_values: bool = False  # whether a clipped delta is multiplied, and not its weight
     shards: int = 1
     history: int = 0
     """Versions whose scalars a returning client replays at most; 0: versions are no scalars."""

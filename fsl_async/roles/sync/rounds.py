@@ -214,7 +214,8 @@ class RoundCoordinator:
         average = do.Average(
             version, merged, scale, position, self.deltas.worth, self.deltas.reused
         )
-        return [average, do.Commit(version)]
+        notes = [Note(line, "warning") for line in self.deltas.counted_less]
+        return [*notes, average, do.Commit(version)]
 
     def begin(self, now: float) -> None:
         """Set the first call: version 0 is durable."""

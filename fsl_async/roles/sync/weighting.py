@@ -14,7 +14,7 @@ FedBuff the discount is not normalized away: a round of stale deltas makes a sma
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from attrs import frozen
 
@@ -33,6 +33,9 @@ LEAST_BALANCE = 0.01
 class Weighting(Protocol):
     """A strategy. All methods depend on their arguments only, so a replay is exact."""
 
+    by_step: ClassVar[bool]
+    """Whether a delta counts by its mean step, not by all of it."""
+
     def weight(self, delta: Delta, staleness: int) -> float:
         """The factor of a delta in the accumulator; finite and not negative."""
 
@@ -48,6 +51,8 @@ class Weighting(Protocol):
 
 class _MeanOfDeltas:
     """The average is the mean of all deltas."""
+
+    by_step = False
 
     def worth(self, merged: Sequence[MergedDelta]) -> float:
         """All of them."""
@@ -76,6 +81,7 @@ class BatchWeighting:
     weight. Not for clients that send full weights, which do not add up.
     """
 
+    by_step = False
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def worth(self, merged: Sequence[MergedDelta]) -> float:
@@ -155,6 +161,7 @@ class FedNovaWeighting(_MeanOfDeltas):
     weight.
     """
 
+    by_step = True
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
@@ -178,6 +185,7 @@ class AnarchicWeighting(_MeanOfDeltas):
     delta without steps has no weight.
     """
 
+    by_step = True
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:

@@ -120,8 +120,8 @@ class RoundStore(CountingStore):
         reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """See `CountingStore.average`."""
-        weights = {one.key: one.weight for one in merged}
-        assert weights == self._accumulated, "deltas are merged with their weights"
+        assert {one.key for one in merged} == self._accumulated.keys(), "all of them are merged"
+        assert all(one.weight <= self._accumulated[one.key] for one in merged), "none counts more"
         made = super().average(version, merged, scale, position, worth, reused=reused)
         fresh = [one if one.key.base == version - 1 else evolve(one, weight=0.0) for one in merged]
         return evolve(made, merged=tuple(fresh))

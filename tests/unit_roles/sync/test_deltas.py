@@ -4,9 +4,11 @@ import pytest
 from attrs import evolve
 from deltas import delta_of, stored_of
 
+from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
 from fsl_async.roles.sync.effects import Accumulate
+from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import TokensWeighting, weighting_named
 
 
@@ -175,18 +177,24 @@ def test_the_usual_steps_are_those_of_the_last_64_merged():
 
 def latest_book(**rules):
     """A book of a run at version 0 that uses deltas again."""
+    weighting, guard = weighting_named("latest"), NormGuard(GuardRules(clip_norm=4.0))
     made = DeltaBook(
-        weighting_named("latest"), max_staleness=2, keep_versions=1, reuses=True, **rules
+        weighting,
+        max_staleness=2,
+        keep_versions=1,
+        reuses=True,
+        counting=Counting(weighting, guard, own_pace=True),
+        **rules,
     )
     made.advance(0, "d0")
     return made
 
 
-def merge_of(book, version, *sent, clip=1.0):
+def merge_of(book, version, *sent, norm=1.0):
     """Merge deltas of so many steps, from the newest version: (client, steps). What is used."""
     for name, steps in sent:
-        one = stored_of(DeltaKey(name, 1, version - 1, version), tokens=steps, steps=steps)
-        book.acknowledge(one, clip)
+        one = stored_of(DeltaKey(name, 1, version - 1, version), norm, tokens=steps, steps=steps)
+        book.acknowledge(one)
     _, scale = book.begin_merge()
     reused, tokens = book.reused, book.advance(version, f"d{version}")
     return {one.key.client: (one.staleness, one.weight) for one in reused}, scale, tokens
@@ -210,7 +218,7 @@ def test_newest_deltas_are_used_again():
 def test_a_clipped_delta_stays_clipped():
     """Its weight when it was merged says by how much; a start restores it from the record."""
     book = latest_book()
-    merge_of(book, 1, ("a", 10), clip=0.25)
+    merge_of(book, 1, ("a", 10), norm=16.0)
     again = latest_book()
     again.recovered([], list(book._latest.values()))
     again.advance(1, "d1")

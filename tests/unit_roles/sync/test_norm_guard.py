@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+from attrs import evolve
 from deltas import delta_of, stored_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
 from fsl_async.roles.sync.norm_guard import MEMORY, MOST_HELD, GuardRules, NormGuard
 
 
@@ -21,10 +22,10 @@ def key(client, sequence=1, base=0):
 
 
 def usual(norms, tokens=()):
-    """Deltas that were merged before, with these norms."""
+    """Deltas that were merged before, each of its own client, with these norms."""
     return tuple(
-        stored_of(key("before"), norm, tokens=count)
-        for norm, count in itertools.zip_longest(norms, tokens, fillvalue=8)
+        stored_of(key(f"before{number}"), norm, tokens=count)
+        for number, (norm, count) in enumerate(itertools.zip_longest(norms, tokens, fillvalue=8))
     )
 
 
@@ -32,6 +33,28 @@ def screen(norms=(), tokens=(), **rules):
     made = NormGuard(GuardRules(**{"least": 3, **rules}))
     made.recovered(usual(norms, tokens), ())
     return made
+
+
+def clips(made, *norms, steps=(), orders=()):
+    """The norms with which a version counts deltas of so many norms, each of its own client."""
+    merged = [
+        MergedDelta(
+            evolve(delta_of(key(f"c{number}"), steps=count), facts=facts),
+            0,
+            1.0,
+            norm,
+        )
+        for number, (norm, count, facts) in enumerate(
+            zip(
+                norms,
+                steps or [2] * len(norms),
+                [{"order": one} for one in orders] or [{}] * len(norms),
+                strict=True,
+            )
+        )
+    ]
+    found = made.clips(merged)
+    return [found.get(one.key, 1.0) * one.norm for one in merged]
 
 
 def tokens_of(made, which, tokens, now):
@@ -42,26 +65,52 @@ def tokens_of(made, which, tokens, now):
 
 
 def test_without_rules_nothing_is_limited():
-    """By default every delta counts in full."""
+    """Every delta counts in full."""
     made = screen([1.0] * 9, [5] * 9)
     assert made.outlier(1e19) is None
-    assert made.clip(1e19) == 1.0
+    assert clips(made, 1.0, 1.0, 1e19) == [1.0, 1.0, 1e19]
     assert tokens_of(made, key("a"), 10**12, 0.0) == (10**12, None)
 
 
 def test_clip_norm_by_hand():
     """Norms above the limit count as the limit; others are unchanged."""
-    made = screen(clip_norm=2.0)
-    assert [made.clip(norm) for norm in (0.0, 1.0, 2.0, 8.0)] == [1.0, 1.0, 1.0, 0.25]
+    assert clips(screen(clip_norm=2.0), 0.0, 1.0, 2.0, 8.0) == [0.0, 1.0, 2.0, 2.0]
 
 
-def test_clip_by_the_median():
-    """The lower of the two limits counts; a median needs enough norms."""
-    made = screen([1.0, 2.0], clip_median=3.0, clip_norm=100.0)
-    assert made.clip(50.0) == 1.0
-    made.accepted(stored_of(key("a"), 3.0), 0.0)
-    assert made.clip(12.0) == 0.5
-    assert made.clip(1e6) == 6e-6
+def test_the_first_version_is_clipped_by_its_own_median():
+    """Nothing is known of earlier ones, and an attacker of 1e18 need not wait for that."""
+    made = screen(clip_median=1.5)
+    assert clips(made, 1.0, 1.2, 1e18, 0.8) == pytest.approx([1.0, 1.2, 1.65, 0.8])
+    assert clips(made, 1.0, 1e18) == pytest.approx([1.0, 1.5]), "of two, the shorter"
+    assert clips(made, 1e18) == [1e18], "with nothing to compare"
+    assert clips(screen(clip_median=1.5, clip_norm=1.2), 1.0, 1.0, 9.0)[2] == pytest.approx(1.2)
+
+
+def test_a_version_of_few_clients_is_completed_with_the_newest_of_others():
+    """So that a client that is alone in a version has a measure, also after a restart."""
+    made = screen([1.0, 3.0], clip_median=2.0)
+    assert clips(made, 50.0) == pytest.approx([6.0])
+    for number in range(9):
+        made.accepted(stored_of(key("before1", number), 1e-9), 0.0)
+    assert clips(made, 50.0, 1.0) == pytest.approx([2.0, 1.0]), "many deltas of a client are one"
+    assert clips(made, 9.0, 9.0, 9.0) == [9.0] * 3, "a version of enough is its own measure"
+
+
+def test_norms_are_compared_by_the_square_root_of_their_steps():
+    """An honest client of four times the steps is as far as that; a claim of more helps no more."""
+    made = screen(clip_median=1.5)
+    assert clips(made, 1.0, 1.0, 2.9, steps=(100, 100, 400)) == [1.0, 1.0, 2.9]
+    assert clips(made, 1.0, 1.0, 1e9, steps=(100, 100, 10**12))[2] == pytest.approx(3.0)
+    assert clips(made, 1.0, 1.0, 0.2, steps=(100, 100, 1)) == pytest.approx([1.0, 1.0, 0.15])
+    made.by_step = True
+    assert clips(made, 1.0, 1.0, 9.0, steps=(100, 100, 1))[2] == pytest.approx(0.015)
+
+
+def test_orders_of_steps_are_compared_apart():
+    """Zeroth order moves weights less; an order that one client alone has is no way out."""
+    made = screen(clip_median=1.5)
+    assert clips(made, 9.0, 9.0, 1.0, 1.0, orders=(1, 1, 0, 0)) == [9.0, 9.0, 1.0, 1.0]
+    assert clips(made, 9.0, 1.0, 1.0, orders=(1, 0, 0))[0] == pytest.approx(1.5)
 
 
 def test_outliers_by_the_median():
@@ -73,23 +122,58 @@ def test_outliers_by_the_median():
 
 
 @given(
-    st.lists(st.floats(0.5, 2.0), min_size=33, max_size=64),
-    st.lists(st.floats(1e3, 1e19), max_size=31),
+    st.lists(st.floats(0.5, 2.0), min_size=5, max_size=9),
+    st.lists(st.floats(1e3, 1e19), max_size=4),
 )
 def test_fewer_than_half_do_not_move_the_limit_out(honest, absurd):
     """With an accepted minority of absurd norms, honest ones stay in and absurd ones out."""
     made = screen([*absurd, *honest], outlier_median=8.0, clip_median=8.0)
     assert all(made.outlier(norm) is None for norm in honest)
     assert all(made.outlier(norm) is not None for norm in absurd)
-    assert all(made.clip(norm) * norm <= 16.0 * (1 + 1e-9) for norm in absurd)
+    counted = clips(made, *honest, *absurd)
+    assert counted[: len(honest)] == honest
+    assert all(norm <= 16.0 * (1 + 1e-9) for norm in counted)
 
 
-def test_only_the_newest_norms_count():
+def test_many_deltas_of_a_client_are_one_norm_in_the_medians():
+    """Else 36 tiny ones in each version exclude all honest deltas, and 36 large ones none."""
+    for norm in (1e-9, 1e9):
+        made = screen(outlier_median=3.0)
+        for name in "abcd":
+            made.accepted(stored_of(key(name)), 0.0)
+        for number in range(36):
+            made.accepted(stored_of(key("liar", number), norm), 0.0)
+        assert made.outlier(1.0) is None
+        assert made.outlier(9.0) is not None
+
+
+def test_deltas_of_one_client_in_one_version_are_not_enough_for_a_median():
+    """The least number of deltas counts each client once in a version."""
+    made = screen(outlier_median=3.0)
+    for number in range(36):
+        made.accepted(stored_of(key("liar", number), 1e-9), 0.0)
+    assert made.outlier(1.0) is None
+    for _ in range(2):
+        made.advance()
+        made.accepted(stored_of(key("a"), 1.0), 0.0)
+    assert made.outlier(9.0) is not None
+
+
+def test_only_the_newest_norm_of_a_client_counts():
     """Norms fall during training, so old ones must not count."""
-    made = screen([100.0] * MEMORY, outlier_median=3.0)
-    for _ in range(MEMORY):
-        made.accepted(stored_of(key("a")), 0.0)
+    made = screen([100.0] * 3, outlier_median=3.0)
+    for number in range(3):
+        made.accepted(stored_of(key(f"before{number}")), 0.0)
     assert made.outlier(100.0) is not None
+
+
+def test_clients_that_left_are_forgotten_in_time():
+    """The newest clients count."""
+    made = screen([100.0], outlier_median=3.0)
+    for number in range(MEMORY):
+        made.accepted(stored_of(key(f"c{number}")), 0.0)
+    assert len(made._newest) == MEMORY
+    assert "before0" not in made._newest
 
 
 def test_tokens_by_the_clock():
@@ -149,8 +233,8 @@ def test_release_compares_again():
     made = screen([1.0] * 3, outlier_median=2.0, release=True)
     made.hold(stored_of(key("a"), 3.0))
     assert made.releasable() == []
-    for _ in range(5):
-        made.accepted(stored_of(key("b"), 2.0), 0.0)
+    for number in range(2):
+        made.accepted(stored_of(key(f"before{number}"), 2.0), 0.0)
     assert [one.key for one in made.releasable()] == [key("a")]
     assert made.releasable() == []
 
@@ -181,12 +265,24 @@ def test_a_clipped_delta_weighs_less(guarded, look):
     """Its weight is lowered; the average is divided by unclipped weights."""
     server = guarded(clip_norm=2.0)
     effects = server.store(key("a", 2, 1), norm=8.0)
-    assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a", 2, 1), 8 * 0.25)]
-    assert "of norm 8 counts as one of 2" in look.notes(effects)
+    assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a", 2, 1), 8.0)]
     server.store(key("b", 2, 1))
-    (average,) = look.only(server.store(key("c", 2, 1)), do.Average)
-    assert [one.weight for one in average.merged] == [2.0, 8.0, 8.0]
+    effects = server.store(key("c", 2, 1))
+    (average,) = look.only(effects, do.Average)
+    assert "a's delta of norm 8 counts as one of 2" in look.notes(effects)
+    assert [(one.weight, one.clip) for one in average.merged] == [(2.0, 0.25), (8, 1), (8, 1)]
     assert average.scale == 1 / 24
+
+
+def test_a_delta_of_which_products_are_formed_is_multiplied(make_server, look):
+    """A smaller weight does not bound a product, so the weight stays."""
+    server = make_server(guard=GuardRules(clip_median=1.5), clips_values=True)
+    server.begin("a", "b", "c")
+    server.fire()
+    server.store(key("a"), norm=6.0)
+    server.store(key("b"))
+    (average,) = look.only(server.store(key("c")), do.Average)
+    assert [(one.weight, one.clip) for one in average.merged] == [(8, 0.25), (8, 1), (8, 1)]
 
 
 def test_an_outlier_is_quarantined(guarded, look):
@@ -208,14 +304,12 @@ def test_a_held_outlier_is_released(guarded, look):
     """With release its client gets Accepted, and a later version merges it with its staleness."""
     server = guarded(outlier_median=10.0, release=True)
     held = key("a", 2, 1)
-    server.store(key("b", 2, 1), norm=9.0)
-    server.store(key("c", 2, 1), norm=9.0)
     effects = server.store(held, norm=60.0)
     assert look.only(effects, do.Quarantine)[0].held
     assert look.sent(effects, "a") == [msg.Accepted(held)]
     assert look.sent(server.offer(held, number=1)) == [msg.Accepted(held)]
-    for name in "abc":
-        server.machine.guard.accepted(stored_of(key(name), 9.0), 0.0)
+    server.store(key("b", 2, 1), norm=9.0)
+    server.store(key("c", 2, 1), norm=9.0)
     effects = server.committed(2)
     assert look.only(effects, do.Release) == [do.Release(held)]
     assert [one.key for one in look.only(effects, do.Accumulate)] == [held]
@@ -256,13 +350,12 @@ def test_a_false_token_count_reaches_no_ledger(make_server, look):
     ] == [500]
 
 
-@pytest.mark.parametrize("name", ["clip_norm", "clip_median"])
-def test_a_delta_that_may_be_clipped_is_not_added_as_it_arrives(make_server, look, name):
-    """Its weight is known only when all of it has arrived."""
-    server = make_server(guard=GuardRules(**{name: 2.0}))
+def test_a_delta_that_may_be_clipped_is_added_as_it_arrives(make_server, look):
+    """Few are clipped, and then the sum is made again."""
+    server = make_server(guard=GuardRules(clip_median=1.5))
     server.begin("a")
     (received,) = look.only(server.offer(key("a")), do.ReceiveDelta)
-    assert received.weight is None
+    assert received.weight == 8.0
 
 
 def test_after_a_restart_the_same_is_excluded(make_server, look):
@@ -324,5 +417,4 @@ def test_no_norm_makes_a_weight_that_is_not_a_number():
     """Norms are zero, tiny, and the largest that the store accepts."""
     made = screen([0.0] * 3, clip_median=2.0, clip_norm=1e-30)
     for norm in (0.0, 5e-324, 1e20):
-        assert math.isfinite(made.clip(norm))
-        assert 0.0 <= made.clip(norm) <= 1.0
+        assert all(math.isfinite(one) for one in clips(made, norm, 0.0, norm, 1.0))
