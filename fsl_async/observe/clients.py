@@ -85,6 +85,7 @@ class ClientState:
     deltas_merged: int = 0
     deltas_refused: int = 0
     deltas_quarantined: int = 0
+    deltas_clipped: int = 0  # merged as if they were shorter
     uploads: int = 0  # that the split server trained
     facts: dict[str, float] = field(factory=dict)  # of its last delta: rank, order
     label_shares: dict[str, float] = field(factory=dict)

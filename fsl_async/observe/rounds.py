@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,7 +22,7 @@ from fsl_async.observe.clients import ClientState, Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.idle_clients import saw_alike, saw_norm
 from fsl_async.observe.run import Run
-from fsl_async.observe.tuning import FAR, far_movers, saw_delta
+from fsl_async.observe.tuning import FAR, far_movers, norms_of, saw_delta
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
 
@@ -153,7 +153,11 @@ class ParameterServerFigures:
     _round_of: dict[str, int] = field(factory=dict)
     # key -> bytes, of deltas that an earlier process stored
     _uncounted: dict[str, int] = field(factory=dict)
-    _far: set[str] = field(factory=set)  # clients that moved adapters far in the newest version
+    _far: set[str] = field(factory=set)  # clients that moved weights far in the newest version
+    _norms: dict[str, float] = field(factory=dict)  # by client, of the version being made
+    _clipped: dict[str, int] = field(factory=dict)  # by client, deltas of that version
+    _opposite: list[str] = field(factory=list)
+    """Of the newest versions, the client whose delta was opposite to the rest; or empty."""
     _again: set[str] = field(factory=set)  # keys that the last start found pending
     _loss_of: dict[str, float] = field(factory=dict)
     _advised: bool = False
@@ -409,6 +413,10 @@ class ParameterServerFigures:
         """A version is being made of what is pending."""
         run.node.phase = "merging"
         self._merging = dict(self._pending)
+        merged = line.get("merged") or []
+        self._norms = norms_of(merged)
+        clipped = (_client(one["delta"]["key"]) for one in merged if one["clip"] < 1.0)
+        self._clipped = dict(Counter(clipped))
 
     def commit_failed(self, run: Run, line: Line) -> None:
         """It could not be written."""
@@ -449,7 +457,12 @@ class ParameterServerFigures:
             self.cosines.append(float(cosine))
         run.tell("version", f"version {self.version}: {self._merge_words(run, merged)}")
         self._moved(run, line.get("product_norms") or {})
+        for name, count in self._clipped.items():
+            if (client := run.clients.get(name)) is not None:
+                client.deltas_clipped += count
         saw_alike(run, self.alike, map(_client, merged), line.get("alike") or {})
+        opposite = str(line.get("opposite") or "")
+        self._opposite = [*self._opposite, opposite][-ADVICE_ROUNDS:]
         advice = self._advice()
         if advice:
             run.tell("advice", advice)
@@ -460,9 +473,10 @@ class ParameterServerFigures:
         for name, norm in norms.items():
             if (client := run.clients.get(name)) is not None:
                 client.product_norm = float(norm)
-        far = set(far_movers(norms))
+        far = set(far_movers(norms or self._norms))
+        what = "adapters" if norms else "weights"
         for name in sorted(far - self._far):
-            text = f"{name} moves the adapters {FAR:g} times as far as the median site or more"
+            text = f"{name} moves the {what} {FAR:g} times as far as the median site or more"
             run.tell("moves far", text, name, "warning")
         self._far = far
 
@@ -472,10 +486,12 @@ class ParameterServerFigures:
         if self._advised or len(recent) < ADVICE_ROUNDS or statistics.median(recent) > LOW_COSINE:
             return ""
         self._advised = True
+        name, rounds = Counter(self._opposite).most_common(1)[0]
+        whose = f": {name}'s are opposite to the rest" if name and 2 * rounds > len(recent) else ""
         return (
             f"clients' changes cancel each other (median cosine {statistics.median(recent):.2f}"
-            f" over {ADVICE_ROUNDS} rounds): sync more often, use larger batches or lower rates,"
-            " and look whether the sites' data have anything in common"
+            f" over {ADVICE_ROUNDS} rounds){whose}: sync more often, use larger batches or lower"
+            " rates, and look whether the sites' data have anything in common"
         )
 
     def _merge_words(self, run: Run, merged: Mapping[str, int]) -> str:

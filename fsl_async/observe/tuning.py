@@ -17,7 +17,7 @@ SHARE = "share_"
 ONE_CLASS = 0.95
 """Share of one label from which a site counts as one of a single class."""
 FAR = 3.0
-"""A site that moves the products this many times as far as the median is named."""
+"""A site that moves weights or products this many times as far as the median is named."""
 MOST_LABELS = 16
 _FACTS = ("rank", "order")
 
@@ -45,8 +45,17 @@ def saw_delta(client: ClientState, delta: Mapping[str, Any]) -> str:
     )
 
 
+def norms_of(merged: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """By client, the mean norm of its deltas in a version. merged: as in the journal."""
+    found: dict[str, list[float]] = {}
+    for one in merged:
+        client = str(one["delta"]["key"]).partition("/")[0]
+        found.setdefault(client, []).append(float(one["norm"]))
+    return {client: statistics.fmean(norms) for client, norms in found.items()}
+
+
 def far_movers(norms: Mapping[str, float]) -> list[str]:
-    """The clients that change the products much further than the median."""
+    """The clients that change weights, or products, much further than the median."""
     if len(norms) < 3:
         return []
     usual = statistics.median(norms.values())

@@ -262,6 +262,8 @@ class Committed:
     """Both as in the event VersionCommitted."""
     alike: Mapping[str, float] = field(factory=dict)
     """Pairs of clients whose deltas are almost the same (`fsl_async.store.sketches`)."""
+    opposite: str = ""
+    """The client whose delta is opposite to the rest."""
 
 
 @frozen

@@ -29,6 +29,9 @@ SAME = 0.98
 LEAST_VALUES = 64.0
 """Values that a sketch must be of in effect, (sum x^2)^2 / sum x^4: fewer are alike by chance."""
 
+LEAST_FOR_OPPOSITE = 3
+"""Clients among which one may be opposite to the rest."""
+
 MOST_CLIENTS = 1024
 """Sketches that are kept; the oldest one goes first."""
 
@@ -62,21 +65,28 @@ class Sketches:
         first, last = np.searchsorted(self._places, (start, stop))
         sketch[first:last] = values[self._places[first:last] - start]
 
-    def alike(self, merged: Iterable[DeltaKey]) -> dict[str, float]:
-        """Forget deltas that are merged now; return "client/client" -> cosine of those alike."""
+    def compare(self, merged: Iterable[DeltaKey]) -> tuple[dict[str, float], str]:
+        """Forget deltas that are merged now, and compare them.
+
+        Returns "client/client" -> cosine of those alike, and the client that is opposite to the
+        rest, or empty.
+        """
         taken = [one for key in merged if (one := self._pop(key)) is not None]
         usable = sorted((name, sketch) for name, sketch in taken if _is_usable(sketch))
         if len(usable) < 2:
-            return {}
+            return {}, ""
         rows = np.array([sketch / np.linalg.norm(sketch) for _, sketch in usable])
         first, second = np.triu_indices(len(rows), 1)
-        cosines = (rows @ rows.T)[first, second]
+        products = rows @ rows.T
+        cosines = products[first, second]
         near = (cosines > SAME) | (1.0 - cosines < 0.5 * (1.0 - np.median(cosines)))
-        return {
+        alike = {
             f"{usable[one][0]}/{usable[two][0]}": round(float(cosine), 4)
             for one, two, cosine, is_near in zip(first, second, cosines, near, strict=True)
             if is_near and cosine > ALIKE
         }
+        turned = opposite(products)
+        return alike, "" if turned is None else usable[turned][0]
 
     def _pop(self, key: DeltaKey) -> tuple[str, NDArray[np.float32]] | None:
         known, sketch = self._found.get(key.client, (None, None))
@@ -84,6 +94,19 @@ class Sketches:
             return None
         del self._found[key.client]
         return key.client, sketch
+
+
+def opposite(products: NDArray[np.float32]) -> int | None:
+    """The one of unit vectors that points away from the sum of the others, which agree; or None.
+
+    products: (n, n), of each with each.
+    """
+    if len(products) < LEAST_FOR_OPPOSITE:
+        return None
+    to_rest = products.sum(axis=1) - np.diag(products)
+    worst = int(np.argmin(to_rest))
+    among_rest = np.delete(to_rest - products[:, worst], worst)
+    return worst if to_rest[worst] < 0.0 < among_rest.min() else None
 
 
 def _is_usable(sketch: NDArray[np.float32]) -> bool:

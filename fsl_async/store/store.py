@@ -613,6 +613,7 @@ class Store:
         opened.kept.drop_below(oldest)
         # What no whole version contains is needed to make it again.
         opened.facts.book.since = oldest
+        alike, opposite = opened.run.spool.sketches.compare(one.key for one in record.merged)
         # The version exists, so nothing from here on may make the commit fail.
         notice = None
         leaving: list[Path] = []
@@ -643,7 +644,8 @@ class Store:
             self._late(record),
             record.made_of,
             self._open.ring.update_base if record.made_of == "global" else "",
-            opened.run.spool.sketches.alike(one.key for one in record.merged),
+            alike,
+            opposite,
         )
 
     def _late(self, record: VersionRecord) -> tuple[DeltaKey, ...]:

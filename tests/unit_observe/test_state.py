@@ -12,7 +12,7 @@ from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 
 VALUES = 1000
 
@@ -615,6 +615,36 @@ def test_changes_that_cancel_each_other_are_one_line_of_advice(run):
     _, news = run.state()
     (advice,) = [one.text for one in news if one.kind == "advice"]
     assert "cancel each other (median cosine" in advice
+    assert "opposite" not in advice
+
+
+def test_the_client_that_is_opposite_to_the_rest_is_named_in_the_advice(run):
+    """If it is so in most rounds: one round may be so by chance."""
+    begin(run, "a")
+    for version in range(1, 11):
+        one = ev.VersionCommitted(
+            version, f"d{version}", 1, 0.1, -0.3, opposite="liar" if version % 3 else "a"
+        )
+        run.write(one, after=2.0)
+    (advice,) = [one.text for one in run.state()[1] if one.kind == "advice"]
+    assert "over 10 rounds): liar's are opposite to the rest: sync more often" in advice
+
+
+def test_what_is_clipped_is_counted_and_a_delta_that_is_far_is_named(run):
+    """In `status`, page and trackers; named once until it is near again."""
+    begin(run, "a", "b", "c", "far")
+    merged = tuple(
+        MergedDelta(Delta(DeltaKey(name, 1, 0, 1), "", 8, 2), 0, 8.0, norm, clip=clip)
+        for name, norm, clip in (("a", 1, 1.0), ("b", 1, 1.0), ("c", 1, 1.0), ("far", 9, 1 / 6))
+    )
+    for version in (1, 2):
+        run.write(do.Average(version, merged, 1.0))
+        run.write(ev.VersionCommitted(version, f"d{version}", 1, 0.1), after=2.0)
+    state, news = run.state()
+    assert state.clients["far"].deltas_clipped == 2
+    assert state.clients["a"].deltas_clipped == 0
+    far = [one.text for one in news if one.kind == "moves far"]
+    assert far == ["far moves the weights 3 times as far as the median site or more"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,10 @@ def key(client, sequence=1):
 
 
 def alike(**deltas):
+    return compared(**deltas)[0]
+
+
+def compared(**deltas):
     """Give deltas chunk by chunk, as they arrive."""
     sketches = Sketches()
     for client, values in deltas.items():
@@ -24,7 +28,7 @@ def alike(**deltas):
         for index in range(manifest.chunks):
             start, stop = manifest.chunk_range(index)
             sketches.take(manifest, key(client), index, values[start:stop].astype(np.float32))
-    return sketches.alike([key(client) for client in deltas])
+    return sketches.compare([key(client) for client in deltas])
 
 
 def mixed(share, seed):
@@ -78,7 +82,7 @@ def test_sketches_are_small_and_few():
         sketches.take(MANIFEST, key(f"c{number}"), 0, values)
     assert len(sketches._found) == MOST_CLIENTS
     assert all(len(sketch) <= PLACES for _, sketch in sketches._found.values())
-    sketches.alike([key(f"c{number}") for number in range(MOST_CLIENTS + 5)])
+    sketches.compare([key(f"c{number}") for number in range(MOST_CLIENTS + 5)])
     assert not sketches._found
 
 
@@ -104,3 +108,14 @@ def test_the_store_reports_twins_of_a_version(make_run):
             run.send(one, delta, spec=CodecSpec(format="uniform"))
         made = run.commit(*keys)
         assert dict(made.alike) == ({"a/c": 1.0} if not number else {})
+
+
+@pytest.mark.parametrize("length", [1.0, 1e6])
+def test_one_client_that_is_opposite_to_the_rest_is_named(length):
+    """A sign that is wrong, or a site whose labels are turned around; whatever its length."""
+    honest = {name: mixed(0.3, seed) for seed, name in enumerate("abcd", 1)}
+    assert compared(**honest)[1] == ""
+    assert compared(**honest, liar=-length * mixed(0.3, 9))[1] == "liar"
+    apart = {name: mixed(0.0, seed) for seed, name in enumerate("abcd", 1)}
+    assert compared(**apart, turned=-mixed(0.3, 9), other=-mixed(0.3, 8))[1] != "turned"
+    assert compared(a=mixed(0.3, 1), liar=-mixed(0.3, 2))[1] == "", "two are opposite to each other"

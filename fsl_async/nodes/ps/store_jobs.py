@@ -194,6 +194,7 @@ class StoreJobs:
                 made.made_of,
                 made.global_base,
                 dict(made.alike),
+                made.opposite,
             ),
             number,
         )

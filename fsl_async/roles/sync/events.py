@@ -255,6 +255,8 @@ class VersionCommitted(Event, tag="version_committed"):
     """Of "global": the digest of the global weights from which a coded update leads; or empty."""
     alike: dict[str, float] = field(factory=dict)
     """"client/client" -> cosine, of those whose deltas in it are almost the same."""
+    opposite: str = ""
+    """The client whose delta in it is opposite to the rest; or empty."""
 
 
 @frozen

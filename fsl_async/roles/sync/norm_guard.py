@@ -180,10 +180,12 @@ class NormGuard:
             return math.inf, math.inf
         most_steps = MOST_STEPS * median(steps for _, steps in work)
         sizes = [self._size(norm, steps, most_steps) for norm, steps in work]
-        return self.rules.clip_median * (min if len(sizes) == 2 else median)(sizes), most_steps
+        usual = min(sizes) if len(sizes) == 2 else median(sizes)
+        return self.rules.clip_median * usual, most_steps
 
     def _size(self, norm: float, steps: int, most_steps: float) -> float:
-        return norm / max(1.0, min(steps, most_steps)) ** (1.0 if self.by_step else 0.5)
+        counted = max(1.0, min(steps, most_steps))
+        return norm / (counted if self.by_step else math.sqrt(counted))
 
     def accepted(self, stored: StoredDelta, now: float) -> None:
         """Add an accepted delta to the medians."""

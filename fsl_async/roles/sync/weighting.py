@@ -33,8 +33,9 @@ LEAST_BALANCE = 0.01
 class Weighting(Protocol):
     """A strategy. All methods depend on their arguments only, so a replay is exact."""
 
-    by_step: ClassVar[bool]
-    """Whether a delta counts by its mean step, not by all of it."""
+    @property
+    def by_step(self) -> bool:
+        """Whether a delta counts by its mean step, not by all of it."""
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """The factor of a delta in the accumulator; finite and not negative."""
@@ -52,7 +53,7 @@ class Weighting(Protocol):
 class _MeanOfDeltas:
     """The average is the mean of all deltas."""
 
-    by_step = False
+    by_step: ClassVar[bool] = False
 
     def worth(self, merged: Sequence[MergedDelta]) -> float:
         """All of them."""
@@ -81,7 +82,7 @@ class BatchWeighting:
     weight. Not for clients that send full weights, which do not add up.
     """
 
-    by_step = False
+    by_step: ClassVar[bool] = False
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def worth(self, merged: Sequence[MergedDelta]) -> float:
@@ -161,7 +162,7 @@ class FedNovaWeighting(_MeanOfDeltas):
     weight.
     """
 
-    by_step = True
+    by_step: ClassVar[bool] = True
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
@@ -185,7 +186,7 @@ class AnarchicWeighting(_MeanOfDeltas):
     delta without steps has no weight.
     """
 
-    by_step = True
+    by_step: ClassVar[bool] = True
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:

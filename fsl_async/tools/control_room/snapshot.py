@@ -55,6 +55,7 @@ def site(client: ClientState, timeline: Timeline | None) -> dict[str, Any]:
         "merged": client.deltas_merged,
         "refused": client.deltas_refused,
         "held": client.deltas_quarantined,
+        "clipped": client.deltas_clipped,
         "uploads": client.uploads,
         "left_out": client.left_out,
         "raw": client.up.raw,

@@ -322,6 +322,10 @@ CATALOG: tuple[Figure, ...] = (
         _one(_sum(lambda c: c.deltas_quarantined)), series="deltas/quarantined",
     ),
     Figure(
+        "fsl_clipped_deltas_total", "Deltas merged as if they were shorter, all clients.",
+        _one(_sum(lambda c: c.deltas_clipped)), series="deltas/clipped",
+    ),
+    Figure(
         "fsl_client_connected", "1 while it has a session.",
         _each(lambda c: c.connected), ("client",), roles=_SERVERS,
     ),
@@ -369,6 +373,10 @@ CATALOG: tuple[Figure, ...] = (
     Figure(
         "fsl_client_quarantined_deltas_total", "Its deltas kept out for good.",
         _each(lambda c: c.deltas_quarantined), ("client",),
+    ),
+    Figure(
+        "fsl_client_clipped_deltas_total", "Its deltas merged as if they were shorter.",
+        _each(lambda c: c.deltas_clipped), ("client",),
     ),
     Figure(
         "fsl_client_uploads_total", "Its uploads that the split server trained.",

@@ -154,6 +154,7 @@ const COLUMNS = [
   ["coded", (s) => (s.coded ? megabytes(s.coded) : "-"), "number", "ps"],
   ["refused", (s) => String(s.refused), "number", "ps", (s) => s.refused > 0],
   ["held", (s) => String(s.held), "number", "ps", (s) => s.held > 0],
+  ["clipped", (s) => String(s.clipped), "number", "ps", (s) => s.clipped > 0],
   ["relaunches", (s) => String(s.relaunches), "number", "", (s) => s.relaunches > 0],
   ["job", (s, state) => jobWords(s, state), "", "ps", (s) => s.launch !== null],
   ["rank", (s) => digits(s.rank, 4), "number", "ps", (s) => s.rank !== null],
