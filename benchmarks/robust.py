@@ -15,8 +15,9 @@ part of the text, and hand in a delta after STEPS steps.
 
 Attacks, by client 0 in every round: "none"; "x -10": its own delta times -10; "noise": normal
 values of 10 times its delta's norm; "lie": its delta negated, with a claim of 1,000 times the
-tokens. Rules: the mean; with clipping at 2 x the median norm; with quarantine at 3 x the median
-norm; with tokens capped at 3 x the median; and the robust rules against one such client (f = 1).
+tokens. Rules: the mean without limits; with those that are on by default (clipping at 1.5 x the
+median of the version, tokens at 10 x it); with quarantine at 3 x the median norm; with tokens capped
+at 3 x the median; and the robust rules against one such client (f = 1).
 
 "diverged" is a loss that is not finite, or above that of guessing bytes at random (5.55 nats).
 """
@@ -40,6 +41,7 @@ from sync import manifest_of
 
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission
 from fsl_async.roles.sync.deltas import DeltaBook
@@ -59,7 +61,7 @@ GUESSING = math.log(256)
 ATTACKS = ("none", "x -10", "noise", "lie")
 GUARDS: dict[str, dict[str, float]] = {
     "mean": {},
-    "mean, clip 2 x median": {"clip_median": 2.0},
+    "mean, by default": {"clip_median": 1.5, "max_tokens_median": 10.0},
     "mean, outlier 3 x median": {"outlier_median": 3.0},
     "mean, tokens 3 x median": {"max_tokens_median": 3.0},
     "trimmed": {},
@@ -146,9 +148,14 @@ class Server:
         for index, part in enumerate(self._parts(initial)):
             self.store.write_initial(index, encode(part, CodecSpec("fp32")))
         self.store.finish_initial()
-        self.book = DeltaBook(weighting, max_staleness=4, keep_versions=2)
-        self.book.advance(0, self.store.digest)
         self.screen = NormGuard(GuardRules(**GUARDS[spec.rule]))  # type: ignore[arg-type]
+        self.book = DeltaBook(
+            weighting,
+            max_staleness=4,
+            keep_versions=2,
+            counting=Counting(weighting, self.screen),
+        )
+        self.book.advance(0, self.store.digest)
         self.answers = DeltaAdmission({}, self.book, lambda _: None, self.screen)
         self.quarantined = 0
 

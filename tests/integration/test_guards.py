@@ -132,27 +132,30 @@ def weights(lines, version):
 
 def test_without_rules_a_lie_has_its_full_effect(bench, tmp_path):
     """The reference for the tests below: the lie has its full effect, in values and in tokens."""
-    lines, moved, _ = run_with_a_lie(bench, tmp_path)
+    lines, moved, _ = run_with_a_lie(
+        bench, tmp_path, guard__clip_median=0.0, guard__max_tokens_median=0.0
+    )
     assert moved[1] > 900 * moved[0]
     assert weights(lines, 2)["client-01"] == TIMES * weights(lines, 2)["client-00"]
     assert of(lines, "quarantined") == []
 
 
 def test_an_outlier_is_clipped_and_its_tokens_capped(bench, tmp_path):
-    """Its norm is clipped to twice the median and its tokens to the median, as the ledger
-    records.
+    """By default its norm is clipped to 1.5 times the median; its tokens here to the median.
+
+    As the ledger records.
     """
-    lines, moved, warnings = run_with_a_lie(
-        bench, tmp_path, guard__clip_median=2.0, guard__least=3, guard__max_tokens_median=1.0
-    )
+    lines, moved, warnings = run_with_a_lie(bench, tmp_path, guard__max_tokens_median=1.0)
     assert moved[0] == pytest.approx(DELTA, rel=1e-3)
-    assert moved[1] == pytest.approx(DELTA * 4 / 3, rel=1e-3), (
-        "two honest deltas and one of twice their size"
+    assert moved[1] == pytest.approx(DELTA * 3.5 / 3, rel=1e-3), (
+        "two honest deltas and one of 1.5 times their size"
     )
     assert moved[2] == pytest.approx(DELTA, rel=1e-3), "the next round is as the first"
     found = weights(lines, 2)
-    assert found["client-01"] == pytest.approx(found["client-00"] * 2 / TIMES)
-    assert len({line["tokens"] for line in of(lines, "accepted")}) == 1
+    assert found["client-01"] == pytest.approx(found["client-00"] * 1.5 / TIMES)
+    merged = [one for line in of(lines, "version") for one in line["merged"]]
+    assert len({one["tokens"] for one in merged}) == 1
+    assert notes(lines, "client-01's delta of norm")
     assert notes(lines, "tokens that client-01 claims count")
     assert not warnings
 
@@ -179,7 +182,11 @@ def test_a_set_norm_clips_without_a_history(bench, tmp_path):
     """`clip_norm` is absolute: it holds from the first delta on, whatever tokens are claimed."""
     norm = DELTA * VALUES**0.5
     lines, moved, _ = run_with_a_lie(
-        bench, tmp_path, guard__clip_norm=2 * norm, guard__least=64, sync__weighting="uniform"
+        bench,
+        tmp_path,
+        guard__clip_norm=2 * norm,
+        guard__clip_median=0.0,
+        sync__weighting="uniform",
     )
     assert moved == pytest.approx([DELTA, DELTA * 4 / 3, DELTA], rel=1e-3)
     found = weights(lines, 2)
