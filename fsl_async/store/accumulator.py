@@ -68,6 +68,7 @@ class Accumulator:
         self._extra: _Extra | None = None
         self.weights: dict[DeltaKey, float] = {}
         """The weight of every complete delta in the sum, in the order of addition."""
+        self._clips: dict[DeltaKey, float] = {}
 
     def chunks(self) -> Iterator[NDArray[Any]]:
         """Yield the sum of the deltas in `weights`, chunk by chunk.
@@ -80,6 +81,7 @@ class Accumulator:
     def clear(self) -> None:
         """Set the sum to zero for the next round; the memory is kept."""
         self.weights.clear()
+        self._clips.clear()
         self._extra = None
         for index in range(self._frames):
             self.total.clear(index)
@@ -121,9 +123,9 @@ class Accumulator:
         self.weights[key] = weight
         self._extra = None
 
-    def weigh(self, key: DeltaKey, weight: float) -> None:
+    def weigh(self, key: DeltaKey, weight: float, clip: float) -> None:
         """Change the weight of a delta. The sum is recomputed when it is used next."""
-        self.weights[key] = weight
+        self.weights[key], self._clips[key] = weight, clip
         self._extra = _Extra(None, 0.0, 0, self._frames)
 
     def remove(self, key: DeltaKey) -> None:
@@ -157,7 +159,7 @@ class Accumulator:
 
         def add(part: Sequence[int]) -> None:
             for index, frame in zip(part, reader.frames(part), strict=True):
-                self.total.add_frame(index, frame, weight)
+                self.total.add_frame(index, frame, weight, self._clips.get(key, 1.0))
 
         try:
             reader = self._spool.reader(key, self._manifest)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.seed_step import Directions
 
-    Source = tuple[Iterator[bytes], float]
-    """The frames of a delta, in order, and its weight."""
+    Source = tuple[Iterator[bytes], float, float]
+    """The frames of a delta, in order, its weight, and the clip by which that was lowered."""
 
 
 Adder = Callable[["NDArray[np.float32]", float], object]
@@ -85,10 +85,11 @@ class Total(ABC):
         """
 
     @abstractmethod
-    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+    def add_frame(self, index: int, frame: BytesLike, weight: float, clip: float = 1.0) -> None:
         """Add a frame from the spool. Raises CodecError.
 
-        Several threads may call it at the same time with different indices.
+        clip: by which the weight was lowered, where a sum is divided by the weights in it. Several
+        threads may call it at the same time with different indices.
         """
 
     @abstractmethod
@@ -138,8 +139,8 @@ class DeltaKind(ABC):
         """Yield the sum of these deltas, chunk by chunk, with as little memory as possible."""
         total = self.total(manifest)
         for index in range(self.frames(manifest)):
-            for frames, weight in sources:
-                total.add_frame(index, next(frames), weight)
+            for frames, weight, clip in sources:
+                total.add_frame(index, next(frames), weight, clip)
         return total.chunks()
 
 
@@ -183,7 +184,7 @@ class Dense(DeltaKind):
             if manifest.is_buffer(index):
                 kind, total = _BUFFERS, np.empty(len(total), _BUFFERS.dtype)
             total.fill(0.0)
-            for frames, weight in sources:
+            for frames, weight, _ in sources:
                 kind.add_frame(total, next(frames), weight)
             yield total
 
@@ -266,7 +267,7 @@ class ChunkTotal(Total):
         """See `Total.add`."""
         return self._kind_of(index).add(self._chunk(index), content, weight)
 
-    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+    def add_frame(self, index: int, frame: BytesLike, weight: float, clip: float = 1.0) -> None:
         """See `Total.add_frame`."""
         self._kind_of(index).add_frame(self._chunk(index), frame, weight)
 
@@ -300,9 +301,10 @@ class SeedsTotal(Total):
         self.weight += weight
         return True
 
-    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+    def add_frame(self, index: int, frame: BytesLike, weight: float, clip: float = 1.0) -> None:
         """See `Total.add_frame`."""
         self.add(index, decode_seeds(frame), weight)
+        self.weight += weight / clip - weight
 
     def chunks(self) -> Iterator[NDArray[Any]]:
         """Yield the sums of each round, float64 (K * P,)."""
@@ -350,10 +352,11 @@ class Mixed(Dense):
     Deltas of seeds are mostly noise, which would drown the others if it had the weight of its
     clients' data. So each form is averaged within itself, and the two averages are added:
 
-        W * (sum of w_i delta_i / sum of w_i over the dense ones
+        W * (sum of c_i w_i delta_i / sum of w_i over the dense ones
              + the same over those of seeds),           W = sum of all w_i
 
-    which the scale of the round multiplies. Where all have one form, it is their weighted sum.
+    which the scale of the round multiplies. w_i is a weight without the clip c_i. Where all have
+    one form, it is their weighted sum.
     """
 
     name = "mixed"
@@ -391,13 +394,13 @@ class Mixed(Dense):
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
         """See `DeltaKind.sums`."""
         seeds, dense, dense_weight = SeedsTotal(), [], 0.0
-        for frames, weight in sources:
+        for frames, weight, clip in sources:
             first = next(frames)
             if is_seeds(first):
-                seeds.add_frame(0, first, weight)
+                seeds.add_frame(0, first, weight, clip)
             else:
-                dense.append((chain((first,), frames), weight))
-                dense_weight += weight
+                dense.append((chain((first,), frames), weight, clip))
+                dense_weight += weight / clip
         chunks = super().sums(manifest, dense)
         return self.joined(manifest, chunks, dense_weight, seeds)
 
@@ -457,14 +460,14 @@ class MixedTotal(ChunkTotal):
             self._dense_weight += weight
         return done
 
-    def add_frame(self, index: int, frame: BytesLike, weight: float) -> None:
+    def add_frame(self, index: int, frame: BytesLike, weight: float, clip: float = 1.0) -> None:
         """See `Total.add_frame`."""
         if not index and is_seeds(frame):
-            self._seeds.add_frame(index, frame, weight)
+            self._seeds.add_frame(index, frame, weight, clip)
             return
         super().add_frame(index, frame, weight)
         if not index:
-            self._dense_weight += weight
+            self._dense_weight += weight / clip
 
     def chunks(self) -> Iterator[NDArray[Any]]:
         """See `Mixed`."""

@@ -335,7 +335,7 @@ class Merging:
             if one.key in self._left_out:
                 self._left_out[one.key] = one.weight
             elif self.sum.weights[one.key] != one.weight:
-                self.sum.weigh(one.key, one.weight)
+                self.sum.weigh(one.key, one.weight, one.clip)
 
     def _checked_again(
         self, version: int, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta]

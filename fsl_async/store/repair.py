@@ -240,7 +240,7 @@ def _sums_again(
     record: VersionRecord, settings: StoreSettings, spool: Spool, manifest: Manifest
 ) -> Iterator[NDArray[Any]]:
     """Yield what the accumulator held: additions in the same order give the same bits."""
-    sources = [(spool.frames(one.key, manifest), one.weight) for one in record.merged]
+    sources = [(spool.frames(one.key, manifest), one.weight, one.clip) for one in record.merged]
     return settings.kind.sums(manifest, sources)
 
 

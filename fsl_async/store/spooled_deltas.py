@@ -57,8 +57,8 @@ class SpooledDeltas:
             ) from error
         self.weights[key] = weight
 
-    def weigh(self, key: DeltaKey, weight: float) -> None:
-        """Change the weight of a delta."""
+    def weigh(self, key: DeltaKey, weight: float, clip: float) -> None:
+        """Change the weight of a delta, which contains the clip."""
         self.weights[key] = weight
 
     def remove(self, key: DeltaKey) -> None:

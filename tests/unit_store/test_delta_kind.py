@@ -92,7 +92,7 @@ class SeedsTotal(Total):
         self.pairs += [(seed, weight * scalar) for seed, scalar in content]
         return True
 
-    def add_frame(self, index, frame, weight):
+    def add_frame(self, index, frame, weight, clip=1.0):
         self.add(index, json.loads(bytes(frame)), weight)
 
     def chunks(self):

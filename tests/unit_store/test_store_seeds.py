@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from attrs import evolve
 from deltas import delta_of, merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
@@ -460,6 +461,30 @@ def test_each_order_is_averaged_within_itself_then_they_are_added(make_run, resi
     first = (10 * dense_of(0).astype(np.float64) + 30 * dense_of(2)) / 40
     zeroth = (70 * vector_of(0, scalars_of(1)) + 20 * vector_of(0, scalars_of(3))) / 90
     assert np.abs(run.weights(1) - (base - first - zeroth)).max() < 1e-5
+    digest = run.store.digest
+    assert run.open().digest == digest
+    assert digest_of(run.weights(1)) == digest
+
+
+@with_both
+def test_a_clipped_delta_that_is_alone_in_its_order_stays_short(make_run, resident):
+    """Its order is divided by weights without the clip, here and where the version is made again.
+
+    Else one client that sends scalars to a run of adapters moves it by any length.
+    """
+    run = mixed_run(make_run, resident=resident)
+    base, clip = run.weights(0), 1e-3
+    liar, honest = key_of("liar", 0), [key_of("a", 0), key_of("b", 0)]
+    send(run, liar, scalars_of(1) / np.float32(clip))
+    for i, key in enumerate(honest):
+        run.send(key, dense_of(i))
+    for key in (liar, *honest):
+        run.store.accumulate(key, 10.0)
+    merged = [merged_of(key, weight=10.0) for key in honest]
+    merged.insert(0, evolve(merged_of(liar, weight=10.0 * clip), clip=clip))
+    run.store.commit(1, merged, 1 / 30)
+    wanted = (dense_of(0).astype(np.float64) + dense_of(1)) / 2 + vector_of(0, scalars_of(1))
+    assert np.abs(run.weights(1) - (base - wanted)).max() < 1e-5
     digest = run.store.digest
     assert run.open().digest == digest
     assert digest_of(run.weights(1)) == digest

@@ -120,7 +120,7 @@ def run_facts(run: str, config: Config) -> RunFacts:
 
 def _guard_of(config: Config) -> GuardRules:
     """The limits of deltas. Norms of full weights are no lengths of changes, so none is clipped."""
-    rules = GuardRules(**attrs.asdict(config.guard))
+    rules = GuardRules(**attrs.asdict(config.guard), by_order=config.tune.method == "lora")
     return attrs.evolve(rules, clip_median=0.0) if config.split.sends_whole else rules
 
 

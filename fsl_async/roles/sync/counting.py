@@ -18,17 +18,16 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import BALANCE, DeltaKey, MergedDelta, one_each
-from fsl_async.roles.sync.norm_guard import NormGuard
-from fsl_async.roles.sync.weighting import Weighting, balance_factor
+from fsl_async.roles.sync.norm_guard import NormGuard, claim_line
+from fsl_async.roles.sync.weighting import TokensWeighting, Weighting, balance_factor
 
 MOST_SHARE = 2.0
 _LEAST_CLIENTS = 3
 """With two clients a median of token counts is no judge between them."""
 _LEAST_CLIP = 1e-30
 """A weight stays above 0."""
-_SHOWN = 4
+_STEPS, _SHOWN = 128, 4
 
 
 @frozen
@@ -50,7 +49,16 @@ class Counting:
         merged = self._with_balance(self._with_tokens(merged, lines), lines)
         clips = self.guard.clips(merged)
         if clips:
-            lines.append(_clip_line(merged, clips))
+            lines.append(
+                _some(
+                    [
+                        f"{one.key.client}'s delta of norm {one.norm:.3g} counts as one of"
+                        f" {clips[one.key] * one.norm:.3g}"
+                        for one in merged
+                        if one.key in clips
+                    ]
+                )
+            )
         deltas = Counter(one.key.client for one in merged)
         return tuple(self._weighed(one, deltas, clips) for one in merged), lines
 
@@ -69,33 +77,29 @@ class Counting:
 
     def _with_tokens(self, merged: Sequence[MergedDelta], lines: list[str]) -> list[MergedDelta]:
         known = [one.delta for one in one_each(merged)]
+        if len(known) < _LEAST_CLIENTS:
+            return list(merged)
         found = []
         for one in merged:
-            most, why = one.delta.tokens, ""
-            if len(known) >= _LEAST_CLIENTS:
-                most, why = self.guard.most_tokens(one.delta, known)
+            most, why = self.guard.most_tokens(one.delta, known)
             if most < one.delta.tokens:
-                lines.append(
-                    f"{most} of the {one.delta.tokens} tokens that {one.key.client} claims count:"
-                    f" {why}"
-                )
+                lines.append(claim_line(one.delta, most, why))
             found.append(evolve(one, delta=evolve(one.delta, tokens=most)))
         return found
 
-    def _with_balance(self, merged: Sequence[MergedDelta], lines: list[str]) -> list[MergedDelta]:
-        if not any(BALANCE in one.delta.facts for one in merged):
-            return list(merged)
+    def _with_balance(self, merged: list[MergedDelta], lines: list[str]) -> list[MergedDelta]:
+        if not isinstance(self.weighting, TokensWeighting):
+            return merged
         most = most_balance([(one.delta.tokens, balance_factor(one.delta)) for one in merged])
-        above = sorted({one.key.client for one in merged if balance_factor(one.delta) > most})
-        if not above:
-            return list(merged)
-        lines.append(
-            f"the balance of labels that {_names(above)} report counts as {most:.2g}, so that none"
-            f" has more than {MOST_SHARE:g} x its share by tokens"
-        )
+        above = {one.key.client for one in merged if balance_factor(one.delta) > most}
+        if above:
+            lines.append(
+                f"the balance of labels of {_some(sorted(above))} counts as {most:.2g}, because a"
+                f" client has at most {MOST_SHARE:g} x its share by tokens"
+            )
         return [
             evolve(one, delta=evolve(one.delta, facts=one.delta.facts | {BALANCE: most}))
-            if balance_factor(one.delta) > most
+            if one.key.client in above
             else one
             for one in merged
         ]
@@ -104,33 +108,15 @@ class Counting:
 def most_balance(clients: Sequence[tuple[float, float]]) -> float:
     """Return the balance above which a client would have more than `MOST_SHARE` times its share.
 
-    clients: tokens and balance of each. As many of the best balanced as needed are lowered to it.
+    clients: tokens and balance of each, which is lowered to it.
     """
-    tokens = sum(count for count, _ in clients)
-    lowered = 0.0
-    rest = sum(count * balance for count, balance in clients)
-    for count, balance in sorted(clients, key=lambda one: -one[1]):
-        if MOST_SHARE * lowered >= tokens:
-            break
-        most = MOST_SHARE * rest / (tokens - MOST_SHARE * lowered)
-        if balance <= most:
-            return most
-        lowered += count
-        rest -= count * balance
-    return max(balance for _, balance in clients)
+    most, tokens = 1.0, sum(count for count, _ in clients)
+    for _ in range(_STEPS):  # each lowers the sum, and so the limit
+        total = sum(count * min(balance, most) for count, balance in clients)
+        most = min(most, MOST_SHARE * total / tokens)
+    return most
 
 
-def _clip_line(merged: Sequence[MergedDelta], clips: dict[DeltaKey, float]) -> str:
-    parts = [
-        f"{one.key.client}'s delta of norm {one.norm:.3g} counts as one of"
-        f" {clips[one.key] * one.norm:.3g}"
-        for one in merged
-        if one.key in clips
-    ]
-    more = f", and {counted(len(parts) - _SHOWN, 'more delta')}" if len(parts) > _SHOWN else ""
+def _some(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
     return ", ".join(parts[:_SHOWN]) + more
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

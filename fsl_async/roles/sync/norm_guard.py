@@ -48,7 +48,7 @@ class GuardRules:
     """The limits; 0: no limit.
 
     least: deltas that must have been accepted before medians of earlier versions count, and clients
-    whose norms a version is compared with.
+    whose norms a version is compared with. by_order: deltas of zeroth order are compared apart.
     """
 
     clip_norm: float = 0.0
@@ -58,6 +58,7 @@ class GuardRules:
     max_tokens_per_s: float = 0.0
     max_tokens_median: float = 0.0
     release: bool = False
+    by_order: bool = False
 
 
 @mutable
@@ -122,7 +123,7 @@ class NormGuard:
                 counted, why = most, reason
         if why is not None:
             self._settled[key.client] = (key, counted)
-            why = f"{counted} of the {tokens} tokens that {key.client} claims count: {why}"
+            why = claim_line(delta, counted, why)
         return counted, why
 
     def most_tokens(self, delta: Delta, known: Sequence[Delta]) -> tuple[int, str]:
@@ -151,13 +152,13 @@ class NormGuard:
     def clips(self, merged: Sequence[MergedDelta]) -> dict[DeltaKey, float]:
         """The factors, below 1, of the deltas of a version that count as shorter than they are."""
         clip_norm = self.rules.clip_norm or math.inf
-        clients = [one for one in one_each(merged) if one.norm > 0.0]
+        moved = [one for one in merged if one.norm > 0.0]
         found: dict[DeltaKey, float] = {}
-        for order in {_order(one.delta) for one in merged}:
-            deltas = [one for one in merged if one.norm > 0.0 and _order(one.delta) == order]
-            # A form of steps that one client alone has is compared with all others.
-            alike = [one for one in clients if _order(one.delta) == order]
-            limit, most_steps = self._limit(alike if len(alike) > 1 else clients)
+        for is_zeroth in (False, True) if self.rules.by_order else (None,):
+            deltas = [one for one in moved if is_zeroth in (None, one.delta.facts.get(ORDER) == 0)]
+            # An order that one client alone has is compared with all others.
+            is_alone = len({one.key.client for one in deltas}) == 1
+            limit, most_steps = self._limit(one_each(moved if is_alone else deltas))
             for one in deltas:
                 size = self._size(one.norm, one.delta.steps, most_steps)
                 if size > limit or one.norm > clip_norm:
@@ -224,5 +225,6 @@ class NormGuard:
         return found
 
 
-def _order(delta: Delta) -> object:
-    return delta.facts.get(ORDER)
+def claim_line(delta: Delta, counted: int, why: str) -> str:
+    """A line about claimed tokens that do not all count."""
+    return f"{counted} of the {delta.tokens} tokens that {delta.key.client} claims count: {why}"

@@ -108,9 +108,12 @@ def test_norms_are_compared_by_the_square_root_of_their_steps():
 
 def test_orders_of_steps_are_compared_apart():
     """Zeroth order moves weights less; an order that one client alone has is no way out."""
-    made = screen(clip_median=1.5)
+    made = screen(clip_median=1.5, by_order=True)
     assert clips(made, 9.0, 9.0, 1.0, 1.0, orders=(1, 1, 0, 0)) == [9.0, 9.0, 1.0, 1.0]
     assert clips(made, 9.0, 1.0, 1.0, orders=(1, 0, 0))[0] == pytest.approx(1.5)
+    made = screen(clip_median=1.5)
+    found = clips(made, 9.0, 9.0, 1.0, 1.0, 1.0, orders=(7, 7, 1, 1, 1))
+    assert found[:2] == pytest.approx([1.5] * 2), "a claim is no order"
 
 
 def test_outliers_by_the_median():
