@@ -7,7 +7,7 @@
 
 Real: `fsl-node --role ps` in its own process, and five clients in this one with their sessions,
 streams, codec and decisions (`sync_clients.py`). They train a network of 1,097 weights on five
-classes of points, 12 rounds (`sync.trigger = rounds`) of 10 steps of SGD; all else is a default
+classes of points, 16 rounds (`sync.trigger = rounds`) of 10 steps of SGD; all else is a default
 unless RULES or ATTACKS set it. Client 2 attacks: it answers each call first, and with as many
 deltas as the attack has. The others answer when all of those are settled. Chance is 0.2.
 
@@ -22,9 +22,10 @@ deltas as the attack has. The others answer when all of those are settled. Chanc
     balance lie         there, the attacker claims a balance of 1 and negates its delta
 
 Columns: held-out accuracy at the end; `moved`, the distance from version 0; `share`, the most that
-the attacker had of a version's weights; deltas clipped (a client's weight below the honest
-clients' largest, in the mean with equal work) and quarantined, honest and hostile; warnings of the
-parameter server by kind, numbers left out. "stuck": no version for PATIENCE_S seconds.
+the attacker had of a version's weights in a mean; honest deltas clipped (their weight in the ledger
+is below that of their work); deltas quarantined, honest and hostile; warnings of the parameter
+server by kind, numbers left out. "stuck": no version for PATIENCE_S seconds. `settings`: a digest
+of the whole configuration, defaults included.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -57,23 +58,26 @@ from fsl_async.config.load import load
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import BALANCE
+from fsl_async.roles.sync.weighting import LEAST_BALANCE
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
 from fsl_transport.loop import run as run_loop
 
 Vector = NDArray[np.float32]
 
-CLIENTS, LIAR, ROUNDS, STEPS, BATCH = 5, 2, 12, 10, 32
+CLIENTS, LIAR, ROUNDS, STEPS, BATCH = 5, 2, 16, 10, 32
 INPUTS, HIDDEN, CLASSES, CLUSTERS = 20, 42, 5, 4
-POINTS, HELD_OUT, NOISE, RATE = 4000, 2000, 1.0, 0.1
+POINTS, HELD_OUT, NOISE, RATE = 4000, 2000, 1.0, 0.4
 FLOOD = 36
+LIAR_NAME = f"client-{LIAR:02}/"
 PATIENCE_S = 5.0
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
 
 OFF = {"guard.clip_median": 0, "guard.max_tokens_median": 0}
+GUARDED = "mean, guards on"
 RULES: dict[str, dict[str, Any]] = {
     "mean, guards off": OFF,
-    "mean, guards on": {"guard.clip_median": 1.5, "guard.max_tokens_median": 10},
+    GUARDED: {"guard.clip_median": 1.5, "guard.max_tokens_median": 10},
     "trimmed": {"outer.aggregation": "trimmed"},
     "median": {"outer.aggregation": "median"},
     "multi-krum": {"outer.aggregation": "multi-krum"},
@@ -155,7 +159,7 @@ class Problem:
         edges = np.cumsum([np.prod(shape) for shape in SHAPES])[:-1]
         parts = np.split(weights, edges)
         first, bias, second, last = (one.reshape(s) for one, s in zip(parts, SHAPES, strict=True))
-        hidden = np.maximum(points @ first + bias, 0)
+        hidden = np.tanh(points @ first + bias)
         return second, hidden, hidden @ second + last
 
     def _gradient(self, weights: Any, points: Any, labels: Any) -> Any:
@@ -164,7 +168,7 @@ class Problem:
         error = odds / odds.sum(1, keepdims=True)
         error[np.arange(len(labels)), labels] -= 1
         error /= len(labels)
-        below = (error @ second.T) * (hidden > 0)
+        below = (error @ second.T) * (1 - hidden**2)
         parts = (points.T @ below, below.sum(0), hidden.T @ error, error.sum(0))
         return np.concatenate([part.ravel() for part in parts])
 
@@ -217,6 +221,7 @@ class Run:
                 lambda version=version: all(one.held > version for one in clients)
             ):
                 return "stuck"
+        await self._until(lambda: False)  # a parameter server waits for goodbyes
         return "ended"
 
     @staticmethod
@@ -327,18 +332,92 @@ def measure(attack_name: str, rule: str) -> dict[str, Any]:
         "accuracy": round(problem.accuracy(weights), 3),
         "moved": float(f"{moved:.3g}"),
         "end": end,
-        **counted(facts, by_tokens=settings.get("sync.weighting") == "tokens"),
+        **counted(facts, settings),
         "warnings": warnings,
         "settings": digest_of(settings),
         "seconds": round(time.monotonic() - begun, 1),
     }
 
 
-def counted(facts: list[dict[str, Any]], *, by_tokens: bool) -> dict[str, Any]:
+def counted(facts: list[dict[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Versions, the attacker's greatest share of one, and deltas clipped and quarantined."""
-    found = {"versions": 0, "share": 0.0, "clipped": [0, 0], "quarantined": [0, 0]}
-    return found
+    usual, is_robust = usual_weight(settings), "outer.aggregation" in settings
+    versions = [one["merged"] for one in facts if one["fact"] == "version" and one["version"]]
+    shares, clipped = [0.0], 0
+    for merged in versions:
+        weights = [(one["key"].startswith(LIAR_NAME), one["weight"]) for one in merged]
+        total = sum(weight for _, weight in weights)
+        shares.append(sum(weight for hostile, weight in weights if hostile) / (total or 1.0))
+        clipped += sum(0 < weight < 0.999 * usual for hostile, weight in weights if not hostile)
+    out = [one["key"].startswith(LIAR_NAME) for one in facts if one["fact"] == "quarantined"]
+    return {
+        "versions": len(versions),
+        "share": None if is_robust else round(max(shares), 3),
+        "honest_clipped": clipped,
+        "honest_quarantined": out.count(False),
+        "hostile_quarantined": out.count(True),
+    }
+
+
+def usual_weight(settings: Mapping[str, Any]) -> float:
+    """The weight of an honest delta that is not clipped (`fsl_async.roles.sync.weighting`)."""
+    if "outer.aggregation" in settings:
+        return 1.0
+    is_by_tokens = settings.get("sync.weighting") == "tokens"
+    return STEPS * BATCH * LEAST_BALANCE if is_by_tokens else float(BATCH)
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Accuracy by attack and rule; how far the weights moved, where that is 3 x an honest run."""
+    found = {(row["attack"], row["rule"]): row for row in rows}
+    yield "| one of five clients | " + " | ".join(RULES) + " |"
+    yield "| --- |" + " ---: |" * len(RULES)
+    for attack in ATTACKS:
+        cells = [_cell(found, attack, rule) for rule in RULES]
+        if any(cells):
+            yield f"| {attack} | " + " | ".join(cells) + " |"
+    yield ""
+    yield f"| one of five clients | warnings with {GUARDED}, and how many |"
+    yield "| --- | --- |"
+    for attack in ATTACKS:
+        lines = found.get((attack, GUARDED), {}).get("warnings", {})
+        yield (
+            f"| {attack} | "
+            + "; ".join(f"{text} ({count})" for text, count in lines.items())
+            + " |"
+        )
+
+
+def _cell(found: Mapping[tuple[str, str], dict[str, Any]], attack: str, rule: str) -> str:
+    row = found.get((attack, rule))
+    if row is None:
+        return ""
+    text = f"{row['accuracy']:.2f}"
+    honest = found.get(("one label each" if ATTACKS[attack].one_label else "none", rule))
+    if honest is not None and not row["moved"] <= 3 * honest["moved"]:
+        text += f", moved {row['moved'] / honest['moved']:.0e} x".replace("e+0", "e")
+    if row["versions"] < ROUNDS:
+        text += f", {row['end']} at version {row['versions']}"
+    for name in ("clipped", "quarantined"):
+        if row[f"honest_{name}"]:
+            text += f", {row[f'honest_{name}']} honest deltas {name}"
+    return text
+
+
+@click.command()
+@click.option("--only", default="*", help="Rows whose attack/rule is like this.")
+@click.option("--jobs", default=2, show_default=True, help="Rows at a time.")
+@click.option("--table", "path", type=click.Path(path_type=Path), help="Print the table of rows.")
+def main(only: str, jobs: int, path: Path | None) -> None:
+    """Print a JSON line for each row."""
+    if path is not None:
+        print("\n".join(table([json.loads(line) for line in path.read_text().splitlines()])))
+        return
+    wanted = [(one, rule) for one in ATTACKS for rule in RULES if fnmatch(f"{one}/{rule}", only)]
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for row in pool.map(measure, *zip(*wanted, strict=True)):
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure("none", "mean, guards off")))
+    main()
