@@ -2,8 +2,8 @@
 
     python benchmarks/one_peer.py                   all rows (under 3 minutes on two cores)
     python benchmarks/one_peer.py --only "flood*/*" rows whose attack/rule is like this
-    python benchmarks/one_peer.py > rows.jsonl; python benchmarks/one_peer.py --table rows.jsonl
-        print the tables of docs/SECURITY.md from the rows
+    python benchmarks/one_peer.py > rows.jsonl; python benchmarks/one_peer.py --docs rows.jsonl
+        write the tables of docs/SECURITY.md from the rows (--table: print them)
 
 Real: `fsl-node --role ps` in its own process, and five clients in this one with their sessions,
 streams, codec and decisions (`sync_clients.py`). They train a network of 1,097 weights on five
@@ -18,6 +18,7 @@ deltas as the attack has. The others answer when all of those are settled. Chanc
     flood, growing      36 deltas a version: its own negated, times 3 to the version
     first round x 1e6   honest afterwards
     10^12 tokens        its delta negated, with that claim, in a run that ends by run.tokens
+    10^12 steps         its delta times a million, with that claim, weighed by tokens
     one label each      no attack, but each site has one of the five labels, weighed by tokens
     balance lie         there, the attacker claims a balance of 1 and negates its delta
 
@@ -71,6 +72,8 @@ POINTS, HELD_OUT, NOISE, RATE = 4000, 2000, 1.0, 0.4
 FLOOD = 36
 LIAR_NAME = f"client-{LIAR:02}/"
 PATIENCE_S = 5.0
+DOCS = Path(__file__).parents[1] / "docs" / "SECURITY.md"
+MARKS = ("<!-- one_peer.py --docs -->\n", "<!-- end -->\n")
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
 
 OFF = {"guard.clip_median": 0, "guard.max_tokens_median": 0}
@@ -88,14 +91,15 @@ RULES: dict[str, dict[str, Any]] = {
 class Attack:
     """What the attacker sends. times: the factor of its own delta at a version.
 
-    deltas: in a round. tokens: claimed; 0: the truth. claims: the balance it claims, where sites
-    have one label each. sets: settings of the run, left out where a rule does not allow them.
+    deltas: in a round. tokens, steps: claimed; 0: the truth. claims: the balance it claims, where
+    sites have one label each. sets: settings of the run; a robust rule goes without its weighting.
     """
 
     times: Callable[[int], float] = lambda _: 1.0
     value: float = 0.0
     deltas: int = 1
     tokens: int = 0
+    steps: int = 0
     one_label: bool = False
     claims: float = 0.0
     sets: Mapping[str, Any] = {}
@@ -114,6 +118,7 @@ ATTACKS = {
     "10^12 tokens": Attack(
         lambda _: -1.0, tokens=10**12, sets={"run.tokens": 3 * ROUNDS * CLIENTS * STEPS * BATCH}
     ),
+    "10^12 steps": Attack(lambda _: 1e6, steps=10**12, sets=_BY_TOKENS),
     "one label each": Attack(one_label=True, sets=_BY_TOKENS),
     "balance lie": Attack(lambda _: -1.0, one_label=True, claims=1.0, sets=_BY_TOKENS),
 }
@@ -191,14 +196,17 @@ class AskedLearner(LightLearner):
 
 
 def answer(
-    client: LightClient, sent: Vector, tokens: int, facts: Mapping[str, float] | None = None
+    client: LightClient, sent: Vector, work: tuple[int, int], facts: Mapping[str, float]
 ) -> None:
-    """Let a client send this as the delta of its round; nothing where it is not finite."""
+    """Let a client send this as the delta of its round; nothing where it is not finite.
+
+    work: tokens and steps.
+    """
     learner: Any = client.learner
     (sequence, number), learner.asked = learner.asked, None
     learner.sent = sent
-    done = (tokens, STEPS) if np.isfinite(sent).all() else (0, 0)
-    client.feed_soon(ev.Snapshotted(sequence, number, *done, facts=dict(facts or {})))
+    done = work if np.isfinite(sent).all() else (0, 0)
+    client.feed_soon(ev.Snapshotted(sequence, number, *done, facts=dict(facts)))
 
 
 class Run:
@@ -235,7 +243,8 @@ class Run:
 
     async def _round(self, version: int) -> None:
         attack, weights = self._attack, self._crowd.model.base.copy()
-        one_label, tokens = attack.one_label, STEPS * BATCH
+        one_label, work = attack.one_label, (STEPS * BATCH, STEPS)
+        claimed = attack.tokens or work[0], attack.steps or work[1]
         own = [
             self._problem.train(weights, index, version, one_label=one_label)
             for index in range(CLIENTS)
@@ -250,12 +259,12 @@ class Run:
             sent = own[LIAR] * np.float32(attack.times(version))
             if attack.value:
                 sent = np.where(sent < 0, -1, 1).astype(np.float32) * np.float32(attack.value)
-            answer(self._liar, sent, attack.tokens or tokens, hostile)
+            answer(self._liar, sent, claimed, hostile)
             await asyncio.sleep(0)
             await self._until(lambda: self._liar.machine.delta is None)
         for index, client in enumerate(self._crowd.clients):
             if index != LIAR:
-                answer(client, own[index], tokens, facts)
+                answer(client, own[index], work, facts)
 
     async def _until(self, true: Callable[[], bool]) -> bool:
         """Wait until it holds or the run is over; False after PATIENCE_S."""
@@ -332,16 +341,24 @@ def measure(attack_name: str, rule: str) -> dict[str, Any]:
         "accuracy": round(problem.accuracy(weights), 3),
         "moved": float(f"{moved:.3g}"),
         "end": end,
-        **counted(facts, settings),
+        **counted(
+            facts,
+            usual_weight(settings, one_label=attack.one_label),
+            is_robust="outer.aggregation" in settings,
+        ),
         "warnings": warnings,
         "settings": digest_of(settings),
         "seconds": round(time.monotonic() - begun, 1),
     }
 
 
-def counted(facts: list[dict[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, the attacker's greatest share of one, and deltas clipped and quarantined."""
-    usual, is_robust = usual_weight(settings), "outer.aggregation" in settings
+def counted(
+    facts: list[dict[str, Any]], usual: float, *, is_robust: bool = False
+) -> dict[str, Any]:
+    """Versions, the attacker's greatest share of one, and deltas clipped and quarantined.
+
+    usual: the weight of an honest delta that is not clipped.
+    """
     versions = [one["merged"] for one in facts if one["fact"] == "version" and one["version"]]
     shares, clipped = [0.0], 0
     for merged in versions:
@@ -359,12 +376,13 @@ def counted(facts: list[dict[str, Any]], settings: Mapping[str, Any]) -> dict[st
     }
 
 
-def usual_weight(settings: Mapping[str, Any]) -> float:
+def usual_weight(settings: Mapping[str, Any], *, one_label: bool) -> float:
     """The weight of an honest delta that is not clipped (`fsl_async.roles.sync.weighting`)."""
     if "outer.aggregation" in settings:
         return 1.0
-    is_by_tokens = settings.get("sync.weighting") == "tokens"
-    return STEPS * BATCH * LEAST_BALANCE if is_by_tokens else float(BATCH)
+    if settings.get("sync.weighting") == "tokens":
+        return STEPS * BATCH * (LEAST_BALANCE if one_label else 1.0)
+    return float(BATCH)
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -407,11 +425,18 @@ def _cell(found: Mapping[tuple[str, str], dict[str, Any]], attack: str, rule: st
 @click.command()
 @click.option("--only", default="*", help="Rows whose attack/rule is like this.")
 @click.option("--jobs", default=2, show_default=True, help="Rows at a time.")
-@click.option("--table", "path", type=click.Path(path_type=Path), help="Print the table of rows.")
-def main(only: str, jobs: int, path: Path | None) -> None:
+@click.option("--table", "path", type=click.Path(path_type=Path), help="Print the tables of rows.")
+@click.option("--docs", type=click.Path(path_type=Path), help="Write the tables of rows.")
+def main(only: str, jobs: int, path: Path | None, docs: Path | None) -> None:
     """Print a JSON line for each row."""
-    if path is not None:
-        print("\n".join(table([json.loads(line) for line in path.read_text().splitlines()])))
+    rows = path or docs
+    if rows is not None:
+        made = "\n".join(table([json.loads(line) for line in rows.read_text().splitlines()]))
+        if docs is None:
+            print(made)
+            return
+        before, _, rest = DOCS.read_text().partition(MARKS[0])
+        DOCS.write_text(before + MARKS[0] + made + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
         return
     wanted = [(one, rule) for one in ATTACKS for rule in RULES if fnmatch(f"{one}/{rule}", only)]
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
