@@ -225,12 +225,8 @@ class Run:
             if self._is_over:
                 return "ended"
             await self._round(version)
-            if not await self._until(
-                lambda version=version: all(one.held > version for one in clients)
-            ):
-                return "stuck"
-        await self._until(lambda: False)  # a parameter server waits for goodbyes
-        return "ended"
+        # The run ends once all hold its last version.
+        return "ended" if await self._until(lambda: self._is_over) else "stuck"
 
     @staticmethod
     def _asked(client: LightClient) -> bool:
