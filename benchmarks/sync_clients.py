@@ -195,6 +195,7 @@ class LightClient:
         complete: bool,
         worker: ThreadWorker,
         server: str,
+        learner: type[LightLearner] = LightLearner,
     ) -> None:
         self.name = name
         self.held = -1
@@ -204,7 +205,7 @@ class LightClient:
         self.problems: list[str] = []
         self._loop = asyncio.get_running_loop()
         self.machine = ClientMachine(ClientRules(), name, time.time_ns())
-        self.learner = LightLearner(self, model, complete=complete)
+        self.learner = learner(self, model, complete=complete)
         self.link = ZmqDialer(server, name)
         self._shell = ClientShell(
             self.machine,
@@ -257,7 +258,14 @@ class LightClient:
 class Crowd:
     """All clients of one benchmark, and their rounds."""
 
-    def __init__(self, model: SharedModel, server: str, clients: int, every_s: float) -> None:
+    def __init__(
+        self,
+        model: SharedModel,
+        server: str,
+        clients: int,
+        every_s: float,
+        learner: type[LightLearner] = LightLearner,
+    ) -> None:
         self.model = model
         self.every_s = every_s
         self._changed = asyncio.Event()
@@ -271,6 +279,7 @@ class Crowd:
                 complete=index == 0,
                 worker=self._workers[min(index, 1)],
                 server=server,
+                learner=learner,
             )
             for index in range(clients)
         ]

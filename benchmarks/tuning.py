@@ -218,7 +218,7 @@ class Bench:
             found: dict[str, Any] = {"method": LOGISTIC, "accuracy": accuracy, "loss": loss}
         else:
             with tempfile.TemporaryDirectory(prefix="tuning-") as folder:
-                found = row(self._run(spec, choices, Path(folder)), choices.as_dict())
+                found = row(self.run(spec, choices, Path(folder)), choices.as_dict())
             del found["choices"]  # it has paths of this machine; the module says what it is
         found.pop("points", None)
         return {
@@ -230,7 +230,8 @@ class Bench:
             "wall_s": round(time.perf_counter() - begun, 1),
         }
 
-    def _run(self, spec: Spec, choices: TuningChoices, folder: Path) -> Result:
+    def run(self, spec: Spec, choices: TuningChoices, folder: Path) -> Result:
+        """Train a row by these choices."""
         comparison = TuningComparison(
             choices,
             self._records,

@@ -106,7 +106,7 @@ async def play(
     }
 
 
-def _drain(server: Server) -> None:
+def drain(server: Server) -> None:
     """Read its output: a full pipe would stop it."""
     assert server.process.stdout is not None
     with contextlib.suppress(ValueError, OSError):
@@ -128,7 +128,7 @@ def measure(
     }
     try:
         with serving(work / "run", settings) as server:
-            threading.Thread(target=_drain, args=(server,), daemon=True).start()
+            threading.Thread(target=drain, args=(server,), daemon=True).start()
             row = run_loop(play(server, model, name, rounds, warm_s))
         lines = list(JournalReader(work / "run" / "journal.jsonl").read_all())
     finally:

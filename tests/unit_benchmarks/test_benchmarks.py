@@ -195,6 +195,50 @@ def test_split_server_memory_measures_a_real_server():
     assert row["grown"] > row["kept"] > 0
 
 
+@pytest.mark.slow
+def test_one_peer_attacks_a_real_server(script, monkeypatch):
+    """The attacker and the honest clients follow the protocol to the end of a run; a rule that
+    leaves the attacker out is told from one that does not.
+    """
+    one_peer = script("one_peer")
+    monkeypatch.setattr(one_peer, "ROUNDS", 2)
+    monkeypatch.setattr(one_peer, "FLOOD", 3)
+    hit = one_peer.measure("flood, growing", "mean, guards off")
+    kept = one_peer.measure("first round x 1e6", "trimmed")
+    assert (hit["versions"], kept["versions"]) == (2, 2)
+    assert 0 < hit["share"] < 1
+    assert kept["moved"] < 10
+    assert kept["accuracy"] > 0.5
+    assert hit["settings"] != kept["settings"]
+
+
+def test_one_peer_counts_clips_and_shares(script):
+    """The ledger's weights tell honest deltas that were clipped; the table names them."""
+    one_peer = script("one_peer")
+    deltas = [("client-00/1/0/1", 32.0), ("client-01/1/0/1", 16.0), ("client-02/1/0/1", 16.0)]
+    merged = [{"key": key, "weight": weight} for key, weight in deltas]
+    facts = [
+        {"fact": "version", "version": 0, "merged": []},
+        {"fact": "version", "version": 1, "merged": merged},
+        {"fact": "quarantined", "key": "client-02/1/0/2"},
+    ]
+    found = one_peer.counted(facts, usual=32.0)
+    assert found == {
+        "versions": 1,
+        "share": 0.25,
+        "honest_clipped": 1,
+        "honest_quarantined": 0,
+        "hostile_quarantined": 1,
+    }
+    rule = one_peer.GUARDED
+    row = {"rule": rule, "accuracy": 0.8, "end": "ended", **found, "versions": one_peer.ROUNDS}
+    honest = {**row, "attack": "none", "moved": 2.0, "honest_clipped": 0, "warnings": {}}
+    hit = {**row, "attack": "x 1e6", "moved": 6e6, "warnings": {"clipped #": 5}}
+    text = "\n".join(one_peer.table([honest, hit]))
+    assert "| x 1e6 |  | 0.80, moved 3e6 x, 1 honest deltas clipped |" in text
+    assert "| x 1e6 | clipped # (5) |" in text
+
+
 @pytest.mark.sweep
 def test_robust_trains_and_counts(monkeypatch):
     """A round with a liar, under the mean and under a robust rule; and a row of the costs."""
