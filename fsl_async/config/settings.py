@@ -203,8 +203,7 @@ class GuardConfig:
     )
     clip_median: float = setting(
         1.5,
-        "... or of at most this x the median of its version, of norms a square root of a step;"
-        " 0 = never",
+        "... or of at most this x the median of its version, as if of as many steps; 0 = never",
         span(least=0),
     )
     outlier_median: float = setting(

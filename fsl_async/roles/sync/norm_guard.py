@@ -20,7 +20,8 @@ at each new version it is compared again, and merged with its staleness if it is
 
 Clipping is that of Sun et al. 2019 (arXiv:1911.07963). The median is of one version, from the first
 one on, because norms of earlier versions do not exist there, and fall later. A delta grows with its
-steps, about as their square root where gradients are noise, so norms are compared a root of a step.
+steps, measured as s^0.6 to s^1.3 (docs/QUALITY.md). So one of fewer steps than the median is compared
+by the root of its steps, and one of more by `growth`, up to MOST_STEPS medians.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MEMORY = 64
 """Clients whose newest delta is remembered."""
 
 MOST_STEPS = 4
-"""Steps of a delta, in medians of its version, by which it may be longer than the others."""
+"""Up to so many times the median of steps a delta may be longer than the others."""
 
 MOST_HELD = 16
 """How many deltas of a client are held back to be released; older ones stay in quarantine."""
@@ -65,11 +66,12 @@ class GuardRules:
 class NormGuard:
     """Each client's newest delta, and deltas held back. Times in seconds of the caller's clock.
 
-    by_step: clients are weighed by their mean step, so that its norm is compared.
+    growth: of a delta with its steps, as a power; 0: clients are weighed by their mean step, and its
+    norm is compared.
     """
 
     rules: GuardRules = field(factory=GuardRules)
-    by_step: bool = False
+    growth: float = 0.5
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
     _newest: dict[str, StoredDelta] = field(factory=dict)
     """Of each client, the client of the newest one last."""
@@ -158,15 +160,15 @@ class NormGuard:
             deltas = [one for one in moved if is_zeroth in (None, one.delta.facts.get(ORDER) == 0)]
             # An order that one client alone has is compared with all others.
             is_alone = len({one.key.client for one in deltas}) == 1
-            limit, most_steps = self._limit(one_each(moved if is_alone else deltas))
+            limit, usual = self._limit(one_each(moved if is_alone else deltas))
             for one in deltas:
-                size = self._size(one.norm, one.delta.steps, most_steps)
+                size = self._size(one.norm, one.delta.steps / usual)
                 if size > limit or one.norm > clip_norm:
                     found[one.key] = min(limit / size, clip_norm / one.norm)
         return found
 
     def _limit(self, clients: Sequence[MergedDelta]) -> tuple[float, float]:
-        """The largest size that counts whole beside these clients, and the most steps for it.
+        """The largest size that counts whole beside these clients, and their median of steps.
 
         The newest deltas of others complete a version of few clients. Of two, the shorter is the
         measure.
@@ -178,15 +180,17 @@ class NormGuard:
             : max(0, self.rules.least - len(work))
         ]
         if not self.rules.clip_median or len(work) < 2:
-            return math.inf, math.inf
-        most_steps = MOST_STEPS * median(steps for _, steps in work)
-        sizes = [self._size(norm, steps, most_steps) for norm, steps in work]
-        usual = min(sizes) if len(sizes) == 2 else median(sizes)
-        return self.rules.clip_median * usual, most_steps
+            return math.inf, 1.0
+        usual = max(1.0, median(steps for _, steps in work))
+        sizes = [self._size(norm, steps / usual) for norm, steps in work]
+        shortest = len(sizes) == 2
+        return self.rules.clip_median * (min(sizes) if shortest else median(sizes)), usual
 
-    def _size(self, norm: float, steps: int, most_steps: float) -> float:
-        counted = max(1.0, min(steps, most_steps))
-        return norm / (counted if self.by_step else math.sqrt(counted))
+    def _size(self, norm: float, steps: float) -> float:
+        """The norm as if the delta were of the median of steps. steps: in medians."""
+        if not self.growth:
+            return norm / max(steps, 1e-12)
+        return norm / (min(steps, MOST_STEPS) ** self.growth if steps > 1.0 else math.sqrt(steps))
 
     def accepted(self, stored: StoredDelta, now: float) -> None:
         """Add an accepted delta to the medians."""

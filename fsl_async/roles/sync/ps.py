@@ -120,7 +120,7 @@ class ParameterServerMachine:
         self.progress = RunProgress(rules.limits, rules.decays_from, round_s)
         self.members: dict[str, Member] = {}
         trigger = trigger_of(rules)
-        self.guard = NormGuard(rules.guard, by_step=weighting.by_step)
+        self.guard = NormGuard(rules.guard, growth=weighting.growth)
         self.deltas = DeltaBook(
             weighting,
             max_staleness=rules.max_staleness,

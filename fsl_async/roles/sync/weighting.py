@@ -34,8 +34,8 @@ class Weighting(Protocol):
     """A strategy. All methods depend on their arguments only, so a replay is exact."""
 
     @property
-    def by_step(self) -> bool:
-        """Whether a delta counts by its mean step, not by all of it."""
+    def growth(self) -> float:
+        """How a delta may grow with its steps, as a power; 0: it counts by its mean step."""
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """The factor of a delta in the accumulator; finite and not negative."""
@@ -53,7 +53,7 @@ class Weighting(Protocol):
 class _MeanOfDeltas:
     """The average is the mean of all deltas."""
 
-    by_step: ClassVar[bool] = False
+    growth: ClassVar[float] = 0.5
 
     def worth(self, merged: Sequence[MergedDelta]) -> float:
         """All of them."""
@@ -82,7 +82,7 @@ class BatchWeighting:
     weight. Not for clients that send full weights, which do not add up.
     """
 
-    by_step: ClassVar[bool] = False
+    growth: ClassVar[float] = 1.0
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def worth(self, merged: Sequence[MergedDelta]) -> float:
@@ -162,7 +162,7 @@ class FedNovaWeighting(_MeanOfDeltas):
     weight.
     """
 
-    by_step: ClassVar[bool] = True
+    growth: ClassVar[float] = 0.0
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
@@ -186,7 +186,7 @@ class AnarchicWeighting(_MeanOfDeltas):
     delta without steps has no weight.
     """
 
-    by_step: ClassVar[bool] = True
+    growth: ClassVar[float] = 0.0
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:

@@ -96,13 +96,17 @@ def test_a_version_of_few_clients_is_completed_with_the_newest_of_others():
     assert clips(made, 9.0, 9.0, 9.0) == [9.0] * 3, "a version of enough is its own measure"
 
 
-def test_norms_are_compared_by_the_square_root_of_their_steps():
-    """An honest client of four times the steps is as far as that; a claim of more helps no more."""
+def test_norms_are_compared_as_of_as_many_steps():
+    """A client of four times the steps may be that much longer; a claim of more helps no more."""
     made = screen(clip_median=1.5)
     assert clips(made, 1.0, 1.0, 2.9, steps=(100, 100, 400)) == [1.0, 1.0, 2.9]
     assert clips(made, 1.0, 1.0, 1e9, steps=(100, 100, 10**12))[2] == pytest.approx(3.0)
     assert clips(made, 1.0, 1.0, 0.2, steps=(100, 100, 1)) == pytest.approx([1.0, 1.0, 0.15])
-    made.by_step = True
+    made.growth = 1.0
+    assert clips(made, 1.0, 1.0, 5.9, steps=(100, 100, 400)) == [1.0, 1.0, 5.9]
+    assert clips(made, 1.0, 1.0, 1e9, steps=(100, 100, 10**12))[2] == pytest.approx(6.0)
+    assert clips(made, 1.0, 1.0, 0.2, steps=(100, 100, 1)) == pytest.approx([1.0, 1.0, 0.15])
+    made.growth = 0.0
     assert clips(made, 1.0, 1.0, 9.0, steps=(100, 100, 1))[2] == pytest.approx(0.015)
 
 
