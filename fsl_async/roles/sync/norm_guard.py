@@ -20,8 +20,8 @@ at each new version it is compared again, and merged with its staleness if it is
 
 Clipping is that of Sun et al. 2019 (arXiv:1911.07963). The median is of one version, from the first
 one on, because norms of earlier versions do not exist there, and fall later. A delta grows with its
-steps, measured as s^0.6 to s^1.3 (docs/QUALITY.md). So one of fewer steps than the median is compared
-by the root of its steps, and one of more by `growth`, up to MOST_STEPS medians.
+steps, measured as s^0.6 to s^1.3 (docs/QUALITY.md). So one of fewer steps than the median is
+compared by the root of its steps, and one of more by `growth`, up to MOST_STEPS medians.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class GuardRules:
 class NormGuard:
     """Each client's newest delta, and deltas held back. Times in seconds of the caller's clock.
 
-    growth: of a delta with its steps, as a power; 0: clients are weighed by their mean step, and its
-    norm is compared.
+    growth: of a delta with its steps, as a power; 0: clients are weighed by their mean step, and
+    its norm is compared.
     """
 
     rules: GuardRules = field(factory=GuardRules)
