@@ -98,18 +98,24 @@ class AdapterAggregator(SpooledDeltas):
         return {client: math.sqrt(squared) for client, squared in self._squared.items()}
 
     def averages(
-        self, vectors: Vectors, version: int, facts: Mapping[DeltaKey, Mapping[str, object]]
+        self,
+        vectors: Vectors,
+        version: int,
+        facts: Mapping[DeltaKey, Mapping[str, object]],
+        clips: Mapping[DeltaKey, float],
     ) -> Iterator[Rows]:
         """Yield the change to `version`, chunk by chunk; each is valid until the next.
 
         float32, (values,); (2, values) with what is owed after it. vectors: those of the version
         before. A chunk of them is not read any more when the chunk is yielded, so it may be changed
-        then. facts: of the deltas, as the sites reported them. Raises StoreError.
+        then. facts: of the deltas, as the sites reported them. clips: factors of the deltas, before
+        products are formed. Raises StoreError.
         """
         clients = self.fresh(version)
         self._squared = dict.fromkeys((keys[0].client for keys in clients), 0.0)
         members = self._members(clients, facts)
-        return _in_chunks(self._pieces(clients, members, vectors, version), self._manifest)
+        rows = self._chunks(clients, clips)
+        return _in_chunks(self._pieces(rows, members, vectors, version), self._manifest)
 
     def _members(
         self,
@@ -140,17 +146,17 @@ class AdapterAggregator(SpooledDeltas):
 
     def _pieces(
         self,
-        clients: Sequence[Sequence[DeltaKey]],
+        chunks: Iterable[Rows],
         members: Sequence[_Member],
         vectors: Vectors,
         version: int,
     ) -> Iterator[Rows]:
-        """Yield the result in flat order, in arrays of any length."""
+        """Yield the result in flat order, in arrays of any length. chunks: of the sites' deltas."""
         factors = {one.name: module for module in self._layout.modules for one in _pair(module)}
         patches = {one.patch.name: one for one in self._layout.modules if one.patch is not None}
         growth: dict[str, Factors] = {}
         deltas = np.empty((0, 0), np.float32)
-        for index, rows in enumerate(self._chunks(clients, weighted=False)):
+        for index, rows in enumerate(chunks):
             for part in self._manifest.parts(index):
                 name, values = part.tensor.name, rows[:, part.place]
                 if name in patches:
@@ -163,7 +169,7 @@ class AdapterAggregator(SpooledDeltas):
                 start, stop = _span(module)
                 place = part.tensor.offset - start + part.start
                 if place == 0:
-                    deltas = np.empty((len(clients), stop - start), np.float32)
+                    deltas = np.empty((len(members), stop - start), np.float32)
                 deltas[:, place : place + values.shape[1]] = values
                 if place + values.shape[1] == stop - start:
                     piece, grown = self._merge(module, deltas, members, vectors, version)

@@ -238,7 +238,8 @@ class Merging:
             vectors = self._vectors()
             facts = {key: book.pending[key].delta.facts for key in round_sum.weights}
             used = {key for keys in round_sum.fresh(version) for key in keys}
-            chunks = lambda: round_sum.averages(vectors, version, facts)  # noqa: E731
+            clips = {one.key: one.clip for one in merged}
+            chunks = lambda: round_sum.averages(vectors, version, facts, clips)  # noqa: E731
             norms = lambda: round_sum.product_norms  # noqa: E731
         elif self._settings.rule.reuses:
             used = set(round_sum.weights)
@@ -273,6 +274,7 @@ class Merging:
                     one.staleness,
                     one.weight if one.key in used else 0.0,
                     book.pending[one.key].norm,
+                    clip=one.clip,
                 )
                 for one in merged
             ),
@@ -315,6 +317,8 @@ class Merging:
         if not math.isfinite(scale):
             raise StoreError(f"version {version} has the scale {scale}; it must be finite")
         for one in merged:
+            if not 0.0 < one.clip <= 1.0:
+                raise StoreError(f"delta {one.key.text} is clipped by {one.clip}, not by 0 to 1")
             tokens = book.pending[one.key].delta.tokens
             if tokens != one.delta.tokens:
                 raise StoreError(

@@ -212,6 +212,7 @@ class VersionRecord:
                     entry["weight"],
                     entry["norm"],
                     entry.get("product_norm", 0.0),
+                    entry.get("clip", 1.0),
                 )
                 for entry in fact.get(name, ())
             )
@@ -236,6 +237,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "weight": merged.weight,
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
+        **({"clip": merged.clip} if merged.clip != 1.0 else {}),
     }
 
 

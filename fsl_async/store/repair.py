@@ -232,7 +232,8 @@ def products_again(
     aggregator = AdapterAggregator(manifest, spool, pool, settings)
     aggregator.weights |= {one.key: one.weight for one in record.merged}
     facts = {one.key: deltas[one.key].delta.facts for one in record.merged if one.weight}
-    return aggregator.averages(vectors, record.version, facts)
+    clips = {one.key: one.clip for one in record.merged}
+    return aggregator.averages(vectors, record.version, facts, clips)
 
 
 def _sums_again(

@@ -44,7 +44,7 @@ class RobustAggregator(SpooledDeltas):
         """
         count = len(self.clients)
         total = np.zeros((count, count))
-        for index, rows in enumerate(self._chunks(self.clients)):
+        for index, rows in enumerate(self._chunks(self.clients, self.weights)):
             if not self._kind.is_scalars and self._manifest.is_buffer(index):
                 break  # they come last, and are no part of a change
             for first in range(count):
@@ -73,7 +73,7 @@ class RobustAggregator(SpooledDeltas):
         Of buffers, the median over the clients, or where the rule uses deltas again their mean.
         """
         out = np.empty(max(self._lengths), np.float32)
-        for index, rows in enumerate(self._chunks(chosen)):
+        for index, rows in enumerate(self._chunks(chosen, self.weights)):
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
             if not self._kind.is_scalars and self._manifest.is_buffer(index):
                 # In double precision, so that equal buffers stay as they are, however large.

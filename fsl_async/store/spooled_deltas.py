@@ -19,7 +19,7 @@ from fsl_async.store.errors import DeltaDamaged, StoreError
 from fsl_codecs import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -71,12 +71,12 @@ class SpooledDeltas:
         return [list(keys) for _, keys in groupby(sorted(self.weights), lambda key: key.client)]
 
     def _chunks(
-        self, clients: Sequence[Sequence[DeltaKey]], *, weighted: bool = True
+        self, clients: Sequence[Sequence[DeltaKey]], factors: Mapping[DeltaKey, float]
     ) -> Iterator[NDArray[np.float32]]:
         """Yield the same part of each client's delta, float32 (n, values), valid until the next.
 
-        Parts are chunks of the flat vector, or all scalars (`DeltaKind.parts`). weighted: each
-        delta is multiplied by its weight; of buffers the rows are means. Raises StoreError.
+        Parts are chunks of the flat vector, or all scalars (`DeltaKind.parts`). factors: by which
+        each delta is multiplied; of buffers the rows are means. Raises StoreError.
         """
         manifest, buffer = self._manifest, np.empty((len(clients), max(self._lengths)), np.float32)
         adders = [
@@ -84,7 +84,7 @@ class SpooledDeltas:
                 (
                     key,
                     self._kind.adders(manifest, self._spool.frames(key, manifest)),
-                    self.weights[key] if weighted else 1.0,
+                    factors[key],
                 )
                 for key in keys
             ]

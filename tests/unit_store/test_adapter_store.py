@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from attrs import evolve
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import Delta, DeltaKey
@@ -467,6 +468,43 @@ def test_deltas_of_one_client_are_one_site(tuning):
         other.store.accumulate(member.key, member.weight)
     other.store.commit(1, members, 1 / 70)
     assert one.store.digest == other.store.digest
+
+
+@pytest.mark.parametrize("rule", PRODUCT_RULES)
+def test_a_clipped_delta_counts_as_a_shorter_one(tuning, rule):
+    """Before products are formed, head included; a start repeats it by the version's record."""
+    clipped, shorter = (tuning(rule, name) for name in ("clipped", "shorter"))
+    keys = [DeltaKey(name, 1, 0, 1) for name in "bc"]
+    for made, size, clip in ((clipped, 1.0, 0.25), (shorter, 0.25, 1.0)):
+        made.start()
+        made.run.open(Full())
+        made.send(keys[0], made.delta(1, "b"))
+        made.send(keys[1], size * made.delta(1, "c"))
+        members = [merged_of(key, float(TOKENS[key.client]), tokens=TOKENS[key.client])
+                   for key in keys]  # fmt: skip
+        members[1] = evolve(members[1], clip=clip)
+        for one in members:
+            made.store.accumulate(one.key, one.weight)
+        made.store.commit(1, members, 1 / 50)
+    assert clipped.store.digest == shorter.store.digest
+    assert [one.clip for one in clipped.store.records[-1].merged] == [1.0, 0.25]
+    vectors = {name: vector.copy() for name, vector in clipped.vectors.named.items()}
+    clipped.run.open()
+    assert clipped.run.store.notices == ()
+    for name, vector in clipped.vectors.named.items():
+        assert np.array_equal(vector, vectors[name]), name
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.5, np.nan])
+def test_what_is_no_clip_is_refused(tuning, clip):
+    """A delta that is multiplied by more than 1 would pass the limits on its norm."""
+    made = tuning()
+    made.start()
+    key = DeltaKey("b", 1, 0, 1)
+    made.send(key, made.delta(1, "b"))
+    made.store.accumulate(key, 1.0)
+    with pytest.raises(StoreError, match="is clipped by"):
+        made.store.commit(1, [evolve(merged_of(key, tokens=30), clip=clip)], 1.0)
 
 
 def test_a_delta_of_an_older_version_is_left_out(tuning):
