@@ -68,7 +68,8 @@ class Sketches:
         usable = sorted((name, sketch) for name, sketch in taken if _is_usable(sketch))
         if len(usable) < 2:
             return {}
-        rows = np.array([sketch / np.linalg.norm(sketch) for _, sketch in usable])
+        rows = np.array([sketch for _, sketch in usable], np.float64)  # squares leave fp32
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         first, second = np.triu_indices(len(rows), 1)
         cosines = (rows @ rows.T)[first, second]
         near = (cosines > SAME) | (1.0 - cosines < 0.5 * (1.0 - np.median(cosines)))
