@@ -101,7 +101,7 @@ class Store:
     """The durable state of one run. Call `recover` first, `close` last.
 
     from_version: rolls back to that version: later ones are renamed, and deltas that only they had
-    merged are pending again.
+    merged are pending again, or quarantined (leave_out: see `Book.rollback_to`).
     only_facts: no version will be read or made, so none is loaded, made whole or removed.
     """
 
@@ -111,6 +111,7 @@ class Store:
         settings: StoreSettings | None = None,
         *,
         from_version: int | None = None,
+        leave_out: Mapping[str, str] | None = None,
         only_facts: bool = False,
         files: Files | None = None,
         wall_clock: Callable[[], float] = time.time,
@@ -119,6 +120,7 @@ class Store:
         self._settings = settings or StoreSettings()
         self._run_dir = run_dir
         self._from_version = from_version
+        self._leave_out = leave_out or {}
         self._only_facts = only_facts
         self._files = files or Files()
         self._wall_clock = wall_clock
@@ -154,6 +156,7 @@ class Store:
                 self._settings,
                 self._from_version,
                 self._pool,
+                leave_out=self._leave_out,
                 only_facts=self._only_facts,
                 wall_clock=self._wall_clock,
                 clock=self._clock,
