@@ -16,8 +16,8 @@ part of the text, and hand in a delta after STEPS steps.
 Attacks, by client 0 in every round: "none"; "x -10": its own delta times -10; "noise": normal
 values of 10 times its delta's norm; "lie": its delta negated, with a claim of 1,000 times the
 tokens. Rules: the mean without limits; with those that are on by default (clipping at 1.5 x the
-median of the version, tokens at 10 x it); with quarantine at 3 x the median norm; with tokens capped
-at 3 x the median; and the robust rules against one such client (f = 1).
+median of the version, tokens at 10 x it); with quarantine at 3 x the median norm; with tokens
+capped at 3 x the median; and the robust rules against one such client (f = 1).
 
 "diverged" is a loss that is not finite, or above that of guessing bytes at random (5.55 nats).
 """

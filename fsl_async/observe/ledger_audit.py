@@ -100,6 +100,7 @@ class _Count:
             case "rollback":
                 kept = int(fact["to"])
                 self.versions = {n: made for n, made in self.versions.items() if n <= kept}
+                self.quarantined |= {str(one["key"]) for one in fact.get("aside", ())}
                 for key in fact.get("gone", ()):
                     # The operator went back further than the spool keeps: this loss is on record.
                     self.accepted.pop(str(key), None)

@@ -38,7 +38,8 @@ from fsl_async.store.adapters import (
     Site,
     adapter_modules,
 )
-from fsl_async.store.errors import StoreError
+from fsl_async.store.errors import NotFinite
+from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ if TYPE_CHECKING:
     from fsl_async.store.vectors import Vectors
 
     Rows = NDArray[np.float32]
+    Reported = Mapping[DeltaKey, Mapping[str, object]]
+
+LARGEST_PRODUCT = 1e9
+"""Largest product of the norms of a module's factors at a site.
+
+A product squares what a delta holds: one far below the limit of a delta's norm left fp32 in one
+version. Adapters in training stay below 1e4; sums of 1e9 over any run are far inside fp32.
+"""
 
 
 @frozen
@@ -81,6 +90,19 @@ class AdapterAggregator(SpooledDeltas):
         self._rows = 1 + self._rule.keeps_owed
         self._squared: dict[str, float] = {}
 
+    def largest_product(self, vectors: Vectors, moved: float) -> tuple[float, float, str]:
+        """Return a bound of the product of a module's factor norms at a site, that product in the
+        version, and the module, where the bound is largest.
+
+        moved: norm of what the site sends; a factor moves by that at most.
+        """
+        found = []
+        for module in self._layout.modules:
+            spans = (slice(one.offset, one.offset + one.values) for one in _pair(module))
+            a, b = (math.sqrt(squared_norm(vectors.weights[span])) for span in spans)
+            found.append(((a + moved) * (b + moved), a * b, module.name))
+        return max(found)
+
     def fresh(self, version: int) -> list[list[DeltaKey]]:
         """Return the keys of each client that count in a merge to `version`."""
         counted = (
@@ -98,11 +120,7 @@ class AdapterAggregator(SpooledDeltas):
         return {client: math.sqrt(squared) for client, squared in self._squared.items()}
 
     def averages(
-        self,
-        vectors: Vectors,
-        version: int,
-        facts: Mapping[DeltaKey, Mapping[str, object]],
-        clips: Mapping[DeltaKey, float],
+        self, vectors: Vectors, version: int, facts: Reported, clips: Mapping[DeltaKey, float]
     ) -> Iterator[Rows]:
         """Yield the change to `version`, chunk by chunk; each is valid until the next.
 
@@ -117,11 +135,7 @@ class AdapterAggregator(SpooledDeltas):
         rows = self._chunks(clients, clips)
         return _in_chunks(self._pieces(rows, members, vectors, version), self._manifest)
 
-    def _members(
-        self,
-        clients: Sequence[Sequence[DeltaKey]],
-        facts: Mapping[DeltaKey, Mapping[str, object]],
-    ) -> list[_Member]:
+    def _members(self, clients: Sequence[Sequence[DeltaKey]], facts: Reported) -> list[_Member]:
         """Return the members, whose weights add up to 1 in each order of steps."""
         weights = [math.fsum(self.weights[key] for key in keys) for keys in clients]
         zeroth = [all(facts[key].get(ORDER) == 0 for key in keys) for keys in clients]
@@ -218,14 +232,11 @@ class AdapterAggregator(SpooledDeltas):
                 current, sites or still, self._scale, Draw(self._seed, version, module.index)
             )
         except np.linalg.LinAlgError as error:
-            raise StoreError(
-                f"the factors of {module.name!r} cannot be merged ({error}); quarantine the delta"
-                " with the largest norm"
-            ) from error
+            raise NotFinite(f"the factors of {module.name!r} cannot be merged ({error})") from error
         wanted = held if unsent is None else held + unsent
         piece = self._row(wanted - _flat(merged.factors))
         if merged.owed is not None:
-            piece[1] = _flat(merged.owed)
+            piece[1] = self._row(_flat(merged.owed))[0]
         return piece, merged.patch
 
 

@@ -12,7 +12,7 @@
     released      a held delta is pending again
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
-                  again, `gone` those that are lost
+                  again, `aside` those that are quarantined, `gone` those that are lost
     begun, cut,
     attempt,      global rounds (fsl_async.store.ring_book)
     global, ring
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.progress import Decay
     from fsl_async.store.records import Outcome, VersionRecord
 
+    Reasons = Mapping[str, str]
 
 REMEMBERED = 64
 """How many of the newest accepted deltas define the usual norm."""
@@ -176,19 +177,31 @@ class Book:
         return {key: outcome for key, outcome in found.items() if key not in self.pending}
 
     def rollback_to(
-        self, record: VersionRecord, holds: Callable[[StoredDelta], bool]
+        self, record: VersionRecord, holds: Callable[[StoredDelta], bool], leave_out: Reasons
     ) -> dict[str, Any]:
         """Return the members of the line by which the run goes back to a version.
 
-        holds: whether a delta's file is there. The version must not be before `forgotten`.
+        holds: whether a delta's file is there. leave_out: client -> why its deltas that are pending
+        or merged later are quarantined, with those that others computed from later versions.
+        StoreError: it has none. The version must not be before `forgotten`.
         """
-        again = [delta for delta in self.merged_after(record.version) if holds(delta)]
-        returning = {delta.key for delta in again}
+        merged, target = self.merged_after(record.version), record.version
+        aside = {
+            delta.key: to_fact(delta)
+            | {"reason": leave_out.get(delta.key.client, "its base was rolled back")}
+            for delta in (*merged, *self.pending.values())
+            if delta.key.client in leave_out or (leave_out and delta.key.base > target)
+        }
+        for client in leave_out.keys() - {key.client for key in aside}:
+            raise StoreError(f"{client} has no delta that waits or was merged after {target}")
+        again = [delta for delta in merged if delta.key not in aside and holds(delta)]
+        returning = {delta.key for delta in again} | aside.keys()
         after = [key for key, version in self.merged.items() if version > record.version]
         return {
             "to": record.version,
             "pending": [to_fact(delta) for delta in again],
             "gone": [key.text for key in after if key not in returning],
+            "aside": list(aside.values()),
             "digest": record.digest,
             "tokens_total": record.tokens_total,
             "settled": self._settled_at(record.version),
@@ -347,6 +360,8 @@ class Book:
         self.decay = None  # it may have begun later; the operator can ask again
         self.generation += 1
         self.rollback_targets.append(target)
+        for member in fact.get("aside", ()):
+            self._apply_quarantined(member)
 
     def _apply_renewed(self, fact: Mapping[str, Any]) -> None:
         for record in fact["versions"]:

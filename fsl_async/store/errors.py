@@ -7,6 +7,7 @@
     └── StoreError             the run directory cannot be read or written, or calls came in the
         │                      wrong order
         ├── NoWorkerThread     the system cannot start another thread
+        ├── NotFinite          a version would hold NaN or infinity
         └── Damaged            data on disk was altered: trying again does not help
             ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
             ├── LedgerLost         there are versions, but the ledger is missing or empty
@@ -51,6 +52,10 @@ class NoWorkerThread(StoreError):  # noqa: N818
             f"no thread can be started ({reason}); raise the limit of processes, or set "
             "codec.threads to 1, and start again"
         )
+
+
+class NotFinite(StoreError):  # noqa: N818
+    """The next version would hold NaN or infinity; `Merging.advance` adds the way out."""
 
 
 class Damaged(StoreError):  # noqa: N818

@@ -19,15 +19,15 @@ from fsl_async.roles.sync.agreement import mean_cosine
 from fsl_async.roles.sync.delta import Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
-from fsl_async.store.adapter_aggregator import AdapterAggregator
+from fsl_async.store.adapter_aggregator import LARGEST_PRODUCT, AdapterAggregator
 from fsl_async.store.advance import Advanced, advance, advance_full, advance_seeds, averaged
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter
 from fsl_async.store.delta_kind import Seeds
 from fsl_async.store.digest import DIGEST_CHARACTERS
-from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.errors import Damage, NotFinite, StoreError
 from fsl_async.store.kept_versions import disk
 from fsl_async.store.outer import mean_share
-from fsl_async.store.records import VersionRecord
+from fsl_async.store.records import VersionRecord, way_out
 from fsl_async.store.robust_aggregator import RobustAggregator
 from fsl_async.store.seed_step import SeedStep, frame_of, is_finite
 
@@ -382,13 +382,37 @@ class Merging:
                 with disk(f"cannot write version {average.version}"):
                     self._kept.repair_newest(damage, self._manifest)
                 repaired.add(damage.file)
-            except BaseException:
+            except BaseException as error:
                 self.restore(average.version - 1)
+                if isinstance(error, NotFinite):
+                    raise NotFinite(f"{error}; {self._way_out()}") from error
                 raise
             else:
                 self.sum.clear()
                 self._left_out.clear()
                 return checkpoint
+
+    def too_large(self, client: str, norm: float) -> str | None:
+        """Why products of a delta of this norm may leave fp32; None: they do not. StoreError.
+
+        Deltas of a client in one round add up, so its pending ones count.
+        """
+        if self._settings.product_rule is None:
+            return None
+        book = self._facts.book
+        self.restore(book.version)
+        assert isinstance(self.sum, AdapterAggregator), "it merges products"
+        moved = norm + sum(one.norm for key, one in book.pending.items() if key.client == client)
+        bound, held, name = self.sum.largest_product(self._vectors(), moved)
+        limit = f"above {LARGEST_PRODUCT:g} in {name!r}"
+        if held > LARGEST_PRODUCT:
+            return f"products of version {book.version} itself are {limit}; {self._way_out()}"
+        text = f"its norm of {norm:.3g} lets products grow {limit}: its client has diverged"
+        return text if bound > LARGEST_PRODUCT else None
+
+    def _way_out(self) -> str:
+        run_dir = str(self._run.checkpoints.directory.parent)
+        return way_out(self._kept.records, [*self._facts.book.pending.values()], run_dir)
 
     def restore(self, version: int) -> None:
         """Take back what a failed commit did to the vectors in memory. StoreError: try again."""
@@ -495,10 +519,7 @@ class Merging:
         (mean,) = average
         step = kind.directions.step(version - 1, mean)
         if not is_finite(step):
-            raise StoreError(
-                f"the steps of version {version} are not finite; quarantine the delta with the"
-                " largest norm"
-            )
+            raise NotFinite(f"the steps of version {version} are not finite")
         frame = frame_of([step])
         assert frame is not None, "a step fits"
         norm = math.sqrt(kind.directions.squared_norm(manifest.values, mean))

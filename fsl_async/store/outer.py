@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from attrs import field, frozen, validators
 
-from fsl_async.store.errors import StoreError
+from fsl_async.store.errors import NotFinite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -308,13 +308,12 @@ def _squared_norm_wide(values: NDArray[np.float32]) -> float:
 def check_finite(
     manifest: Manifest, index: int, norm_squared: float, weights: NDArray[np.float32]
 ) -> None:
-    """Raise StoreError if chunk `index` of a version's change or weights is not finite."""
+    """Raise NotFinite if chunk `index` of a version's change or weights is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         # A sum is three times as fast as looking at each value, and finite only if all are.
         is_finite = math.isfinite(np.add.reduce(weights)) or np.isfinite(weights).all()
     if not (is_finite and math.isfinite(norm_squared)):
         start, _ = manifest.chunk_range(index)
-        raise StoreError(
-            f"the outer step is not finite in tensor {manifest.tensor_at(start)!r} or after it; "
-            f"quarantine the delta with the largest norm, or lower the outer learning rate"
+        raise NotFinite(
+            f"the outer step is not finite in tensor {manifest.tensor_at(start)!r} or after it"
         )

@@ -8,6 +8,8 @@ Once acknowledged, a delta is known by its key: it is accepted (spooled, not mer
 from __future__ import annotations
 
 import math
+import shlex
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from attrs import asdict, evolve, field, fields_dict, frozen, validators
@@ -25,7 +27,7 @@ from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Outcome = Literal["accepted", "merged", "quarantined"]
 
@@ -239,6 +241,31 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
     }
+
+
+DESTROYED = 1e6
+"""Norm of the change to a version that is destroyed: 10^12 weights that move by 1 have this one."""
+
+
+def way_out(records: Sequence[VersionRecord], pending: Sequence[StoredDelta], run_dir: str) -> str:
+    """Return what to do where no version can be made. records: of the kept ones, oldest first.
+
+    Where a version is destroyed itself, quarantine of pending deltas does not help. It names the
+    client with the largest norm, and others far above the median.
+    """
+    bad = next((one for one in records if one.update_norm > DESTROYED), None)
+    found: Sequence[StoredDelta | MergedDelta] = bad.merged if bad else pending
+    deltas = sorted(found, key=lambda one: one.norm)
+    if not deltas or bad is records[0]:
+        return "no version that is kept is older than the damage: begin a new run"
+    norms = {one.key.client: one.norm for one in deltas}
+    least = min(10.0 * median_low(norms.values()), deltas[-1].norm)
+    named = "".join(f" --client {client}" for client in norms if norms[client] >= least)
+    command = f"fsl-node quarantine {shlex.quote(run_dir)}{named}"
+    if bad is None:
+        return f"stop the parameter server and type {command}, or lower the outer learning rate"
+    command += f" --from-version {bad.version - 1}"
+    return f"version {bad.version} is destroyed: stop the parameter server and type {command}"
 
 
 @frozen

@@ -26,6 +26,7 @@ from attrs import define, field
 
 from fsl_async.errors import disk_words
 from fsl_async.files.checksummed_json import from_checksummed
+from fsl_async.roles.phrasing import counted
 from fsl_async.store.book import Book
 from fsl_async.store.checkpoint import FLAT, Checkpoints
 from fsl_async.store.errors import CheckpointDamaged, Damage, LedgerLost, ManifestError, StoreError
@@ -41,7 +42,7 @@ from fsl_async.store.ring_copy import COPY_FILE, RingCopy
 from fsl_async.store.spool import Spool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from fsl_async.roles.sync.delta import MergedDelta
@@ -71,6 +72,7 @@ class RunDirectory:
     manifest: Manifest | None = None
     damaged: CheckpointDamaged | None = None
     """Why the newest version must be made again, where its own vectors are damaged."""
+    leave_out: Mapping[str, str] = field(factory=dict)  # see Book.rollback_to
     latest: list[MergedDelta] = field(factory=list)
     """What the next version may use again, as it is in the spool at the start."""
 
@@ -170,6 +172,7 @@ def open_run_directory(
     from_version: int | None,
     pool: ChunkPool,
     *,
+    leave_out: Mapping[str, str],
     only_facts: bool = False,
     wall_clock: Callable[[], float],
     clock: Callable[[], float],
@@ -191,8 +194,11 @@ def open_run_directory(
     repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
     state = LedgerState(files, run_dir, settings.state_growth)
     remembered = settings.remembered_versions
-    book = Book(remembered, settings.history, settings.reuse)
-    run = RunDirectory(ledger, state, book, checkpoints, spool, repairer, notices)
+    # A rollback's line has all that any settings may use again.
+    book = Book(remembered, settings.history, 2**31 if only_facts else settings.reuse)
+    run = RunDirectory(
+        ledger, state, book, checkpoints, spool, repairer, notices, leave_out=leave_out
+    )
 
     def may_be_new() -> None:
         if from_version is None and checkpoints.versions():
@@ -214,7 +220,6 @@ def open_run_directory(
         known = run.book.version
         kept = _settle_version(files, run_dir, run, from_version)
         run.check_pending()
-        run.check_latest()
         # A crash loses one version's line. If more are missing, the ledger may be a backup that
         # lacks other lines too.
         if from_version is None and run.book.version > known + 1:
@@ -223,6 +228,7 @@ def open_run_directory(
         if only_facts:
             run.finish_quarantine()
         else:
+            run.check_latest()
             for path in run.retire(oldest):
                 files.remove_any(path)
             run.save_state()
@@ -377,7 +383,7 @@ def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
     named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
     there = (
         f"{'are' if len(versions) + spooled > 1 else 'is'} {named} and "
-        f"{_counted(spooled, 'delta')} in the spool"
+        f"{counted(spooled, 'delta')} in the spool"
     )
     with suppress(StoreError):
         manifest = read_manifest(files, run_dir)
@@ -415,7 +421,7 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
     run.book.apply(run.ledger.append("renewed", fact))
     run.notices.append(
         f"the ledger was lost: the run goes on from version {target} with a new one; "
-        f"{_counted(len(spooled), 'delta')} of the spool,"
+        f"{counted(len(spooled), 'delta')} of the spool,"
         " acknowledged or not, moved to quarantine"
     )
 
@@ -434,18 +440,14 @@ def _newer_ring(run: RunDirectory, copy: RingCopy, is_lost: bool) -> RingBook | 
     return held if held.facts else None
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:
     target = record.version
-    members = run.book.rollback_to(record, run.spool.holds)
+    members = run.book.rollback_to(record, run.spool.holds, run.leave_out)
     run.book.apply(run.ledger.append("rollback", {"from": newest, **members}))
-    again, gone = len(members["pending"]), len(members["gone"])
+    again, gone, aside = (_deltas(len(members[name])) for name in ("pending", "gone", "aside"))
     run.notices.append(
-        f"rolled back from version {newest} to {target}: "
-        f"{_deltas(again)} pending again, {_deltas(gone)} gone"
+        f"rolled back from version {newest} to {target}: {again} pending again, {gone} gone"
+        + (f", {aside} quarantined" if run.leave_out else "")
     )
     for version in run.checkpoints.versions():
         if version > target:

@@ -75,7 +75,8 @@ class Sketches:
         usable = sorted((name, sketch) for name, sketch in taken if _is_usable(sketch))
         if len(usable) < 2:
             return {}, ""
-        rows = np.array([sketch / np.linalg.norm(sketch) for _, sketch in usable])
+        rows = np.array([sketch for _, sketch in usable], np.float64)  # squares leave fp32
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         first, second = np.triu_indices(len(rows), 1)
         products = rows @ rows.T
         cosines = products[first, second]
@@ -96,7 +97,7 @@ class Sketches:
         return key.client, sketch
 
 
-def opposite(products: NDArray[np.float32]) -> int | None:
+def opposite(products: NDArray[np.float64]) -> int | None:
     """The one of unit vectors that points away from the sum of the others, which agree; or None.
 
     products: (n, n), of each with each.

@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from fsl_async.roles.ring.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
     from fsl_async.roles.sync.progress import Decay, RunPosition
-    from fsl_async.store.accumulator import Accumulator
-    from fsl_async.store.adapter_aggregator import AdapterAggregator
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.files import BytesLike
@@ -75,7 +73,6 @@ if TYPE_CHECKING:
     from fsl_async.store.merging import Average
     from fsl_async.store.records import Outcome, VersionRecord
     from fsl_async.store.recovery import RunDirectory
-    from fsl_async.store.robust_aggregator import RobustAggregator
 
 LARGEST_NORM = 1e20
 """Largest norm of a delta.
@@ -101,7 +98,7 @@ class Store:
     """The durable state of one run. Call `recover` first, `close` last.
 
     from_version: rolls back to that version: later ones are renamed, and deltas that only they had
-    merged are pending again.
+    merged are pending again, or quarantined (leave_out: see `Book.rollback_to`).
     only_facts: no version will be read or made, so none is loaded, made whole or removed.
     """
 
@@ -111,6 +108,7 @@ class Store:
         settings: StoreSettings | None = None,
         *,
         from_version: int | None = None,
+        leave_out: Mapping[str, str] | None = None,
         only_facts: bool = False,
         files: Files | None = None,
         wall_clock: Callable[[], float] = time.time,
@@ -119,6 +117,7 @@ class Store:
         self._settings = settings or StoreSettings()
         self._run_dir = run_dir
         self._from_version = from_version
+        self._leave_out = leave_out or {}
         self._only_facts = only_facts
         self._files = files or Files()
         self._wall_clock = wall_clock
@@ -154,6 +153,7 @@ class Store:
                 self._settings,
                 self._from_version,
                 self._pool,
+                leave_out=self._leave_out,
                 only_facts=self._only_facts,
                 wall_clock=self._wall_clock,
                 clock=self._clock,
@@ -483,23 +483,21 @@ class Store:
         spool, facts = self._open.run.spool, self._open.facts
         with disk(f"cannot spool delta {key.text}"):
             part = spool.seal(key, self.manifest)
-            finite = math.isfinite(part.norm) and part.norm <= LARGEST_NORM
-            stored = StoredDelta(
-                part.delta,
-                part.writer.bytes,
-                part.norm if finite else 0.0,
-                part.writer.digest,
-            )
-            if finite:
+            problem, norm = None, part.norm
+            if not math.isfinite(norm):
+                problem = "it holds NaN or infinity"
+            elif norm > LARGEST_NORM:
+                problem = (
+                    f"its norm of {norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
+                )
+            else:
+                problem = self._open.merging.too_large(key.client, norm)
+            norm = norm if problem is None else 0.0
+            stored = StoredDelta(part.delta, part.writer.bytes, norm, part.writer.digest)
+            if problem is None:
                 facts.record("accepted", to_fact(stored))
                 spool.done(key)
                 return SpoolResult(stored)
-            problem = "it holds NaN or infinity"
-            if math.isfinite(part.norm):
-                problem = (
-                    f"its norm of {part.norm:.3g} is above {LARGEST_NORM:g}: its client has "
-                    "diverged"
-                )
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
@@ -536,10 +534,6 @@ class Store:
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add `weight` times a pending delta. After a StoreError the accumulator is as before."""
         self._open.merging.accumulate(key, weight)
-
-    @property
-    def _sum(self) -> Accumulator | RobustAggregator | AdapterAggregator:
-        return self._open.merging.sum
 
     @property
     def accumulated(self) -> Mapping[DeltaKey, float]:

@@ -107,6 +107,7 @@ def test_nan_is_quarantined_and_the_round_goes_on(site):
     assert '"grace":[' in journal, "status --web shows when the window closes"
     server.signal(signal.SIGINT)
     poisoned.wait_for("weights finite True")
+    assert '"alarm":"delta","client":"b"' in journal, "status, page and trackers count it"
 
 
 def flip(path):

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from deltas import delta_of
+from deltas import delta_of, merged_of
 
 from fsl_async.commands.quarantine import command
-from fsl_async.errors import RunDirError
+from fsl_async.errors import RunDirError, UsageError
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.store import Store
@@ -49,7 +49,7 @@ def test_a_delta_is_taken_out(run_dir):
     """After the next start the delta must not be merged, and the ledger must have the reason."""
     listed = ask(run_dir)["pending"]
     assert [row["delta"] for row in listed] == ["good/1/0/1", "odd/1/0/1"]
-    assert ask(run_dir, "odd/1/0/1", "--reason", "outlier")["quarantined"] == "odd/1/0/1"
+    assert ask(run_dir, "odd/1/0/1", "--reason", "outlier")["quarantined"] == ["odd/1/0/1"]
     assert [path.name for path in (run_dir / "quarantine").iterdir()] == ["odd@1@0@1.frames"]
     store = Store(run_dir)
     recovered = store.recover()
@@ -59,11 +59,43 @@ def test_a_delta_is_taken_out(run_dir):
     assert "outlier" in (run_dir / "ledger.jsonl").read_text()
 
 
+def test_all_deltas_of_a_client_are_taken_out(run_dir):
+    """With those merged after a version, if the run goes back to it: in one line of the ledger."""
+    assert ask(run_dir, "--client", "good")["quarantined"] == ["good/1/0/1"]
+    store = Store(run_dir)
+    store.recover()
+    store.accumulate(KEYS[1], 10.0)
+    store.commit(1, [merged_of(KEYS[1], 10.0)], 0.1)
+    store.close()
+    lines = (run_dir / "ledger.jsonl").read_text().count("\n")
+    found = ask(run_dir, "--client", "odd", "--from-version", 0)
+    assert found["notices"] == [
+        (
+            "rolled back from version 1 to 0: 0 deltas are pending again, 0 deltas are gone,"
+            " 1 delta is quarantined"
+        )
+    ]
+    assert (run_dir / "ledger.jsonl").read_text().count("\n") == lines + 1
+    assert len([*(run_dir / "quarantine").iterdir()]) == 2
+    recovered = (store := Store(run_dir)).recover()
+    store.close()
+    assert (recovered.version, recovered.pending) == (0, ())
+    assert set(recovered.settled.values()) == {"quarantined"}
+
+
 def test_mistakes_change_nothing(run_dir, tmp_path):
     """Each mistake must be one line, and the ledger must stay as it is."""
     before = (run_dir / "ledger.jsonl").read_bytes()
     with pytest.raises(RunDirError, match="waits to be merged"):
         ask(run_dir, "nobody/1/0/1")
+    for wrong in (["odd"], ["--client", "nobody"], ["--client", "odd", "--client", "nobody"]):
+        with pytest.raises(RunDirError, match="waits to be merged"):
+            ask(run_dir, *wrong)
+    for wrong in (["--from-version", 0], ["odd/1/0/1", "--client", "odd"]):
+        with pytest.raises(UsageError, match="give DELTA or --client NAME"):
+            ask(run_dir, *wrong)
+    with pytest.raises(RunDirError, match="there is no version 3 to fall back to; there is 0"):
+        ask(run_dir, "--client", "odd", "--from-version", 3)
     with pytest.raises(RunDirError, match="no ledger"):
         ask(tmp_path, "odd/1/0/1")
     store = Store(run_dir)

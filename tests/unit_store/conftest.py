@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from adapter_runs import LOSSY, SCALE, Tuning, model
 from crash_disk import CrashDisk
 from deltas import delta_of, merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.adapters import RULES
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
@@ -128,3 +131,18 @@ def make_run(run_root):
 def run(make_run):
     """A run of a small model, not started."""
     return make_run()
+
+
+@pytest.fixture
+def tuning(make_run):
+    """Make runs of adapters."""
+
+    def make(rule="bank", name="run", manifest=None, **options):
+        options = {"codec_down": LOSSY, "outer": OuterSettings("average")} | options
+        run = make_run(
+            name, manifest=manifest or model(rule), resident=True, adapters=RULES[rule](),
+            adapter_scale=SCALE, adapter_seed=7, **options,
+        )  # fmt: skip
+        return Tuning(run, rule)
+
+    return make

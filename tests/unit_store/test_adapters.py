@@ -238,6 +238,19 @@ def test_hetlora_weighs_by_the_norm_of_the_product():
     assert close(merged("hetlora", Current(start), still).factors.a, start.a)
 
 
+@pytest.mark.parametrize(
+    ("others", "share"), [((1.0, 3.0, 2.0, 9e6), 3.75 / 9.75), ((2.0, 9e6), 0.6)]
+)
+def test_hetlora_limits_what_a_long_product_weighs(others, share):
+    """To 1.5 x the median norm, with two sites the smaller one; else the last would have it all."""
+    start = Factors(np.ones((1, 1)), np.ones((1, 1)))
+    sites = [Site(0.5, 1, Factors(np.ones((1, 1)), np.full((1, 1), b))) for b in others]
+    last = sites.pop()
+    sites.append(Site(0.5, 1, Factors(2 * last.factors.a, last.factors.b / 2)))
+    made = merged("hetlora", Current(start), sites).factors
+    assert close(made.a, np.array([[1.0 + share]]))  # the mean of 1, and of 2 with that share
+
+
 @pytest.mark.parametrize("name", ["bank", "flexlora", "fedsvd"])
 @pytest.mark.parametrize(("columns", "outputs"), [(IN, OUT), (IN, 2), (4, OUT), (4, 3)])
 def test_directions_without_a_singular_value_stay_trainable(name, columns, outputs):

@@ -121,12 +121,12 @@ def sent(store, which, seed, weight=3.0):
 
 def raw(store):
     """Return the vector as it is now, including frames of an incomplete delta."""
-    return np.concatenate(list(store._sum.total.chunks()))
+    return np.concatenate(list(store._open.merging.sum.total.chunks()))
 
 
 def sum_of(store):
     """Return what the next version would be made from."""
-    return np.concatenate(list(store._sum.chunks()))
+    return np.concatenate(list(store._open.merging.sum.chunks()))
 
 
 def added(*members):
@@ -294,13 +294,13 @@ def test_half_an_addition_of_a_chunk_does_not_count(store, monkeypatch):
     """An addition that stops half-way does not count as done."""
 
     def stop_half_way(index, content, weight):
-        store._sum.total.values[index * CHUNK :][:3] = 99.0
+        store._open.merging.sum.total.values[index * CHUNK :][:3] = 99.0
         raise MemoryError
 
     begin(store, key("a"))
     write(store, key("a"), 1, [0])
     with monkeypatch.context() as patch:
-        patch.setattr(store._sum.total, "add", stop_half_way)
+        patch.setattr(store._open.merging.sum.total, "add", stop_half_way)
         with pytest.raises(MemoryError):
             write(store, key("a"), 1, [1])
     write(store, key("a"), 1, [2, 3])

@@ -109,7 +109,7 @@ class Facts:
         book = self.book(since=target)
         assert book.forgotten <= target
         holds = lambda _: self.rng.random() < 0.7  # noqa: E731
-        self.add("rollback", **book.rollback_to(self.records[target], holds))
+        self.add("rollback", **book.rollback_to(self.records[target], holds, {}))
 
     def others(self):
         """Record facts that hold other state."""

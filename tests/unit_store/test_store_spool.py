@@ -54,7 +54,7 @@ def send(store, key=KEY, vector=None):
 
 
 def sum_of(store):
-    return np.concatenate(list(store._sum.chunks()))
+    return np.concatenate(list(store._open.merging.sum.chunks()))
 
 
 def spooled(store):
@@ -179,7 +179,7 @@ def test_a_pending_delta_can_be_quarantined(store):
     send(store, other, delta(1))
     store.accumulate(other, 3.0)
     expected = sum_of(store)
-    store._sum.clear()
+    store._open.merging.sum.clear()
     store.accumulate(KEY, 1e6)
     store.accumulate(other, 3.0)
     store.quarantine(KEY, "norm 99 times the median")

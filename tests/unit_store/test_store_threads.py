@@ -214,7 +214,7 @@ def test_no_thread_writes_after_an_error(make_run, fault, disk_fails):
     merged = pending(run, disk)
     failing[0] = True
     if fault == "not finite":
-        run.store._sum.total.values[64 * 2] = np.inf
+        run.store._open.merging.sum.total.values[64 * 2] = np.inf
     with pytest.raises(StoreError, match="not finite" if fault == "not finite" else "Input/output"):
         run.store.commit(1, merged, 1 / 20)
     assert not disk.at_work

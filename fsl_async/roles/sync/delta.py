@@ -118,10 +118,7 @@ class MergedDelta:
     product_norm: float = 0.0
     """Of adapters that are merged by products: by how much its client changed them, all modules."""
     clip: float = 1.0
-    """By which the delta is multiplied before products are formed of it, above 0 and at most 1.
-
-    A smaller weight does not bound a product. For other rules the weight contains it.
-    """
+    """Share of its length that counts, above 0. The weight has it, unless products are formed."""
 
     @property
     def key(self) -> DeltaKey:

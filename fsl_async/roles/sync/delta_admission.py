@@ -106,7 +106,7 @@ class DeltaAdmission:
             self.deltas.settle(key, "quarantined")
             answer = msg.Declined(key, "quarantined", event.problem)
             text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
-            effects.append(Note(text, "warning"))
+            effects.append(Note(text, "warning", {"alarm": "delta", "client": key.client}))
         if key.client in self.members:
             effects.append(Send(key.client, answer))
         return effects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from fsl_async.store.adapters.base import Current
     from fsl_async.store.adapters.draws import Draw
 
+MOST_OF_MEDIAN = 1.5
+"""Limit of a norm, x the median of the sites' norms: else one large norm has all of the weight."""
+
 
 class HetLoRA(AdapterRule):
     """Mean of zero-padded factors, w_k ~ w_k norm(B_k A_k); a site holds its first r_k rows.
 
-    Its paper also lets sites prune their ranks, which is left out.
+    Its paper also lets sites prune their ranks, which is left out, and does not limit norms.
     """
 
     name = "hetlora"
@@ -33,7 +37,9 @@ class HetLoRA(AdapterRule):
     def merge(self, current: Current, sites: Sequence[Site], scale: float, draw: Draw) -> Merged:
         """See `AdapterRule.merge`. Where all products are zero, the weights are those given."""
         del scale, draw
-        weights = [site.weight * norm(site.held) for site in sites]
+        norms = [norm(site.held) for site in sites]
+        most = MOST_OF_MEDIAN * (median(norms) if len(norms) > 2 else min(norms))
+        weights = [site.weight * min(one, most) for site, one in zip(sites, norms, strict=True)]
         total = math.fsum(weights)
         padded = [
             Site(weight / total if total else site.weight, site.rank, _padded(site))

@@ -190,7 +190,8 @@ CATALOG: tuple[Figure, ...] = (
         _one(lambda s: s.node.garbage), series="node/unreadable_messages", roles=_SERVERS,
     ),
     Figure(
-        "fsl_alarms_total", "Damage found on the disk, and digests of clients that differ.",
+        "fsl_alarms_total",
+        "Damage found on the disk, digests of clients that differ, deltas that cannot be merged.",
         _one(lambda s: s.ps.alarms), series="alarms",
     ),
     # --- rounds and versions ---

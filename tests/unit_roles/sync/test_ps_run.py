@@ -383,7 +383,8 @@ def test_quarantine(server, look):
     assert look.sent(effects, "a") == [
         msg.Declined(key("a"), "quarantined", "2 values are not finite")
     ]
-    assert "quarantined delta a/1/0/1" in look.notes(effects)
+    (note,) = [one for one in look.only(effects, Note) if "quarantined delta a/1/0/1" in one.text]
+    assert note.facts == {"alarm": "delta", "client": "a"}
     (average,) = look.only(effects, do.Average)
     assert [one.key.client for one in average.merged] == ["b"]
     assert look.sent(server.offer(key("a"), number=0))[0].code == "quarantined"
