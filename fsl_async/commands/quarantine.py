@@ -46,6 +46,8 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     store = Store(run_dir, only_facts=True)
     try:
         recovered = store.recover()
+        for line in recovered.lost:
+            output.say(line)
         rows = [
             Pending(one.key.text, one.delta.tokens, one.delta.steps, one.norm, one.bytes)
             for one in recovered.pending

@@ -246,6 +246,7 @@ class ParameterServerMachine:
             began_s=event.began_s,
             global_versions=event.global_versions,
         )
+        lost: list[Effect] = [Note(text, "warning", {"alarm": "lost"}) for text in event.lost]
         limits = self.progress.limits
         # If the limit was reached before this start, clients still get time to reconnect and offer
         # their deltas.
@@ -253,7 +254,7 @@ class ParameterServerMachine:
         self._set_limit(max(limits.seconds - event.served_s, least_s), now)
         self.membership.recovered(event, now)
         if event.version < 0:
-            return []
+            return lost
         self.publishing.done()
         self.serving.global_version = event.global_version
         self.serving.global_base = event.global_base
@@ -282,7 +283,7 @@ class ParameterServerMachine:
         )
         # In the order of the ledger, so that the guard excludes the same deltas as before.
         again = [effect for one in event.pending for effect in self.admission.book(one, now)]
-        return [Note(text), *again]
+        return [*lost, Note(text), *again]
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
         peer = event.peer
