@@ -204,6 +204,8 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
         )
     if ps.alarms:
         made.append(f"ALARM ({counted(ps.alarms, 'time')}): {ps.alarm}")
+    if ps.gone:
+        made.append(f"gone, by what clients held: {counted(ps.gone, 'version')}")
     if "merged" in audit:
         made.append(
             f"ledger: {counted(audit['merged'], 'delta')} merged, {audit['pending']} pending,"

@@ -381,11 +381,12 @@ class DeltaRefused(Event, tag="delta_refused"):
 
 @frozen
 class VersionAnnounced(Event, tag="version_announced"):
-    """The run is at `version`, which has `digest`. comes: it is sent with its announcement."""
+    """The run is at `version`. comes: it is sent with its announcement. tokens: merged so far."""
 
     version: int
     digest: str
     comes: bool = False
+    tokens: int = 0
 
 
 @frozen

@@ -256,6 +256,7 @@ class ParameterServerMachine:
         if event.version < 0:
             return lost
         self.publishing.done()
+        self.serving.void = event.void
         self.serving.global_version = event.global_version
         self.serving.global_base = event.global_base
         self.deltas.digests = dict(event.digests)
@@ -299,9 +300,9 @@ class ParameterServerMachine:
         former = self.members.get(peer)
         is_member = self.membership.enter(event, now)
         self.serving.forget(peer)
-        effects: list[Effect] = []
+        effects = self.serving.met(event) if is_member and event.run else []
         if former is not None:  # no event has reported the end of its session or process
-            effects = self._gone(peer, former.incarnation, "it opened a new session", now)
+            effects += self._gone(peer, former.incarnation, "it opened a new session", now)
         if self.ended:  # the end waited for this client only
             return [*effects, Refuse(peer, "finished", "this run has ended")]
         if is_member:
