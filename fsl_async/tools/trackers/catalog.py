@@ -190,7 +190,7 @@ CATALOG: tuple[Figure, ...] = (
         _one(lambda s: s.node.garbage), series="node/unreadable_messages", roles=_SERVERS,
     ),
     Figure(
-        "fsl_alarms_total", "Damage found on the disk, and digests of clients that differ.",
+        "fsl_alarms_total", "Damage, lost deltas and versions, and digests of clients that differ.",
         _one(lambda s: s.ps.alarms), series="alarms",
     ),
     # --- rounds and versions ---
