@@ -178,6 +178,9 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     metavar="S",
     help="Seconds from SIGTERM or SIGUSR2 to SIGKILL. [default: Slurm's, else unknown]",
 )
+@click.option(
+    "--accept-rollback", is_flag=True, help="Go back with the run, whatever site.toml has."
+)
 @click.option("--ec2-spot", is_flag=True, help="Watch for the end of this EC2 spot instance.")
 @click.option("--listen", metavar="HOST:PORT", help="Where it listens for clients.")
 @click.option(
@@ -207,6 +210,7 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "split": ("relay", "--split goes with --role relay; a run's split server is --role server"),
     "grace_s": ("client", "--grace is a client's: the others have no deadline to meet"),
     "allow": ("client", "--allow is a client's: what may leave its machine"),
+    "accept_rollback": ("client", "--accept-rollback is a client's: it goes back with its run"),
     "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),
     "launchers": ("ps", "--launchers goes with --role ps, which launches clients that died"),
     "with_ps": ("server", "--with-ps goes with --role server"),
@@ -237,8 +241,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "ps server": ("config", "overrides", "from_version"),
     "client server": ("threads", "model", "auxiliary"),
     "client": (
-        "allow", "columns", "rank", "layers", "order", "ranks", "max_restarts", "grace_s",
-        "ec2_spot",
+        "allow", "accept_rollback", "columns", "rank", "layers", "order", "ranks", "max_restarts",
+        "grace_s", "ec2_spot",
     ),
     "ps": ("launchers",),
     "server": ("with_ps",),

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict
+from attrs import asdict, evolve
 
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
@@ -54,6 +54,7 @@ def command(
     layers: str | None = None,
     columns: str | None = None,
     allow: str | None = None,
+    accept_rollback: bool = False,
     grace_s: float | None = None,
     ec2_spot: bool = False,
     ranks: int | None = None,
@@ -106,6 +107,7 @@ def command(
         check_name(name)
         found = dialling_keys(server, keys, insecure=insecure)
         policy = read_policy(found, allow)
+        policy = evolve(policy, refuses_rollback=policy.refuses_rollback and not accept_rollback)
         if dry_run:
             if task is not None:
                 check_function(task)

@@ -49,7 +49,8 @@ def command(
     leave_out = dict.fromkeys(clients, reason)
     store = Store(run_dir, only_facts=True, from_version=from_version, leave_out=leave_out)
     try:
-        recovered, notices = store.recover(), store.notices
+        recovered = store.recover()
+        notices = [*recovered.lost, *store.notices]
         wanted = {delta} if delta else set(clients)
         if not wanted:
             for one in recovered.pending:

@@ -195,10 +195,6 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
             f"deltas agree: mean cosine {ps.cosines[-1]:.2f} in the newest round, median"
             f" {statistics.median(recent):.2f} of {len(recent)}"
         )
-    clipped = [one for _, one in sorted(state.clients.items()) if one.deltas_clipped]
-    if clipped:
-        words = ", ".join(f"{one.deltas_clipped:,} of {one.name}" for one in clipped)
-        made.append(f"deltas that counted as shorter (guard.clip_median): {words}")
     made += site_lines(state.clients[name] for name in sorted(state.clients))
     made += account_lines("parameter server", found["traffic"])
     if node.garbage:
@@ -208,6 +204,8 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
         )
     if ps.alarms:
         made.append(f"ALARM ({counted(ps.alarms, 'time')}): {ps.alarm}")
+    if ps.gone:
+        made.append(f"gone, by what clients held: {counted(ps.gone, 'version')}")
     if "merged" in audit:
         made.append(
             f"ledger: {counted(audit['merged'], 'delta')} merged, {audit['pending']} pending,"

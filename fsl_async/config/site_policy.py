@@ -61,10 +61,12 @@ class SitePolicy:
     """The kinds that may leave this site.
 
     fix: how a person allows more, as the end of a sentence; `{kinds}` stands for the list.
+    refuses_rollback: whether this site's clients end where their run goes back to an older version.
     """
 
     allowed: frozenset[str] = frozenset({DELTAS})
     fix: str = "to allow that, start this client with --allow {kinds}"
+    refuses_rollback: bool = False
 
     def lets(self, kind: str) -> bool:
         """Whether this kind may leave."""

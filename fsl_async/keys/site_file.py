@@ -2,10 +2,12 @@
 
     ~/.config/fsl-async/site.toml        in the keys folder: FSL_KEYS, XDG_CONFIG_HOME, --keys
         allow = ["deltas", "metrics"]
+        accept_rollback = false
 
 `--allow` at a client may narrow that list and never widen it. Without the file the command line
-decides, and without either only deltas leave. A file that other users can change is refused, like
-the allow-list.
+decides, and without either only deltas leave. With `accept_rollback = false` a client without
+`--accept-rollback` ends when its run goes back to an older version. A file that other users can
+change is refused, like the allow-list.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def site_policy(
     if text is None:
         fix = f"to allow that, start this client with {option} {{kinds}}"
         return SitePolicy(fix=fix) if wanted is None else SitePolicy(wanted, fix)
-    allowed = _parse(text, str(path))
+    allowed, accepts = _parse(text, str(path))
     if wanted is None:
         wanted = allowed
     beyond = [kind for kind in wanted if not SitePolicy(allowed).lets(kind)]
@@ -54,7 +56,8 @@ def site_policy(
             f"{option} {listed(wanted)}: {path} allows {listed(allowed)} only; {option} may narrow"
             " that and not widen it"
         )
-    return SitePolicy(wanted, f"to allow that, {path} and {option} must list {{kinds}}")
+    fix = f"to allow that, {path} and {option} must list {{kinds}}"
+    return SitePolicy(wanted, fix, refuses_rollback=not accepts)
 
 
 def _check_folder(path: Path) -> None:
@@ -66,15 +69,18 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _parse(text: str, where: str) -> frozenset[str]:
+def _parse(text: str, where: str) -> tuple[frozenset[str], bool]:
     try:
         found = tomllib.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise KeysError(f"{where}: not valid TOML: {error}") from None
-    unknown = sorted(found.keys() - {"allow"})
+    unknown = sorted(found.keys() - {"allow", "accept_rollback"})
     if unknown:
-        raise KeysError(f"{where}: unknown key {unknown[0][:40]!r}; the only one is allow")
-    allow = found.get("allow")
+        known = "there are allow and accept_rollback"
+        raise KeysError(f"{where}: unknown key {unknown[0][:40]!r}; {known}")
+    allow, accepts = found.get("allow"), found.get("accept_rollback", True)
+    if not isinstance(accepts, bool):
+        raise KeysError(f"{where}: accept_rollback is true or false")
     if not isinstance(allow, list):
         raise KeysError(f'{where}: write allow as a list, like allow = ["deltas", "metrics"]')
-    return parse_kinds(allow, where)
+    return parse_kinds(allow, where), accepts

@@ -8,7 +8,7 @@ acknowledged; the ledger and the checkpoints have their outcomes. A delta is
     doubled     more than one does, or one lists it twice
     pending     accepted, not merged, and its file lies in the spool
     quarantined kept aside, on record
-    lost        acknowledged or accepted, and none of these
+    lost        acknowledged or accepted, and none of these; or on record as missing or damaged
 
 Versions that a rollback made void do not count. A version that the ledger lacks but a checkpoint's
 manifest has counts: its folder's name makes a version exist (see `fsl_async.store.store`).
@@ -78,6 +78,8 @@ class _Count:
     """By version: what earlier ones merged, and it used again. That is no merge, of no tokens."""
     accepted: dict[str, int] = field(factory=dict)
     quarantined: set[str] = field(factory=set)
+    lost: set[str] = field(factory=set)
+    """Acknowledged, and found missing or damaged at a start."""
     problems: list[str] = field(factory=list)
     renewed_at: int = 0
     """The version at which a lost ledger was begun anew: it lacks what was acknowledged before."""
@@ -92,7 +94,8 @@ class _Count:
                     self.problems.append(f"delta {key} was accepted twice")
                 self.accepted[key] = int(fact["tokens"])
             case "quarantined":
-                self.quarantined.add(str(fact["key"]))
+                aside = self.lost if fact.get("lost") else self.quarantined
+                aside.add(str(fact["key"]))
             case "released":
                 self.quarantined.discard(str(fact["key"]))
             case "version":
@@ -105,7 +108,6 @@ class _Count:
                     # The operator went back further than the spool keeps: this loss is on record.
                     self.accepted.pop(str(key), None)
                     self.quarantined.add(str(key))
-
             case "renewed":
                 self.renewed_at = int(fact["to"])
                 self.aside = {str(key) for key in fact["aside"]}
@@ -150,15 +152,16 @@ def audit(
         _compare(count, manifest)
     times = Counter(key for merged, _ in count.versions.values() for key, _ in merged)
     told = dict.fromkeys(acknowledged)
-    waiting = [key for key in count.accepted if not times[key] and key not in count.quarantined]
+    settled = times.keys() | count.quarantined | count.lost
+    waiting = [key for key in count.accepted if key not in settled]
     lost = [key for key in waiting if not in_spool(key)]
     missing = len(lost)
     lost += [
         key
         for key in told
-        if not (times[key] or key in count.accepted or key in count.quarantined)
-        and not count.is_from_before(key)
+        if key not in settled and key not in count.accepted and not count.is_from_before(key)
     ]
+    lost += count.lost
     _check_versions(count)
     return Audit(
         versions=max(0, len(count.versions) - 1),

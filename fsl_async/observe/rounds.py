@@ -142,7 +142,9 @@ class ParameterServerFigures:
     """Of the deltas in the newest version: versions between their base and that before it."""
     staleness_max: int | None = None
     alarms: int = 0
-    """Damage found on the disk, and digests of clients that differ from the parameter server's."""
+    """Damage found on the disk, lost deltas and versions, and digests of clients that differ."""
+    gone: int = 0
+    """Versions that clients held and a restored run directory lacks, by their reports."""
     alarm: str = ""
     """The newest of them, or its cause as the parameter server found it."""
     _pending: dict[str, int] = field(factory=dict)  # key -> tokens
@@ -377,6 +379,7 @@ class ParameterServerFigures:
         if "alarm" in facts:
             self.alarms += facts["alarm"] != "verdict"
             self.alarm = text
+            self.gone = max(self.gone, int(facts.get("gone", 0)))
             level = str(line.get("level", "info"))
             run.tell("alarm", text, str(facts.get("client", "")), level=level)
             return True

@@ -1,4 +1,4 @@
-"""What sites of a run with adapters report: rank, order, labels; and how far each moves.
+"""What sites report of their tuning: rank, order, labels; and how far each moves.
 
 Ranks and orders come with every delta, shares of labels where a site allows metrics,
 norms of products from the parameter server's merge. Pure.
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fsl_async.observe.clients import ClientState
+from fsl_async.roles.phrasing import counted
 
 SHARE = "share_"
 """A metric's name begins with it; the name of a label follows."""
@@ -75,5 +76,7 @@ def _words(client: ClientState) -> str:
         parts.append("zeroth order")
     if client.product_norm is not None:
         parts.append(f"moves products by {client.product_norm:.3g}")
+    if client.deltas_clipped:
+        parts.append(f"{counted(client.deltas_clipped, 'delta')} counted as shorter")
     parts += [f"{share:.0%} {label}" for label, share in client.label_shares.items()]
     return ", ".join(parts)

@@ -35,3 +35,9 @@ def figure(value: float, decimals: int = 3) -> str:
 
 def _be(count: int) -> str:
     return "is" if count == 1 else "are"
+
+
+def gone_words(version: int, held: int, tokens: int) -> str:
+    """Describe the loss of the versions after `version`, up to `held`. tokens: 0 if unknown."""
+    which = f"versions {version + 1} to {held} are" if version + 1 < held else f"version {held} is"
+    return f"{which} gone{f', with about {tokens:,} tokens' if tokens > 0 else ''}"

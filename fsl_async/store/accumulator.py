@@ -156,6 +156,8 @@ class Accumulator:
 
         StoreError: they cannot be read; some of them may be in the sum.
         """
+        if not indices:
+            return  # its file may be gone, and the sum has it
 
         def add(part: Sequence[int]) -> None:
             for index, frame in zip(part, reader.frames(part), strict=True):

@@ -8,7 +8,7 @@
     decay         learning rates fall from `decays_from` on; the run has other limits
     accepted      a delta is acknowledged and pending
     quarantined   a delta is excluded from merging, on arrival or later; with `held` it may be
-                  released
+                  released; with `lost` its file was missing or damaged at a start
     released      a held delta is pending again
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
@@ -89,6 +89,7 @@ class Book:
         self.tokens_total = 0
         self.generation = 0
         self.rollback_targets: list[int] = []
+        self.void: dict[int, str] = {}  # digests of the newest versions that rollbacks undid
         self.decay: Decay | None = None
         self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merged: dict[DeltaKey, int] = {}  # in versions not forgotten, or in `accepted`
@@ -345,6 +346,7 @@ class Book:
         # A delta that is neither merged any more nor pending is unknown again: a client that still
         # has it may send it again.
         self.merged = {key: version for key, version in self.merged.items() if version <= target}
+        self.void |= {v: digest for v, digest in self.digests.items() if v > target}
         self.digests = {v: digest for v, digest in self.digests.items() if v <= target}
         self.digests[target] = fact["digest"]
         self.seeds = {v: step for v, step in self.seeds.items() if v <= target}
@@ -386,6 +388,7 @@ class Book:
             "forgotten": self.forgotten,
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "digests": list(self.digests.items()),
+            "void": list(self.void.items()),
             "decay": None if self.decay is None else asdict(self.decay),
             "pending": [to_fact(delta) for delta in self.pending.values()],
             "merged": [[key.text, version] for key, version in self.merged.items()],
@@ -411,6 +414,7 @@ class Book:
         for name in _AS_THEY_ARE:
             setattr(book, name, members[name])
         book.digests = dict(members["digests"])
+        book.void = dict(members["void"])
         book.decay = None if members["decay"] is None else decay_from(members["decay"])
         book.pending = _by_key(members["pending"])
         book.merged = {DeltaKey.parse(key): version for key, version in members["merged"]}

@@ -94,15 +94,15 @@ class LedgerLost(Damaged):
 
 
 class DeltaDamaged(Damaged):
-    """The spool file of an acknowledged delta was altered.
+    """The spool file of an acknowledged delta was altered or removed.
 
-    The next start moves it to quarantine and continues without it.
+    The next start records the delta as lost and continues without it.
     """
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(
             f"delta {key} cannot be read back from the spool: {reason};"
-            " start again: the delta is then moved to quarantine, and the run goes on without it"
+            " start again: the delta is then on record as lost, and the run goes on without it"
         )
 
 

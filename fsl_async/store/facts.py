@@ -12,6 +12,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from fsl_async.store.errors import StoreError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -68,7 +70,7 @@ class Facts:
     def close(self) -> None:
         """Try to write outstanding lines, then release the ledger."""
         if self._outstanding:
-            with suppress(OSError):
+            with suppress(OSError, StoreError):
                 self.write_outstanding()
         with suppress(OSError):
             self._ledger.close()

@@ -109,9 +109,9 @@ class Files:
         """The file's length in bytes."""
         return os.fstat(descriptor).st_size
 
-    def is_linked(self, descriptor: int) -> bool:
-        """Whether the open file still has a name."""
-        return os.fstat(descriptor).st_nlink > 0
+    def is_at(self, descriptor: int, path: Path) -> bool:
+        """Whether the open file is the one at `path`."""
+        return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
 
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Fill the byte view `buffer` from `offset`; return the bytes read.

@@ -78,6 +78,8 @@ class Ledger:
         self._lines = 0
         self._last_up = 0.0
         self._clean = True
+        self.gone: Callable[[str], None] = lambda _: None
+        """Receives the line of `check` before that raises it."""
 
     @property
     def is_empty(self) -> bool:
@@ -188,27 +190,39 @@ class Ledger:
     def append(self, fact: str, members: Mapping[str, Any]) -> dict[str, Any]:
         """Write and sync one line; return the fact as `open` reads it.
 
-        OSError: the fact does not hold.
+        OSError, and StoreError of `check`: the fact does not hold.
         """
-        if self._descriptor is None:
-            raise StoreError("the ledger is closed")
-        if not self._files.is_linked(self._descriptor):
-            raise StoreError(
-                f"{self._path} was removed while the run went on: nothing more is acknowledged; "
-                "restore it from a backup"
-            )
+        descriptor = self.check()
         clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
         entry = {**clocks, "fact": fact, **members}
         line = to_checksummed(entry) + b"\n"
         self._cut()
         self._clean = False
-        self._files.write(self._descriptor, line, self._bytes)
-        self._files.sync(self._descriptor)
+        self._files.write(descriptor, line, self._bytes)
+        self._files.sync(descriptor)
         self._clean = True
         self._bytes += len(line)
         self._lines += 1
         self._last_up = clocks["up"]
         return entry
+
+    def check(self) -> int:
+        """Return the descriptor of the file, which must be at its path with all of its lines.
+
+        StoreError: another program removed or changed it, or the run directory. Any thread.
+        """
+        if self._descriptor is None:
+            raise StoreError("the ledger is closed")
+        is_there = self._files.is_at(self._descriptor, self._path)
+        if is_there and self._files.size(self._descriptor) >= self._bytes:
+            return self._descriptor
+        gone = self._path if self._files.names(self._path.parent) else self._path.parent
+        text = (
+            f"{gone} was removed, replaced or emptied while the run went on: nothing more is"
+            " acknowledged; put it back as it was, or restore it from a backup"
+        )
+        self.gone(text)
+        raise StoreError(text)
 
     def _cut(self) -> None:
         """Cut off, durably, what a failed append left.

@@ -162,6 +162,10 @@ class Merging:
         added = self._sum.weights if self._sum is not None else {}
         return {**added, **self._left_out, **self._later}
 
+    def needs_file(self, key: DeltaKey) -> bool:
+        """Whether the next version cannot be made without a pending delta's file."""
+        return not (isinstance(self._sum, Accumulator) and key in self._sum.weights)
+
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add `weight` times a pending delta. After a StoreError the sum is as before."""
         book = self._facts.book

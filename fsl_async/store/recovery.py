@@ -11,7 +11,8 @@ In this order, so that recovery may itself be interrupted anywhere and restarted
    damage (repair.py)
 4. a version without its ledger line (the crash fell between rename and line): write the line
 5. `from_version` below the newest: write the rollback line, then rename the later versions
-6. verify the spool file of every pending delta; quarantine damaged ones, with a ledger line; and
+6. verify the spool file of every pending delta; record those that are missing or damaged as lost,
+   and move the latter to quarantine; and
    of every merged delta that may be used again, which is not if it is damaged
 7. finish moves into quarantine; remove old versions and unneeded files; save the ledger's state
    if much of the ledger was read
@@ -73,6 +74,8 @@ class RunDirectory:
     damaged: CheckpointDamaged | None = None
     """Why the newest version must be made again, where its own vectors are damaged."""
     leave_out: Mapping[str, str] = field(factory=dict)  # see Book.rollback_to
+    lost: list[str] = field(factory=list)
+    """One line about each acknowledged delta whose file is missing or damaged."""
     latest: list[MergedDelta] = field(factory=list)
     """What the next version may use again, as it is in the spool at the start."""
 
@@ -145,14 +148,14 @@ class RunDirectory:
             )
 
     def check_pending(self) -> None:
-        """Verify the spool file of every pending delta; record damaged ones as quarantined."""
+        """Verify the spool file of every pending delta; record missing and damaged ones as lost."""
         for delta in list(self.book.pending.values()):
             problem = self.spool.check(delta)
             if problem:
                 reason = f"its spool file {problem}"
-                fact = self.ledger.append("quarantined", {**to_fact(delta), "reason": reason})
-                self.book.apply(fact)
-                self.notices.append(f"delta {delta.key.text} is lost: {reason}")
+                members = {**to_fact(delta), "reason": reason, "lost": True}
+                self.book.apply(self.ledger.append("quarantined", members))
+                self.lost.append(f"acknowledged delta {delta.key.text} is lost: {reason}")
 
     def check_latest(self) -> None:
         """Verify the spool file of every merged delta that the next version may use again."""

@@ -85,15 +85,22 @@ class Spool:
         self._files.make_directory(self._directory)
         self._files.make_directory(self._quarantine)
 
+    def restore(self) -> bool:
+        """Create spool/ again if another program removed it; return whether it did."""
+        if is_gone := self._directory.name not in self._files.names(self._directory.parent):
+            self.make_directories()
+            self._files.sync_directory(self._directory.parent)
+        return is_gone
+
     # --- receiving ---
 
     def begin(self, delta: Delta) -> bool:
         """Start to receive a delta, or resume the same one; return whether it starts."""
         key = delta.key
         part = self._parts.get(key)
-        if part is not None and part.delta == delta:
-            return False
         path = self._directory / file_name(key)
+        if part is not None and part.delta == delta and key in self.present():
+            return False
         self._parts.pop(key, None)  # creating the writer empties the file
         self._parts[key] = Part(FrameWriter(self._files, path), delta)
         return True

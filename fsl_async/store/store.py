@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, define, evolve
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.store.adapters import adapter_modules, has_adapters
@@ -136,6 +137,10 @@ class Store:
 
         Called in the store's thread.
         """
+        self.gone: Callable[[str], None] = lambda _: None
+        """Receives one line when the run cannot go on: its ledger or its directory is gone."""
+        self._unsaved = ""
+        """The last line about removed files."""
 
     # --- start and end ---
 
@@ -159,6 +164,7 @@ class Store:
                 clock=self._clock,
             )
         book = run.book
+        run.ledger.gone = lambda line: self.gone(line)  # noqa: PLW0108 - it may be set later
         facts = Facts(run.ledger, run.state, book, run.checkpoints)
         versions = KeptVersions(evolve(run.repairer, report=self._report), kept)
         merging = Merging(
@@ -208,6 +214,8 @@ class Store:
             global_versions=book.ring.versions,
             newest_global=tuple(book.ring.newest),
             latest=tuple(run.latest),
+            lost=tuple(run.lost),
+            void=dict(book.void),
         )
 
     def _keep_in_memory(self, kept: Sequence[Checkpoint]) -> None:
@@ -247,7 +255,9 @@ class Store:
     def _report(self, line: str) -> None:
         if self._is_recovering:
             self._open.run.notices.append(line)
-        else:
+            return
+        with suppress(StoreError):  # that is the cause, and is reported
+            self._open.run.ledger.check()
             self.report(line)  # which may be set later than the store is opened
 
     def close(self) -> None:
@@ -452,6 +462,7 @@ class Store:
             raise StoreError(
                 f"delta {key.text} arrived before version 0; publish the initial weights first"
             )
+        self._check_files()
         known = self.known(key)
         if known is None:
             delta = recordable(delta)
@@ -464,6 +475,33 @@ class Store:
                 part = spool.part(key)
                 part.weight, part.version = weight, self.version
         return known
+
+    def _check_files(self) -> None:
+        """Create spool/ again, and report what another program removed. StoreError: the run."""
+        before, self._unsaved = self._unsaved, self.unsaved()
+        lines = [self._unsaved] if self._unsaved not in {"", before} else []
+        with disk("cannot create spool/ again"):
+            if self._open.run.spool.restore():
+                lines.insert(0, "spool/ was removed while the run went on, and is created again")
+        if lines:
+            self._report("; ".join(lines))
+
+    def unsaved(self) -> str:
+        """Describe acknowledged deltas whose files another program removed; empty: there are none.
+
+        For any thread. StoreError: the ledger, or the whole run directory, is gone.
+        """
+        run = self._open.run
+        run.ledger.check()
+        before, present = list(run.book.pending), run.spool.present()
+        gone = [key for key in before if key not in present and key in run.book.pending]
+        if not gone:
+            return ""
+        rest = "the sum in memory has them, so the next version does, unless this process ends"
+        if any(map(self._open.merging.needs_file, gone)):
+            rest = "they are lost, and no version can be made before the next start"
+        what = f"{counted(len(gone), 'acknowledged delta')}, {gone[0].text} first,"
+        return f"the spool files of {what} were removed and cannot be written again: {rest}"
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
         """Return the chunk that `spool_write` expects next; 0 for an unknown delta."""
@@ -561,6 +599,7 @@ class Store:
 
         StoreError: current version and accumulator are as before.
         """
+        self._open.run.ledger.check()
         return self._adopt(self._open.merging.advance(average))
 
     def commit(

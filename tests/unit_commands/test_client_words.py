@@ -3,13 +3,16 @@
 import pytest
 import torch
 
+from fsl_async import cli
+from fsl_async.commands import client
 from fsl_async.config.load import from_wire, to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.nodes.client.client_node import progress_words
+from fsl_async.nodes.client.gang_context import options_from_wire, options_to_wire
 from fsl_async.nodes.client.joining import context_of, start_line
-from fsl_async.nodes.client.parts import ClientOptions, Membership
+from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
 from fsl_async.nodes.wire import Welcome
 from fsl_async.process.threads import cores
 
@@ -71,3 +74,22 @@ def test_a_task_sees_what_was_checked_of_a_welcome():
     tuning = SiteTuning(columns="text=BODY")
     place = context_of(ClientOptions("h:1", "a", data="x", tuning=tuning), member, print)
     assert place.config["data"]["columns"] == "text=BODY", "a site's own choice reaches its task"
+
+
+@pytest.mark.parametrize(("flags", "refuses"), [((), True), (("--accept-rollback",), False)])
+def test_the_flag_decides_over_the_site_file(flags, refuses, tmp_path, monkeypatch, capsys):
+    """site.toml asks for a person's decision: the flag is that. A rank's node gets the same."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "site.toml").write_text('allow = ["deltas"]\naccept_rollback = false\n')
+    (tmp_path / "task.py").write_text("def train(fed): pass\n")
+    monkeypatch.setenv("FSL_KEYS", str(tmp_path))
+    given = []
+    monkeypatch.setattr(client, "_join", lambda options, *_, **__: given.append(options) or {})
+    task = f"{tmp_path / 'task.py'}:train"
+    args = ["--role", "client", "--name", "a", "--task", task, *flags, "127.0.0.1:9"]
+    assert cli.main(args) == 0, capsys.readouterr().err
+    (options,) = given
+    assert options.policy.refuses_rollback == refuses
+    assert options_from_wire(options_to_wire(options)).policy.refuses_rollback == refuses
+    parts = ClientParts(options, None, None, None, print)
+    assert parts.machine.version_sync.refuses_rollback == refuses

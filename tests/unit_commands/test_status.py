@@ -66,6 +66,20 @@ def test_an_alarm_is_shown(tmp_path, capsys):
     assert "ALARM (1 time): the damage is at a" in capsys.readouterr().out
 
 
+def test_versions_that_are_gone_are_counted(tmp_path, capsys):
+    """Clients held them when the parameter server was started from an older copy."""
+    path = make_run(tmp_path, ended=False)
+    with JournalWriter(path / "journal.jsonl") as journal:
+        for gone in (5, 4):
+            facts = {"alarm": "rollback", "client": "a", "gone": gone}
+            journal.effect(Note("a holds a version", "warning", facts), 3.0)
+    assert cli.main(["status", str(path)]) == 0
+    assert "gone, by what clients held: 5 versions" in capsys.readouterr().out
+    assert cli.main(["status", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["gone"], found["alarms"]) == (5, 2)
+
+
 def test_held_out_losses_of_versions_are_shown(tmp_path, capsys):
     """Those that the command left beside the journal, for people and for programs."""
     path = make_run(tmp_path, ended=True)

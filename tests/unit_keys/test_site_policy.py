@@ -99,6 +99,13 @@ class TestSiteFile:
         with pytest.raises(NotAllowedError, match=r"site\.toml and --allow must list deltas,"):
             site_policy(folder, "deltas").require({"labels": "x"}, "run r")
 
+    def test_it_may_refuse_to_go_back_with_a_run(self, folder):
+        """By default a client goes back, with a line."""
+        assert not site_policy(folder, None).refuses_rollback
+        for value in ("true", "false"):
+            self.write(folder, f'allow = ["deltas"]\naccept_rollback = {value}')
+            assert site_policy(folder, None).refuses_rollback == (value == "false")
+
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
@@ -109,6 +116,7 @@ class TestSiteFile:
             ("allow = [1]", "'' is no kind of data"),
             ('allow = ["everything"]', "'everything' is no kind of data"),
             ('alow = ["deltas"]', "unknown key 'alow'"),
+            ('allow = ["deltas"]\naccept_rollback = 0', "accept_rollback is true or false"),
         ],
     )
     def test_a_file_that_cannot_be_read_allows_nothing(self, folder, text, problem):

@@ -7,6 +7,7 @@ from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
+from fsl_async.observe.tuning import site_lines
 from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Refuse, Send
 from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import effects as do
@@ -643,6 +644,7 @@ def test_what_is_clipped_is_counted_and_a_delta_that_is_far_is_named(run):
     state, news = run.state()
     assert state.clients["far"].deltas_clipped == 2
     assert state.clients["a"].deltas_clipped == 0
+    assert site_lines([state.clients["far"]]) == ["far: 2 deltas counted as shorter"]
     far = [one.text for one in news if one.kind == "moves far"]
     assert far == ["far moves the weights 3 times as far as the median site or more"]
 

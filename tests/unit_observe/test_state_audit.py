@@ -50,6 +50,13 @@ def test_a_pending_delta_without_its_file_is_lost():
     assert (result.lost, result.pending) == (("a/1/1/2",), 0)
 
 
+def test_a_delta_that_a_start_found_missing_is_lost():
+    """It was acknowledged, and is not kept aside on purpose."""
+    gone = {"fact": "quarantined", "key": "a/1/1/2", "tokens": 5, "reason": "gone", "lost": True}
+    result = audit([*GOOD, gone], ["a/1/1/2"])
+    assert (result.lost, result.pending, result.quarantined) == (("a/1/1/2",), 0, 1)
+
+
 def test_a_key_in_two_versions_is_doubled():
     """A delta is merged at most once."""
     again = version(2, 45, ("a/1/1/2", 5), ("a/1/0/1", 10))

@@ -215,10 +215,15 @@ def test_a_line_whose_block_was_not_written_is_torn(path):
     assert "torn by a crash" in notice
 
 
-def test_a_removed_ledger_acknowledges_nothing(path):
-    """Further lines would go into a file without a name and be lost with the process."""
+def test_a_removed_or_emptied_ledger_acknowledges_nothing(path):
+    """Further lines would go into a file without a name, or without the lines before them."""
     ledger, _, _ = opened(path)
-    path.unlink()
-    with pytest.raises(StoreError, match="removed while the run went on"):
-        ledger.append("lease", {"name": "late", "index": 9})
+    ended = []
+    ledger.gone = ended.append
+    before = path.read_bytes()
+    for change in (lambda: path.write_bytes(before[:-1]), path.unlink):
+        change()
+        with pytest.raises(StoreError, match="removed, replaced or emptied while the run went on"):
+            ledger.append("lease", {"name": "late", "index": 9})
+    assert len(ended) == 2
     ledger.close()

@@ -117,6 +117,20 @@ def test_a_crash_after_a_rollback_keeps_the_new_lineage(run):
 # --- damage and rollback ---
 
 
+def test_versions_that_a_rollback_made_void_are_known_by_digest(run):
+    """Clients may hold them; with another digest they are of a copy that nobody recorded."""
+    run.start()
+    digests = {version: run.round(version, "a").digest for version in (1, 2, 3)}
+    recovered = run.open(from_version=1)
+    assert recovered.void == {2: digests[2], 3: digests[3]}
+    assert run.round(2, "b").version == 2
+    assert run.open().void == recovered.void
+    state = run.root / "ledger.state"
+    assert state.exists()
+    state.unlink()
+    assert run.open().void == recovered.void, "from the lines alone"
+
+
 def alter(path, change):
     """Alter a file."""
     data = bytearray(path.read_bytes())

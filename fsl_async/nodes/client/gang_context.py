@@ -31,6 +31,7 @@ def options_to_wire(options: ClientOptions) -> dict[str, Any]:
         "run_dir": None if options.run_dir is None else str(options.run_dir),
         "keys": None if options.keys is None else str(options.keys.path),
         "allowed": sorted(options.policy.allowed),
+        "refuses_rollback": options.policy.refuses_rollback,
     }
 
 
@@ -45,7 +46,7 @@ def options_from_wire(wire: dict[str, Any]) -> ClientOptions:
         tuning=SiteTuning(**wire["tuning"]),
         run_dir=None if run_dir is None else Path(run_dir),
         keys=None if keys is None else KeysFolder(Path(keys)),
-        policy=SitePolicy(frozenset(wire["allowed"])),
+        policy=SitePolicy(frozenset(wire["allowed"]), refuses_rollback=wire["refuses_rollback"]),
     )
 
 

@@ -135,6 +135,7 @@ class ClientParts:
         self.keys = options.keys or KeysFolder()
         self.curve = curve_for(self.address, self.keys) if self.address.key else None
         self.machine = ClientMachine(ClientRules(), options.name, time.time_ns())
+        self.machine.version_sync.refuses_rollback = options.policy.refuses_rollback
         folder = options.run_dir
         self.journal = TraceHash() if folder is None else JournalWriter(folder / JOURNAL)
 

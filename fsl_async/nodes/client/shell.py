@@ -245,7 +245,7 @@ class ClientShell:
                 self.node.feed(ev.DeltaRefused(key, code, text))
             case msg.Announce(version, digest, position):
                 self._announced(position)
-                self.node.feed(ev.VersionAnnounced(version, digest))
+                self.node.feed(ev.VersionAnnounced(version, digest, tokens=position.tokens))
             case msg.Scalars() as scalars:
                 self._take_scalars(scalars)
             case msg.Reject(code, text):

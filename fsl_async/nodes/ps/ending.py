@@ -11,6 +11,8 @@ from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.observe.reporter import Reporter
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import DrainAsked, Finish, Note
+from fsl_async.roles.sync.events import DamageRepaired, StoreFailed
+from fsl_async.store.errors import StoreError
 
 
 def ending(
@@ -18,15 +20,22 @@ def ending(
     shell: ParameterServerShell,
     journal: Reporter,
     run_dir: Path,
+    *,
+    unsaved: Callable[[], str],
     finish: Callable[[Finish], None],
 ) -> Callable[[bool], None]:
     """Return the function for a request to end: Ctrl-C ends the run, SIGTERM this process.
 
-    See docs/adr/0088. It may be called in any thread.
+    See docs/adr/0088. It may be called in any thread. unsaved: `Store.unsaved`.
     """
     loop = asyncio.get_running_loop()
 
     def end(hard: bool) -> None:
+        try:
+            losing = "" if hard or shell.machine.ended else unsaved()
+        except StoreError as error:
+            shell.node.feed(StoreFailed(str(error)))
+            return
         if not (hard or stop.comes_back):
             if stop.exit_code == ExitCode.INTERRUPTED:
                 text = "ends the run for all clients; SIGTERM would let it go on later"
@@ -34,6 +43,8 @@ def ending(
             shell.node.feed(DrainAsked(stop.reason))
             return
         if not (hard or shell.machine.ended):
+            if losing:
+                shell.node.feed(DamageRepaired(f"{stop.reason}: {losing}"))
             text = (
                 f"{stop.reason}: leaving; the run goes on when the parameter server is started"
                 f" again in {run_dir}"

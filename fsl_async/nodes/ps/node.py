@@ -51,7 +51,7 @@ from fsl_async.observe.journal_lines import MAX_ITEMS
 from fsl_async.observe.reporter import GarbageWatch, Reporter
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.machine import Finish
+from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.progress import RunLimits
@@ -378,16 +378,16 @@ def _listener(config: Config, access: AccessControl, settings: tp.TransportSetti
         raise AddressError(str(error)) from None
 
 
-def _repaired(
-    loop: asyncio.AbstractEventLoop, shell: ParameterServerShell
+def _passed(
+    loop: asyncio.AbstractEventLoop, shell: ParameterServerShell, event: Callable[[str], Event]
 ) -> Callable[[str], None]:
     """Return a function that passes the store's lines about damage to the machine."""
 
-    def repaired(line: str) -> None:
+    def passed(line: str) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(shell.node.feed, ev.DamageRepaired(line))
+            loop.call_soon_threadsafe(shell.node.feed, event(line))
 
-    return repaired
+    return passed
 
 
 async def _goodbye(endpoint: tp.ListenerEndpoint, notifier: RunEndNotifier) -> None:
@@ -490,6 +490,8 @@ class _Server:
     def _finish(self, effect: Finish) -> None:
         if not self._finished.done():
             self._finished.set_result(effect)
+        if effect.exit_code and not self._machine.ended:  # what follows from the cause is no news
+            self._shell.node.close()
 
     def _note_start(self) -> None:
         config, taken = self._config, self._taken
@@ -524,12 +526,15 @@ class _Server:
             self._endpoint,
         )
         stop, access = options.stop, taken.access
-        taken.store.report = _repaired(loop, shell)
+        taken.store.report = _passed(loop, shell, ev.DamageRepaired)
+        taken.store.gone = _passed(loop, shell, ev.StoreFailed)
         lag = LoopLag(loop)
         garbage = GarbageWatch(loop, endpoint, journal)
         counted = TrafficNotes(loop, journal, self._traffic)
         _name_bugs(loop, journal, options.log)
-        unsubscribe = stop.subscribe(ending(stop, shell, journal, taken.run_dir, self._finish))
+        unsaved = taken.store.unsaved
+        asked = ending(stop, shell, journal, taken.run_dir, unsaved=unsaved, finish=self._finish)
+        unsubscribe = stop.subscribe(asked)
         self._note_start()
         notifier = taken.notifier(config, taken.run, journal, taken.writer)
         decays = DecayRequests(

@@ -344,7 +344,11 @@ class ClientMachine:
 
     def _announced(self, event: ev.VersionAnnounced, now: float) -> list[Effect]:
         version_sync = self.version_sync
-        version_sync.latest = Held(event.version, event.digest)
+        undone = version_sync.announced(event)
+        if undone and version_sync.refuses_rollback:
+            self.shutdown.refusing = True
+            text = f"{undone}; this site's site.toml refuses that without --accept-rollback"
+            return self.shutdown.ask(text, EXIT_REFUSED, now)
         if version_sync.publishing:
             version_sync.publishing = False
             if event.version == 0 and self.busy is None and self.base.version < 0:
@@ -355,7 +359,8 @@ class ClientMachine:
             version_sync.asked = event.version
         if self.base == self.latest and self.model_version == event.version:
             return [version_sync.holding()]
-        return self._advance()
+        notes = [Note(f"{undone}; this client goes back too", "warning")] if undone else []
+        return [*notes, *self._advance()]
 
     def _fetch_offered(self, event: ev.FetchOffered, now: float) -> list[Effect]:
         busy = self.busy == "replacing" or not self.attached or self.shutdown.asked

@@ -117,6 +117,10 @@ class Recovered(Event, tag="recovered"):
     """How many versions after version 0 are "global" or "late"."""
     newest_global: tuple[int, ...] = ()
     """The newest of those."""
+    void: dict[int, str] = field(factory=dict)
+    """Version -> digest, of the newest ones that rollbacks of the operator made void."""
+    lost: tuple[str, ...] = ()
+    """One line about each acknowledged delta that this start found to be lost."""
     latest: tuple[MergedDelta, ...] = ()
     """The newest merged delta of each client, as it was merged, where a rule uses it again."""
 
@@ -379,11 +383,12 @@ class DeltaRefused(Event, tag="delta_refused"):
 
 @frozen
 class VersionAnnounced(Event, tag="version_announced"):
-    """The run is at `version`, which has `digest`. comes: it is sent with its announcement."""
+    """The run is at `version`. comes: it is sent with its announcement. tokens: merged so far."""
 
     version: int
     digest: str
     comes: bool = False
+    tokens: int = 0
 
 
 @frozen

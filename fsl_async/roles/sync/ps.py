@@ -250,6 +250,7 @@ class ParameterServerMachine:
             began_s=event.began_s,
             global_versions=event.global_versions,
         )
+        lost: list[Effect] = [Note(text, "warning", {"alarm": "lost"}) for text in event.lost]
         limits = self.progress.limits
         # If the limit was reached before this start, clients still get time to reconnect and offer
         # their deltas.
@@ -257,8 +258,9 @@ class ParameterServerMachine:
         self._set_limit(max(limits.seconds - event.served_s, least_s), now)
         self.membership.recovered(event, now)
         if event.version < 0:
-            return []
+            return lost
         self.publishing.done()
+        self.serving.void = event.void
         self.serving.global_version = event.global_version
         self.serving.global_base = event.global_base
         self.deltas.digests = dict(event.digests)
@@ -287,7 +289,7 @@ class ParameterServerMachine:
         )
         # In the order of the ledger, so that the guard excludes the same deltas as before.
         again = [effect for one in event.pending for effect in self.admission.book(one, now)]
-        return [Note(text), *again]
+        return [*lost, Note(text), *again]
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
         peer = event.peer
@@ -303,9 +305,9 @@ class ParameterServerMachine:
         former = self.members.get(peer)
         is_member = self.membership.enter(event, now)
         self.serving.forget(peer)
-        effects: list[Effect] = []
+        effects = self.serving.met(event) if is_member and event.run else []
         if former is not None:  # no event has reported the end of its session or process
-            effects = self._gone(peer, former.incarnation, "it opened a new session", now)
+            effects += self._gone(peer, former.incarnation, "it opened a new session", now)
         if self.ended:  # the end waited for this client only
             return [*effects, Refuse(peer, "finished", "this run has ended")]
         if is_member:

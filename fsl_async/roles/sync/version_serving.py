@@ -16,6 +16,10 @@ version it holds; any other client gets it, or the newest one, in full.
 All clients that hold a version must hold the same bits. One that computed another digest gets the
 full version, and the operator an alarm. When that happens to a version again, the parameter server
 verifies its own files of it, which shows on which side the damage is.
+
+A parameter server may be started from an older copy of its run directory, or its operator may go
+back (--from-version), while clients hold later versions. They go back with it, which is an alarm
+unless the ledger has a rollback that made just that version, with that digest, void.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from __future__ import annotations
 from attrs import field, mutable
 
 from fsl_async.roles.machine import Effect, Note, Send
+from fsl_async.roles.phrasing import gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -55,6 +60,9 @@ class Serving:
     global_version: int = -1  # the newest one made of global weights
     global_base: str = ""  # the digest from which its coded update leads; empty: there is none
     is_exact: bool = True  # whether that version is global weights, to the bit
+    void: dict[int, str] = field(factory=dict)  # digests of versions that rollbacks made void
+    _undone: set[str | int] = field(factory=set)
+    """Clients that held a version that is not in the run, and these versions."""
     _pushed: dict[str, tuple[int, int]] = field(factory=dict)
     """Peer -> the version pushed to it, and the one that it held then."""
     _differing: dict[int, dict[str, int]] = field(factory=dict)
@@ -134,6 +142,21 @@ class Serving:
     def forget(self, peer: str) -> None:
         """Forget a push that has ended."""
         self._pushed.pop(peer, None)
+
+    def met(self, event: ev.ClientHello) -> list[Effect]:
+        """Report a client that holds a version that is not in the run: a line for each of both."""
+        peer, held, newest = event.peer, event.version, self.version
+        is_known = held <= newest and self.deltas.digests.get(held, event.digest) == event.digest
+        if held < 0 or is_known or {peer, held} & self._undone:
+            return []
+        self._undone |= {peer, held}
+        gone = max(1, held - newest)
+        words = gone_words(newest, held, gone * self.progress.tokens // max(1, newest))
+        text = f"{peer} holds a version that this run lacks: {words}"
+        if self.void.get(held) == event.digest:
+            return [Note(f"{text}; the rollback with --from-version is on record")]
+        text += "; the parameter server was started from an older copy of its run directory"
+        return [Note(text, "warning", {"alarm": "rollback", "gone": gone, "client": peer})]
 
     def fetch(self, event: ev.FetchAsked, now: float) -> list[Effect]:
         """Send the next version after the one that a client holds."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from attrs import field, mutable
 
 from fsl_async.roles.machine import Deadlines, Effect, Send
+from fsl_async.roles.phrasing import gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -29,6 +30,17 @@ class VersionSync:
     by_scalars: bool = False  # versions come as scalars, with their announcement
     global_digest: str = ""  # of the global weights kept, from which a coded update may lead
     replaying: str = ""  # scalars that the worker replays, for which nothing else is taken
+    tokens: int = 0  # merged by the run, as announced last
+    refuses_rollback: bool = False  # by the site's policy
+
+    def announced(self, event: ev.VersionAnnounced) -> str:
+        """Record the newest version. Returns a line if the run went back behind the last one."""
+        last, before, self.latest = self.latest, self.tokens, Held(event.version, event.digest)
+        self.tokens = event.tokens or before
+        if last.version < event.version or last in (Held(), self.latest):
+            return ""
+        words = gone_words(event.version, last.version, before - event.tokens)
+        return f"the run has gone back from version {last.version} to {event.version}: {words}"
 
     def forget_session(self) -> None:
         """Forget open requests: they are valid in one session only."""

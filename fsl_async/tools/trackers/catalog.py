@@ -191,7 +191,7 @@ CATALOG: tuple[Figure, ...] = (
     ),
     Figure(
         "fsl_alarms_total",
-        "Damage found on the disk, digests of clients that differ, deltas that cannot be merged.",
+        "Damage, deltas that are lost or diverged, versions that are gone, digests that differ.",
         _one(lambda s: s.ps.alarms), series="alarms",
     ),
     # --- rounds and versions ---

@@ -2,7 +2,16 @@
 
 from deltas import delta_of
 
-from fsl_async.roles.machine import DeclineStream, HelloRefused, Note, Send, StreamLost
+from fsl_async.roles.machine import (
+    DeclineStream,
+    Finish,
+    HelloRefused,
+    Note,
+    Send,
+    SessionLost,
+    StreamLost,
+    TrainingEnded,
+)
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -366,6 +375,44 @@ def test_published_but_the_run_is_further(client, look):
     client.welcome()
     client.feed(ev.PublishAsked())
     assert look.sent(client.announce(1)) == [msg.Fetch(-1, "")]
+
+
+def back(client, version, digest="", tokens=0):
+    return client.feed(ev.VersionAnnounced(version, digest or f"d{version}", tokens=tokens))
+
+
+def test_a_run_that_goes_back_is_reported(client, look):
+    """What it trained on since is gone; the client goes back too, and reports that once."""
+    client.ready(7)
+    back(client, 8, tokens=80)
+    client.follow(8)
+    client.feed(SessionLost("reset"))
+    client.welcome()
+    note, fetch = back(client, 3, tokens=30)
+    assert note.text == (
+        "the run has gone back from version 8 to 3: versions 4 to 8 are gone, with about 50"
+        " tokens; this client goes back too"
+    )
+    assert note.level == "warning"
+    assert fetch == Send(SERVER, msg.Fetch(8, "d8"))
+    assert not any(isinstance(one, Note) for one in back(client, 3, tokens=30) + back(client, 4))
+
+
+def test_another_version_of_the_same_number_is_a_rollback(client):
+    """The parameter server has made it since it went back."""
+    client.ready(8)
+    note, _ = back(client, 8, "other")
+    assert "from version 8 to 8: version 8 is gone; this" in note.text
+
+
+def test_a_site_may_refuse_to_go_back(client):
+    """It ends, as the same command line without the flag would end again in this run."""
+    client.ready(8)
+    client.machine.version_sync.refuses_rollback = True
+    (end,) = back(client, 3)
+    assert isinstance(end, do.EndTraining)
+    assert end.reason.endswith("this site's site.toml refuses that without --accept-rollback")
+    assert client.feed(TrainingEnded(None)) == [Finish(end.reason, 2)]
 
 
 def test_an_incarnation_that_the_handshake_raised(client):

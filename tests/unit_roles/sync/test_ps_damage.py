@@ -61,6 +61,65 @@ def test_the_verdict_names_the_side(make_server):
     assert "damaged at the parameter server, not at b" in note.text
 
 
+def test_a_lost_delta_is_an_alarm(make_server):
+    """An acknowledged delta is never lost silently."""
+    server = make_server()
+    effects = server.recover(3, "d3", lost=("acknowledged delta a/1/2/3 is lost",))
+    (alarm,) = alarms(effects)
+    assert (alarm.text, alarm.facts) == ("acknowledged delta a/1/2/3 is lost", {"alarm": "lost"})
+
+
+def restored(make_server, **more):
+    """A parameter server that is at version 3, of 30 tokens, again."""
+    server = make_server()
+    digests = {version: f"d{version}" for version in range(4)}
+    server.recover(3, "d3", digests=digests, tokens_total=30, **more)
+    return server
+
+
+def hello(server, peer, version, digest=""):
+    effects = server.feed(ev.ClientHello(peer, 1, "run-1", version, digest or f"d{version}"))
+    return [one for one in effects if isinstance(one, Note)]
+
+
+def test_versions_that_only_clients_hold_are_an_alarm(make_server):
+    """The run directory was restored from an older copy, and the work since is gone."""
+    server = restored(make_server)
+    assert hello(server, "new", -1) == hello(server, "behind", 2) == []
+    (alarm,) = hello(server, "a", 8)
+    assert alarm.text == (
+        "a holds a version that this run lacks: versions 4 to 8 are gone, with about 50 tokens;"
+        " the parameter server was started from an older copy of its run directory"
+    )
+    assert alarm.facts == {"alarm": "rollback", "gone": 5, "client": "a"}
+
+
+def test_a_version_is_reported_once_and_a_client_too(make_server):
+    """A thousand clients are one line, and one that lies about its version is one."""
+    server = restored(make_server)
+    assert len(hello(server, "a", 8)) == 1
+    assert hello(server, "b", 8) == hello(server, "a", 10**15) == []
+    (alarm,) = hello(server, "c", 4)
+    assert "version 4 is gone" in alarm.text
+
+
+def test_a_version_of_another_lineage_is_an_alarm(make_server):
+    """The parameter server has made a version of that number since it was restored."""
+    (alarm,) = hello(restored(make_server), "a", 3, "other")
+    assert "lacks: version 3 is gone" in alarm.text
+    assert alarm.facts["gone"] == 1
+
+
+def test_a_rollback_of_the_operator_is_no_alarm(make_server):
+    """The ledger has it, with the digest of each version that it made void."""
+    server = restored(make_server, void={7: "d7", 8: "d8"})
+    (note,) = hello(server, "a", 8)
+    assert note.text.endswith("the rollback with --from-version is on record")
+    assert (note.level, note.facts) == ("info", {})
+    (alarm,) = hello(server, "b", 7, "other")
+    assert alarm.facts["alarm"] == "rollback"
+
+
 def test_the_memory_of_differing_digests_is_bounded(make_server):
     """A client may have bad memory for months."""
     server = make_server()

@@ -1,0 +1,151 @@
+"""Files of a run directory that another program removes or changes while the run goes on."""
+
+import shutil
+
+import numpy as np
+import pytest
+from deltas import delta_of, merged_of
+
+from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.aggregation import rule_named
+from fsl_async.store.errors import DeltaDamaged, StoreError
+from fsl_async.store.records import file_name
+
+A, B = DeltaKey("a", 1, 0, 1), DeltaKey("b", 1, 0, 1)
+
+
+@pytest.fixture
+def started(make_run):
+    """A function that starts a run whose lines are in `lines` and whose end is in `ends`."""
+
+    def start(name="run", **options):
+        run = make_run(name, **options)
+        run.start()
+        run.lines, run.ends = [], []
+        run.store.report, run.store.gone = run.lines.append, run.ends.append
+        return run
+
+    return start
+
+
+def vector(run, value):
+    return np.full(run.manifest.values, value, np.float32)
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "replaced"])
+def test_a_version_is_made_of_deltas_whose_files_are_gone(started, how):
+    """The sum has them; the operator learns that an end of the process would lose them."""
+    run, twin = started(), started("twin")
+    for one in (run, twin):
+        one.send(A, vector(one, 1.0))
+        one.store.accumulate(A, 10.0)
+    spool = run.root / "spool"
+    if how == "emptied":
+        (spool / file_name(A)).unlink()
+    else:
+        shutil.rmtree(spool)
+    if how == "replaced":
+        spool.mkdir()
+    for one in (run, twin):
+        one.send(B, vector(one, 2.0))
+        one.store.accumulate(B, 10.0)
+    assert [path.name for path in spool.iterdir()] == [file_name(B)]
+    (line,) = run.lines
+    assert ("spool/ was removed" in line) == (how == "removed")
+    assert "files of 1 acknowledged delta, a/1/0/1 first, were removed and cannot be" in line
+    assert line.endswith("the next version does, unless this process ends")
+    assert run.store.unsaved() in line
+    merged = [merged_of(key, 10.0, tokens=10) for key in (A, B)]
+    made = [one.store.commit(1, merged, 1 / 20).digest for one in (run, twin)]
+    assert made[0] == made[1], "to the bit, without the file"
+    assert (run.store.unsaved(), run.ends, twin.lines) == ("", [], [])
+
+
+def test_a_delta_that_has_arrived_needs_no_file(started):
+    """It is in the sum before its file could be read again."""
+    run = started()
+    assert (
+        run.store.spool_begin(delta_of(A, 10, base_digest=run.store.digest, number=1), 10.0) is None
+    )
+    run.store.spool_write(A, 0, run_frame(run, 1.0))
+    run.store.spool_finish(A)
+    shutil.rmtree(run.root / "spool")
+    run.store.accumulate(A, 10.0)
+    assert run.store.commit(1, [merged_of(A, 10.0, tokens=10)], 0.1).version == 1
+
+
+def run_frame(run, value):
+    from fsl_codecs import CodecSpec, encode
+
+    return encode(vector(run, value), CodecSpec(format="fp32"))
+
+
+def test_an_interrupted_delta_starts_over_without_its_file(started):
+    """Its next chunk would be appended to a file that is not there, at each offer again."""
+    run = started()
+    delta = delta_of(A, 10, base_digest=run.store.digest, number=1)
+    run.store.spool_begin(delta, 10.0)
+    run.store.spool_write(A, 0, run_frame(run, 1.0))
+    shutil.rmtree(run.root / "spool")
+    run.store.spool_begin(delta, 10.0)
+    assert run.store.spool_next_chunk(A) == 0
+    run.store.spool_write(A, 0, run_frame(run, 1.0))
+    run.store.spool_finish(A)
+    run.store.accumulate(A, 10.0)
+    assert run.store.accumulated == {A: 10.0}
+    assert run.lines == ["spool/ was removed while the run went on, and is created again"]
+
+
+def test_a_rule_that_reads_the_files_has_lost_them(started):
+    """Nothing in memory has them. The next start records them as lost, once, and goes on."""
+    run = started(rule=rule_named("median", 0))
+    run.send(A, vector(run, 1.0))
+    run.store.accumulate(A, 10.0)
+    shutil.rmtree(run.root / "spool")
+    run.send(B, vector(run, 2.0))
+    run.store.accumulate(B, 10.0)
+    assert run.lines[0].endswith("they are lost, and no version can be made before the next start")
+    merged = [merged_of(key, 10.0, tokens=10) for key in (A, B)]
+    with pytest.raises(DeltaDamaged, match="on record as lost"):
+        run.store.commit(1, merged, 1 / 20)
+    recovered = run.open()
+    assert recovered.lost == ("acknowledged delta a/1/0/1 is lost: its spool file is missing",)
+    assert [one.key for one in recovered.pending] == [B]
+    assert run.open().lost == (), "it is on record"
+    (run.root / "journal.jsonl").touch()
+    audit = audit_run(run.root)
+    assert (audit.lost, audit.quarantined, audit.pending) == (("a/1/0/1",), 0, 1)
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed", "emptied ledger", "another ledger"])
+def test_without_its_directory_or_ledger_a_run_ends(started, how):
+    """What is written now would be lost. No other line hides the cause."""
+    run = started()
+    run.send(A, vector(run, 1.0))
+    run.store.accumulate(A, 10.0)
+    ledger = run.root / "ledger.jsonl"
+    if how == "renamed":
+        run.root.rename(run.root.with_name("elsewhere"))
+    elif how == "removed":
+        shutil.rmtree(run.root)
+    elif how == "emptied ledger":
+        ledger.write_bytes(b"")
+    else:
+        copy = ledger.read_bytes()
+        ledger.unlink()
+        ledger.write_bytes(copy)
+    what = ledger if "ledger" in how else run.root
+    words = f"^{what} was removed, replaced or emptied while the run went on"
+    for act in (
+        lambda: run.store.spool_begin(delta_of(B, 10, number=1)),
+        lambda: run.store.commit(1, [merged_of(A, 10.0, tokens=10)], 0.1),
+        lambda: run.store.record_incarnation("a", 7),
+        run.store.unsaved,
+    ):
+        run.ends.clear()
+        with pytest.raises(StoreError, match=words):
+            act()
+        assert [one.startswith(str(what)) for one in run.ends] == [True]
+    assert run.lines == []
+    assert run.store.version == 0
