@@ -18,6 +18,7 @@ deltas as the attack has. The others answer when all of those are settled. Chanc
     flood, growing      36 deltas a version: its own negated, times 3 to the version
     first round x 1e6   honest afterwards
     10^12 tokens        its delta negated, with that claim, in a run that ends by run.tokens
+    10 x tokens         its delta negated, with a claim of ten times its tokens
     10^12 steps         its delta times a million, with that claim, weighed by tokens
     one label each      no attack, but each site has one of the five labels, weighed by tokens
     balance lie         there, the attacker claims a balance of 1 and negates its delta
@@ -71,7 +72,7 @@ INPUTS, HIDDEN, CLASSES, CLUSTERS = 20, 42, 5, 4
 POINTS, HELD_OUT, NOISE, RATE = 4000, 2000, 1.0, 0.4
 FLOOD = 36
 LIAR_NAME = f"client-{LIAR:02}/"
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 DOCS = Path(__file__).parents[1] / "docs" / "SECURITY.md"
 MARKS = ("<!-- one_peer.py --docs -->\n", "<!-- end -->\n")
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
@@ -118,6 +119,7 @@ ATTACKS = {
     "10^12 tokens": Attack(
         lambda _: -1.0, tokens=10**12, sets={"run.tokens": 3 * ROUNDS * CLIENTS * STEPS * BATCH}
     ),
+    "10 x tokens": Attack(lambda _: -1.0, tokens=10 * STEPS * BATCH),
     "10^12 steps": Attack(lambda _: 1e6, steps=10**12, sets=_BY_TOKENS),
     "one label each": Attack(one_label=True, sets=_BY_TOKENS),
     "balance lie": Attack(lambda _: -1.0, one_label=True, claims=1.0, sets=_BY_TOKENS),

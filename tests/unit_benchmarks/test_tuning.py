@@ -45,3 +45,17 @@ def test_the_summary_has_means_over_seeds(tuning):
     (line,) = tuning.summary(rows)[1:]
     words = ["deep", "fedit", "2", "0.750", "±", "0.071", "0.500", "1.5", "0.5", "70"]
     assert line.split() == words
+
+
+def test_clips_are_of_norms_by_a_power_of_the_steps(tuning):
+    """By hand: 8 at 4 x the steps is 4 by sqrt(steps), above 1.5 x 2; by the steps it is 2."""
+    assert tuning  # its folder is on the path now
+    cost = importlib.import_module("clip_cost")
+    norms, steps = [2.0, 2.0, 8.0], [1, 1, 4]
+    assert cost.factors(norms, steps, 0.5) == [1.0, 1.0, 0.75]
+    assert cost.factors(norms, steps, 1.0) == [1.0, 1.0, 1.0]
+    assert cost.factors([2.0, 8.0], [1, 1], 0.5) == [1.0, 0.375], "of two the smaller counts"
+    seen = [(norms, steps), ([2.0, 2.0, 2.0], steps)]
+    assert cost.counts(seen, 0.5) == [0, 0, 1]
+    (first, *_) = cost.exponents([([8.0, 2.0, 2.0], [4, 1, 1])])
+    assert first == 1.0
