@@ -10,6 +10,7 @@ asyncio and uvloop.
                     server leaves, and its run goes on)
     either, again   stop hard; a copy of the first SIGTERM is the same request (`stop_requests`)
     either, third   KeyboardInterrupt
+    either, later   after the block of a process that ends: its exit code, at once
     SIGUSR2         drain, exit code 64, in clients only: a warning before SIGTERM, never a second
                     signal
 
@@ -20,6 +21,7 @@ lets no Python handler run.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
     from fsl_async.process.notices import Notice
 
+_resting: set[signal.Signals] = set()
+"""Signals that are left to handlers of `_rest`."""
 AT_ONCE_S = 0.7
 
 INTERRUPTED_BY = "FSL_INTERRUPTED_BY"
@@ -133,17 +137,24 @@ def stop_on_signals(
     at_once: bool = False,
     as_json: bool = False,
     notices: Callable[[str], Notice] | None = None,
+    ends: bool = True,
 ) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into requests to `stopper` until the block ends. Main thread only.
 
     at_once: see above. as_json: a process that ends in this way prints a JSON object on standard
     output. notices: maps a signal's name to the time that is left; SIGUSR2 is handled only with it.
+    ends: the process ends after a block in which an end was requested. Python needs tenths of a
+    second for that; a signal that comes meanwhile leaves the exit code as it is.
     """
+    process = os.getpid()
     requests = StopRequests(attended=is_attended())
     killer = _Killer(stopper, as_json=as_json, quiet=quiet) if at_once else None
 
     def handle(number: int, _: FrameType | None) -> None:
         which = signal.Signals(number)
+        if os.getpid() != process:
+            _in_child(which)
+            return
         is_warning = which not in _REASONS
         asked = Asked.END if is_warning else requests.ask(which.name, time.monotonic())
         if asked is Asked.SAME:
@@ -173,8 +184,43 @@ def stop_on_signals(
     finally:
         if killer is not None:
             killer.close()
-        for which, handler in before.items():
-            signal.signal(which, handler)
+        if ends and stopper.requested and os.getpid() == process:
+            _rest(handled, requests, stopper.exit_code)
+        else:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+
+
+def _rest(handled: list[signal.Signals], requests: StopRequests, exit_code: int) -> None:
+    """Handle the signals of a process that ends: copies change nothing, others end it at once."""
+
+    def handle(number: int, _: FrameType | None) -> None:
+        which = signal.Signals(number)
+        is_warning = which not in _REASONS
+        if not is_warning and requests.ask(which.name, time.monotonic()) is Asked.AT_ONCE:
+            os._exit(exit_code)
+
+    for which in handled:
+        signal.signal(which, handle)
+        _resting.add(which)
+
+
+@atexit.register
+def _ignore_resting() -> None:
+    """Ignore signals at the very end, where Python replaces its handlers by the system's."""
+    for which in _resting:
+        signal.signal(which, signal.SIG_IGN)
+
+
+def _in_child(which: signal.Signals) -> None:
+    """Act on a signal to a process that was forked from the node, such as a data loader's worker.
+
+    SIGTERM and SIGUSR2 end it, as its parent means them. Ctrl-C also reached the parent, which
+    decides: it may need the worker for its last step.
+    """
+    if which != signal.SIGINT:
+        signal.signal(which, signal.SIG_DFL)
+        os.kill(os.getpid(), which)
 
 
 def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) -> float | None:
@@ -206,6 +252,7 @@ class _Killer:
     def listen(self) -> None:
         """Begin to receive signals. Call it in the main thread."""
         self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
         # Also after a hard request that is no signal.
         self._forget = self._stopper.subscribe(lambda hard: self.start() if hard else None)
         threading.Thread(target=self._receive, name="signals", daemon=True).start()
@@ -245,6 +292,13 @@ class _Killer:
         else:
             write_if_room(2, f"stopped: {found.message}\n".encode())
         os._exit(found.exit_code)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: its signals must not reach the parent, which has the other end."""
+        if self._theirs.fileno() >= 0:
+            signal.set_wakeup_fd(-1)
+            self._theirs.close()
+            self._ours.close()
 
     def close(self) -> None:
         """Stop receiving signals: the block ended in time."""
