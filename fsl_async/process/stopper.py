@@ -28,7 +28,7 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.errors import (
     ExitCode,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fsl_async.process.notices import Notice
 
 _resting: set[signal.Signals] = set()
-"""Signals that are left to handlers of `_rest`."""
+"""Signals that are left to handlers of `_leave`."""
 AT_ONCE_S = 0.7
 
 INTERRUPTED_BY = "FSL_INTERRUPTED_BY"
@@ -152,9 +152,6 @@ def stop_on_signals(
 
     def handle(number: int, _: FrameType | None) -> None:
         which = signal.Signals(number)
-        if os.getpid() != process:
-            _in_child(which)
-            return
         is_warning = which not in _REASONS
         asked = Asked.END if is_warning else requests.ask(which.name, time.monotonic())
         if asked is Asked.SAME:
@@ -177,32 +174,34 @@ def stop_on_signals(
 
     handled = [*_REASONS, *([signal.SIGUSR2] if notices is not None else [])]
     before = {which: signal.signal(which, handle) for which in handled}
+    os.register_at_fork(after_in_child=lambda: _in_worker(handle))
     if killer is not None:
         killer.listen()
     try:
         yield
     finally:
-        if killer is not None:
-            killer.close()
-        if ends and stopper.requested and os.getpid() == process:
-            _rest(handled, requests, stopper.exit_code)
-        else:
-            for which, handler in before.items():
-                signal.signal(which, handler)
+        if os.getpid() == process:  # no worker, forked within the block
+            if killer is not None:
+                killer.close()
+            _leave(before, requests, stopper.exit_code if ends and stopper.requested else None)
 
 
-def _rest(handled: list[signal.Signals], requests: StopRequests, exit_code: int) -> None:
-    """Handle the signals of a process that ends: copies change nothing, others end it at once."""
+def _leave(
+    before: dict[signal.Signals, Any], requests: StopRequests, exit_code: int | None
+) -> None:
+    """Restore handlers, or, if the process ends with an exit code, end it at once if asked again.
+
+    Copies of the first SIGTERM, and warnings, change nothing.
+    """
 
     def handle(number: int, _: FrameType | None) -> None:
         which = signal.Signals(number)
-        is_warning = which not in _REASONS
-        if not is_warning and requests.ask(which.name, time.monotonic()) is Asked.AT_ONCE:
-            os._exit(exit_code)
+        if which in _REASONS and requests.ask(which.name, time.monotonic()) is Asked.AT_ONCE:
+            os._exit(exit_code or 0)
 
-    for which in handled:
-        signal.signal(which, handle)
-        _resting.add(which)
+    for which, handler in before.items():
+        signal.signal(which, handler if exit_code is None else handle)
+    _resting.update(before if exit_code is not None else ())
 
 
 @atexit.register
@@ -212,15 +211,16 @@ def _ignore_resting() -> None:
         signal.signal(which, signal.SIG_IGN)
 
 
-def _in_child(which: signal.Signals) -> None:
-    """Act on a signal to a process that was forked from the node, such as a data loader's worker.
+def _in_worker(handle: Callable[..., None]) -> None:
+    """Reset the signals of a forked process, such as a data loader's worker: SIGTERM ends it.
 
-    SIGTERM and SIGUSR2 end it, as its parent means them. Ctrl-C also reached the parent, which
-    decides: it may need the worker for its last step.
+    Ctrl-C does nothing there: it also reaches the parent, which may need the worker for its end.
     """
-    if which != signal.SIGINT:
-        signal.signal(which, signal.SIG_DFL)
-        os.kill(os.getpid(), which)
+    ours = [which for which in signal.Signals if signal.getsignal(which) is handle]
+    for which in ours:
+        signal.signal(which, signal.SIG_DFL if which != signal.SIGINT else lambda *_: None)
+    if ours:
+        signal.set_wakeup_fd(-1)  # the other end is the parent's
 
 
 def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) -> float | None:
@@ -252,7 +252,6 @@ class _Killer:
     def listen(self) -> None:
         """Begin to receive signals. Call it in the main thread."""
         self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._leave_to_parent)
         # Also after a hard request that is no signal.
         self._forget = self._stopper.subscribe(lambda hard: self.start() if hard else None)
         threading.Thread(target=self._receive, name="signals", daemon=True).start()
@@ -292,13 +291,6 @@ class _Killer:
         else:
             write_if_room(2, f"stopped: {found.message}\n".encode())
         os._exit(found.exit_code)
-
-    def _leave_to_parent(self) -> None:
-        """In a forked child: its signals must not reach the parent, which has the other end."""
-        if self._theirs.fileno() >= 0:
-            signal.set_wakeup_fd(-1)
-            self._theirs.close()
-            self._ours.close()
 
     def close(self) -> None:
         """Stop receiving signals: the block ended in time."""
