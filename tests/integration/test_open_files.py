@@ -81,7 +81,7 @@ def test_nothing_starts_where_its_clients_do_not_fit(site, role, files, words):
 
 
 def test_a_client_does_not_start_with_24_open_files(site):
-    """libzmq would abort the process, with an exit code that means nothing to a launcher."""
+    """Libzmq would abort the process, with an exit code that means nothing to a launcher."""
     task = f"{site.folder / 'task.py'}:train"
     client = site.start(
         "--role", "client", "--name", "a", "--task", task, "127.0.0.1:9", open_files=24
