@@ -269,6 +269,7 @@ def in_a_worker(number):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_forked_workers_take_their_own_signals(monkeypatch):
     """A pool ends its workers by SIGTERM; Ctrl-C reaches all, and the node may need its workers."""
     monkeypatch.setattr("fsl_async.process.stopper.is_attended", lambda: True)
