@@ -14,8 +14,8 @@ from fsl_transport.zmq.admission import descriptors, in_use
 P = ParamSpec("P")
 
 CLIENT_FILES = 48
-"""Descriptors that a client opens: 22 for its loop and the link to the parameter server, 12 for one
-to a split server, the rest for its task. libzmq aborts the process where it gets none."""
+"""22 for a client's loop and link, 12 for a link to a split server, the rest for its task. libzmq
+aborts the process where it gets none."""
 
 
 def check_client_files() -> None:
@@ -23,8 +23,8 @@ def check_client_files() -> None:
     files, needed = descriptors(), in_use() + CLIENT_FILES
     if files < needed:
         raise UsageError(
-            f"{files} open files are allowed, too few for a client: raise the limit to {needed} or"
-            f" more (ulimit -n {needed})"
+            f"{files} open files are allowed, too few for a client: raise the limit to {needed}"
+            f" (ulimit -n {needed}) or more"
         )
 
 

@@ -143,8 +143,8 @@ def stop_on_signals(
 
     at_once: see above. as_json: a process that ends in this way prints a JSON object on standard
     output. notices: maps a signal's name to the time that is left; SIGUSR2 is handled only with it.
-    ends: the process ends after a block in which an end was requested. Python needs tenths of a
-    second for that; a signal that comes meanwhile leaves the exit code as it is.
+    ends: the process ends after a block in which an end was requested; signals that come while it
+    does leave its exit code as it is.
     """
     process = os.getpid()
     requests = StopRequests(attended=is_attended())
@@ -206,7 +206,7 @@ def _leave(
 
 @atexit.register
 def _ignore_resting() -> None:
-    """Ignore signals at the very end, where Python replaces its handlers by the system's."""
+    """At the very end, where Python replaces its handlers by the system's."""
     for which in _resting:
         signal.signal(which, signal.SIG_IGN)
 
@@ -216,10 +216,9 @@ def _in_worker(handle: Callable[..., None]) -> None:
 
     Ctrl-C does nothing there: it also reaches the parent, which may need the worker for its end.
     """
-    ours = [which for which in signal.Signals if signal.getsignal(which) is handle]
-    for which in ours:
-        signal.signal(which, signal.SIG_DFL if which != signal.SIGINT else lambda *_: None)
-    if ours:
+    if signal.getsignal(signal.SIGTERM) is handle:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, lambda *_: None)
         signal.set_wakeup_fd(-1)  # the other end is the parent's
 
 

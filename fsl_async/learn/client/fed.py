@@ -76,13 +76,8 @@ class Fed(FedBase):
         """Of built-in tasks: end without the last evaluation where this process was asked to."""
 
     @property
-    def is_forked(self) -> bool:
-        """Whether this process was forked from the client's, whose threads and sockets it lacks."""
-        return os.getpid() != self._process
-
-    @property
     def _training(self) -> Training:
-        if self.is_forked:
+        if os.getpid() != self._process:  # it has neither the threads nor the sockets
             raise TaskError(
                 "fed belongs to the process that joined, and this one was forked from it: train and"
                 " exchange weights there; workers may read data, fed.running and fed.version"

@@ -228,10 +228,7 @@ class Joined(Fed):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Leave the run. Raises RefusedError when the parameter server has refused this client.
-
-        Does nothing in a process that was forked within the block: the client is not there.
-        """
+        """Leave the run. Raises RefusedError when the parameter server has refused this client."""
         is_fault = isinstance(error, Exception) and not isinstance(error, RunFinishedError)
         self._leave(f"the script raised {type(error).__name__}: {error}" if is_fault else None)
         if error is None or isinstance(error, RunFinishedError):

@@ -61,11 +61,8 @@ class ClientRuntime(LoopSide):
                 node.loop.call_soon_threadsafe(node.feed_split, event)
 
     def training_ended(self, error: str | None) -> None:
-        """Report the end of training, and wait until the last delta has arrived or is given up.
-
-        Returns at once in a process that a task has forked: the client is not there.
-        """
-        if os.getpid() != self._process:
+        """Report the end of training, and wait until the last delta has arrived or is given up."""
+        if os.getpid() != self._process:  # forked within: the client is not here
             return
         self.training.meter.step_ended()  # the wait is no step that hangs
         self._post(TrainingEnded(error))
