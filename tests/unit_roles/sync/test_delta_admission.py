@@ -92,9 +92,8 @@ def test_refused_deltas_and_broken_streams_are_a_line_a_minute(server, look):
     lines = []
     for sequence in range(1, 354):
         lost = StreamLost("a", f"delta:{key(sequence).text}", "it was not begun")
-        lines += look.notes([*server.offer(key(sequence), tokens=0), *server.feed(lost)]).split(
-            "\n"
-        )
+        effects = [*server.offer(key(sequence), tokens=0), *server.feed(lost)]
+        lines += look.notes(effects).split("\n")
     assert [line[:16] for line in lines if line] == ["refused delta a/", "stream delta:a/1"]
     server.feed(Note(""), 60.0)
     assert look.notes(server.offer(key(999), tokens=0)).endswith("(and 352 more were not printed)")
